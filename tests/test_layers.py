@@ -17,6 +17,7 @@ SOURCE = Path(qdqbert.__file__).parent
 LAYERS = (
     "errors",
     "choices",
+    "task_kinds",
     "files",
     "cache",
     "json_files",
@@ -72,7 +73,7 @@ ROOT_LAYER = "verbs"
 LIGHT = (
     "qdqbert",
     "qdqbert.artifact",
-    "qdqbert.checkpoint.task_names",
+    "qdqbert.task_kinds",
     "qdqbert.choices",
     "qdqbert.engines.providers",
     "qdqbert.engines.runner",

@@ -15,9 +15,9 @@ from qdqbert.checkpoint import hub, tokenizer
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.load import infer_task, load_checkpoint, read_config
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.checkpoint.task_names import tasks_of
 from qdqbert.choices import POOLING_MODES
 from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.task_kinds import tasks_of
 
 
 def change_config(folder, **changes) -> str:

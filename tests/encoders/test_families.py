@@ -11,7 +11,6 @@ import torch
 import transformers
 
 import encoder_reference
-from qdqbert.checkpoint.task_names import AUTO_CLASSES
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
@@ -19,6 +18,7 @@ from qdqbert.encoders.weights import Weights
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.errors import CheckpointError
 from qdqbert.graph.writer import write_graph
+from qdqbert.task_kinds import TASK_KINDS
 
 # Odd sizes, so that no axis can be taken for another.
 SIZES = {
@@ -152,7 +152,7 @@ def save_model(variant: str, task: str, folder: Path, *, seed: int = 0) -> Any:
     config = config_of(variant)
     config.num_labels = 2 if task == "question-answering" else 3
     torch.manual_seed(seed)
-    automatic = getattr(transformers, AUTO_CLASSES[task])  # type: ignore[index]
+    automatic = getattr(transformers, TASK_KINDS[task].auto_class)  # type: ignore[index]
     model = automatic.from_config(config).eval()
     for parameter in model.parameters():
         # Biases and LayerNorms start as zeros and ones, with which mistakes could hide.

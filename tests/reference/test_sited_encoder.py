@@ -10,11 +10,11 @@ import transformers
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.encoders.heads import choices_of
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.sited import encoder_layers, insert_quantizers_
 from qdqbert.reference.sited_encoder import SitedEncoder
 from qdqbert.reference.sited_model import observing, quantizing
+from qdqbert.task_kinds import TASK_KINDS
 from task_files import HEADS
 
 LAYOUTS = [name for name in sorted(FAMILIES) if name not in ("camembert", "xlm-roberta")]
@@ -38,7 +38,7 @@ def example_inputs(input_names, task) -> dict[str, torch.Tensor]:
         "token_type_ids": torch.zeros((2, 8), dtype=torch.int64),
     }
     known["attention_mask"][1, -1] = 0
-    choices = choices_of(task)
+    choices = TASK_KINDS[task].choices
     if choices is not None:
         known = {name: x[:, None].repeat(1, choices, 1) for name, x in known.items()}
     return {name: known[name] for name in input_names}

@@ -11,8 +11,9 @@ from torch.nn import functional
 from qdqbert.checkpoint.families import MaskKind
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.encoders.heads import EMBEDDING, OUTPUTS, POOLINGS
+from qdqbert.encoders.heads import EMBEDDING, POOLINGS
 from qdqbert.reference.body import pool as pool_states
+from qdqbert.task_kinds import TASK_KINDS
 
 
 class GraphBody(nn.Module):
@@ -32,8 +33,9 @@ class GraphBody(nn.Module):
         self.model = model
         self.head = head
         # transformers computes causal masks, and masks of inputs with choices, itself.
-        self.mask = "plain" if task in ("text-generation", "multiple-choice") else mask
-        outputs = OUTPUTS.get(task, ("logits",))
+        kind = TASK_KINDS[task]
+        self.mask = "plain" if task == "text-generation" or kind.has_choices else mask
+        outputs = kind.outputs
         self.output_names = (*outputs, *([EMBEDDING] if head else []))
 
     @classmethod

@@ -9,10 +9,10 @@ from typing import Any
 from qdqbert.checkpoint.families import QDQBERT, family_of
 from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.sentence import MODULES, ReadFile, folder_reader, is_cross_encoder, join
-from qdqbert.checkpoint.task_names import AUTO_CLASSES, task_of_architecture
 from qdqbert.encoders.families import FAMILIES as ENCODERS
 from qdqbert.errors import CheckpointError
 from qdqbert.json_files import parse_object
+from qdqbert.task_kinds import TASK_KINDS, task_of_architecture
 
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 _MERGE = (
@@ -123,7 +123,7 @@ def _conversion(folder: Path) -> str:
         architectures = ["Model"]
     named = str(architectures[0])
     task = task_of_architecture(named)
-    auto = AUTO_CLASSES[task] if task else "AutoModel"
+    auto = TASK_KINDS[task].auto_class if task else "AutoModel"
     auto = "AutoModelForPreTraining" if named.endswith("ForPreTraining") else auto
     return (
         f"`{auto}.from_pretrained(folder).save_pretrained(new_folder)` writes model.safetensors, "

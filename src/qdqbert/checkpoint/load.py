@@ -24,12 +24,12 @@ from qdqbert.checkpoint.cross_encoder import (
 from qdqbert.checkpoint.families import Family, family_of
 from qdqbert.checkpoint.folder import check_config, check_name
 from qdqbert.checkpoint.sentence import ReadFile, SentenceHead
-from qdqbert.checkpoint.task_names import AUTO_CLASSES, check_outputs, head_of, tasks_of
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.checkpoint.weights import check_weights
 from qdqbert.choices import POOLING_MODES, TASK_NAMES, PoolingMode, TaskName
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import read_text
+from qdqbert.task_kinds import TASK_KINDS, check_outputs, head_of, tasks_of
 from qdqbert.tokenizer_files import put_lower_case_first_
 
 # Tasks whose heads are all called `classifier`.
@@ -334,7 +334,7 @@ def _check_other_heads(name: str, config: Any, task: TaskName) -> None:
 
 
 def _model_class(task: TaskName, config: Any) -> Any:
-    mapping = getattr(transformers, AUTO_CLASSES[task])._model_mapping
+    mapping = getattr(transformers, TASK_KINDS[task].auto_class)._model_mapping
     if type(config) not in mapping:
         raise UserInputError(
             f"`task={task!r}`: transformers has no such head for `{config.model_type}`.",

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import transformers
 
-from qdqbert.checkpoint.task_names import AUTO_CLASSES
 from qdqbert.choices import TaskName
 from qdqbert.encoders.left_out import check_left_out, count_of, refuse_adapter, root_of
 from qdqbert.errors import CheckpointError
+from qdqbert.task_kinds import TASK_KINDS
 
 # Names of DeBERTa's heads in its own code.
 _OLD_HEADS = ("lm_predictions", "mask_predictions")
@@ -97,7 +97,9 @@ def _keys_of_heads(model: Any) -> set[str]:
     """Return the names of the weights in all heads that transformers has for a config."""
     config = model.config
     # A causal head has the same names as a masked language model's.
-    autos = {*AUTO_CLASSES.values(), "AutoModelForPreTraining"} - {"AutoModelForCausalLM"}
+    autos = {*(kind.auto_class for kind in TASK_KINDS.values()), "AutoModelForPreTraining"} - {
+        "AutoModelForCausalLM"
+    }
     mappings = [getattr(transformers, each)._model_mapping for each in sorted(autos)]
     found = set()
     for mapping in mappings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from qdqbert.choices import TaskName
 from qdqbert.encoders.config import Config
@@ -14,6 +14,7 @@ from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
 from qdqbert.encoders.model import EncoderModel, Head, Layer, Pooling
 from qdqbert.encoders.weights import MissingTensorError, Weights
 from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.task_kinds import TASK_KINDS
 
 # Modules of the heads of transformers' models, of older versions too.
 _HEADS = frozenset(
@@ -42,12 +43,6 @@ _HEADS = frozenset(
         "vocab_transform",
     }
 )
-
-# Tasks with the head of another one.
-_SAME_HEAD: Mapping[TaskName, TaskName] = {
-    "reranking": "text-classification",
-    "text-generation": "fill-mask",
-}
 
 
 def read_encoder(
@@ -93,7 +88,7 @@ def read_encoder(
         own = family.embedding
         heads = states(pooling, normalize=normalize) if own is None else own(parts)
     else:
-        read = family.heads.get(_SAME_HEAD.get(task, task))
+        read = family.heads.get(TASK_KINDS[task].head or task)
         if read is None:
             known = ("feature-extraction", *sorted(family.heads))
             raise UserInputError(
@@ -122,7 +117,7 @@ def read_encoder(
         limit=parts.encoder.limit,
         input_names=_input_names(parts, reads_token_types),
         final_norm=parts.encoder.final_norm,
-        has_choices=task == "multiple-choice",
+        has_choices=TASK_KINDS[task].has_choices,
         convolution=parts.encoder.convolution,
     )
 

@@ -18,18 +18,6 @@ from qdqbert.encoders.reader import Reader
 EMBEDDING = "sentence_embedding"
 """Name of the pooled output of embedders."""
 
-OUTPUTS = {
-    "feature-extraction": ("last_hidden_state",),
-    "question-answering": ("start_logits", "end_logits"),
-}
-"""Names of the model outputs that a task uses. Tasks that are not listed use `logits`."""
-
-OF_TOKENS = ("feature-extraction", "token-classification", "fill-mask", "text-generation")
-"""Tasks whose first output has shape `(batch, seq, n)`. In all other tasks it is `(batch, n)`."""
-
-CHOICES = 4
-"""Choices of an example input of a multiple-choice model, which takes any number."""
-
 POOLINGS: Mapping[PoolingMode, Pooling] = {
     "cls": "first",
     "max": "max",
@@ -107,8 +95,3 @@ def decoder(reader: Reader, name: str, bias: str, embeddings: Embeddings) -> Lin
         bias=reader.zeros(*shape) if found is None else reader.tensor(found, shape),
         codes=None,
     )
-
-
-def choices_of(task: str) -> int | None:
-    """Return the choices per feature of an example input, or `None` if a feature is one text."""
-    return CHOICES if task == "multiple-choice" else None

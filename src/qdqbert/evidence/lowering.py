@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qdqbert.choices import EngineName
-from qdqbert.encoders.heads import OUTPUTS
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.evidence.fidelity import signal_and_noise, sqnr_db, to_decibels
 from qdqbert.graph.check import add_teacher_forcing, layer_input_names, save_graph
 from qdqbert.reference.body import Body, to_numpy
 from qdqbert.reference.sited_model import SitedModel
+from qdqbert.task_kinds import TASK_KINDS
 
 # Layers that agree to 40 dB (`Target.agreement_db`) differ by rounding ties only. With a misplaced
 # scale or bias, agreement is far lower.
@@ -35,7 +35,7 @@ LAST_BITS = 1e-6
 _LEAST_DB = 25.0
 # In float16, values are close enough to the middle of two codes a thousand times as often.
 _LEAST_DB_IN_HALF = 12.0
-_SPANS = OUTPUTS["question-answering"]
+_SPANS = TASK_KINDS["question-answering"].outputs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

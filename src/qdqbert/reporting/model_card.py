@@ -15,23 +15,8 @@ from qdqbert.reporting.facts import comparison_rows, counted, graph_name
 from qdqbert.reporting.rendering import markdown_code, render
 from qdqbert.reporting.usage import package, winner_text
 from qdqbert.reporting.verdict import quantize_verdict
+from qdqbert.task_kinds import TASK_KINDS
 
-# The hub's names of tasks, where they are not transformers' names.
-_PIPELINE_TAGS: Mapping[str, str] = {
-    # The hub has no name for it.
-    "next-sentence-prediction": "text-classification",
-    "reranking": "text-ranking",
-}
-# An example of a call for each task. Those of pairs and of masked words depend on the model.
-_CALLS: Mapping[str, str] = {
-    "feature-extraction": 'model.encode(["A fine film.", "A dull one."])',
-    "text-classification": 'model(["A fine film.", "A dull one."])',
-    "reranking": 'model.predict([("what do cats eat", "Cats eat mice.")])',
-    "token-classification": 'model("Ada Lovelace lived in London.", aggregation_strategy="simple")',
-    "question-answering": 'model(question="Who sat?", context="A cat sat on the mat.")',
-    "multiple-choice": 'model(context="It rains.", choices=["I stay home.", "I swim."])',
-    "next-sentence-prediction": 'model(("It rains.", "I stay home."))',
-}
 _MOST_LABELS = 20
 # What a source's card says that is also true of the quantized model.
 _INHERITED = ("language", "license", "license_name", "license_link")
@@ -96,13 +81,13 @@ def model_card(report: QuantizeReport, origin: Origin) -> str:
 def example_call(task: str, origin: Origin) -> str | None:
     """Return an example of a call of the model; `None` if `load` does not run it."""
     if task in ("text-classification", "reranking") and len(origin.labels) == 1:
-        return _CALLS["reranking"]
+        return TASK_KINDS["reranking"].call
     if task == "text-classification" and origin.takes_pairs:
         return 'model({"text": "A man is eating.", "text_pair": "Someone eats."})'
     if task == "fill-mask":
         text = f"The capital of France is {origin.mask_token}."
         return f"model({text!a})"
-    return _CALLS.get(task)
+    return TASK_KINDS[task].call
 
 
 def _labels(task: str, origin: Origin) -> str:
@@ -119,7 +104,7 @@ def _metadata(report: QuantizeReport, origin: Origin, name: str) -> ModelCardDat
     return ModelCardData(
         base_model=origin.hub_id or origin.card.get("base_model"),
         library_name="qdqbert",
-        pipeline_tag=_PIPELINE_TAGS.get(report.task, report.task),
+        pipeline_tag=TASK_KINDS[report.task].hub_tag or report.task,
         tags=_tags(report, origin),
         # The hub's library reads a card's metrics only together with the name.
         model_name=name if results else None,
@@ -150,7 +135,7 @@ def _results(report: QuantizeReport, origin: Origin) -> list[EvalResult]:
     dataset = data if is_hub else Path(data).stem
     return [
         EvalResult(
-            task_type=_PIPELINE_TAGS.get(report.task, report.task),
+            task_type=TASK_KINDS[report.task].hub_tag or report.task,
             dataset_type=dataset,
             dataset_name=dataset,
             dataset_split=split or None,

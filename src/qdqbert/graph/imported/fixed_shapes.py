@@ -10,11 +10,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from qdqbert.encoders.heads import EMBEDDING, OF_TOKENS
+from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.errors import UserInputError
-
-_SPAN_TASK = "question-answering"
+from qdqbert.task_kinds import TASK_KINDS
 
 # Float sums in another order differ by 1e-6; a wrong shape changes numbers entirely.
 _TOLERANCE = 1e-3
@@ -80,7 +79,7 @@ def tolerance_of(model: ir.Model) -> float:
 
 def is_per_token(name: str, task: str) -> bool:
     """Return whether an output has one vector, or one number, for each token."""
-    return name != EMBEDDING and (task in OF_TOKENS or task == _SPAN_TASK)
+    return name != EMBEDDING and TASK_KINDS[task].of_tokens
 
 
 class FixedShapeRunner:

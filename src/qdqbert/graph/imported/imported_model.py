@@ -33,6 +33,7 @@ from qdqbert.graph.imported.position_limit import longest_input
 from qdqbert.graph.imported.renamed_copy import write_renamed_copy
 from qdqbert.graph.imported.same_values import check_same_values
 from qdqbert.graph.imported.vocabulary import vocabulary_size
+from qdqbert.task_kinds import TASK_KINDS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,7 @@ def import_onnx(
         float_path = scratch / "float.onnx"
         save_graph(model, float_path, temporary=True)
         words = vocabulary_size(model)
-        positions = longest_input(model, choices=task == "multiple-choice")
+        positions = longest_input(model, choices=TASK_KINDS[task].has_choices)
         runner = _open_float(float_path)
         if not sizes.are_dynamic:
             with tempfile.TemporaryDirectory(dir=scratch) as folder:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from qdqbert.encoders.heads import EMBEDDING, OF_TOKENS, OUTPUTS
+from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.errors import UserInputError
+from qdqbert.task_kinds import TASK_KINDS
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _ALIASES = {
@@ -37,7 +38,7 @@ class OutputNames:
 def task_outputs(task: str) -> tuple[str, ...]:
     """Return transformers' names of all outputs that a task can read."""
     pooled = (EMBEDDING,) if task == "feature-extraction" else ()
-    return (*OUTPUTS.get(task, ("logits",)), *pooled)
+    return (*TASK_KINDS[task].outputs, *pooled)
 
 
 def name_inputs(model: ir.Model, given: Mapping[str, str]) -> tuple[str, ...]:
@@ -217,7 +218,7 @@ def _choose_outputs(model: ir.Model, task: str, given: Mapping[str, str]) -> dic
     _check_given(
         "output_names", given, roles=task_outputs(task), names=list(outputs), kind="outputs"
     )
-    wanted = OUTPUTS.get(task, ("logits",))
+    wanted = TASK_KINDS[task].outputs
     chosen = {role: outputs[name] for role, name in given.items()}
     for name in task_outputs(task):
         value = outputs.get(name)
@@ -252,7 +253,7 @@ def check_rank(subject: str, rank: int, task: str, *, is_pooled: bool = False) -
     Raises:
         UserInputError: The number is another one.
     """
-    expected = 3 if task in OF_TOKENS and not is_pooled else 2
+    expected = 2 if is_pooled else TASK_KINDS[task].rank
     if rank != expected:
         raise UserInputError(
             f"{subject} has {rank} dimensions, and task `{task}` reads {expected}: one vector per "

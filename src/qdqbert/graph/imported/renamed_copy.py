@@ -13,6 +13,7 @@ from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import load_graph
 from qdqbert.graph.imported.position_limit import longest_input
 from qdqbert.graph.imported.vocabulary import vocabulary_size
+from qdqbert.task_kinds import TASK_KINDS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ def write_renamed_copy(
         copy = scratch / path.name
         save_graph(model, copy, temporary=True)
         sizes = fixed_sizes(model)
-        choices = task == "multiple-choice"
+        choices = TASK_KINDS[task].has_choices
         return RenamedCopy(
             path=copy,
             vocabulary_size=vocabulary_size(model),

@@ -19,7 +19,6 @@ from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.load import reader_of
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.checkpoint.task_names import check_outputs, task_of_architecture
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.choices import TASK_NAMES, TaskName
 from qdqbert.encoders.heads import EMBEDDING
@@ -27,10 +26,9 @@ from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.imported.file_errors import one_line
 from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.input_output_names import check_rank
+from qdqbert.task_kinds import TASK_KINDS, check_outputs, task_of_architecture
 from qdqbert.tokenizer_files import put_lower_case_first_
 
-_LANGUAGE_MODELS = ("fill-mask", "text-generation")
-_CLASSIFIERS = ("reranking", "text-classification", "token-classification")
 # Tasks of models that sentence-transformers saves.
 _WITH_LAYOUT = ("feature-extraction", "reranking", "text-classification")
 _DEFAULT_LENGTH = 512
@@ -151,7 +149,7 @@ def load_tokenizer_and_config(
     _check_vocabulary(path, runner.vocabulary_size, config)
     shape = _output_shape(runner, path, task)
     _check_language_model(path, task, shape, runner.vocabulary_size)
-    classes = shape[-1] if task in _CLASSIFIERS else None
+    classes = shape[-1] if TASK_KINDS[task].has_classes else None
     check_outputs(task, shape[-1])
     notices: tuple[str, ...] = ()
     model_type = getattr(config, "model_type", None)
@@ -239,7 +237,7 @@ def _output_shape(runner: GraphRunner, path: Path, task: str) -> tuple[int, ...]
 
     The shape that the file declares may be missing or wrong.
     """
-    ones = np.ones((1, 2, 4) if task == "multiple-choice" else (1, 4), np.int64)
+    ones = np.ones((1, 2, 4) if TASK_KINDS[task].has_choices else (1, 4), np.int64)
     inputs = dict.fromkeys(runner.input_names, ones)
     # Some models have a single token type.
     if "token_type_ids" in inputs:
@@ -273,7 +271,7 @@ def _check_vocabulary(path: Path, rows: int | None, config: Any) -> None:
 def _check_language_model(
     path: Path, task: str, shape: tuple[int, ...], vocabulary_size: int | None
 ) -> None:
-    if task not in _LANGUAGE_MODELS or vocabulary_size is None:
+    if not TASK_KINDS[task].predicts_words or vocabulary_size is None:
         return
     if vocabulary_size - shape[-1] >= _ROW_PADDING:
         raise UserInputError(

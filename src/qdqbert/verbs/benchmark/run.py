@@ -10,7 +10,6 @@ from pathlib import Path
 from qdqbert.artifact import Artifact, is_artifact, open_artifact
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.choices import ENGINE_NAMES, EngineName
-from qdqbert.encoders.heads import choices_of
 from qdqbert.engines.providers import check_provider
 from qdqbert.engines.runner import check_engine, float_engine, is_installed
 from qdqbert.errors import CheckpointError, UserInputError, naming
@@ -23,6 +22,7 @@ from qdqbert.inference.load import open_folder
 from qdqbert.models.loading import load_model
 from qdqbert.options import is_onnx_file
 from qdqbert.progress import Progress
+from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.settings import check_sequences
 
@@ -152,7 +152,7 @@ def _find(
             engine=engine,
             model=exported,
             vocab_size=vocab_size,
-            choices=choices_of(checkpoint.task),
+            choices=TASK_KINDS[checkpoint.task].choices,
         )
         for engine in float_engines
     ]
@@ -179,7 +179,7 @@ def _graphs(
             engine=engine,
             model=artifact.model_for(engine),
             vocab_size=vocab_size,
-            choices=choices_of(artifact.task),
+            choices=TASK_KINDS[artifact.task].choices,
         )
         for engine in engines
     ]

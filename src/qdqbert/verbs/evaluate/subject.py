@@ -9,7 +9,6 @@ from typing import Any
 
 from qdqbert.artifact import Artifact, is_artifact, open_artifact, read_training
 from qdqbert.checkpoint.body import GraphBody
-from qdqbert.checkpoint.task_names import check_outputs
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
 from qdqbert.engines.runner import Runner, check_engine, open_runner
@@ -20,6 +19,7 @@ from qdqbert.inference.engine_choice import choose_engine
 from qdqbert.inference.load import open_folder
 from qdqbert.models.loading import load_model
 from qdqbert.options import is_onnx_file
+from qdqbert.task_kinds import check_outputs
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task
 from qdqbert.tokenizing.tokenizer import Tokenizer

@@ -10,7 +10,6 @@ from pathlib import Path
 from qdqbert.artifact import size_bytes
 from qdqbert.calibration.calibration import Calibration
 from qdqbert.choices import ENGINE_NAMES, EngineName
-from qdqbert.encoders.heads import choices_of
 from qdqbert.encoding import Batch, first_rows
 from qdqbert.engines.runner import float_engine, install_command, is_installed, open_runner
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
@@ -25,6 +24,7 @@ from qdqbert.progress import Progress
 from qdqbert.search.units import Unit
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, Target
+from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.verbs.inference import Baseline, batch_invariance_of, predict
 from qdqbert.verbs.quantize.graphs import WrittenGraph
 from qdqbert.verbs.quantize.ranges import RangeKind
@@ -284,7 +284,7 @@ def _time(
             engine=engine,
             model=model,
             vocab_size=evidence.source.config.vocab_size,
-            choices=choices_of(evidence.source.task),
+            choices=TASK_KINDS[evidence.source.task].choices,
         )
         for name, engine, model in models
     ]

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from qdqbert import resources
 from qdqbert.choices import VerificationData
-from qdqbert.encoders.heads import EMBEDDING, choices_of
+from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.engines.runner import open_runner
 from qdqbert.evidence.verification import VerificationRow
+from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tasks.texts import encode_texts
 from qdqbert.verbs.quantize.prepare import Ready
 
@@ -67,7 +68,7 @@ def _inputs(ready: Ready, data: VerificationData) -> Sequence[Mapping[str, NDArr
         max_length=max(heldout.lengths),
         options=ready.inputs.task_options,
     ).encoded.inputs
-    if choices_of(ready.source.task) is None:
+    if not TASK_KINDS[ready.source.task].has_choices:
         return encoded
     # Each sentence is the only choice.
     return [{name: values[None] for name, values in each.items()} for each in encoded]

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from qdqbert.checkpoint.load import Checkpoint, infer_task, read_config
-from qdqbert.checkpoint.task_names import tasks_of
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Encoded, make_batches
 from qdqbert.errors import UserInputError, naming
 from qdqbert.progress import Progress
+from qdqbert.task_kinds import TASK_KINDS, tasks_of
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
@@ -31,9 +31,6 @@ from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
 from qdqbert.training.dataset import TrainingDataset
 from qdqbert.verbs.settings import columns_of, input_length, task_options_of
 from qdqbert.verbs.train.options import TrainOptions
-
-# Tasks whose labels are the texts themselves.
-_WITHOUT_LABELS = ("fill-mask", "text-generation")
 
 
 def choose_task(options: TrainOptions) -> Task:
@@ -305,7 +302,7 @@ def calibration_sample(
 def _uses_labels(task: Task, options: TrainOptions) -> bool:
     """Return whether the labels are read; a student that only follows its teacher needs none."""
     follows_only = bool(options.distill_from) and options.distill_alpha == 1
-    return task.name in _WITHOUT_LABELS or not follows_only
+    return TASK_KINDS[task.name].predicts_words or not follows_only
 
 
 def _training_labels(

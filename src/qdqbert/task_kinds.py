@@ -1,0 +1,163 @@
+"""What the models of each task are: their architectures, outputs and heads. Imports no library."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from qdqbert.choices import TASK_NAMES, TaskName
+from qdqbert.errors import UserInputError
+
+CHOICES = 4
+"""Choices of an example input of a multiple-choice model, which takes any number."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskKind:
+    """The models of a task.
+
+    Attributes:
+        auto_class: transformers' auto class.
+        architectures: Ends of the names of transformers' classes. The longest match counts.
+        head: The task whose head they have, if it is not their own.
+        outputs: Names of the model outputs that the task uses.
+        of_tokens: Whether outputs have a value or a row for each token.
+        rank: Number of dimensions of an output: 3 for `(batch, seq, n)`, 2 for `(batch, n)` and
+            `(batch, seq)`.
+        has_classes: Whether the values of an output are classes, or one score.
+        has_choices: Whether a feature is several texts, of which one is chosen.
+        predicts_words: Whether the values of an output are the vocabulary.
+        hub_tag: The hub's name of the task, if it is not transformers'.
+        call: An example of a call of the loaded model, if it does not depend on the model.
+    """
+
+    auto_class: str
+    architectures: tuple[str, ...] = ()
+    head: TaskName | None = None
+    outputs: tuple[str, ...] = ("logits",)
+    of_tokens: bool = False
+    rank: int = 2
+    has_classes: bool = False
+    has_choices: bool = False
+    predicts_words: bool = False
+    hub_tag: str | None = None
+    call: str | None = None
+
+    @property
+    def choices(self) -> int | None:
+        """The choices in an example input; `None` if a feature is one text."""
+        return CHOICES if self.has_choices else None
+
+
+TASK_KINDS: Mapping[str, TaskKind] = {
+    "feature-extraction": TaskKind(
+        auto_class="AutoModel",
+        # The last two are DPR's.
+        architectures=("Model", "GenerationEncoder", "ContextEncoder", "QuestionEncoder"),
+        outputs=("last_hidden_state",),
+        of_tokens=True,
+        rank=3,
+        call='model.encode(["A fine film.", "A dull one."])',
+    ),
+    "fill-mask": TaskKind(
+        auto_class="AutoModelForMaskedLM",
+        architectures=("ForMaskedLM",),
+        of_tokens=True,
+        rank=3,
+        predicts_words=True,
+    ),
+    "multiple-choice": TaskKind(
+        auto_class="AutoModelForMultipleChoice",
+        architectures=("ForMultipleChoice",),
+        has_choices=True,
+        call='model(context="It rains.", choices=["I stay home.", "I swim."])',
+    ),
+    "next-sentence-prediction": TaskKind(
+        auto_class="AutoModelForNextSentencePrediction",
+        architectures=("ForNextSentencePrediction",),
+        # The hub has no name for it.
+        hub_tag="text-classification",
+        call='model(("It rains.", "I stay home."))',
+    ),
+    "question-answering": TaskKind(
+        auto_class="AutoModelForQuestionAnswering",
+        architectures=("ForQuestionAnswering",),
+        outputs=("start_logits", "end_logits"),
+        of_tokens=True,
+        call='model(question="Who sat?", context="A cat sat on the mat.")',
+    ),
+    "reranking": TaskKind(
+        auto_class="AutoModelForSequenceClassification",
+        head="text-classification",
+        has_classes=True,
+        hub_tag="text-ranking",
+        call='model.predict([("what do cats eat", "Cats eat mice.")])',
+    ),
+    "text-classification": TaskKind(
+        auto_class="AutoModelForSequenceClassification",
+        architectures=("ForSequenceClassification",),
+        has_classes=True,
+        call='model(["A fine film.", "A dull one."])',
+    ),
+    "text-generation": TaskKind(
+        auto_class="AutoModelForCausalLM",
+        architectures=("LMHeadModel", "ForCausalLM"),
+        head="fill-mask",
+        of_tokens=True,
+        rank=3,
+        predicts_words=True,
+    ),
+    "token-classification": TaskKind(
+        auto_class="AutoModelForTokenClassification",
+        architectures=("ForTokenClassification",),
+        of_tokens=True,
+        rank=3,
+        has_classes=True,
+        call='model("Ada Lovelace lived in London.", aggregation_strategy="simple")',
+    ),
+}
+
+
+def check_outputs(task: str, outputs: int) -> None:
+    """Refuse a model with several outputs for reranking.
+
+    Raises:
+        UserInputError: The task is "reranking", and there are several outputs.
+    """
+    if task == "reranking" and outputs != 1:
+        raise UserInputError(
+            f"`task='reranking'` needs a model with one output, the score of a pair; this one has "
+            f"{outputs} classes. Pass task `text-classification`.",
+            argument="task",
+        )
+
+
+def head_of(task: TaskName) -> TaskName:
+    """Return the task under which `tasks_of` names the head of a task.
+
+    Rerankers have the head of text classifiers, with one output.
+    """
+    kind = TASK_KINDS[task]
+    return task if kind.architectures or kind.head is None else kind.head
+
+
+def tasks_of(config: Any) -> list[TaskName | None]:
+    """Return the task of each architecture in a config, `None` for an unknown architecture.
+
+    Args:
+        config: A config of transformers. Without `architectures` it counts as an encoder's.
+    """
+    architectures = getattr(config, "architectures", None) or ["Model"]
+    return [task_of_architecture(architecture) for architecture in architectures]
+
+
+def task_of_architecture(architecture: str) -> TaskName | None:
+    """Return the task of a class such as `BertForMaskedLM`; `None` for an unknown one."""
+    matches: list[tuple[int, TaskName]] = [
+        (len(end), task)
+        for task in TASK_NAMES
+        for end in TASK_KINDS[task].architectures
+        if architecture.endswith(end)
+    ]
+    return max(matches)[1] if matches else None
