@@ -89,3 +89,34 @@ def test_a_terminal_shows_titles_as_they_are(monkeypatch, kind) -> None:
     with getattr(Bars(), kind)("Loading [bold] model"):
         pass
     assert "Loading [bold] model" in shown.getvalue()
+
+
+def test_a_log_shows_a_percentage_every_30_seconds(clock, capsys) -> None:
+    with Bars(clock).stage("Calibrating", 10) as advance:
+        for _ in range(10):
+            clock.seconds += 10
+            advance()
+    assert capsys.readouterr().err.splitlines() == [
+        "Calibrating ...",
+        "Calibrating ... 30 %",
+        "Calibrating ... 60 %",
+        "Calibrating ... 90 %",
+        "Calibrating ... done in 0:01:40",
+    ]
+
+
+def test_a_log_shows_how_much_of_an_input_is_processed(clock, capsys) -> None:
+    with Bars(clock).throughput("Running", 200) as advance:
+        clock.seconds += 31
+        advance(rows=8, tokens=80, position=50)
+        advance(rows=8, tokens=80, position=60)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["Running ...", "Running ... 25 %"]
+    assert len(lines) == 3
+
+
+def test_a_log_shows_no_percentage_of_an_unknown_size(clock, capsys) -> None:
+    with Bars(clock).stage("Searching") as advance:
+        clock.seconds += 60
+        advance()
+    assert "%" not in capsys.readouterr().err

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib.util
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Logs show how long a stage took from this number of seconds on.
 _LONG = 1.0
+# Seconds after which logs show how much of a stage is done, again and again.
+_INTERVAL = 30.0
 
 
 class Advance(Protocol):
@@ -88,9 +95,10 @@ class Bars:
         from rich.console import Console
 
         console = Console(stderr=True)
-        if not console.is_terminal:
-            with self._lines(title):
-                yield lambda: None
+        if not _shows_bars(console):
+            with self._lines(title, total) as show:
+                steps = itertools.count(1)
+                yield lambda: show(next(steps))
             return
         columns = (
             progress.TextColumn("{task.description:32}", markup=False),
@@ -112,9 +120,9 @@ class Bars:
         from rich.console import Console
 
         console = Console(stderr=True)
-        if not console.is_terminal:
-            with self._lines(title):
-                yield _ignore
+        if not _shows_bars(console):
+            with self._lines(title, total) as show:
+                yield lambda *, rows, tokens, position: show(position)
             return
         columns = (
             progress.TextColumn("{task.description}", markup=False),
@@ -139,18 +147,39 @@ class Bars:
             yield advance
 
     @contextlib.contextmanager
-    def _lines(self, title: str) -> Iterator[None]:
+    def _lines(self, title: str, total: int | None) -> Iterator[Callable[[int], None]]:
         """Print a line when a stage starts, and one when it ends if it took long.
 
         These are two lines because many logs show a line only once it is complete, and because
         messages in between would end up on the line of the stage.
+
+        Args:
+            title: What is done.
+            total: Size of the stage; `None` if it is not known.
+
+        Returns:
+            A context manager that yields a function to call with how much is done. It prints the
+            percentage every 30 seconds.
         """
         sys.stderr.write(f"{title} ...\n")
-        start = self._clock()
-        yield
+        start = shown = self._clock()
+
+        def show(done: int) -> None:
+            nonlocal shown
+            if total and (now := self._clock()) - shown >= _INTERVAL:
+                shown = now
+                sys.stderr.write(f"{title} ... {100 * done // total} %\n")
+
+        yield show
         seconds = self._clock() - start
         if seconds >= _LONG:
             sys.stderr.write(f"{title} ... done in {_duration(seconds)}\n")
+
+
+def _shows_bars(console: Console) -> bool:
+    """Return whether bars can be shown: on a terminal, or in a notebook that has widgets."""
+    has_widgets = importlib.util.find_spec("ipywidgets") is not None
+    return console.is_terminal or (console.is_jupyter and has_widgets)
 
 
 def _duration(seconds: float) -> str:
