@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from qdqbert.calibration.calibrate import Forward, as_tensors, run_observed, run_passes
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.encoding import Batch
 from qdqbert.reference.sited_model import SitedModel, linear_weights, site_of
@@ -20,7 +20,7 @@ def calibrate(
     *,
     sites: Collection[str],
     **settings: Any,
-) -> Calibration:
+) -> CalibrationResult:
     """Choose the ranges of some sites.
 
     Args:

@@ -83,7 +83,7 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     from qdqbert.targets import TARGETS
     from qdqbert.targets.target import make_plan
     from qdqbert.tasks.registry import TASKS
-    from qdqbert.tasks.task import TaskOptions
+    from qdqbert.tasks.task import TaskSettings
     from qdqbert.verbs.inference import encode_examples
 
     rules = {"max": Max(), "percentile": Percentile(PERCENTILE), "mse": Mse(), "entropy": Entropy()}
@@ -101,7 +101,7 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
         input_names=checkpoint.input_names,
         max_length=arguments.max_length,
         batch_size=8,
-        options=TaskOptions(),
+        options=TaskSettings(),
     )
 
     def forward(inputs: Any) -> object:

@@ -23,7 +23,7 @@ import torch
 
 from qdqbert.calibration.bias_correction import MeanObserver
 from qdqbert.calibration.calibrate import as_tensors, run_observed
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan, Run, range_pass
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
 from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges
@@ -71,7 +71,7 @@ def main() -> None:
     names = [site.name for site in passes.sites]
     scales: Mapping[str, torch.Tensor] = {}
     if recipe.smoothing is not None:
-        scales = range_pass(run, passes, Calibration(), names=names).scales
+        scales = range_pass(run, passes, CalibrationResult(), names=names).scales
     histograms, errors = HistogramObserver(names), ResidualErrorObserver(names)
     seen = MeanObserver(linear_weights(sited))
     run(CombinedObserver(histograms, errors, seen), scales)
@@ -84,7 +84,7 @@ def main() -> None:
         if not any(part in name for part in arguments.only):
             continue
         ranges = choose_ranges(histograms.statistics, calibrator)
-        found = Calibration(
+        found = CalibrationResult(
             ranges=clip_residual_ranges(ranges, errors.errors if clip else {}),
             scales=scales,
             means=means,
@@ -115,8 +115,8 @@ def main() -> None:
 
 
 def with_roundings(
-    found: Calibration, sited: SitedModel, plans: Sequence[Plan], run: Run
-) -> Calibration:
+    found: CalibrationResult, sited: SitedModel, plans: Sequence[Plan], run: Run
+) -> CalibrationResult:
     """Add how the weights of all plans are rounded, which takes a pass for their inputs."""
     rounded = frozenset().union(*(each.rounded_weights for each in plans))
     plan = plan_of(sited, rounded_weights=rounded)

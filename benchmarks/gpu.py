@@ -526,7 +526,7 @@ def quantize(checkpoint: Path, folder: Path, target: TargetName) -> Path:
         folder,
         task="text-classification",
         targets=(target,),
-        calibration_samples=16,
+        calibration=qdqbert.Calibration(samples=16),
         max_length=128,
         benchmark=False,
     )

@@ -34,7 +34,7 @@ import transformers
 from torch import nn
 
 from qdqbert.calibration.calibrate import run_passes
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.choices import EngineName
 from qdqbert.encoding import Batch
@@ -237,7 +237,9 @@ def cells_of(path: Path, targets: list[str]) -> tuple[int, list[Cell]]:
         ]
 
 
-def cell_of(sited: SitedSource, plan: Plan, chosen: Calibration, batches: list[Batch]) -> Cell:
+def cell_of(
+    sited: SitedSource, plan: Plan, chosen: CalibrationResult, batches: list[Batch]
+) -> Cell:
     """Lower a graph for one target, and compare it with fake quantization."""
     scales = {key: value.numpy() for key, value in chosen.scales.items()}
     model = lower(sited.graph, plan, chosen.ranges, scales)

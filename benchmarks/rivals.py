@@ -33,7 +33,7 @@ from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
 from qdqbert.tasks.data import Columns
-from qdqbert.tasks.task import TaskOptions
+from qdqbert.tasks.task import TaskSettings
 from qdqbert.verbs.benchmark.run import export_float
 from qdqbert.verbs.inference import encode_examples
 from scoring import CALIBRATION_EXAMPLES, TestSet
@@ -130,12 +130,14 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
         model,
         folder / "ours",
         calibration_data=arguments.calibration,
-        text_column=columns.text if arguments.calibration else None,
-        label_column=columns.label if arguments.calibration else None,
-        calibration_samples=CALIBRATION_EXAMPLES,
+        columns=qdqbert.Columns(
+            text=columns.text if arguments.calibration else None,
+            label=columns.label if arguments.calibration else None,
+        ),
+        calibration=qdqbert.Calibration(samples=CALIBRATION_EXAMPLES),
         targets=("onnxruntime", "onnxruntime-dynamic", "openvino", "native", "native-dynamic"),
         max_length=limit,
-        weights_for=arguments.weights_for,
+        quantizers=qdqbert.Quantizers(weights_for=arguments.weights_for),
         benchmark=False,
     )
     export_float(model, folder / "float.onnx", [8])
@@ -191,7 +193,7 @@ def calibration_inputs(path: str | None, columns: Columns, test: TestSet) -> lis
         input_names=test.checkpoint.input_names,
         max_length=test.max_length,
         batch_size=1,
-        options=TaskOptions(),
+        options=TaskSettings(),
     )
     return [batch.inputs for batch in encoded.batches[:CALIBRATION_EXAMPLES]]
 

@@ -25,7 +25,7 @@ from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.models.loading import load_model
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Predictions, TaskOptions
+from qdqbert.tasks.task import Predictions, TaskSettings
 from qdqbert.verbs.inference import (
     EncodedExamples,
     TorchRunner,
@@ -138,14 +138,14 @@ class TestSet:
             input_names=self.checkpoint.input_names,
             max_length=self.max_length,
             batch_size=self._batch_size,
-            options=TaskOptions(),
+            options=TaskSettings(),
         )
 
     def score(self, predictions: Predictions) -> Score:
         """Score the predictions of a model."""
         labels, features = self.checkpoint.config.id2label, self.encoded.features
-        metric = self.task.metrics(predictions, features, labels, TaskOptions())[0]
-        fidelity = fidelity_of(self.task, self.expected, predictions, features, TaskOptions())
+        metric = self.task.metrics(predictions, features, labels, TaskSettings())[0]
+        fidelity = fidelity_of(self.task, self.expected, predictions, features, TaskSettings())
         cosine = (
             None
             if fidelity.cosine_mean is None or fidelity.cosine_min is None

@@ -60,7 +60,9 @@ def main() -> None:
         "progress": True,
     }
     if "fp32" in options.stages:
-        report = qdqbert.train(options.model, fp32, epochs=options.epochs, **data)
+        report = qdqbert.train(
+            options.model, fp32, optimization=qdqbert.Optimization(epochs=options.epochs), **data
+        )
         print(f"fp32: accuracy {report.after[0].value:.2f}")
     if "qat" in options.stages:
         report = qdqbert.train(
@@ -68,9 +70,8 @@ def main() -> None:
             qat,
             qat=True,
             recipe=options.recipe,
-            distill_from=fp32,
-            dropout="off",
-            epochs=options.epochs,
+            distillation=qdqbert.Distillation(teacher=fp32),
+            optimization=qdqbert.Optimization(dropout="off", epochs=options.epochs),
             **data,
         )
         before, after = report.before[0].value, report.after[0].value

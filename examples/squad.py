@@ -55,7 +55,7 @@ def main() -> None:
     shared = {
         "task": "question-answering",
         "max_length": options.max_length,
-        "doc_stride": options.doc_stride,
+        "task_options": qdqbert.TaskOptions(doc_stride=options.doc_stride),
         "overwrite": True,
         "progress": True,
     }
@@ -69,8 +69,9 @@ def main() -> None:
         qdqbert.train(
             options.model,
             fp32,
-            epochs=options.epochs,
-            learning_rate=options.learning_rate,
+            optimization=qdqbert.Optimization(
+                epochs=options.epochs, learning_rate=options.learning_rate
+            ),
             **data,
             **shared,
         )
@@ -85,10 +86,10 @@ def main() -> None:
             fp32,
             qat,
             qat=True,
-            distill_from=fp32,
-            epochs=options.qat_epochs,
-            learning_rate=options.qat_learning_rate,
-            dropout="off",
+            distillation=qdqbert.Distillation(teacher=fp32),
+            optimization=qdqbert.Optimization(
+                epochs=options.qat_epochs, learning_rate=options.qat_learning_rate, dropout="off"
+            ),
             **data,
             **shared,
         )
@@ -113,7 +114,7 @@ def score(name: str, folder: Path, options: argparse.Namespace) -> None:
         task="question-answering",
         max_length=options.max_length,
         max_examples=options.eval_examples,
-        doc_stride=options.doc_stride,
+        task_options=qdqbert.TaskOptions(doc_stride=options.doc_stride),
         output=options.output / "predictions" / name.replace(", ", "-").replace(" ", "-"),
         progress=True,
     )

@@ -31,7 +31,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from calibrated import calibrate
 from qdqbert import QuantizeReport, quantize
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
@@ -48,6 +48,7 @@ from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Max
+from qdqbert.options import Calibration, Quantizers, TaskOptions
 from qdqbert.recipes import RECIPES, WIDE_INPUTS, build_recipe
 from qdqbert.reference.sited_model import SitedModel, quantizing
 from qdqbert.spec import Range, Smoothing
@@ -136,9 +137,9 @@ class Prepared:
     sited: SitedModel
     graph: ir.Model
     batches: tuple[Batch, ...]
-    smooth: Calibration
-    plain: Calibration
-    of_smoothing: Callable[[Smoothing | None], Calibration]
+    smooth: CalibrationResult
+    plain: CalibrationResult
+    of_smoothing: Callable[[Smoothing | None], CalibrationResult]
 
     @property
     def layers(self) -> list[str]:
@@ -148,7 +149,7 @@ class Prepared:
     def plan(self, target: str, recipe: str | None = None, embeddings: str = "int8") -> Plan:
         return make_plan(TARGETS[target], self.sited.sites, recipe=recipe, embeddings=embeddings)
 
-    def calibration(self, plan: Plan) -> Calibration:
+    def calibration(self, plan: Plan) -> CalibrationResult:
         return self.of_smoothing(plan.recipe.smoothing)
 
     def scales(self, plan: Plan) -> dict[str, np.ndarray]:
@@ -293,7 +294,7 @@ def prepare_checkpoint(folder: Path) -> Prepared:
     batches = tuple(make_batches(encoded, batch_size=8))
 
     @functools.cache
-    def calibration(smoothing: Smoothing | None) -> Calibration:
+    def calibration(smoothing: Smoothing | None) -> CalibrationResult:
         return calibrate(
             sited,
             lambda inputs: body(**inputs),
@@ -433,7 +434,7 @@ def quantized(
             str(checkpoints(name)),
             root / name,
             calibration_data=str(data),
-            calibration_samples=24,
+            calibration=Calibration(samples=24),
             targets=tuple(
                 name
                 for name, target in TARGETS.items()
@@ -476,10 +477,10 @@ def tiny_artifact(save_tiny, tmp_path_factory) -> Callable[..., tuple[Path, Path
                 str(checkpoint),
                 root / key,
                 calibration_data=str(data),
-                calibration_samples=4,
+                calibration=Calibration(samples=4),
                 targets=("onnxruntime",) if is_float else ("onnxruntime", "native"),
-                doc_stride=DOC_STRIDE,
-                quant_disable=is_float,
+                task_options=TaskOptions(doc_stride=DOC_STRIDE),
+                quantizers=Quantizers(quant_disable=is_float),
                 benchmark=False,
             )
             made[key] = checkpoint, root / key

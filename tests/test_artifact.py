@@ -32,6 +32,7 @@ from qdqbert.checkpoint.tokenizer import load_tokenizer
 from qdqbert.engines.runner import open_runner
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.files import write_json
+from qdqbert.options import Calibration
 from qdqbert.targets import TARGETS
 from qdqbert.tasks.data import Example, digest_examples
 
@@ -497,7 +498,7 @@ def test_equal_calls_write_equal_graphs_and_ranges(quantized, tmp_path) -> None:
         str(made.checkpoint),
         tmp_path / "again",
         calibration_data=str(made.data),
-        calibration_samples=24,
+        calibration=Calibration(samples=24),
         targets=["portable"],
         benchmark=False,
     )

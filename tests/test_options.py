@@ -6,28 +6,27 @@ import dataclasses
 import inspect
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+import flat
 import qdqbert
 from qdqbert.cli import main
 from qdqbert.errors import UserInputError
 from qdqbert.objects import Rows
 from qdqbert.options import (
-    OnnxOptions,
-    QuantizerOverrides,
-    check_options,
+    Options,
     command_line,
     declared_options,
-    normalize_options,
+    described,
+    in_groups,
     option,
 )
 from qdqbert.recipes import QuantizerOptions
-from qdqbert.tasks.task import TaskOptions
+from qdqbert.tasks.task import TaskSettings
+from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.export.options import ExportOptions
@@ -39,6 +38,7 @@ from qdqbert.verbs.verify.options import VerifyOptions
 
 COMMANDS = {
     qdqbert.quantize: QuantizeOptions,
+    qdqbert.analyze: AnalyzeOptions,
     qdqbert.evaluate: EvaluateOptions,
     qdqbert.train: TrainOptions,
     qdqbert.benchmark: BenchmarkOptions,
@@ -50,39 +50,33 @@ COMMANDS = {
 commands = pytest.mark.parametrize(
     ("function", "options"), COMMANDS.items(), ids=[each.__name__ for each in COMMANDS]
 )
-
-
-def documented(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the text of each argument in a docstring."""
-    section = inspect.getdoc(function).partition("\nArgs:\n")[2].partition("\n\n")[0]
-    found: dict[str, str] = {}
-    name = ""
-    for line in section.splitlines():
-        if line.startswith(" " * 8):
-            found[name] += f" {line.strip()}"
-        else:
-            name, _, text = line.strip().partition(": ")
-            found[name] = text
-    return found
+GROUPS = (
+    qdqbert.Calibration,
+    qdqbert.Columns,
+    qdqbert.Distillation,
+    qdqbert.Limits,
+    qdqbert.Onnx,
+    qdqbert.Optimization,
+    qdqbert.Quantizers,
+    qdqbert.TaskOptions,
+)
 
 
 @commands
-def test_the_parameters_of_a_function_are_the_declared_options(function, options) -> None:
+def test_the_parameters_of_a_function_are_the_fields_of_its_options(function, options) -> None:
     parameters = dict(inspect.signature(function).parameters)
     assert parameters.pop("progress").default is False
-    declared = {each.name: each for each in declared_options(options)}
-    assert set(parameters) == set(declared)
+    fields = {field.name: field for field in dataclasses.fields(options)}
+    assert set(parameters) == set(fields)
     for name, parameter in parameters.items():
-        missing = declared[name].default is dataclasses.MISSING
-        expected = inspect.Parameter.empty if missing else declared[name].default
+        missing = fields[name].default is dataclasses.MISSING
+        expected = inspect.Parameter.empty if missing else fields[name].default
         assert parameter.default == expected, name
-
-
-@commands
-def test_the_docstring_of_a_function_repeats_the_help_of_the_options(function, options) -> None:
-    texts = documented(function)
-    texts.pop("progress")
-    assert texts == {each.name: each.documentation for each in declared_options(options)}
+    texts = described(function, "Args")
+    assert texts.keys() == {*fields, "progress"}
+    # Options of models that run have their help in a class, too.
+    for each in declared_options(options):
+        assert each.is_grouped or each.help in ("", texts[each.name])
 
 
 @commands
@@ -104,15 +98,90 @@ def test_parameters_are_annotated_with_the_types_of_the_options(function, option
         assert narrow == wide, name
 
 
-def test_overrides_are_the_quantizer_options_without_the_calibrator() -> None:
-    names = {field.name for field in dataclasses.fields(QuantizerOverrides)}
+def test_each_option_is_in_one_group_and_has_its_help_there() -> None:
+    names = [name for group in GROUPS for name in described(group, "Attributes")]
+    fields = [field.name for group in GROUPS for field in dataclasses.fields(group)]
+    assert names == fields
+    # Both draw examples, of the calibration and of the training.
+    assert {name for name in names if names.count(name) > 1} == {"seed"}
+
+
+def test_quantize_takes_few_options_besides_the_groups() -> None:
+    parameters = inspect.signature(qdqbert.quantize).parameters
+    assert len([each for each in parameters.values() if each.default.__class__ not in GROUPS]) == 14
+    assert len(inspect.getdoc(qdqbert.quantize).splitlines()) < 80
+
+
+def test_quantizers_of_a_call_are_the_quantizer_options_without_the_calibrator() -> None:
+    names = {field.name for field in dataclasses.fields(qdqbert.Quantizers)}
+    graphs = {"weights_for", "embeddings", "dedicated_qdq_pairs"}
     separate = {"calibrator", "percentile", "recalibrate_weights"}
-    assert names == {field.name for field in dataclasses.fields(QuantizerOptions)} - separate
+    assert (
+        names - graphs == {field.name for field in dataclasses.fields(QuantizerOptions)} - separate
+    )
 
 
 def test_task_options_of_a_call_are_the_settings_of_tasks() -> None:
-    given = {field.name for field in dataclasses.fields(qdqbert.options.TaskOptions)}
-    assert given == {field.name for field in dataclasses.fields(TaskOptions)} - {"seed"}
+    given = {field.name for field in dataclasses.fields(qdqbert.TaskOptions)}
+    assert given - {"pooling"} == {field.name for field in dataclasses.fields(TaskSettings)} - {
+        "seed"
+    }
+
+
+@pytest.mark.parametrize(
+    ("keywords", "advice"),
+    [
+        ({"max_drop": 1}, "Pass `limits=qdqbert.Limits(max_drop=1)`."),
+        ({"label_column": "y"}, "Pass `columns=qdqbert.Columns(label='y')`."),
+        (
+            {"fuse_qkv": True, "samples": 9, "wprec": 4},
+            "Pass `quantizers=qdqbert.Quantizers(fuse_qkv=True, wprec=4)` and "
+            "`calibration=qdqbert.Calibration(samples=9)`.",
+        ),
+    ],
+)
+def test_a_keyword_of_a_group_is_refused_with_the_group(keywords, advice) -> None:
+    name = next(iter(keywords))
+    with pytest.raises(TypeError) as caught:
+        qdqbert.quantize("m", "o", **keywords)
+    message = f"quantize() got an unexpected keyword argument '{name}'."
+    assert str(caught.value) == f"{message} {advice}"
+
+
+def test_a_keyword_that_is_no_option_is_refused() -> None:
+    with pytest.raises(TypeError) as caught:
+        qdqbert.train("m", "o", train_data="t", max_dorp=1)
+    assert str(caught.value) == "train() got an unexpected keyword argument 'max_dorp'."
+
+
+def test_something_else_than_a_group_is_refused_with_the_class() -> None:
+    with pytest.raises(UserInputError) as caught:
+        QuantizeOptions(limits={"max_drop": 1})
+    message = "`limits` must be a `qdqbert.Limits`, got {'max_drop': 1} (dict)."
+    assert (str(caught.value), caught.value.argument) == (message, "limits")
+
+
+def test_a_field_that_a_function_does_not_take_is_refused() -> None:
+    given = qdqbert.Calibration(ranges_from="earlier")
+    with pytest.raises(UserInputError, match="`ranges_from` of `calibration` does not apply here"):
+        AnalyzeOptions(model="m", calibration=given)
+    assert "ranges_from" not in {each.name for each in declared_options(AnalyzeOptions)}
+
+
+def test_a_group_shows_what_was_set() -> None:
+    assert repr(qdqbert.Limits()) == "Limits()"
+    assert repr(qdqbert.Calibration(seed=3, calibrator="mse")) == (
+        "Calibration(calibrator='mse', seed=3)"
+    )
+
+
+def test_values_by_name_become_fields_of_groups() -> None:
+    arguments = in_groups(QuantizeOptions, {"model": "m", "text_column": "a", "max_flips": 2})
+    assert arguments == {
+        "model": "m",
+        "columns": qdqbert.Columns(text="a"),
+        "limits": qdqbert.Limits(max_flips=2),
+    }
 
 
 def test_a_value_out_of_its_bounds_is_reported_with_its_name() -> None:
@@ -120,9 +189,9 @@ def test_a_value_out_of_its_bounds_is_reported_with_its_name() -> None:
         QuantizeOptions(batch_size=0)
     assert caught.value.argument == "batch_size"
     with pytest.raises(UserInputError, match="`percentile` must be above 0 and at most 100"):
-        QuantizeOptions(calibrator="percentile", percentile=101)
+        flat.make(QuantizeOptions, calibrator="percentile", percentile=101)
     with pytest.raises(UserInputError, match="`epochs` must be above 0 and below inf, got nan"):
-        TrainOptions(model="m", output="o", train_data="d", epochs=float("nan"))
+        flat.make(TrainOptions, model="m", output="o", train_data="d", epochs=float("nan"))
 
 
 class Saved:
@@ -145,7 +214,7 @@ class Saved:
 def test_settings_of_tasks_have_bounds(changes, words) -> None:
     (name,) = changes
     with pytest.raises(UserInputError, match=f"`{name}` must be {words}") as caught:
-        EvaluateOptions(model="m", data="d", **changes)
+        flat.make(EvaluateOptions, model="m", data="d", **changes)
     assert caught.value.argument == name
 
 
@@ -172,7 +241,7 @@ def test_an_unknown_choice_is_reported_with_the_known_ones() -> None:
 )
 def test_a_value_of_another_type_is_reported(name, value, words) -> None:
     with pytest.raises(UserInputError) as caught:
-        QuantizeOptions(**{"model": "m", "output": "o", name: value})
+        flat.make(QuantizeOptions, **{"model": "m", "output": "o", name: value})
     assert str(caught.value) == f"`{name}` must be {words}."
     assert caught.value.argument == name
 
@@ -217,13 +286,14 @@ def test_data_in_memory_become_rows_that_a_command_names() -> None:
 
 
 def test_paths_become_strings_and_one_item_a_tuple() -> None:
-    assert QuantizeOptions(text_column=0).text_column == "0"
-    chosen = QuantizeOptions(model=Path("m"), output=Path("o"), targets="openvino")
+    assert qdqbert.Columns(text=0).text == "0"
+    chosen = flat.make(QuantizeOptions, model=Path("m"), output=Path("o"), targets="openvino")
     assert (chosen.model, chosen.output, chosen.targets) == ("m", "o", ("openvino",))
 
 
 def test_the_stored_command_gives_the_same_options_again(monkeypatch) -> None:
-    options = QuantizeOptions(
+    options = flat.make(
+        QuantizeOptions,
         model="m.onnx",
         output="o ut",
         targets=("onnxruntime", "openvino"),
@@ -249,8 +319,8 @@ def test_options_are_printed_only_where_they_differ_from_the_default() -> None:
     assert command_line("quantize", QuantizeOptions(batch_size=8)) == "qdqbert quantize"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Small(OnnxOptions):
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Small(Options):
     """A command.
 
     Attributes:
@@ -259,15 +329,15 @@ class Small(OnnxOptions):
     """
 
     count: int | None = option(None, flag="number", short="n", above=0)
+    limits: qdqbert.Limits = option(qdqbert.Limits(), without=("max_drop",))
 
 
 def test_a_declaration_holds_name_flag_help_and_limits() -> None:
-    declared = declared_options(Small)
-    assert [each.name for each in declared] == ["count", *OnnxOptions.__dataclass_fields__]
-    count = declared[0]
+    count, *limits = declared_options(Small)
+    assert [each.name for each in limits] == ["max_flips", "min_sqnr", "min_cosine"]
+    assert {each.parameter for each in limits} == {"limits"}
+    assert (count.name, count.parameter, count.is_grouped) == ("count", "count", False)
     assert (count.flag, count.short, count.type, count.is_optional) == ("number", "n", int, True)
     assert count.help == "Number of things, over two lines."
     assert (count.group, dict(count.limits), count.default) == (Small, {"above": 0}, None)
-    small = Small(count=3)
-    normalize_options(small)
-    check_options(small)
+    assert [each.value(Small(count=3)) for each in (count, *limits)] == [3, None, None, None]

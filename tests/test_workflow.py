@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 
+import flat
 import qdqbert
 
 FIRST_NAMES = ("cat", "dog", "bread", "tree", "paper")
@@ -162,11 +163,11 @@ class Trained:
 
     def evaluate(self, model: Path, **options: Any) -> float:
         """Return the first metric of the task on the held-out data."""
-        report = qdqbert.evaluate(model, self.dev, doc_stride=DOC_STRIDE, **options)
+        report = flat.evaluate(model, self.dev, doc_stride=DOC_STRIDE, **options)
         return float(report.metrics[0].value)
 
     def quantize(self, model: Path, output: Path, *targets: str) -> Path:
-        qdqbert.quantize(
+        flat.quantize(
             model,
             output,
             calibration_data=self.train,
@@ -179,7 +180,7 @@ class Trained:
 
     def train_quantized(self, output: Path, **options: Any) -> Any:
         """Run QAT with the float model as teacher."""
-        return qdqbert.train(
+        return flat.train(
             self.checkpoint,
             output,
             train_data=self.train,
@@ -213,7 +214,7 @@ def learn(task: str, work: Work, folder: Path, save_tiny: Callable[..., Path]) -
         **work.changes,
     )
     checkpoint = folder / "float"
-    qdqbert.train(
+    flat.train(
         start,
         checkpoint,
         train_data=train,
@@ -341,7 +342,7 @@ def run_example(monkeypatch, capsys) -> Callable[..., str]:
 
     def run(name: str, *arguments: object) -> str:
         # The default. An example can still pass `benchmark=True`.
-        untimed = functools.partial(qdqbert.quantize, benchmark=False)
+        untimed = functools.partial(flat.quantize, benchmark=False)
         monkeypatch.setattr(qdqbert, "quantize", untimed)
         monkeypatch.setattr("sys.argv", [f"{name}.py", *map(str, arguments)])
         example(name).main()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import qdqbert
+import flat
 from qdqbert.training.trainer import TaskTrainer
 
 # 16 examples make 4 steps.
@@ -39,7 +39,7 @@ class Interrupted:
     def run(self, **changes: Any) -> Any:
         options = {**QUICK, "eval_steps": 2, **changes}
         model, data = self.files.checkpoint, self.files.train
-        return qdqbert.train(model, self.out, train_data=data, **options)
+        return flat.train(model, self.out, train_data=data, **options)
 
 
 class StopError(Exception):

@@ -65,9 +65,16 @@ if TYPE_CHECKING:
     from qdqbert.models.modeling import QDQBertModel as QDQBertModel
     from qdqbert.models.modeling import QDQBertPreTrainedModel as QDQBertPreTrainedModel
     from qdqbert.models.prepare import prepare as prepare
+    from qdqbert.options import Calibration as Calibration
+    from qdqbert.options import Columns as Columns
+    from qdqbert.options import Limits as Limits
+    from qdqbert.options import Onnx as Onnx
+    from qdqbert.options import Quantizers as Quantizers
+    from qdqbert.options import TaskOptions as TaskOptions
     from qdqbert.progress import Progress as Progress
     from qdqbert.recipes import QuantizerOptions as QuantizerOptions
     from qdqbert.tasks.task import Metric as Metric
+    from qdqbert.training.distillation import Distillation as Distillation
     from qdqbert.verbs.analyze import analyze as analyze
     from qdqbert.verbs.benchmark import benchmark as benchmark
     from qdqbert.verbs.doctor import doctor as doctor
@@ -83,6 +90,7 @@ if TYPE_CHECKING:
     from qdqbert.verbs.serve import serve as serve
     from qdqbert.verbs.serve.report import ServeReport as ServeReport
     from qdqbert.verbs.train import train as train
+    from qdqbert.verbs.train.options import Optimization as Optimization
     from qdqbert.verbs.verify import verify as verify
     from qdqbert.verbs.verify.report import VerifyReport as VerifyReport
 
@@ -92,10 +100,13 @@ _MODULES = {
     "benchmark": "qdqbert.verbs.benchmark",
     "BenchmarkReport": "qdqbert.evidence.reports",
     "calibrate": "qdqbert.models.calibrate",
+    "Calibration": "qdqbert.options",
     "CalibrationError": "qdqbert.errors",
     "CheckpointError": "qdqbert.errors",
     "ChoiceSelector": "qdqbert.inference.multiple_choice",
+    "Columns": "qdqbert.options",
     "DataFileError": "qdqbert.errors",
+    "Distillation": "qdqbert.training.distillation",
     "doctor": "qdqbert.verbs.doctor",
     "DoctorReport": "qdqbert.verbs.doctor.report",
     "Embedder": "qdqbert.inference.embedding",
@@ -106,6 +117,7 @@ _MODULES = {
     "Fidelity": "qdqbert.evidence.fidelity",
     "GraphError": "qdqbert.errors",
     "LatencyReport": "qdqbert.evidence.reports",
+    "Limits": "qdqbert.options",
     "load": "qdqbert.inference.load",
     "LoweringCheck": "qdqbert.evidence.lowering",
     "MaskFiller": "qdqbert.inference.fill_mask",
@@ -113,6 +125,8 @@ _MODULES = {
     "MissingExtraError": "qdqbert.errors",
     "NextSentencePredictor": "qdqbert.inference.next_sentence_prediction",
     "ModelClosedError": "qdqbert.errors",
+    "Onnx": "qdqbert.options",
+    "Optimization": "qdqbert.verbs.train.options",
     "OutputExistsError": "qdqbert.errors",
     "prepare": "qdqbert.models.prepare",
     "Progress": "qdqbert.progress",
@@ -133,6 +147,7 @@ _MODULES = {
     "quantize": "qdqbert.verbs.quantize",
     "QuantizeReport": "qdqbert.evidence.reports",
     "QuantizerOptions": "qdqbert.recipes",
+    "Quantizers": "qdqbert.options",
     "QuestionAnswerer": "qdqbert.inference.question_answering",
     "Reranker": "qdqbert.inference.reranking",
     "run": "qdqbert.verbs.run",
@@ -141,6 +156,7 @@ _MODULES = {
     "ServeReport": "qdqbert.verbs.serve.report",
     "SpecError": "qdqbert.errors",
     "TargetReport": "qdqbert.evidence.reports",
+    "TaskOptions": "qdqbert.options",
     "TensorQuantizer": "qdqbert.compat.nn.tensor_quantizer",
     "TextClassifier": "qdqbert.inference.classification",
     "Timing": "qdqbert.evidence.latency",

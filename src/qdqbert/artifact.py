@@ -34,7 +34,7 @@ from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.engines.runner import RUNS_NO_ONNX
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.json_files import Fields, damaged, read_json, shown
-from qdqbert.tasks.task import TaskOptions
+from qdqbert.tasks.task import TaskSettings
 
 MODEL = "model.onnx"
 RANGES = "ranges.safetensors"
@@ -75,9 +75,9 @@ class Artifact:
         return int(self.quantization["max_length"])
 
     @property
-    def task_options(self) -> TaskOptions:
+    def task_options(self) -> TaskSettings:
         """Settings of the task."""
-        return TaskOptions(**self.quantization.get("task_options", {}))
+        return TaskSettings(**self.quantization.get("task_options", {}))
 
     @property
     def calibration_fingerprints(self) -> frozenset[str]:

@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 
 from qdqbert.json_files import Fields
-from qdqbert.tasks.task import TaskOptions
+from qdqbert.tasks.task import TaskSettings
 
 _PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 _LARGEST_SEED = 2**63 - 1
@@ -53,13 +53,13 @@ def check_task_options(fields: Fields) -> None:
     if not fields.has("task_options"):
         return
     options = fields.child("task_options")
-    for each in dataclasses.fields(TaskOptions):
+    for each in dataclasses.fields(TaskSettings):
         if each.name in options.values:
             if isinstance(each.default, float):
                 options.number(each.name)
             else:
                 options.integer(each.name, 0, _LARGEST_SEED)
-    known = {each.name for each in dataclasses.fields(TaskOptions)}
+    known = {each.name for each in dataclasses.fields(TaskSettings)}
     if unknown := sorted(options.values.keys() - known):
         raise options.refuse(unknown[0], options.get(unknown[0]), "left out: it is unknown")
 

@@ -7,7 +7,7 @@ import torch
 
 from qdqbert.calibration import encoder_run
 from qdqbert.calibration.calibrate import as_tensors, count_passes, run_passes
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.encoder_run import EncoderRun
 from qdqbert.calibration.passes import CalibrationPlan, Run
 from qdqbert.errors import CalibrationError
@@ -54,7 +54,7 @@ def whole(run: EncoderRun) -> Run:
     return lambda observer, scales: run(observer, scales)
 
 
-def assert_equal(made: Calibration, expected: Calibration) -> None:
+def assert_equal(made: CalibrationResult, expected: CalibrationResult) -> None:
     assert list(made.ranges.items()) == list(expected.ranges.items())
     for field in ("scales", "weight_amax", "means", "roundings"):
         mine, theirs = getattr(made, field), getattr(expected, field)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges, write_ranges
 from qdqbert.errors import CalibrationError
 from qdqbert.spec import Range, TensorSpec
@@ -30,9 +30,9 @@ RANGES = {
 }
 
 
-def calibration() -> Calibration:
+def calibration() -> CalibrationResult:
     # Linears that read one tensor share one vector.
-    return Calibration(
+    return CalibrationResult(
         ranges=RANGES,
         scales={QUERY: SCALE, KEY: SCALE},
         means={QUERY: SCALE - 1, KEY: SCALE - 1},
@@ -40,7 +40,7 @@ def calibration() -> Calibration:
     )
 
 
-def assert_same(a: Calibration, b: Calibration) -> None:
+def assert_same(a: CalibrationResult, b: CalibrationResult) -> None:
     assert a.ranges == b.ranges
     assert set(a.scales) == set(b.scales)
     assert set(a.means) == set(b.means)
@@ -59,7 +59,7 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
 
 
 def test_ranges_with_and_without_scales_come_back(tmp_path: Path) -> None:
-    plain = Calibration(
+    plain = CalibrationResult(
         ranges={QUERY: Range(amax=7.0, low=-7.0, high=3.0)},
         means={QUERY: SCALE - 1, KEY: SCALE - 1},
         roundings={(WEIGHT, TensorSpec(bits=4)): BITS + 2},
@@ -73,13 +73,13 @@ def test_ranges_with_and_without_scales_come_back(tmp_path: Path) -> None:
 
 
 def test_calibration_without_scales_comes_back_without(tmp_path: Path) -> None:
-    plain = Calibration(ranges=RANGES, scales={})
+    plain = CalibrationResult(ranges=RANGES, scales={})
     write_ranges(plain, tmp_path / "ranges.safetensors")
     assert_same(read_ranges(tmp_path / "ranges.safetensors"), plain)
 
 
 def test_equal_calibrations_give_equal_bytes(tmp_path: Path) -> None:
-    reordered = Calibration(
+    reordered = CalibrationResult(
         ranges=dict(reversed(RANGES.items())),
         scales={KEY: SCALE.clone(), QUERY: SCALE.clone()},
         means={KEY: SCALE - 1, QUERY: SCALE - 1},
@@ -131,5 +131,5 @@ def test_other_safetensors_are_named(tmp_path: Path, tensors) -> None:
 
 def test_everybody_may_read_the_file(tmp_path) -> None:
     path = tmp_path / "ranges.safetensors"
-    write_ranges(Calibration(ranges={}, scales={}), path)
+    write_ranges(CalibrationResult(ranges={}, scales={}), path)
     assert path.stat().st_mode & 0o777 == 0o644

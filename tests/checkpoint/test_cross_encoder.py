@@ -79,7 +79,7 @@ def test_scores_of_the_quantized_folder_are_those_of_the_cross_encoder(
         tmp_path / "int8",
         calibration_data=str(data),
         targets=("onnxruntime",),
-        quant_disable=True,
+        quantizers=qdqbert.Quantizers(quant_disable=True),
         benchmark=False,
     )
     assert report.task == "reranking"

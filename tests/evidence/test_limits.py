@@ -7,7 +7,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import Fidelity, compare
 from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.limits import MetricDifference, check_limits, metric_differences
-from qdqbert.options import LimitOptions
+from qdqbert.options import Limits
 from qdqbert.tasks.task import Score, mean_percent
 
 
@@ -32,7 +32,7 @@ def difference(*, is_error: bool = False) -> MetricDifference:
 
 
 def verdict_of(option: str, limit: float) -> str:
-    (check,) = check_limits(LimitOptions(**{option: limit}), fidelity(), [difference()])
+    (check,) = check_limits(Limits(**{option: limit}), fidelity(), [difference()])
     assert (check.option, check.limit) == (option, limit)
     return check.verdict
 
@@ -59,7 +59,7 @@ def test_a_limit_is_met_if_the_whole_interval_is_within_it(option, limit, verdic
 
 def test_the_drop_is_a_loss_whether_higher_or_lower_metrics_are_better() -> None:
     drops = [
-        check_limits(LimitOptions(max_drop=1), fidelity(), [difference(is_error=is_error)])[0]
+        check_limits(Limits(max_drop=1), fidelity(), [difference(is_error=is_error)])[0]
         for is_error in (False, True)
     ]
     assert [each.value for each in drops] == [1, -1]
@@ -75,7 +75,7 @@ def test_the_drop_is_a_loss_whether_higher_or_lower_metrics_are_better() -> None
 )
 def test_a_limit_that_does_not_apply_to_the_task_is_refused(option, changes, message) -> None:
     with pytest.raises(UserInputError, match=message) as caught:
-        check_limits(LimitOptions(**{option: 1}), fidelity(**changes), [difference()])
+        check_limits(Limits(**{option: 1}), fidelity(**changes), [difference()])
     assert caught.value.argument == option
 
 

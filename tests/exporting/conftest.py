@@ -108,7 +108,7 @@ def of_pairs(checkpoints, tmp_path_factory) -> Callable[[str], Path]:
             checkpoints(name),
             root / name,
             calibration_data=data,
-            calibration_samples=20,
+            calibration=qdqbert.Calibration(samples=20),
             targets=["portable"],
             benchmark=False,
         )

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+import flat
 import qdqbert
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.integrations.ray import Predictor
@@ -38,7 +39,7 @@ def folder(save_tiny, tmp_path_factory, rows):
     auto_class = transformers.AutoModelForQuestionAnswering
     checkpoint = save_tiny(root / "float", "bert", auto_class, num_hidden_layers=1)
     write(root / "train.jsonl", [{**row, "context": row["context"][:40]} for row in rows])
-    qdqbert.quantize(
+    flat.quantize(
         checkpoint,
         root / "int8",
         calibration_data=root / "train.jsonl",
@@ -90,7 +91,7 @@ def test_answers_are_those_that_evaluate_scores(
     folder, model, rows, tmp_path, answered, options, names
 ) -> None:
     write(tmp_path / "dev.jsonl", rows, answered=answered)
-    qdqbert.evaluate(folder, tmp_path / "dev.jsonl", output=tmp_path, allow_leakage=True, **options)
+    flat.evaluate(folder, tmp_path / "dev.jsonl", output=tmp_path, allow_leakage=True, **options)
     expected = json.loads((tmp_path / "predictions.json").read_text())
     found = model(rows, handle_impossible_answer=answered < COUNT, **names)
     assert [each["answer"] for each in found] == [expected[row["id"]] for row in rows]

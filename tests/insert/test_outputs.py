@@ -101,7 +101,7 @@ def test_a_layer_of_the_graph_has_12_pairs_and_6_weights(checkpoints, save_tiny,
         targets=["portable"],
         recipe="qordered",
         benchmark=False,
-        calibration_samples=32,
+        calibration=qdqbert.Calibration(samples=32),
     )
     assert report.targets[0].lowering.is_exact
     graph = onnx.load(tmp_path / "int8" / "model.onnx").graph

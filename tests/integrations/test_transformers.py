@@ -60,7 +60,7 @@ def test_a_reranker_scores_pairs(checkpoints, write_file, tmp_path) -> None:
         tmp_path / "int8",
         task="reranking",
         calibration_data=data,
-        calibration_samples=4,
+        calibration=qdqbert.Calibration(samples=4),
         targets=("onnxruntime",),
         benchmark=False,
     )

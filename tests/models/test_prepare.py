@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import qdqbert
 from calibrated import calibrate as calibrate_floats
 from qdqbert import QuantizerOptions
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.encoding import Batch
 from qdqbert.errors import QdqBertError, SpecError, UnmatchedRuleError, UserInputError
@@ -129,7 +129,7 @@ class Reference:
 
     sited: SitedModel
     specs: dict[str, TensorSpec | None]
-    calibration: Calibration
+    calibration: CalibrationResult
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +291,7 @@ def test_ranges_and_scales_are_those_of_the_pipeline(
     assert_scales(ours, expected)
 
 
-def assert_scales(ours: Calibration, expected: Calibration) -> None:
+def assert_scales(ours: CalibrationResult, expected: CalibrationResult) -> None:
     assert expected.scales
     assert ours.scales.keys() == expected.scales.keys()
     for name, scale in expected.scales.items():

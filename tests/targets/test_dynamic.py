@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.engines.runner import open_runner
 from qdqbert.errors import SpecError
 from qdqbert.evidence.lowering import check_lowering
@@ -88,7 +88,9 @@ def test_each_token_has_a_range_of_its_own_on_the_native_engine(bert, tmp_path) 
     specs = {str(spec) for name, spec in plan.specs.items() if name.endswith("._input_quantizer")}
     assert specs == {"uint8 affine per-row dynamic"}
     path = tmp_path / "model.safetensors"
-    save_encoder(encoder_of(bert.checkpoint), plan, Calibration(scales=bert.smooth.scales), path)
+    save_encoder(
+        encoder_of(bert.checkpoint), plan, CalibrationResult(scales=bert.smooth.scales), path
+    )
     check = check_lowering(path, bert.references(plan, {}), "native")
     assert check.worst_layer_db >= 40
     x = torch.tensor([[[2.0, -1.0], [100.0, 0.0]]])

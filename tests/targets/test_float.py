@@ -27,7 +27,7 @@ def made(quantized, tmp_path_factory):
         directory,
         targets=["float", "portable"],
         calibration_data=source.data,
-        calibration_samples=8,
+        calibration=qdqbert.Calibration(samples=8),
         benchmark=False,
     )
     return directory, report

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 import transformers
 
+import flat
 import qdqbert
 from qdqbert.errors import UserInputError
 from qdqbert.graph.passes.qordered import LAYER_NODES
@@ -41,9 +42,7 @@ def classifier(save_tiny, tmp_path_factory):
 def made(classifier, tmp_path_factory):
     """A folder with a graph for qordered alone, and its report."""
     folder = tmp_path_factory.mktemp("qordered") / "int8"
-    return folder, qdqbert.quantize(
-        classifier, folder, targets=["qordered"], calibration_samples=16
-    )
+    return folder, flat.quantize(classifier, folder, targets=["qordered"], calibration_samples=16)
 
 
 def check_graph(path) -> onnx.ModelProto:
@@ -98,7 +97,7 @@ def test_a_checkpoint_becomes_a_graph_and_its_pairs_are_measured(made) -> None:
 def test_the_graph_agrees_with_that_of_a_target_that_an_engine_runs(
     classifier, tmp_path, run_plainly
 ) -> None:
-    report = qdqbert.quantize(
+    report = flat.quantize(
         str(classifier),
         tmp_path / "int8",
         recipe="qordered",
@@ -123,7 +122,7 @@ def test_a_checkpoint_with_quantizers_keeps_its_ranges(classifier, tmp_path) -> 
     qdqbert.calibrate(prepared, [dict(batch)])
     prepared.save_pretrained(tmp_path / "qat")
     tokenizer.save_pretrained(tmp_path / "qat")
-    report = qdqbert.quantize(
+    report = flat.quantize(
         tmp_path / "qat", tmp_path / "int8", targets=["qordered"], calibration_samples=16
     )
     assert any("checkpoint's own quantizers" in each for each in report.notices)
@@ -139,7 +138,7 @@ def test_evaluate_and_benchmark_report_that_no_engine_runs_it(made, write_file) 
     data = write_file("data.csv", "text,label\nthe cat,0\nthe dog,1\n")
     message = "contains only a graph for target qordered, which no engine of this package runs"
     with pytest.raises(UserInputError, match=message):
-        qdqbert.evaluate(folder, data)
+        flat.evaluate(folder, data)
     with pytest.raises(UserInputError, match=message):
         qdqbert.benchmark([folder])
 
@@ -156,7 +155,7 @@ def test_sites_in_float_are_refused_and_nothing_is_written(
     classifier, tmp_path, options, message
 ) -> None:
     with pytest.raises(UserInputError, match=message):
-        qdqbert.quantize(
+        flat.quantize(
             classifier, tmp_path / "int8", targets=["qordered"], calibration_samples=16, **options
         )
     assert not (tmp_path / "int8").exists()

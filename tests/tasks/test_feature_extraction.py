@@ -10,9 +10,9 @@ from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION as TASK
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, TaskOptions
+from qdqbert.tasks.task import Features, TaskSettings
 
-OPTIONS = TaskOptions()
+OPTIONS = TaskSettings()
 
 PAIRS = [
     Example(text="a", text_pair="b", label="5"),

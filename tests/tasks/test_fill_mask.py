@@ -13,7 +13,7 @@ from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.fill_mask import FILL_MASK as TASK
 from qdqbert.tasks.fill_mask import mask_tokens
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, TaskOptions
+from qdqbert.tasks.task import Features, TaskSettings
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 TEXTS = [Example(text=f"the cat {word} on a river at night") for word in ("sat", "was", "came")]
@@ -26,21 +26,21 @@ def tokenizer(checkpoints):
 
 
 def encode(tokenizer, examples, **options) -> Features:
-    chosen = TaskOptions(**options)
+    chosen = TaskSettings(**options)
     return TASK.encode(
         examples, runtime_tokenizer(tokenizer), input_names=NAMES, max_length=64, options=chosen
     )
 
 
 def mask(ids, **options):
-    chosen = TaskOptions(**options)
+    chosen = TaskSettings(**options)
     return mask_tokens(ids, special=SPECIAL, mask=MASK, words=np.arange(5, 900), options=chosen)
 
 
 def test_random_tokens_are_never_special() -> None:
     # With few words, special tokens would be drawn soon.
     for seed in range(50):
-        options = TaskOptions(seed=seed, mlm_probability=1.0)
+        options = TaskSettings(seed=seed, mlm_probability=1.0)
         masked, _ = mask_tokens(
             np.arange(5, 10),
             special=SPECIAL,
@@ -161,10 +161,10 @@ def test_predictions_are_of_masked_positions_in_the_order_of_the_batch(tokenizer
         # The tolerance is above 1000 exp(-50), the share of all other tokens.
         assert prediction[:, 0] == pytest.approx(0, abs=1e-6)
     ordered = [predictions[batch.indices.index(index)] for index in range(4)]
-    perplexity, accuracy = TASK.metrics(ordered, made, {}, TaskOptions())
+    perplexity, accuracy = TASK.metrics(ordered, made, {}, TaskSettings())
     assert perplexity.value == pytest.approx(1, abs=1e-6)
     assert accuracy.value == 100
-    assert TASK.decisions(ordered, made, TaskOptions()) == [
+    assert TASK.decisions(ordered, made, TaskSettings()) == [
         token for _, ids in made.places for token in ids.tolist()
     ]
 

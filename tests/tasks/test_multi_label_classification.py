@@ -16,11 +16,11 @@ from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION as TASK
 from qdqbert.tasks.multi_label_classification import labels_of
-from qdqbert.tasks.task import Features, TaskOptions
+from qdqbert.tasks.task import Features, TaskSettings
 from task_files import sentence
 
 ID2LABEL = {0: "Food", 1: "room, view", 2: "staff"}
-OPTIONS = TaskOptions()
+OPTIONS = TaskSettings()
 
 
 def features(*labels: str | None) -> Features:
@@ -100,9 +100,8 @@ def test_a_model_is_trained_quantized_evaluated_and_run(save_tiny, tmp_path) -> 
         train_data=tmp_path / "train.jsonl",
         eval_data=tmp_path / "dev.jsonl",
         task="text-classification",
-        distill_from=None,
-        learning_rate=1e-3,
-        epochs=1,
+        distillation=qdqbert.Distillation(teacher=None),
+        optimization=qdqbert.Optimization(learning_rate=1e-3, epochs=1),
     )
     assert [each.name for each in report.after] == ["f1_micro", "f1_macro", "subset_accuracy"]
     config = json.loads((tmp_path / "model" / "config.json").read_text())
@@ -111,9 +110,9 @@ def test_a_model_is_trained_quantized_evaluated_and_run(save_tiny, tmp_path) -> 
         tmp_path / "model",
         tmp_path / "int8",
         calibration_data=tmp_path / "train.jsonl",
-        calibration_samples=16,
+        calibration=qdqbert.Calibration(samples=16),
         targets=("onnxruntime",),
-        quant_disable=True,
+        quantizers=qdqbert.Quantizers(quant_disable=True),
         benchmark=False,
     )
     found = qdqbert.evaluate(

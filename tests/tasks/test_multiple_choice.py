@@ -13,9 +13,9 @@ from qdqbert.tasks.data import Columns, Dataset, Example
 from qdqbert.tasks.multiple_choice import MULTIPLE_CHOICE as TASK
 from qdqbert.tasks.multiple_choice import ChoiceExample
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, TaskOptions
+from qdqbert.tasks.task import Features, TaskSettings
 
-OPTIONS = TaskOptions()
+OPTIONS = TaskSettings()
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 SWAG = (
     ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"

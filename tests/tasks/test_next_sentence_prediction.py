@@ -8,9 +8,9 @@ from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.next_sentence_prediction import NEXT_SENTENCE_PREDICTION as TASK
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, TaskOptions
+from qdqbert.tasks.task import Features, TaskSettings
 
-OPTIONS = TaskOptions()
+OPTIONS = TaskSettings()
 # Decisions 0, 1, 1.
 PREDICTIONS = list(np.array([[2, 1], [0, 3], [-2, -1]], np.float32))
 

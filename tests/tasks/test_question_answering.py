@@ -18,11 +18,11 @@ from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.tasks.data import Columns, Dataset
 from qdqbert.tasks.question_answering import QUESTION_ANSWERING as TASK
 from qdqbert.tasks.questions import Answer, QuestionExample, read_questions
-from qdqbert.tasks.task import Features, TaskOptions
+from qdqbert.tasks.task import Features, TaskSettings
 
 BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 CONTEXT = "the cat was on the old tree . rain came down by the river"
-OPTIONS = TaskOptions(doc_stride=2)
+OPTIONS = TaskSettings(doc_stride=2)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def encode(
     tokenizer: Any,
     *examples: QuestionExample,
     max_length: int = 64,
-    options: TaskOptions = OPTIONS,
+    options: TaskSettings = OPTIONS,
     input_names: Sequence[str] = BERT_INPUTS,
 ) -> Features:
     return TASK.encode(
@@ -161,7 +161,7 @@ def test_windows_that_would_not_advance_are_refused(
     tokenizer, max_length: int, stride: int, fits: bool
 ) -> None:
     # Three tokens of the question and three special ones leave `max_length` - 6.
-    options = TaskOptions(doc_stride=stride)
+    options = TaskSettings(doc_stride=stride)
     if fits:
         assert len(encode(tokenizer, question(), max_length=max_length, options=options).places) > 1
         return
@@ -302,7 +302,7 @@ def scored(features: Features, *spans: dict[tuple[int, int], float]) -> list[np.
 
 
 def values_of(
-    predictions: Any, features: Features, options: TaskOptions = OPTIONS
+    predictions: Any, features: Features, options: TaskSettings = OPTIONS
 ) -> dict[str, float]:
     return {each.name: each.value for each in TASK.metrics(predictions, features, {}, options)}
 

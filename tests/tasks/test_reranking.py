@@ -21,10 +21,10 @@ from qdqbert.tasks.data import Columns
 from qdqbert.tasks.lines import read_lines
 from qdqbert.tasks.reranking import RERANKING as TASK
 from qdqbert.tasks.reranking import RankingExample
-from qdqbert.tasks.task import Features, TaskOptions
+from qdqbert.tasks.task import Features, TaskSettings
 from task_files import sentence
 
-OPTIONS = TaskOptions()
+OPTIONS = TaskSettings()
 ID2LABEL = {0: "LABEL_0"}
 
 
@@ -180,9 +180,9 @@ def test_a_reranker_is_quantized_evaluated_and_run(save_tiny, tmp_path) -> None:
         tmp_path / "int8",
         task="reranking",
         calibration_data=file,
-        calibration_samples=16,
+        calibration=qdqbert.Calibration(samples=16),
         targets=("onnxruntime",),
-        quant_disable=True,
+        quantizers=qdqbert.Quantizers(quant_disable=True),
         benchmark=False,
     )
     assert report.task == "reranking"

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from qdqbert.tasks.spans import predict
-from qdqbert.tasks.task import TaskOptions
+from qdqbert.tasks.task import TaskSettings
 
 CONTEXT = "the cat was on the old tree . rain came down by the river"
-OPTIONS = TaskOptions()
+OPTIONS = TaskSettings()
 # Number of tokens of: [CLS] where is it [SEP].
 BEFORE = 5
 
@@ -111,7 +111,7 @@ def test_n_best_are_spans_with_probabilities_and_the_null_score() -> None:
 def reference_answer(
     shown: Sequence[tuple[np.ndarray, np.ndarray]],
     context: str,
-    options: TaskOptions,
+    options: TaskSettings,
     *,
     has_null: bool,
 ) -> str:
@@ -135,7 +135,7 @@ def reference_answer(
 def test_answers_equal_those_of_plain_loops(has_null: bool, seed: int) -> None:
     rng = random.Random(seed)
     noise = np.random.default_rng(seed)
-    options = TaskOptions(n_best_size=1000, max_answer_length=4, null_score_diff_threshold=-1.0)
+    options = TaskSettings(n_best_size=1000, max_answer_length=4, null_score_diff_threshold=-1.0)
     answers = set()
     for _ in range(12):
         count = rng.randint(1, 30)

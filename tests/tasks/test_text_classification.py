@@ -11,11 +11,11 @@ from qdqbert.encoding import Batch, Encoded
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Dataset, Example
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, TaskOptions
+from qdqbert.tasks.task import Features, TaskSettings
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION as TASK
 
 ID2LABEL = {0: "Negative", 1: "Neutral", 2: "Positive"}
-OPTIONS = TaskOptions()
+OPTIONS = TaskSettings()
 # Decisions 0, 2, 2, 2.
 PREDICTIONS = list(np.array([[9, 1, 1], [1, 2, 3], [0, 0, 1], [-3, -2, -1]], np.float32))
 

@@ -11,7 +11,7 @@ from qdqbert.encoding import make_batches
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, TaskOptions
+from qdqbert.tasks.task import Features, TaskSettings
 from qdqbert.tasks.text_generation import TEXT_GENERATION as TASK
 
 NAMES = ("input_ids", "attention_mask")
@@ -24,7 +24,7 @@ def tokenizer(checkpoints):
 
 
 def encode(tokenizer, examples, max_length: int = 64) -> Features:
-    options = TaskOptions()
+    options = TaskSettings()
     return TASK.encode(
         examples,
         runtime_tokenizer(tokenizer),
@@ -76,12 +76,12 @@ def test_each_token_but_the_first_is_predicted_at_the_position_before(tokenizer)
     assert [each.shape for each in predictions] == [(3, 2), (7, 2)]
     for each, own in zip(predictions, made.encoded.inputs, strict=True):
         assert each[1:, 1].tolist() == own["input_ids"][2:].tolist()
-    perplexity, accuracy = TASK.metrics(predictions, made, {}, TaskOptions())
+    perplexity, accuracy = TASK.metrics(predictions, made, {}, TaskSettings())
     # One of ten tokens is predicted uniformly over the vocabulary; the numbers are float32.
     assert perplexity.value == pytest.approx(len(tokenizer) ** 0.1, rel=1e-6)
     assert accuracy.value == pytest.approx(90)
     assert perplexity.is_error
-    assert len(TASK.decisions(predictions, made, TaskOptions())) == 10
+    assert len(TASK.decisions(predictions, made, TaskSettings())) == 10
 
 
 def test_labels_are_the_ids_for_transformers_to_shift(tokenizer) -> None:

@@ -10,11 +10,11 @@ from qdqbert.encoding import Batch, Encoded, make_batches
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.conll import TokenExample, read_sentences
 from qdqbert.tasks.data import Columns, Dataset
-from qdqbert.tasks.task import Features, TaskOptions
+from qdqbert.tasks.task import Features, TaskSettings
 from qdqbert.tasks.token_classification import TOKEN_CLASSIFICATION as TASK
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
-OPTIONS = TaskOptions()
+OPTIONS = TaskSettings()
 ID2LABEL = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 CAT = TokenExample(words=("the", "cat", "sat"), tags=("O", "B-PER", "O"))
 RAIN = TokenExample(words=("rain",), tags=("B-LOC",))

@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 from qdqbert.encoding import Encoded
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.data import Example
-from qdqbert.tasks.task import Features, TaskOptions
+from qdqbert.tasks.task import Features, TaskSettings
 from qdqbert.tasks.tokens import (
     keep_examples,
     log_probabilities,
@@ -81,7 +81,7 @@ def test_perplexity_that_overflows_is_infinite() -> None:
 
 
 def test_decisions_are_the_ids_and_the_signal_is_the_rest() -> None:
-    assert most_likely_tokens([PREDICTION, PREDICTION[:1]], features(2, 1), TaskOptions()) == [
+    assert most_likely_tokens([PREDICTION, PREDICTION[:1]], features(2, 1), TaskSettings()) == [
         3,
         1,
         3,

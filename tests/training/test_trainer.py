@@ -85,7 +85,7 @@ def test_alpha_mixes_the_loss_of_the_task_and_the_distance(
     classifier, trainer_of, alpha: float, hidden: float
 ) -> None:
     student, teacher = classifier(0), classifier(1)
-    settings = Distillation(temperature=3.0, alpha=alpha, hidden_weight=hidden)
+    settings = Distillation(temperature=3.0, alpha=alpha, hidden=hidden)
     trainer = trainer_of(student, teacher=Teacher(classifier(1), settings))
     inputs = {**INPUTS, "labels": LABELS % 2}
     found = trainer.compute_loss(student.eval(), inputs)

@@ -47,7 +47,7 @@ def test_data_are_checked_before_torch_is_imported(content, words, tmp_path) -> 
         "import sys, qdqbert\n"
         "try:\n"
         f"    qdqbert.quantize('./m', './o', calibration_data={str(data)!r}, "
-        "label_column='verdict')\n"
+        "columns=qdqbert.Columns(label='verdict'))\n"
         "except qdqbert.UserInputError as error:\n"
         "    print(error)\n"
         "print('torch' in sys.modules)"

@@ -24,10 +24,10 @@ import qdqbert
 from qdqbert.errors import UserInputError
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import TaskOptions
+from qdqbert.tasks.task import TaskSettings
 from task_files import DOC_STRIDE, HEADS, TAGS, sentence
 
-OPTIONS = TaskOptions(doc_stride=DOC_STRIDE)
+OPTIONS = TaskSettings(doc_stride=DOC_STRIDE)
 # Words that SQuAD's metrics ignore.
 ARTICLES = ("a", "an", "the")
 Expect = Callable[[Any, Any, Path], dict[str, float]]
@@ -168,8 +168,8 @@ def make(save_tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
             calibration_data=paths[0],
             targets=("onnxruntime",),
             benchmark=False,
-            calibration_samples=16,
-            doc_stride=DOC_STRIDE,
+            calibration=qdqbert.Calibration(samples=16),
+            task_options=qdqbert.TaskOptions(doc_stride=DOC_STRIDE),
         )
         return Made(
             checkpoint=checkpoint,
@@ -195,7 +195,12 @@ def test_float_metrics_agree_with_plain_transformers(make, task: str) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(made.checkpoint)
     with torch.inference_mode():
         expected = EXPECTED[task](model, tokenizer, made.dev)
-    report = qdqbert.evaluate(made.checkpoint, made.dev, batch_size=5, doc_stride=DOC_STRIDE)
+    report = qdqbert.evaluate(
+        made.checkpoint,
+        made.dev,
+        batch_size=5,
+        task_options=qdqbert.TaskOptions(doc_stride=DOC_STRIDE),
+    )
     assert (report.task, report.engine, report.examples) == (task, "pytorch", 24)
     found = {each.name: each.value for each in report.metrics if each.name in expected}
     # Padding changes the order of float32 sums, and log-probabilities are kept in float32.

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan, Run, with_shared_weights
 from qdqbert.calibration.statistics import Observer
 from qdqbert.encoding import Batch
@@ -47,7 +47,7 @@ class StagedRun(Protocol):
         ...
 
 
-def run_passes(run: Run, plan: CalibrationPlan) -> Calibration:
+def run_passes(run: Run, plan: CalibrationPlan) -> CalibrationResult:
     """Calibrate anything that can be run and observed.
 
     Args:
@@ -58,7 +58,7 @@ def run_passes(run: Run, plan: CalibrationPlan) -> Calibration:
         CalibrationError: A site saw no value, or one that is not finite.
     """
     whole = Stage(names=plan.names, run=run)
-    found = Calibration()
+    found = CalibrationResult()
     for stage in run.stages(plan) if isinstance(run, StagedRun) else [whole]:
         for each in plan.passes(stage.names):
             found = each(stage.run, plan, found)

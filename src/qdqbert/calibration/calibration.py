@@ -12,7 +12,7 @@ from qdqbert.spec import Range, Recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Calibration:
+class CalibrationResult:
     """Result of a calibration.
 
     Attributes:
@@ -35,9 +35,9 @@ class Calibration:
     weight_amax: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     means: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     roundings: Roundings = dataclasses.field(default_factory=dict)
-    without_smoothing: Calibration | None = None
+    without_smoothing: CalibrationResult | None = None
 
-    def for_recipe(self, recipe: Recipe) -> Calibration:
+    def for_recipe(self, recipe: Recipe) -> CalibrationResult:
         """Return the ranges that a recipe uses."""
         if self.without_smoothing is not None and recipe.smoothing is None:
             return self.without_smoothing

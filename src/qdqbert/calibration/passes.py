@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qdqbert.calibration.bias_correction import MeanObserver
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.processes import (
     max_over_processes_,
     shared_statistics,
@@ -153,13 +153,13 @@ class CalibrationPlan:
         return parts
 
 
-Pass = Callable[[Run, CalibrationPlan, Calibration], Calibration]
+Pass = Callable[[Run, CalibrationPlan, CalibrationResult], CalibrationResult]
 """Runs the model once, and returns the calibration with the results of this pass."""
 
 
 def range_pass(
-    run: Run, plan: CalibrationPlan, found: Calibration, *, names: Sequence[str]
-) -> Calibration:
+    run: Run, plan: CalibrationPlan, found: CalibrationResult, *, names: Sequence[str]
+) -> CalibrationResult:
     """Choose the ranges of activations without a `pre_quant_scale`, and the scales of the others.
 
     Args:
@@ -189,7 +189,7 @@ def range_pass(
     ranges = clip_residual_ranges(_ranges_of(histograms, plan), residuals.errors)
     found = dataclasses.replace(found, scales={**found.scales, **_chosen_scales(channels, plan)})
     if plan.keeps_unsmoothed:
-        without = found.without_smoothing or Calibration()
+        without = found.without_smoothing or CalibrationResult()
         unsmoothed = {name: each for name, each in ranges.items() if name in plan.unsmoothed_sites}
         without = _with_ranges(without, plan, unsmoothed, {})
         found = dataclasses.replace(found, without_smoothing=without)
@@ -197,8 +197,8 @@ def range_pass(
 
 
 def smoothed_range_pass(
-    run: Run, plan: CalibrationPlan, found: Calibration, *, names: Collection[str]
-) -> Calibration:
+    run: Run, plan: CalibrationPlan, found: CalibrationResult, *, names: Collection[str]
+) -> CalibrationResult:
     """Choose the ranges of activations after multiplication by their `pre_quant_scale`.
 
     Args:
@@ -215,8 +215,8 @@ def smoothed_range_pass(
 
 
 def rounding_pass(
-    run: Run, plan: CalibrationPlan, found: Calibration, *, names: Collection[str]
-) -> Calibration:
+    run: Run, plan: CalibrationPlan, found: CalibrationResult, *, names: Collection[str]
+) -> CalibrationResult:
     """Choose how weights are rounded, by the second moments of their inputs.
 
     Args:
@@ -267,7 +267,7 @@ def rounding_pass(
 
 
 def _roundings(
-    found: Calibration,
+    found: CalibrationResult,
     plan: CalibrationPlan,
     wanted: frozenset[_Rounded],
     inputs: Sequence[str],
@@ -289,7 +289,7 @@ def _roundings(
     return dict(zip(keys, rounded, strict=True))
 
 
-def with_shared_weights(found: Calibration, plan: CalibrationPlan) -> Calibration:
+def with_shared_weights(found: CalibrationResult, plan: CalibrationPlan) -> CalibrationResult:
     """Return a calibration with the ranges that weights share, with its scales and without."""
     without = found.without_smoothing
     if without is not None:
@@ -319,11 +319,11 @@ def _chosen_scales(channels: ChannelObserver, plan: CalibrationPlan) -> dict[str
 
 
 def _with_ranges(
-    found: Calibration,
+    found: CalibrationResult,
     plan: CalibrationPlan,
     ranges: Mapping[str, Range],
     means: Mapping[str, Tensor],
-) -> Calibration:
+) -> CalibrationResult:
     """Add ranges and means, and clip and share ranges as the quantizer options specify."""
     # Ranges that were adjusted before stay the same.
     adjusted = plan.quantizer_options.adjust({**found.ranges, **ranges}, plan.all_sites)
@@ -335,7 +335,7 @@ def _with_ranges(
 
 
 def _shared_weight_amax(plan: CalibrationPlan, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the ranges that weights share, by site name; see `Calibration.weight_amax`."""
+    """Return the ranges that weights share, by site name; see `CalibrationResult.weight_amax`."""
     options = plan.quantizer_options
     if not options.shares_weights:
         return {}

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.errors import CalibrationError
 from qdqbert.numerics.weight_rounding import Roundings
 from qdqbert.spec import Range, TensorSpec
@@ -37,7 +37,7 @@ _SUFFIX, _PLAIN, _WEIGHT, _MEAN = ".pre_quant_scale", ".plain", ".weight_amax", 
 _ROUNDS_UP = ".rounds_up."
 
 
-def write_ranges(calibration: Calibration, path: Path) -> None:
+def write_ranges(calibration: CalibrationResult, path: Path) -> None:
     """Write a calibration. Equal calibrations give equal bytes."""
     tensors = _rows(calibration.ranges)
     if calibration.without_smoothing is not None:
@@ -55,7 +55,7 @@ def write_ranges(calibration: Calibration, path: Path) -> None:
     path.chmod(0o644)
 
 
-def read_ranges(path: Path) -> Calibration:
+def read_ranges(path: Path) -> CalibrationResult:
     """Read a calibration that `write_ranges` wrote. Values are exactly the same.
 
     Raises:
@@ -82,14 +82,14 @@ def read_ranges(path: Path) -> Calibration:
     suffixes = (_SUFFIX, _PLAIN, _WEIGHT, _MEAN)
     names = [name for name in sorted(tensors) if not name.endswith(suffixes)]
     means = _ending(tensors, _MEAN)
-    return Calibration(
+    return CalibrationResult(
         ranges=_ranges({name: tensors[name] for name in names}),
         scales=scales,
         weight_amax=weight_amax,
         means=means,
         roundings=roundings,
         without_smoothing=(
-            Calibration(
+            CalibrationResult(
                 ranges=plain, weight_amax=plain_amax, means=means, roundings=plain_roundings
             )
             if plain

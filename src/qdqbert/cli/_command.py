@@ -21,8 +21,12 @@ from qdqbert.cli._errors import (
 )
 from qdqbert.cli._output import Renderer, print_report
 from qdqbert.errors import UserInputError
-from qdqbert.options import Declared, declared_options
+from qdqbert.options import Declared, declared_options, described, in_groups
 from qdqbert.progress import Bars
+
+# Titles of the panels of options that are in no group.
+_COMMON = "Common options"
+_MORE = "More options"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,7 @@ class Command:
         positional: Names of the options that are arguments without a flag.
         render: Makes what is printed from the function's report.
         example: A command line for `--help`.
+        first: Names of the options that `--help` begins with; all that are in no group if empty.
         after_interrupt: What is left when the command is interrupted.
         runs_artifacts: Whether the command needs no transformers, and shows messages of the log.
         closing: Makes the last lines that are printed from the function's report.
@@ -49,6 +54,7 @@ class Command:
     positional: tuple[str, ...]
     render: Renderer
     example: str
+    first: tuple[str, ...] = ()
     after_interrupt: Callable[[Mapping[str, Any]], str] = lambda _: "Nothing was written."
     runs_artifacts: bool = False
     closing: Callable[[Any], Sequence[str]] = lambda _: ()
@@ -82,7 +88,8 @@ def add_command(app: App, command: Command) -> None:
 
     call.__name__ = command.name.replace("-", "_")
     call.__doc__ = in_flags(_summary(command.function), options)
-    parameters.sort(key=lambda each: each.kind)
+    # Positional parameters have to be the first.
+    parameters.sort(key=lambda each: (each.kind, _rank(each.name, command)))
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
     app.command(call, name=command.name, help_epilogue=f"Example: {command.example}")
@@ -90,12 +97,13 @@ def add_command(app: App, command: Command) -> None:
 
 def _call(command: Command, values: Mapping[str, Any]) -> Any:
     """Check the options, which is fast, before anything heavy is imported."""
-    command.options(**values)
+    arguments = in_groups(command.options, values)
+    command.options(**arguments)
     if command.runs_artifacts:
         show_messages()
     else:
         silence_libraries()
-    return command.function(**values, progress=Bars())
+    return command.function(**arguments, progress=Bars())
 
 
 def _with_pairs(values: Mapping[str, Any], options: Sequence[Declared]) -> dict[str, Any]:
@@ -143,7 +151,7 @@ def _parameter(
         Parameter(
             name=option.flag.upper() if is_positional else names,
             help=_help_text(option, command, options),
-            group=Group(_title(option.group), sort_key=_position(option.group, command.options)),
+            group=_panel(option, command, options),
             # Only an option that is on by default can be turned off.
             negative=None if option.default is True else (),
             show_default=_shows_default(option),
@@ -186,7 +194,7 @@ def _json_parameter() -> inspect.Parameter:
                 help="Print the report as JSON.",
                 negative=(),
                 show_default=False,
-                group=Group("Common options", sort_key=0),
+                group=Group(_COMMON, sort_key=0),
             ),
         ],
     )
@@ -206,20 +214,29 @@ def _is_mapping(kind: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
-def _position(group: type, options: type) -> int:
-    """Return the position of a group's panel. Groups with the same title share one."""
-    titles = [_title(each) for each in options.__mro__]
-    return titles.index(_title(group))
+def _panel(option: Declared, command: Command, options: Sequence[Declared]) -> Group:
+    """Return the panel of the help that an option is in. Groups with the same title share one."""
+    titles = [_COMMON, _MORE, *(_title(each) for each in options)]
+    title = _COMMON if option.name in command.first else _title(option)
+    if title == _COMMON and command.first and option.name not in command.first:
+        title = _MORE
+    return Group(title, sort_key=titles.index(title))
 
 
-def _title(group: type) -> str:
-    """Return the first line of a group's docstring."""
-    return (group.__doc__ or "").partition("\n")[0].rstrip(".")
+def _title(option: Declared) -> str:
+    """Return the first line of a group's docstring; "Common options" if the option has no group."""
+    first_line = (option.group.__doc__ or "").partition("\n")[0].rstrip(".")
+    return first_line if option.is_grouped or option.help else _COMMON
+
+
+def _rank(name: str, command: Command) -> int:
+    """Return the position of an option in its panel."""
+    return command.first.index(name) if name in command.first else len(command.first)
 
 
 def _help_text(option: Declared, command: Command, options: Sequence[Declared]) -> str:
     """Return the help of an option, in the words of the command line."""
-    text = in_flags(option.help, options)
+    text = in_flags(option.help or described(command.function, "Args")[option.name], options)
     if get_origin(option.type) is tuple and option.name not in command.positional:
         text = f"{text} Repeat it for several."
     if _is_mapping(option.type):

@@ -12,6 +12,7 @@ COMMAND = Command(
     function=analyze,
     options=AnalyzeOptions,
     positional=("model",),
+    first=("model", "data", "calibration_data", "granularity", "target", "plot"),
     render=analyze_table,
     example="qdqbert analyze ./my-classifier --calibration-data train.csv --data dev.csv",
 )

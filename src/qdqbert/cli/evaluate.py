@@ -12,6 +12,7 @@ COMMAND = Command(
     function=evaluate,
     options=EvaluateOptions,
     positional=("model",),
+    first=("model", "data", "reference", "output", "engine", "max_drop"),
     render=evaluate_table,
     example=(
         "qdqbert evaluate ./my-classifier-int8 --data dev.tsv --engine openvino "

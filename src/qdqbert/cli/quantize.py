@@ -14,6 +14,7 @@ COMMAND = Command(
     function=quantize,
     options=QuantizeOptions,
     positional=("model",),
+    first=("model", "output", "targets", "calibration_data", "eval_data", "max_drop"),
     render=quantize_table,
     closing=closing_lines,
     rewrite=with_ray_address,

@@ -12,6 +12,7 @@ COMMAND = Command(
     function=train,
     options=TrainOptions,
     positional=("model",),
+    first=("model", "output", "train_data", "eval_data", "qat", "distill_from"),
     render=train_table,
     example=(
         "qdqbert train ./my-classifier -o ./my-qat --train-data train.csv --eval-data dev.csv "

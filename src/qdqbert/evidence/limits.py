@@ -10,7 +10,7 @@ from typing import Literal
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.intervals import Interval, difference_interval
-from qdqbert.options import LimitOptions
+from qdqbert.options import Limits
 from qdqbert.tasks.task import Score
 
 Verdict = Literal["met", "missed", "not shown"]
@@ -76,12 +76,12 @@ def metric_differences(
 
 
 def check_limits(
-    options: LimitOptions, fidelity: Fidelity, differences: Sequence[MetricDifference]
+    limits: Limits, fidelity: Fidelity, differences: Sequence[MetricDifference]
 ) -> tuple[LimitCheck, ...]:
     """Return a check for each limit that was set.
 
     Args:
-        options: The limits.
+        limits: The limits.
         fidelity: How close a model is to the reference.
         differences: Its metrics minus the reference's, the main one first.
 
@@ -89,24 +89,24 @@ def check_limits(
         UserInputError: A limit does not apply to the task.
     """
     checks = []
-    if options.max_drop is not None:
+    if limits.max_drop is not None:
         value, drop = _drop(differences[0])
-        checks.append(_check("max_drop", options.max_drop, value, drop, at_most=True))
-    if options.max_flips is not None:
+        checks.append(_check("max_drop", limits.max_drop, value, drop, at_most=True))
+    if limits.max_flips is not None:
         if fidelity.flips_percent is None or fidelity.flips_interval is None:
-            raise _not_applicable("max_flips", options.max_flips, "tasks that choose an answer")
+            raise _not_applicable("max_flips", limits.max_flips, "tasks that choose an answer")
         value, interval = fidelity.flips_percent, fidelity.flips_interval
-        checks.append(_check("max_flips", options.max_flips, value, interval, at_most=True))
-    if options.min_sqnr is not None:
+        checks.append(_check("max_flips", limits.max_flips, value, interval, at_most=True))
+    if limits.min_sqnr is not None:
         value, interval = fidelity.sqnr_db, fidelity.sqnr_interval
-        checks.append(_check("min_sqnr", options.min_sqnr, value, interval, at_most=False))
-    if options.min_cosine is not None:
+        checks.append(_check("min_sqnr", limits.min_sqnr, value, interval, at_most=False))
+    if limits.min_cosine is not None:
         if fidelity.cosine_min is None:
-            raise _not_applicable("min_cosine", options.min_cosine, "embedders")
+            raise _not_applicable("min_cosine", limits.min_cosine, "embedders")
         # The worst of these texts, not of all texts, which no sample can bound.
         worst = Interval(low=fidelity.cosine_min, high=fidelity.cosine_min)
         checks.append(
-            _check("min_cosine", options.min_cosine, fidelity.cosine_min, worst, at_most=False)
+            _check("min_cosine", limits.min_cosine, fidelity.cosine_min, worst, at_most=False)
         )
     return tuple(checks)
 

@@ -6,11 +6,11 @@ import dataclasses
 
 from qdqbert.choices import AggregationStrategy, EngineName, KernelName, ProviderName, TargetName
 from qdqbert.errors import UserInputError
-from qdqbert.options import check_options, normalize_options, option
+from qdqbert.options import Options, option
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TextColumnOptions:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class TextColumnOptions(Options):
     """Columns of the data.
 
     Attributes:
@@ -23,8 +23,8 @@ class TextColumnOptions:
     text_pair_column: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AnswerOptions:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class AnswerOptions(Options):
     """Answers.
 
     Attributes:
@@ -55,7 +55,7 @@ class AnswerOptions:
     aggregation_strategy: AggregationStrategy | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class RowOptions(TextColumnOptions, AnswerOptions):
     """Common options.
 
@@ -86,8 +86,7 @@ class RowOptions(TextColumnOptions, AnswerOptions):
         Raises:
             UserInputError: A value is not allowed, or two options contradict each other.
         """
-        normalize_options(self)
-        check_options(self)
+        super().__post_init__()
         if self.threshold is not None and self.top_k is not None:
             raise UserInputError(
                 f"`threshold={self.threshold}` writes all classes above it, and "

@@ -24,7 +24,7 @@ from qdqbert.inference.scheduler import Encoded
 from qdqbert.tables.rows import Column, Kind
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.spans import SpanPrediction, predict
-from qdqbert.tasks.task import Prediction, TaskOptions
+from qdqbert.tasks.task import Prediction, TaskSettings
 from qdqbert.tasks.windows import Windows, context_offsets
 
 Question = Mapping[str, str]
@@ -54,7 +54,7 @@ class _Ask:
 
     windows: Windows
     input_names: Sequence[str]
-    options: TaskOptions
+    options: TaskSettings
     has_null: bool
     top_k: int
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from qdqbert.calibration.calibrate import run_observed, run_passes
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.processes import is_shared
 from qdqbert.calibration.statistics import calibrator_of
@@ -127,7 +127,7 @@ def _calibration(
     batches: Iterable[Mapping[str, Tensor]],
     quantizer_options: QuantizerOptions,
     advance: Callable[[], None],
-) -> Calibration:
+) -> CalibrationResult:
     model = sited.model
     recipe = recipe_of(getattr(model, "config", None))
     placed = None if recipe is None else build_recipe(recipe)

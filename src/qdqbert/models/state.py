@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.encoders.stored import STATE_VERSION, TENSORS, default_state, names_of
 from qdqbert.errors import CheckpointError, SpecError
 from qdqbert.quantizers.quantizer import Quantizer
@@ -65,7 +65,7 @@ def place_(
         quantizer.configure(None if excluded else specs[name])
 
 
-def apply_calibration_(sited: SitedModel, found: Calibration) -> None:
+def apply_calibration_(sited: SitedModel, found: CalibrationResult) -> None:
     """Set the ranges and scales of a calibration. Weights without a range use their own."""
     device = next(sited.model.parameters()).device
     if found.scales:
@@ -226,7 +226,7 @@ def stored_specs(sited: SitedModel) -> dict[str, TensorSpec | None]:
     return {name: _spec_of(name, each) for name, each in sited.quantizers.items()}
 
 
-def stored_calibration(sited: SitedModel) -> Calibration:
+def stored_calibration(sited: SitedModel) -> CalibrationResult:
     """Return the ranges that a model was calibrated or trained with."""
     ranges: dict[str, Range] = {}
     scales: dict[str, Tensor] = {}
@@ -243,7 +243,7 @@ def stored_calibration(sited: SitedModel) -> Calibration:
             ranges[name] = chosen
         if quantizer.pre_quant_scale is not None:
             scales[name] = quantizer.pre_quant_scale.cpu()
-    return Calibration(ranges=ranges, scales=scales, weight_amax=weight_amax)
+    return CalibrationResult(ranges=ranges, scales=scales, weight_amax=weight_amax)
 
 
 def _spec_of(name: str, quantizer: Quantizer) -> TensorSpec | None:

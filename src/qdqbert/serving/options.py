@@ -7,13 +7,13 @@ import os
 
 from qdqbert.choices import EngineName, KernelName
 from qdqbert.errors import UserInputError
-from qdqbert.options import check_options, normalize_options, option
+from qdqbert.options import Options, option
 
 _KEY_VARIABLE = "QDQBERT_API_KEY"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ServerOptions:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class ServerOptions(Options):
     """Common options.
 
     Attributes:
@@ -47,8 +47,7 @@ class ServerOptions:
         Raises:
             UserInputError: A value is not allowed.
         """
-        normalize_options(self)
-        check_options(self)
+        super().__post_init__()
         if not self.models:
             raise UserInputError("`models` is missing. Name at least one.", argument="models")
 

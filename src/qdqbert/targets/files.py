@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.encoders.affine import Bools
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import Choices, Specs, quantize_encoder
@@ -20,7 +20,9 @@ from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan, Target
 
 
-def save_encoder(model: EncoderModel, plan: Plan, calibration: Calibration, path: Path) -> None:
+def save_encoder(
+    model: EncoderModel, plan: Plan, calibration: CalibrationResult, path: Path
+) -> None:
     """Write packed weights of the native engine, from a float model and a plan.
 
     Args:
@@ -40,7 +42,7 @@ def save_encoder(model: EncoderModel, plan: Plan, calibration: Calibration, path
         save_packed(pack_model(made), path)
 
 
-def choices_of(calibration: Calibration, specs: Specs) -> Choices:
+def choices_of(calibration: CalibrationResult, specs: Specs) -> Choices:
     """Return the choices of a calibration, as numpy arrays."""
 
     def rounds_up(site: str, width: int) -> Bools | None:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from qdqbert.errors import DataFileError
+from qdqbert.options import Columns as Columns
 from qdqbert.tables.delimited import INDEX_NAMES
 from qdqbert.tasks.lines import source_name
 
@@ -29,33 +30,6 @@ LINE = "<line>"
 
 Row = tuple[int, dict[str, object]]
 """Number of a row and its fields by column name."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Columns:
-    """The columns to read.
-
-    A column is given by its name or, if no column has that name, by its number from 0. In a
-    request `None` means that the column is inferred. In a result `None` means that there is none.
-
-    Attributes:
-        text: First texts.
-        text_pair: Second texts.
-        label: Labels.
-    """
-
-    text: str | None = None
-    text_pair: str | None = None
-    label: str | None = None
-
-    @property
-    def requested(self) -> dict[str, str]:
-        """The columns that are not `None`, by the name of the argument that sets them."""
-        return {
-            f"{role}_column": name
-            for role, name in dataclasses.asdict(self).items()
-            if name is not None
-        }
 
 
 @dataclasses.dataclass(kw_only=True)

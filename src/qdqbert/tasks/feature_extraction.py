@@ -22,7 +22,7 @@ from qdqbert.tasks.task import (
     Predictions,
     Score,
     Task,
-    TaskOptions,
+    TaskSettings,
 )
 from qdqbert.tasks.texts import check_label_column, truncation_notice
 from qdqbert.tokenizing.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ def _encode(
     *,
     input_names: Sequence[str],
     max_length: int,
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> Features:
     """Make a feature of each text: of all first texts, then of all second ones."""
     del options
@@ -71,7 +71,7 @@ def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Score]:
     """Return the correlations of cosine and score, x 100, as in STS benchmarks."""
     del id2label, options
@@ -95,7 +95,7 @@ def _answers(
     *,
     tokenizer: Any,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Answer]:
     del tokenizer, id2label, options
     given = [example.given for example in features.examples]

@@ -26,7 +26,7 @@ from qdqbert.tasks.task import (
     Predictions,
     Score,
     Task,
-    TaskOptions,
+    TaskSettings,
     accept_all,
 )
 from qdqbert.tasks.texts import encode_texts
@@ -50,7 +50,7 @@ def _encode(
     *,
     input_names: Sequence[str],
     max_length: int,
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> Features:
     """Make one feature of each text, with masks. `places` has a `Place` for each."""
     mask = tokenizer.special_id("mask_token")
@@ -91,7 +91,7 @@ def mask_tokens(
     special: NDArray[np.int64],
     mask: int,
     words: NDArray[np.int32],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> tuple[NDArray[np.int32], Place]:
     """Mask a share of a text's tokens, at least one. The choice depends on ids and seed only.
 
@@ -133,7 +133,7 @@ def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Score]:
     del id2label, options
     return token_scores(predictions, _true_ids(features))
@@ -150,7 +150,7 @@ def _answers(
     *,
     tokenizer: Any,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Answer]:
     del id2label, options
     return token_answers(predictions, features, _true_ids(features), tokenizer)

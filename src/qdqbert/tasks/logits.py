@@ -17,7 +17,7 @@ from qdqbert.tasks.task import (
     Prediction,
     Predictions,
     Score,
-    TaskOptions,
+    TaskSettings,
 )
 
 
@@ -30,7 +30,7 @@ def logit_predictions(
 
 
 def most_likely_classes(
-    predictions: Predictions, features: Features, options: TaskOptions
+    predictions: Predictions, features: Features, options: TaskSettings
 ) -> Sequence[Hashable] | None:
     """Return the index of the largest logit of each feature; `None` if there is only one class."""
     del features, options

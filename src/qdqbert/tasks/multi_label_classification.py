@@ -27,7 +27,7 @@ from qdqbert.tasks.task import (
     Predictions,
     Score,
     Task,
-    TaskOptions,
+    TaskSettings,
 )
 from qdqbert.tasks.texts import check_label_column, encode_texts
 
@@ -124,7 +124,7 @@ def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Score]:
     del options
     chosen, known = np.stack(predictions) > 0, _indicators(features, id2label)
@@ -141,7 +141,7 @@ def _of_sets(name: str, classes: int) -> Compute:
 
 
 def _decisions(
-    predictions: Predictions, features: Features, options: TaskOptions
+    predictions: Predictions, features: Features, options: TaskSettings
 ) -> Sequence[Hashable]:
     """Return the set of classes of each text."""
     del features, options
@@ -154,7 +154,7 @@ def _answers(
     *,
     tokenizer: Any,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Answer]:
     """Return the classes of each text, the most likely one first."""
     del tokenizer, options

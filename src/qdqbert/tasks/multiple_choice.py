@@ -32,7 +32,7 @@ from qdqbert.tasks.logits import (
     logit_predictions,
     most_likely_classes,
 )
-from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, TaskOptions
+from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, TaskSettings
 from qdqbert.tasks.texts import truncation_notice
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
@@ -168,7 +168,7 @@ def _encode(
     *,
     input_names: Sequence[str],
     max_length: int,
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> Features:
     """Make one feature of each example: its choices, padded to the longest of them."""
     del options
@@ -218,7 +218,7 @@ def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Score]:
     del id2label, options
     return [accuracy_score(predictions, [_label_of(example) for example in features.examples])]
@@ -230,7 +230,7 @@ def _answers(
     *,
     tokenizer: Any,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Answer]:
     """Return the number of the most likely ending."""
     del tokenizer, id2label, options

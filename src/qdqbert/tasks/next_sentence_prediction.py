@@ -15,7 +15,7 @@ from qdqbert.tasks.logits import (
     logit_predictions,
     most_likely_classes,
 )
-from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, TaskOptions
+from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, TaskSettings
 from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
 
 NAMES: Mapping[int, str] = {0: "is_next", 1: "not_next"}
@@ -66,7 +66,7 @@ def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Score]:
     del id2label, options
     return [accuracy_score(predictions, [_class_of(example) for example in features.examples])]
@@ -78,7 +78,7 @@ def _answers(
     *,
     tokenizer: Any,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Answer]:
     del tokenizer, id2label, options
     return class_answers(predictions, [each.given for each in features.examples], NAMES)

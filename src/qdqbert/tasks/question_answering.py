@@ -33,7 +33,7 @@ from qdqbert.tasks.task import (
     Predictions,
     Score,
     Task,
-    TaskOptions,
+    TaskSettings,
     mean_percent,
 )
 from qdqbert.tasks.windows import Windows, context_offsets
@@ -63,7 +63,7 @@ def encode_windows(
     *,
     input_names: Sequence[str],
     max_length: int,
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> Features:
     """Make one feature of each question and each window of its context.
 
@@ -111,7 +111,7 @@ def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Score]:
     del id2label
     golds = {
@@ -137,13 +137,13 @@ def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
 
 
 def _decisions(
-    predictions: Predictions, features: Features, options: TaskOptions
+    predictions: Predictions, features: Features, options: TaskSettings
 ) -> Sequence[Hashable]:
     """Return the answer to each question."""
     return list(_texts(predictions, features, options).values())
 
 
-def _texts(predictions: Predictions, features: Features, options: TaskOptions) -> dict[str, str]:
+def _texts(predictions: Predictions, features: Features, options: TaskSettings) -> dict[str, str]:
     return {id_: each.text for id_, each in _answers(predictions, features, options)}
 
 
@@ -153,7 +153,7 @@ def _question_answers(
     *,
     tokenizer: Any,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Answer]:
     """Return the answer to each question and its probability among the best spans.
 
@@ -179,7 +179,7 @@ def _question_answers(
     return answers
 
 
-def _files(predictions: Predictions, features: Features, options: TaskOptions) -> dict[str, Any]:
+def _files(predictions: Predictions, features: Features, options: TaskSettings) -> dict[str, Any]:
     """Return what the usual scripts write: answers, best spans and, for v2.0, odds of no answer."""
     answers = dict(_answers(predictions, features, options))
     files: dict[str, Any] = {
@@ -197,7 +197,7 @@ def _has_null(features: Features) -> bool:
 
 
 def _answers(
-    predictions: Predictions, features: Features, options: TaskOptions
+    predictions: Predictions, features: Features, options: TaskSettings
 ) -> Iterator[tuple[str, SpanPrediction]]:
     """Yield the id of each question and its answer, in the order of the examples."""
     has_null = _has_null(features)

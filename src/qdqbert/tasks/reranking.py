@@ -29,7 +29,7 @@ from qdqbert.tasks.task import (
     Predictions,
     Score,
     Task,
-    TaskOptions,
+    TaskSettings,
     mean_percent,
 )
 from qdqbert.tasks.texts import check_label_column, encode_texts
@@ -96,7 +96,7 @@ def _encode(
     *,
     input_names: Sequence[str],
     max_length: int,
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> Features:
     """Make one feature of each pair, and count the queries that cannot be scored."""
     features = encode_texts(
@@ -150,7 +150,7 @@ def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Score]:
     """Return the means of MRR, nDCG and MAP over queries; the AUC of single pairs."""
     del id2label, options
@@ -177,7 +177,7 @@ def _auc_percent(scores: ArrayLike, labels: ArrayLike) -> float:
 
 
 def _decisions(
-    predictions: Predictions, features: Features, options: TaskOptions
+    predictions: Predictions, features: Features, options: TaskSettings
 ) -> Sequence[Hashable] | None:
     """Return the best document of each query that has several; `None` if none has."""
     del options
@@ -192,7 +192,7 @@ def _answers(
     *,
     tokenizer: Any,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Answer]:
     """Return the score of each document, and the best one of each query that has several."""
     del tokenizer, id2label, options

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.tasks.logits import probabilities
-from qdqbert.tasks.task import Prediction, TaskOptions
+from qdqbert.tasks.task import Prediction, TaskSettings
 
 NULL = 0
 """The position of [CLS], which means "no answer"."""
@@ -41,7 +41,7 @@ class SpanPrediction:
 def predict(
     windows: Sequence[tuple[Prediction, NDArray[np.int32]]],
     context: str,
-    options: TaskOptions,
+    options: TaskSettings,
     *,
     has_null: bool,
 ) -> SpanPrediction:
@@ -83,7 +83,7 @@ def predict(
 
 
 def _spans(
-    scores: Prediction, offsets: NDArray[np.int32], options: TaskOptions
+    scores: Prediction, offsets: NDArray[np.int32], options: TaskSettings
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return offsets and logits of the possible answers in one window, shape `(spans, 2)` each.
 

@@ -29,7 +29,7 @@ IGNORED = -100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskOptions:
+class TaskSettings:
     """Settings of tasks, under transformers' names. Each task reads its own.
 
     Attributes:
@@ -152,7 +152,7 @@ class Encoder(Protocol):
         *,
         input_names: Sequence[str],
         max_length: int,
-        options: TaskOptions,
+        options: TaskSettings,
     ) -> Features:
         """Return features of at most `max_length` tokens that have the inputs `input_names`."""
         ...
@@ -187,7 +187,7 @@ class Answers(Protocol):
         *,
         tokenizer: Tokenizer,
         id2label: Mapping[int, str],
-        options: TaskOptions,
+        options: TaskSettings,
     ) -> Sequence[Answer]:
         """Return one answer for each example, or for each query of several examples."""
         ...
@@ -253,8 +253,8 @@ class Task:
     encode: Encoder
     check_labels: Callable[[Dataset, Mapping[int, str]], None]
     predictions: Callable[[Mapping[str, NDArray[np.float32]], Batch, Features], list[Prediction]]
-    scores: Callable[[Predictions, Features, Mapping[int, str], TaskOptions], list[Score]]
-    decisions: Callable[[Predictions, Features, TaskOptions], Sequence[Hashable] | None]
+    scores: Callable[[Predictions, Features, Mapping[int, str], TaskSettings], list[Score]]
+    decisions: Callable[[Predictions, Features, TaskSettings], Sequence[Hashable] | None]
     labels: Callable[[Features, Mapping[int, str]], Sequence[Labels | None]]
     answers: Answers
     name_labels: Callable[[Dataset, Mapping[int, str]], Dataset] = keep_labels
@@ -265,7 +265,7 @@ class Task:
     is_embedding: bool = False
     decided: str = "text"
     signal: Callable[[Prediction], Prediction] = identity
-    files: Callable[[Predictions, Features, TaskOptions], dict[str, Any]] | None = None
+    files: Callable[[Predictions, Features, TaskSettings], dict[str, Any]] | None = None
 
     def read_labels(self, dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
         """Return the data with labels that can be scored; see `name_labels` and `check_labels`.
@@ -283,7 +283,7 @@ class Task:
         predictions: Predictions,
         features: Features,
         id2label: Mapping[int, str],
-        options: TaskOptions,
+        options: TaskSettings,
     ) -> list[Metric]:
         """Return the metrics, the main one first; see `scores`."""
         return [each.metric() for each in self.scores(predictions, features, id2label, options)]

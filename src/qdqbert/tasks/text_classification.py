@@ -20,7 +20,7 @@ from qdqbert.tasks.logits import (
 )
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
-from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, TaskOptions
+from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, TaskSettings
 from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
 
 
@@ -58,7 +58,7 @@ def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Score]:
     """Return accuracy first; `f1` is that of class 1, as in GLUE."""
     del options
@@ -78,7 +78,7 @@ def _answers(
     *,
     tokenizer: Any,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Answer]:
     del tokenizer, options
     given = [example.given for example in features.examples]

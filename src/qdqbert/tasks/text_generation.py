@@ -18,7 +18,7 @@ from qdqbert.tasks.task import (
     Predictions,
     Score,
     Task,
-    TaskOptions,
+    TaskSettings,
     accept_all,
 )
 from qdqbert.tasks.texts import encode_texts
@@ -39,7 +39,7 @@ def _encode(
     *,
     input_names: Sequence[str],
     max_length: int,
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> Features:
     """Make one feature of each text, cut at `max_length`."""
     features = encode_texts(
@@ -64,7 +64,7 @@ def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Score]:
     del id2label, options
     return token_scores(predictions, _true_ids(features))
@@ -81,7 +81,7 @@ def _answers(
     *,
     tokenizer: Any,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Answer]:
     del id2label, options
     return token_answers(predictions, features, _true_ids(features), tokenizer)

@@ -9,7 +9,7 @@ from qdqbert.errors import DataFileError
 from qdqbert.tasks.columns import quoted
 from qdqbert.tasks.data import Dataset, Example
 from qdqbert.tasks.lines import counted
-from qdqbert.tasks.task import Features, TaskOptions
+from qdqbert.tasks.task import Features, TaskSettings
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 
@@ -19,7 +19,7 @@ def encode_texts(
     *,
     input_names: Sequence[str],
     max_length: int,
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> Features:
     """Make one feature of each example, of its text or of its two texts together."""
     del options

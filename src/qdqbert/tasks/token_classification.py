@@ -28,7 +28,7 @@ from qdqbert.tasks.task import (
     Predictions,
     Score,
     Task,
-    TaskOptions,
+    TaskSettings,
     share_percent,
 )
 from qdqbert.tokenizing.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ def _encode(
     *,
     input_names: Sequence[str],
     max_length: int,
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> Features:
     """Make one feature of each sentence.
 
@@ -122,7 +122,7 @@ def _scores(
     predictions: Predictions,
     features: Features,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Score]:
     """Return F1, precision and recall of entities, and the accuracy of tags.
 
@@ -179,7 +179,7 @@ def _are_entity_tags(names: Iterable[str]) -> bool:
 
 
 def _decisions(
-    predictions: Predictions, features: Features, options: TaskOptions
+    predictions: Predictions, features: Features, options: TaskSettings
 ) -> Sequence[Hashable]:
     """Return the class of each word of all sentences, leaving out words without a token."""
     del options
@@ -196,7 +196,7 @@ def _answers(
     *,
     tokenizer: Any,
     id2label: Mapping[int, str],
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> list[Answer]:
     """Return the tag of each word and its probability, which is `None` without a token."""
     del tokenizer, options

@@ -22,7 +22,7 @@ from qdqbert.tasks.task import (
     Prediction,
     Predictions,
     Score,
-    TaskOptions,
+    TaskSettings,
     share_percent,
 )
 from qdqbert.tokenizing.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ def log_probabilities(prediction: Prediction) -> Prediction:
 
 
 def most_likely_tokens(
-    predictions: Predictions, features: Features, options: TaskOptions
+    predictions: Predictions, features: Features, options: TaskSettings
 ) -> Sequence[Hashable] | None:
     """Return the id of the most likely token, for every predicted token of every feature."""
     del features, options

@@ -1,21 +1,26 @@
-"""Settings of distillation, importable without torch."""
+"""Options of distillation, importable without torch."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+
+from qdqbert.options import Options, option
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Distillation:
-    """How a student learns from its teacher.
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Distillation(Options):
+    """Distillation.
 
     Attributes:
-        temperature: The logits of both models are divided by it, so that small ones count too.
-        alpha: Share of the teacher's loss in the total; the rest is the loss of the task. With 1,
-            no labels are needed.
-        hidden_weight: Factor of the mean squared difference of the hidden states of all layers.
+        teacher: Float checkpoint of the teacher. No teacher by default.
+        temperature: Temperature that divides the logits of both models.
+        alpha: Weight of the teacher in the loss, from 0 to 1; the rest is the weight of the
+            labels. With 1, no labels are needed.
+        hidden: Weight of the mean squared distance between the hidden states.
     """
 
-    temperature: float = 2.0
-    alpha: float = 1.0
-    hidden_weight: float = 0.0
+    teacher: str | None = option(None, flat="distill_from")
+    temperature: float = option(2.0, above=0, below=math.inf)
+    alpha: float = option(1.0, flat="distill_alpha", at_least=0, at_most=1)
+    hidden: float = option(0.0, flat="distill_hidden", at_least=0, below=math.inf)

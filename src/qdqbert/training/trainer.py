@@ -76,7 +76,7 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         inputs = dict(inputs)
         scores = inputs.pop(_PAIR_SCORE, None)
         settings = self._teacher.settings if self._teacher else Distillation(alpha=0.0)
-        hidden = settings.hidden_weight > 0
+        hidden = settings.hidden > 0
         outputs = model(**inputs, output_hidden_states=hidden)
         loss: Tensor | float = 0.0
         if settings.alpha < 1:
@@ -87,7 +87,7 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
             theirs = self._teacher.outputs(inputs, hidden=hidden)
             loss = loss + settings.alpha * self._distance(outputs, theirs, inputs)
             if hidden:
-                loss = loss + settings.hidden_weight * states_distance(outputs, theirs, inputs)
+                loss = loss + settings.hidden * states_distance(outputs, theirs, inputs)
         return (loss, outputs) if return_outputs else loss
 
     def _embedding_loss(

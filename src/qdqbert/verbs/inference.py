@@ -19,7 +19,7 @@ from qdqbert.evidence.limits import (
     check_limits,
     metric_differences,
 )
-from qdqbert.options import LimitOptions
+from qdqbert.options import Limits
 from qdqbert.reference.body import Body, to_numpy
 from qdqbert.tasks.task import (
     Features,
@@ -28,7 +28,7 @@ from qdqbert.tasks.task import (
     Predictions,
     Score,
     Task,
-    TaskOptions,
+    TaskSettings,
 )
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
@@ -59,7 +59,7 @@ def encode_examples(
     input_names: Sequence[str],
     max_length: int,
     batch_size: int,
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> EncodedExamples:
     """Tokenize and batch examples for a task.
 
@@ -139,7 +139,7 @@ def fidelity_of(
     reference: Predictions,
     candidate: Predictions,
     features: Features,
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> Fidelity:
     """Compare the predictions of a model with those of a reference, as the task does."""
     return compare(
@@ -156,7 +156,7 @@ def decisions_of(
     reference: Predictions,
     candidate: Predictions,
     features: Features,
-    options: TaskOptions,
+    options: TaskSettings,
 ) -> tuple[Decisions, Decisions] | None:
     """Return the decisions of both models; `None` for tasks without decisions."""
     theirs, ours = (task.decisions(each, features, options) for each in (reference, candidate))
@@ -196,7 +196,7 @@ class Baseline:
     predictions: Predictions
     scores: tuple[Score, ...]
     id2label: Mapping[int, str]
-    options: TaskOptions
+    options: TaskSettings
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -224,14 +224,14 @@ class Baseline:
             differences=metric_differences(scores, self.scores),
         )
 
-    def verdicts(self, options: LimitOptions, predictions: Predictions) -> list[Verdict]:
+    def verdicts(self, limits: Limits, predictions: Predictions) -> list[Verdict]:
         """Return the verdict about each limit of a call.
 
         Raises:
             UserInputError: A limit does not apply to the task.
         """
         found = self.compare(predictions)
-        checks = check_limits(options, found.fidelity, found.differences)
+        checks = check_limits(limits, found.fidelity, found.differences)
         return [each.verdict for each in checks]
 
 
@@ -240,7 +240,7 @@ def batch_invariance_of(
     runner: Runner,
     encoded: EncodedExamples,
     together: Predictions,
-    options: TaskOptions,
+    options: TaskSettings,
     *,
     texts: int,
 ) -> BatchInvariance:

@@ -6,22 +6,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qdqbert import options
 from qdqbert.choices import CalibratorName
 from qdqbert.errors import UserInputError, naming
+from qdqbert.options import Quantizers, TaskOptions
 from qdqbert.recipes import PERCENTILE, QuantizerOptions
-from qdqbert.tasks.data import Columns, check_readable
-from qdqbert.tasks.task import TaskOptions
+from qdqbert.tasks.data import check_readable
+from qdqbert.tasks.task import TaskSettings
 
 # Options that name data.
 _DATA = ("data", "calibration_data", "train_data", "eval_data")
-
-
-def columns_of(columns: options.ColumnOptions) -> Columns:
-    """Return the columns to read."""
-    return Columns(
-        text=columns.text_column, text_pair=columns.text_pair_column, label=columns.label_column
-    )
 
 
 def check_data(given: Any) -> None:
@@ -37,7 +30,7 @@ def check_data(given: Any) -> None:
         data = getattr(given, name, None)
         if data is not None:
             with naming(name):
-                check_readable(data, columns_of(given))
+                check_readable(data, given.columns)
 
 
 def input_length(asked: int | None, usual: int | None, limit: int) -> tuple[int, list[str]]:
@@ -76,8 +69,8 @@ def check_sequences(sequences: Sequence[int], model: str, limit: int) -> None:
 
 
 def task_options_of(
-    given: options.TaskOptions, stored: Mapping[str, Any], *, seed: int | None = None
-) -> TaskOptions:
+    given: TaskOptions, stored: Mapping[str, Any], *, seed: int | None = None
+) -> TaskSettings:
     """Return the settings of a task: those that were given, those that are stored, or defaults.
 
     Args:
@@ -85,15 +78,19 @@ def task_options_of(
         stored: Settings that the model was trained or quantized with, by name.
         seed: Seed of masked tokens. The stored one if `None`.
     """
-    names = [field.name for field in dataclasses.fields(options.TaskOptions)]
-    values = {name: getattr(given, name) for name in names}
-    asked = {name: value for name, value in values.items() if value is not None}
+    asked = {name: value for name, value in given.given().items() if name != "pooling"}
     seeded = {} if seed is None else {"seed": seed}
-    return TaskOptions(**{**stored, **asked, **seeded})
+    return TaskSettings(**{**stored, **asked, **seeded})
+
+
+def changes_of(quantizers: Quantizers) -> dict[str, Any]:
+    """Return the changes to the quantizers of a recipe that were given, by name."""
+    names = {field.name for field in dataclasses.fields(QuantizerOptions)}
+    return {name: value for name, value in quantizers.given().items() if name in names}
 
 
 def quantizer_options_of(
-    overrides: options.QuantizerOverrides,
+    quantizers: Quantizers,
     *,
     calibrator: CalibratorName,
     percentile: float | None,
@@ -102,7 +99,7 @@ def quantizer_options_of(
     """Return quantizer options with all overrides and the calibrator filled in.
 
     Args:
-        overrides: Options of the call.
+        quantizers: Options of the call.
         calibrator: Calibrator to use.
         percentile: Percentage to cover; `PERCENTILE` if `None` and the calibrator needs one.
         recalibrate_weights: Whether stored ranges of weights are dropped.
@@ -110,7 +107,7 @@ def quantizer_options_of(
     if calibrator == "percentile" and percentile is None:
         percentile = PERCENTILE
     return QuantizerOptions(
-        **overrides.quantizer_changes(),
+        **changes_of(quantizers),
         calibrator=calibrator,
         percentile=percentile,
         recalibrate_weights=recalibrate_weights,

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from calibrated import calibrate
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
@@ -56,7 +56,7 @@ class Model:
     body: GraphBody
     graph: ir.Model
     batches: tuple[Batch, ...]
-    calibration: Calibration
+    calibration: CalibrationResult
 
     def specs(
         self, recipe: str | None = None, quantizer_options: QuantizerOptions | None = None

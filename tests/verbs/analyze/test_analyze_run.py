@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-import qdqbert
+import flat
 from conftest import WORDS
 from qdqbert.errors import UserInputError
 
@@ -23,7 +23,7 @@ LINEARS = {
 
 
 def analyze(made, **options):
-    return qdqbert.analyze(
+    return flat.analyze(
         made.checkpoint,
         **{
             "calibration_data": made.data,
@@ -69,7 +69,7 @@ def test_labels_give_the_loss_of_the_metric(quantized, tmp_path: Path) -> None:
     path.write_text("\n".join(["text,label", *rows]))
     made = quantized("classifier")
     report = analyze(made, data=path, granularity="layer", max_examples=1000, wprec=3)
-    evaluated = qdqbert.evaluate(made.checkpoint, path)
+    evaluated = flat.evaluate(made.checkpoint, path)
     assert report.metric == evaluated.metrics[0].name
     assert report.units[-1].left.drop == 0
     assert all(unit.alone.drop is not None for unit in report.units)
@@ -77,7 +77,7 @@ def test_labels_give_the_loss_of_the_metric(quantized, tmp_path: Path) -> None:
 
 def test_options_are_checked_before_the_model_is_loaded() -> None:
     with pytest.raises(UserInputError, match=r"`percentile=0\.5` is too small"):
-        qdqbert.analyze("./missing", percentile=0.5)
+        flat.analyze("./missing", percentile=0.5)
 
 
 def test_the_plot_names_each_unit(quantized, tmp_path: Path) -> None:
@@ -89,4 +89,4 @@ def test_the_plot_names_each_unit(quantized, tmp_path: Path) -> None:
 
 def test_a_plot_of_another_format_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match=r"must end in \.svg, \.png, \.pdf"):
-        qdqbert.analyze("./missing", plot=tmp_path / "costs.xyz")
+        flat.analyze("./missing", plot=tmp_path / "costs.xyz")

@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from transformers import AutoTokenizer
 
+import flat
 import qdqbert
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.cli import main
@@ -63,7 +64,7 @@ def classify(checkpoints, data) -> Callable[..., qdqbert.EvaluateReport]:
             "tokenizer": str(checkpoints("classifier")),
             **changes,
         }
-        return qdqbert.evaluate(graph, **options)
+        return flat.evaluate(graph, **options)
 
     return evaluate
 
@@ -100,7 +101,7 @@ def test_a_graph_scores_like_the_checkpoint_that_it_was_exported_from(
 ) -> None:
     checkpoint = checkpoints("classifier")
     report = classify(float_graph, engine=engine, reference=checkpoint)
-    assert report.metrics == qdqbert.evaluate(checkpoint, data).metrics
+    assert report.metrics == flat.evaluate(checkpoint, data).metrics
     assert (report.engine, report.target) == (engine, None)
     # float32 in another order of sums, or bfloat16, which OpenVINO uses where the CPU has it. A
     # wrong input gives less than 20.
@@ -111,8 +112,8 @@ def test_a_folder_is_compared_with_a_graph_by_its_own_tokenizer(
     quantized, float_graph, data
 ) -> None:
     made = quantized("classifier")
-    report = qdqbert.evaluate(made.directory, data, reference=float_graph)
-    expected = qdqbert.evaluate(made.directory, data, reference=made.checkpoint)
+    report = flat.evaluate(made.directory, data, reference=float_graph)
+    expected = flat.evaluate(made.directory, data, reference=made.checkpoint)
     assert report.reference == str(float_graph)
     assert report.reference_metrics == expected.reference_metrics
     assert report.fidelity.sqnr_db == pytest.approx(expected.fidelity.sqnr_db, abs=0.1)
@@ -121,7 +122,7 @@ def test_a_folder_is_compared_with_a_graph_by_its_own_tokenizer(
 def test_a_quantized_graph_scores_like_its_folder(quantized, data, classify, tmp_path) -> None:
     made = quantized("classifier")
     copy = shutil.copy(made.directory / "model.onnx", tmp_path / "other.onnx")
-    assert classify(copy).metrics == qdqbert.evaluate(made.directory, data).metrics
+    assert classify(copy).metrics == flat.evaluate(made.directory, data).metrics
 
 
 def test_inputs_may_have_other_names_and_types_and_outputs_half_precision(
@@ -175,7 +176,7 @@ def test_model_and_reference_truncate_at_the_same_length(
     folder = checkpoints("sentence")
     long = " ".join(["cat"] * 60)
     data = write_file("sts.csv", f"{PAIRS}{long},{long} dog,4\n")
-    report = qdqbert.evaluate(
+    report = flat.evaluate(
         sentence_graph, data, reference=folder, task="feature-extraction", tokenizer=str(folder)
     )
     assert report.fidelity.sqnr_db > 100
@@ -208,7 +209,7 @@ def test_token_types_that_the_tokenizer_does_not_make_are_zeros(
     names = {"model_input_names": ["input_ids", "attention_mask"]}
     settings.write_text(json.dumps(json.loads(settings.read_text()) | names))
     assert classify(graph, tokenizer=str(folder)).metrics == classify(float_graph).metrics
-    made = qdqbert.quantize(
+    made = flat.quantize(
         graph,
         tmp_path / "int8",
         task=CLASSIFICATION,
@@ -278,7 +279,7 @@ def test_a_graph_that_predicts_no_tokens_is_refused_for_fill_mask(
     texts = write_file("texts.csv", "text\nthe cat sat\n")
     tokenizer = str(checkpoints("sentence"))
     with pytest.raises(UserInputError, match=r"task `fill-mask` reads one for each of its \d+"):
-        qdqbert.evaluate(tmp_path / "states.onnx", texts, task="fill-mask", tokenizer=tokenizer)
+        flat.evaluate(tmp_path / "states.onnx", texts, task="fill-mask", tokenizer=tokenizer)
 
 
 def test_a_graph_may_return_only_sentence_embeddings(
@@ -290,8 +291,8 @@ def test_a_graph_may_return_only_sentence_embeddings(
     onnx.save(model, tmp_path / "pooled.onnx")
     options = {"task": "feature-extraction", "tokenizer": str(checkpoints("sentence"))}
     data = write_file("sts.csv", PAIRS)
-    report = qdqbert.evaluate(tmp_path / "pooled.onnx", data, **options)
-    assert report.metrics == qdqbert.evaluate(sentence_graph, data, **options).metrics
+    report = flat.evaluate(tmp_path / "pooled.onnx", data, **options)
+    assert report.metrics == flat.evaluate(sentence_graph, data, **options).metrics
 
 
 def test_an_input_that_tokenizers_do_not_make_is_refused(float_graph, classify, tmp_path) -> None:
@@ -333,7 +334,7 @@ def test_a_folder_that_was_made_without_a_config_can_be_evaluated(
     float_graph, change_config, write_file, quantized, tmp_path
 ) -> None:
     made = tmp_path / "int8"
-    qdqbert.quantize(
+    flat.quantize(
         float_graph,
         made,
         task=CLASSIFICATION,
@@ -343,19 +344,19 @@ def test_a_folder_that_was_made_without_a_config_can_be_evaluated(
         targets=("onnxruntime",),
         benchmark=False,
     )
-    report = qdqbert.evaluate(made, write_file("numbers.csv", NUMBERS), reference=float_graph)
+    report = flat.evaluate(made, write_file("numbers.csv", NUMBERS), reference=float_graph)
     assert report.fidelity.sqnr_db > 15
 
 
 def test_a_graph_of_a_quantized_folder_is_evaluated_as_the_folder(quantized, data) -> None:
     made = quantized("classifier")
     with pytest.raises(UserInputError, match="belongs to a quantized folder") as caught:
-        qdqbert.evaluate(made.directory / "model.onnx", data, task=CLASSIFICATION)
+        flat.evaluate(made.directory / "model.onnx", data, task=CLASSIFICATION)
     assert caught.value.argument == "model"
     # Another file in the folder is not one of its graphs.
     other = shutil.copy(made.directory / "model.onnx", made.directory / "mine.onnx")
     try:
-        report = qdqbert.evaluate(other, data, task=CLASSIFICATION)
+        report = flat.evaluate(other, data, task=CLASSIFICATION)
     finally:
         Path(other).unlink()
     assert report.examples == 4
@@ -397,7 +398,7 @@ def test_options_that_do_not_fit_a_graph_are_refused(
 def test_options_of_onnx_files_are_refused_for_a_checkpoint(checkpoints, data, option) -> None:
     (name,) = option
     with pytest.raises(UserInputError, match=rf"`{name}` applies to \.onnx files only") as caught:
-        qdqbert.evaluate(checkpoints("classifier"), data, **option)
+        flat.evaluate(checkpoints("classifier"), data, **option)
     assert caught.value.argument == name
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import flat
 import qdqbert
 from qdqbert.tables.json_lines import write_objects
 from qdqbert.tasks.task import Answer
@@ -86,7 +87,7 @@ def test_predictions_agree_with_what_was_measured(tiny_artifact, write_file, tas
     checkpoint, folder = tiny_artifact(head.auto_class, is_float=False, **head.changes)
     data = write_file(head.file, head.write(random.Random(7), 20))
     output = data.parent / "files"
-    report = qdqbert.evaluate(
+    report = flat.evaluate(
         folder,
         data,
         reference=checkpoint,
@@ -121,7 +122,7 @@ def test_classes_are_those_that_the_folder_returns(tiny_artifact, write_file) ->
     _, folder = tiny_artifact("AutoModelForSequenceClassification", is_float=False, **SENTIMENT)
     data = write_file("dev.tsv", HEADS["text-classification"].write(random.Random(7), 20))
     output = data.parent / "files"
-    qdqbert.evaluate(folder, data, engine="onnxruntime", output=output)
+    flat.evaluate(folder, data, engine="onnxruntime", output=output)
     rows = rows_of(output / "predictions.jsonl")
     lines = [line.split("\t") for line in data.read_text().splitlines()[1:]]
     assert [[row["text"], row["label"]] for row in rows] == lines
@@ -145,7 +146,7 @@ def test_a_reranker_has_a_row_for_each_query(quantized, checkpoints, tmp_path) -
     data = tmp_path / "pairs.jsonl"
     data.write_bytes(write_objects(pairs))
     folder = checkpoints("reranker")
-    qdqbert.evaluate(folder, data, task="reranking", output=tmp_path / "files")
+    flat.evaluate(folder, data, task="reranking", output=tmp_path / "files")
     rows = rows_of(tmp_path / "files" / "predictions.jsonl")
     assert [row["query"] for row in rows] == ["the 0", "the 1", "the 2", "the 3"]
     for number, row in enumerate(rows):

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+import flat
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.reports import CandidateReport
 from qdqbert.targets import TARGETS
@@ -32,7 +33,7 @@ def machine(monkeypatch):
 
 
 def options(**changes) -> QuantizeOptions:
-    return QuantizeOptions(model="model", output="int8", targets=("auto",), **changes)
+    return flat.make(QuantizeOptions, model="model", output="int8", targets=("auto",), **changes)
 
 
 def names(found) -> list[tuple]:
@@ -141,7 +142,7 @@ def test_the_reason_is_given_in_words(found, reason) -> None:
 
 def test_auto_is_alone() -> None:
     with pytest.raises(UserInputError, match="chooses one target itself, and 'openvino'") as caught:
-        QuantizeOptions(model="model", output="int8", targets=("openvino", "auto"))
+        flat.make(QuantizeOptions, model="model", output="int8", targets=("openvino", "auto"))
     assert caught.value.argument == "targets"
 
 

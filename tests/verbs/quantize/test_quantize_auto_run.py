@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import flat
 import qdqbert
 from qdqbert.artifact import open_artifact
 from qdqbert.cli.app import main
@@ -69,7 +70,7 @@ class Stages(Silent):
 
 
 def quantize(made, output: Path, **options):
-    return qdqbert.quantize(
+    return flat.quantize(
         made.checkpoint,
         output,
         targets=["auto"],
@@ -103,7 +104,7 @@ def test_the_fastest_candidate_is_written_alone(quantized, times, tmp_path) -> N
     assert [each["verdict"] for each in stored["candidates"]] == ["chosen", *["slower"] * 4]
     assert "--target auto" in open_artifact(folder).quantization["command"]
     # The same graph as without `auto`.
-    qdqbert.quantize(
+    flat.quantize(
         made.checkpoint,
         tmp_path / "named",
         targets=["onnxruntime"],

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import qdqbert
+import flat
 from qdqbert.artifact import RANGES
 from qdqbert.errors import CalibrationError, UserInputError
 from qdqbert.integrations import ray_cluster
@@ -74,7 +74,7 @@ def test_ranges_are_those_of_one_process(
     monkeypatch.setattr("qdqbert.calibration.residual_clipping._TOKENS_IN_ALL", 40)
     data = quantized("classifier").data
     for name, ray in (("one", None), ("many", True)):
-        qdqbert.quantize(
+        flat.quantize(
             checkpoints("classifier"),
             tmp_path / name,
             calibration_data=data,
@@ -97,9 +97,7 @@ def test_data_in_memory_stay_on_this_machine(checkpoints, tmp_path, fake_ray, mo
     monkeypatch.setattr(FakeRay, "remote", in_this_process)
     texts = [f"the cat sat on the book {number}" for number in range(40)]
     folder = tmp_path / "int8"
-    qdqbert.quantize(
-        checkpoints("classifier"), folder, calibration_data=texts, ray=True, **SETTINGS
-    )
+    flat.quantize(checkpoints("classifier"), folder, calibration_data=texts, ray=True, **SETTINGS)
     assert {shard.options.calibration_data for shard in sent} == {"<list of 40 rows>"}
 
 
@@ -108,7 +106,7 @@ def test_errors_of_nodes_are_raised(fake_ray, monkeypatch) -> None:
         raise CalibrationError("Site `x` took a NaN")
 
     monkeypatch.setattr("qdqbert.verbs.quantize.prepare.open_source", fail)
-    options = cluster.QuantizeOptions(model="m", output="o", ray=True)
+    options = flat.make(cluster.QuantizeOptions, model="m", output="o", ray=True)
     batches: list[Any] = [None] * 3
     with (
         pytest.raises(CalibrationError, match="Site `x` took a NaN"),
@@ -138,7 +136,7 @@ import qdqbert
 
 checkpoint, data, output = sys.argv[1:]
 ray.init(address="local", num_cpus=6, include_dashboard=False)
-qdqbert.quantize(
+flat.quantize(
     checkpoint, output, calibration_data=data, recipe="full-smoothed", ray=True,
     calibration_samples=24, batch_size=5, benchmark=False,
 )
@@ -154,7 +152,7 @@ def test_ranges_of_a_real_cluster(checkpoints, quantized, tmp_path) -> None:
         list(map(str, words)), capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    qdqbert.quantize(
+    flat.quantize(
         model, tmp_path / "one", calibration_data=data, recipe="full-smoothed", **SETTINGS
     )
     found = [read(tmp_path / name) for name in ("one", "many")]

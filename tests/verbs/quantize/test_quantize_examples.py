@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import flat
 from qdqbert import resources
 from qdqbert.errors import UserInputError
 from qdqbert.tasks.data import Columns, fingerprint
@@ -22,7 +23,7 @@ def data(write_file) -> Path:
 
 
 def options(**changes) -> QuantizeOptions:
-    return QuantizeOptions(model="m", output="o", **changes)
+    return flat.make(QuantizeOptions, model="m", output="o", **changes)
 
 
 def test_calibration_and_held_out_examples_are_drawn_by_the_seed(data) -> None:

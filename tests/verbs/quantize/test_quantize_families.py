@@ -82,7 +82,7 @@ def test_each_target_is_exact_and_near_float(save, tmp_path, family) -> None:
         tmp_path / "int8",
         targets=("onnxruntime", "native", "native-dynamic"),
         calibration_data=texts(tmp_path),
-        calibration_samples=24,
+        calibration=qdqbert.Calibration(samples=24),
         benchmark=False,
     )
     for target in report.targets:

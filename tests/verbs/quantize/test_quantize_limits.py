@@ -10,7 +10,7 @@ import onnx
 import pytest
 from huggingface_hub import ModelCard
 
-import qdqbert
+import flat
 from conftest import WORDS
 from qdqbert.artifact import open_artifact
 from qdqbert.errors import UserInputError
@@ -42,7 +42,7 @@ class Stages(Silent):
 
 
 def quantize(made, output: Path, **options):
-    return qdqbert.quantize(
+    return flat.quantize(
         str(made.checkpoint),
         output,
         **{
@@ -151,7 +151,7 @@ def test_metrics_are_compared_on_labeled_data(quantized, labeled, tmp_path) -> N
     assert {each.metric_type for each in results} == {each.name for each in report.float_metrics}
     for each in report.targets:
         assert [limit.option for limit in each.limits] == ["max_drop"]
-        evaluated = qdqbert.evaluate(
+        evaluated = flat.evaluate(
             tmp_path / "int8", labeled, reference=made.checkpoint, engine=each.engine
         )
         assert each.differences == evaluated.differences
@@ -179,7 +179,7 @@ def test_examples_to_evaluate_on_are_none_of_the_calibrated_ones(
 
 def test_a_loss_needs_labels(tmp_path) -> None:
     with pytest.raises(UserInputError, match="Pass labeled examples as `eval_data`") as caught:
-        qdqbert.quantize("./missing", tmp_path / "int8", max_drop=1)
+        flat.quantize("./missing", tmp_path / "int8", max_drop=1)
     assert caught.value.argument == "max_drop"
     assert not (tmp_path / "int8").exists()
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.evidence.lowering import Reference
 from qdqbert.evidence.reports import LatencyReport
 from qdqbert.targets import TARGETS
@@ -20,7 +20,7 @@ def test_targets_with_equal_specs_run_in_pytorch_once(prepared, monkeypatch) -> 
         return []
 
     evidence = SimpleNamespace(
-        calibration=Calibration(without_smoothing=Calibration()),
+        calibration=CalibrationResult(without_smoothing=CalibrationResult()),
         baseline=SimpleNamespace(encoded=SimpleNamespace(batches=bert.batches)),
         sited=SimpleNamespace(references=references),
     )

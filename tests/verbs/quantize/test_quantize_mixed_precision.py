@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from qdqbert.evidence.fidelity import compare
-from qdqbert.options import LimitOptions
+from qdqbert.options import Limits
 from qdqbert.recipes import build_recipe
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import TaskOptions
+from qdqbert.tasks.task import TaskSettings
 from qdqbert.verbs.inference import Baseline
 from qdqbert.verbs.quantize.mixed_precision import Trials
 
@@ -56,7 +56,7 @@ def trials(noise: float) -> tuple[Trials, Runner]:
         predictions=list(logits),
         scores=(),
         id2label={},
-        options=TaskOptions(),
+        options=TaskSettings(),
     )
 
     @contextlib.contextmanager
@@ -71,12 +71,12 @@ def trials(noise: float) -> tuple[Trials, Runner]:
 @pytest.mark.parametrize(
     ("options", "noise", "is_met", "is_early"),
     [
-        (LimitOptions(max_flips=5), 0.0, True, False),
-        (LimitOptions(max_flips=5), 5.0, False, True),
-        (LimitOptions(min_sqnr=20), 0.01, True, False),
-        (LimitOptions(min_sqnr=20), 1.0, False, True),
+        (Limits(max_flips=5), 0.0, True, False),
+        (Limits(max_flips=5), 5.0, False, True),
+        (Limits(min_sqnr=20), 0.01, True, False),
+        (Limits(min_sqnr=20), 1.0, False, True),
         # One limit is met, and one is missed.
-        (LimitOptions(max_flips=50, min_sqnr=60), 0.1, False, True),
+        (Limits(max_flips=50, min_sqnr=60), 0.1, False, True),
     ],
 )
 def test_what_is_missed_by_a_part_of_the_examples_is_not_run_on_all(

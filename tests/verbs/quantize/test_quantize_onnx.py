@@ -15,6 +15,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
+import flat
 import qdqbert
 from conftest import replace_cats_
 from qdqbert.checkpoint import tokenizer as tokenizers_of_transformers
@@ -87,7 +88,7 @@ def options(checkpoints, quantized) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def made(float_graph, options, tmp_path_factory) -> tuple[Path, qdqbert.QuantizeReport]:
     folder = tmp_path_factory.mktemp("out") / "int8"
-    return folder, qdqbert.quantize(float_graph, folder, targets=TARGETS, **options)
+    return folder, flat.quantize(float_graph, folder, targets=TARGETS, **options)
 
 
 def test_each_target_is_exact_and_near_float(made) -> None:
@@ -103,7 +104,7 @@ def test_each_target_is_exact_and_near_float(made) -> None:
 def test_a_graph_is_analyzed_like_its_checkpoint(float_graph, options, checkpoints) -> None:
     settings = {name: each for name, each in options.items() if name != "benchmark"}
     found = [
-        qdqbert.analyze(model, **given, granularity="layer", max_examples=24)
+        flat.analyze(model, **given, granularity="layer", max_examples=24)
         for model, given in (
             (float_graph, settings),
             (checkpoints("classifier"), {**settings, "tokenizer": None}),
@@ -143,7 +144,7 @@ def test_tokenizer_json_is_used_for_calibration_and_the_folder(
 ) -> None:
     monkeypatch.setattr(tokenizers_of_transformers, "_SAMPLES", ("a cat",))
     tokenizer = replace_cats_(checkpoint_copy("classifier"))
-    report = qdqbert.quantize(
+    report = flat.quantize(
         float_graph,
         tmp_path / "int8",
         **{**options, "tokenizer": str(tokenizer), "max_length": 16},
@@ -161,7 +162,7 @@ def test_tokenizer_json_is_used_for_calibration_and_the_folder(
 def test_the_folder_can_be_evaluated(made, write_file) -> None:
     folder, _ = made
     data = write_file("dev.csv", "text,label\nthe cat sat on the book,Positive\nrain,Negative\n")
-    report = qdqbert.evaluate(folder, data)
+    report = flat.evaluate(folder, data)
     assert report.task == "text-classification"
     assert report.examples == 2
 
@@ -175,7 +176,7 @@ def test_the_config_of_another_model_is_refused(
     config["label2id"] = {f"L{index}": index for index in range(5)}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserInputError, match=r"3 classes.*config\.json.* 5\b"):
-        qdqbert.quantize(float_graph, tmp_path / "int8", **{**options, "tokenizer": str(folder)})
+        flat.quantize(float_graph, tmp_path / "int8", **{**options, "tokenizer": str(folder)})
     assert not (tmp_path / "int8").exists()
 
 
@@ -191,9 +192,7 @@ def test_external_weights_and_a_tokenizer_next_to_the_file_are_read(
         size_threshold=0,
     )
     rest = {name: value for name, value in options.items() if name != "tokenizer"}
-    report = qdqbert.quantize(
-        folder / "model.onnx", tmp_path / "int8", targets=("tensorrt",), **rest
-    )
+    report = flat.quantize(folder / "model.onnx", tmp_path / "int8", targets=("tensorrt",), **rest)
     (target,) = report.targets
     assert target.target == "tensorrt"
     assert target.lowering.is_exact
@@ -226,9 +225,7 @@ def test_a_model_that_onnxruntime_fused_is_quantized(
     if half:
         fused.convert_float_to_float16(keep_io_types=True)
     fused.save_model_to_file(str(tmp_path / "model.onnx"))
-    report = qdqbert.quantize(
-        tmp_path / "model.onnx", tmp_path / "int8", targets=(target,), **options
-    )
+    report = flat.quantize(tmp_path / "model.onnx", tmp_path / "int8", targets=(target,), **options)
     (measured,) = report.targets
     assert measured.lowering.is_exact
     assert measured.fidelity.sqnr_db > 15
@@ -242,7 +239,7 @@ def test_inputs_with_other_names_can_be_named(float_graph, options, tmp_path) ->
     for node in model.graph.node:
         node.input[:] = [renamed.get(name, name) for name in node.input]
     onnx.save(model, tmp_path / "model.onnx")
-    report = qdqbert.quantize(
+    report = flat.quantize(
         tmp_path / "model.onnx",
         tmp_path / "int8",
         input_names=renamed,
@@ -275,7 +272,7 @@ def test_unusable_arguments_are_refused_in_one_line_and_write_nothing(
 ) -> None:
     changes, message = REFUSALS[name]
     with pytest.raises(UserInputError, match=message) as caught:
-        qdqbert.quantize(float_graph, tmp_path / "int8", **{**options, **changes})
+        flat.quantize(float_graph, tmp_path / "int8", **{**options, **changes})
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -290,7 +287,7 @@ def test_files_that_cannot_run_are_refused_in_one_line(float_graph, options, tmp
     onnx.save(model, unknown)
     for path in (broken, unknown):
         with pytest.raises(UserInputError, match=rf"'{path.name}'.* cannot be used") as caught:
-            qdqbert.quantize(path, tmp_path / "int8", **options)
+            flat.quantize(path, tmp_path / "int8", **options)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "int8").exists()
 
@@ -304,7 +301,7 @@ class Squared(Logits):
 
 def test_a_head_that_is_not_known_is_kept(checkpoints, options, tmp_path) -> None:
     path = export(checkpoints("classifier"), tmp_path / "squared.onnx", "sdpa", Squared)
-    report = qdqbert.quantize(path, tmp_path / "int8", targets=TARGETS, **options)
+    report = flat.quantize(path, tmp_path / "int8", targets=TARGETS, **options)
     for each in report.targets:
         assert each.lowering.is_exact
         assert each.fidelity.sqnr_db > 15

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-import qdqbert
+import flat
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.errors import UserInputError
 from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
-from qdqbert.options import TaskOptions as GivenTaskOptions
-from qdqbert.options import command_line
+from qdqbert.options import TaskOptions, command_line
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.ranges import effective_quantizer_options
-from qdqbert.verbs.settings import columns_of, task_options_of
+from qdqbert.verbs.settings import task_options_of
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,10 @@ from qdqbert.verbs.settings import columns_of, task_options_of
     ids=["default", "max", "mse", "entropy", "percentile", "both"],
 )
 def test_each_name_makes_its_calibrator(options, expected) -> None:
-    assert calibrator_of(effective_quantizer_options(QuantizeOptions(**options))) == expected
+    assert (
+        calibrator_of(effective_quantizer_options(flat.make(QuantizeOptions, **options)))
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,29 +77,24 @@ def test_each_name_makes_its_calibrator(options, expected) -> None:
 )
 def test_options_that_cannot_be_used_are_refused(options, message, argument) -> None:
     with pytest.raises(UserInputError, match=message) as caught:
-        QuantizeOptions(**options)
+        flat.make(QuantizeOptions, **options)
     assert caught.value.argument == argument
 
 
 def test_wrong_options_write_nothing(checkpoints, tmp_path) -> None:
     with pytest.raises(UserInputError, match="`targets='tpu'` is unknown"):
-        qdqbert.quantize(checkpoints("bert"), tmp_path / "out", targets=("portable", "tpu"))
+        flat.quantize(checkpoints("bert"), tmp_path / "out", targets=("portable", "tpu"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_dedicated_qdq_pairs_are_part_of_the_command() -> None:
-    options = QuantizeOptions(model="m", output="o", dedicated_qdq_pairs=True)
+    options = flat.make(QuantizeOptions, model="m", output="o", dedicated_qdq_pairs=True)
     assert "--dedicated-qdq-pairs" in command_line("quantize", options).split()
 
 
 def test_task_options_are_given_or_stored_or_defaults() -> None:
     stored = {"doc_stride": 16, "n_best_size": 5, "seed": 3}
-    chosen = task_options_of(GivenTaskOptions(n_best_size=7), stored)
+    chosen = task_options_of(TaskOptions(n_best_size=7), stored)
     assert (chosen.doc_stride, chosen.n_best_size, chosen.seed) == (16, 7, 3)
     assert chosen.max_answer_length == 30
-    assert task_options_of(GivenTaskOptions(), stored, seed=4).seed == 4
-
-
-def test_columns_are_those_of_the_options() -> None:
-    columns = columns_of(QuantizeOptions(text_column="a", text_pair_column="1", label_column="c"))
-    assert (columns.text, columns.text_pair, columns.label) == ("a", "1", "c")
+    assert task_options_of(TaskOptions(), stored, seed=4).seed == 4

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-import qdqbert
+import flat
 from qdqbert import QuantizerOptions
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
@@ -61,7 +61,7 @@ def data(tmp_path_factory) -> Path:
 
 
 def quantize(model: Path, output: Path, data: Path, **overrides: Any) -> Folder:
-    qdqbert.quantize(
+    flat.quantize(
         model,
         output,
         recipe="full",

@@ -11,8 +11,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import flat
 import qdqbert
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import encode, make_batches
@@ -37,12 +38,14 @@ GRAPH = "onnxruntime/model.onnx"
 
 def make(model: Path, output: Path, **options: Any) -> Any:
     options = {"targets": ("onnxruntime",), **options}
-    return qdqbert.quantize(model, output, benchmark=False, **options)
+    return flat.quantize(model, output, benchmark=False, **options)
 
 
-def find_ranges(model: Path, texts: Path, **options: Any) -> Calibration:
+def find_ranges(model: Path, texts: Path, **options: Any) -> CalibrationResult:
     """Return the ranges that `make` would use."""
-    chosen = QuantizeOptions(model=model, output="unused", targets="onnxruntime", **options)
+    chosen = flat.make(
+        QuantizeOptions, model=model, output="unused", targets="onnxruntime", **options
+    )
     source = open_source(chosen, Path("unused"), Silent())
     targets = choose_targets(chosen, "feature-extraction")
     groups = site_groups(chosen, targets)

@@ -11,7 +11,7 @@ import pytest
 import transformers
 from huggingface_hub import ModelCard
 
-import qdqbert
+import flat
 from qdqbert import resources
 from qdqbert.artifact import RANGES
 from qdqbert.engines.runner import is_installed, open_runner
@@ -47,7 +47,7 @@ def test_the_demo_is_accurate_small_and_exact_on_each_engine(
     # A quarter of the built-in texts, to save time.
     heldout = resources.heldout_examples()[::4]
     monkeypatch.setattr(resources, "heldout_examples", lambda: heldout)
-    report = qdqbert.quantize(benchmark=False, calibration_samples=24)
+    report = flat.quantize(benchmark=False, calibration_samples=24)
     assert report.directory == "qdqbert-all-MiniLM-L6-v2"
     assert (tmp_path / report.directory / "onnxruntime" / "model.onnx").is_file()
     engines = [each for each in ("onnxruntime", "openvino", "native") if is_installed(each)]
@@ -160,7 +160,7 @@ def test_families_with_another_attention_are_quantized(
     words = SENTENCE.split()
     texts = [" ".join(words[: 3 + index % 14]) for index in range(40)]
     targets = ["onnxruntime", "native"]
-    report = qdqbert.quantize(
+    report = flat.quantize(
         save_tiny(tmp_path / "float", family),
         tmp_path / "int8",
         targets=targets,
@@ -180,7 +180,7 @@ def for_vnni(checkpoints, quantized, tmp_path_factory):
     folder = tmp_path_factory.mktemp("vnni") / "int8"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "time_candidates", invent_timings)
-        report = qdqbert.quantize(
+        report = flat.quantize(
             checkpoints("roberta"),
             folder,
             targets=("portable", "native"),
@@ -260,7 +260,7 @@ def test_weights_use_all_8_bits_only_for_cpus_that_can_add_them(for_vnni, quanti
 def test_targets_without_a_limit_are_the_same_for_vnni() -> None:
     options = {"targets": ["portable", "tensorrt"]}
     for_any, for_vnni = (
-        choose_targets(QuantizeOptions(**options, weights_for=cpus), "fill-mask")
+        choose_targets(flat.make(QuantizeOptions, **options, weights_for=cpus), "fill-mask")
         for cpus in ("any", "vnni")
     )
     assert for_any[1] == for_vnni[1]
@@ -273,7 +273,7 @@ def test_targets_without_a_limit_are_the_same_for_vnni() -> None:
     [("any", None, "linear"), ("vnni", None, "linear+qk"), ("vnni", "linear", "linear")],
 )
 def test_openvino_quantizes_queries_and_keys_for_vnni(weights_for, recipe, expected) -> None:
-    chosen = QuantizeOptions(targets="openvino", weights_for=weights_for, recipe=recipe)
+    chosen = flat.make(QuantizeOptions, targets="openvino", weights_for=weights_for, recipe=recipe)
     (target,) = choose_targets(chosen, "fill-mask")
     assert recipe_for(target, chosen.recipe, "float").name == expected
 
@@ -322,7 +322,7 @@ def test_a_default_target_that_does_not_run_the_recipe_is_left_out(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(prepare, "is_installed", lambda engine: engine != "openvino")
-    report = qdqbert.quantize(
+    report = flat.quantize(
         checkpoints("classifier"),
         recipe="ffn",
         calibration_data=quantized("classifier").data,
@@ -341,7 +341,7 @@ def test_a_recipe_that_no_default_target_runs_is_refused(
 ) -> None:
     monkeypatch.setattr(prepare, "is_installed", lambda engine: engine == "native")
     with pytest.raises(UserInputError, match="Target 'native' cannot run recipe 'ffn'"):
-        qdqbert.quantize(checkpoints("classifier"), tmp_path / "out", recipe="ffn")
+        flat.quantize(checkpoints("classifier"), tmp_path / "out", recipe="ffn")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -353,14 +353,14 @@ def test_auto_is_refused_for_a_text_generator_before_its_weights_are_read(
     )
     (checkpoint / "model.safetensors").write_bytes(b"not read")
     with pytest.raises(UserInputError, match="times a model as `load` runs it") as caught:
-        qdqbert.quantize(checkpoint, tmp_path / "out", targets=["auto"])
+        flat.quantize(checkpoint, tmp_path / "out", targets=["auto"])
     assert caught.value.argument == "targets"
     assert not (tmp_path / "out").exists()
 
 
 def test_the_graph_for_tensorrt_is_checked_and_not_timed(checkpoints, tmp_path) -> None:
     folder = tmp_path / "int8"
-    report = qdqbert.quantize(
+    report = flat.quantize(
         str(checkpoints("classifier")), folder, targets=("tensorrt",), calibration_samples=16
     )
     (target,) = report.targets
@@ -410,7 +410,7 @@ def test_texts_in_memory_give_the_ranges_of_the_same_texts_in_a_file(
     stored, reports = {}, {}
     for name, data in given.items():
         folder = tmp_path / name
-        reports[name] = qdqbert.quantize(
+        reports[name] = flat.quantize(
             checkpoints("classifier"),
             folder,
             calibration_data=data,
@@ -431,7 +431,7 @@ def test_a_model_in_memory_gives_the_graph_of_its_folder(checkpoints, tmp_path) 
     given = {"folder": folder, "memory": (model, tokenizer)}
     name = f"{folder} (in memory)"
     for each, source in given.items():
-        report = qdqbert.quantize(
+        report = flat.quantize(
             source, tmp_path / each, calibration_samples=8, targets=["native"], benchmark=False
         )
     first, second = (read_files(tmp_path / each) for each in given)
@@ -446,20 +446,20 @@ def test_a_model_in_memory_gives_the_graph_of_its_folder(checkpoints, tmp_path) 
 def test_a_model_without_its_tokenizer_is_refused(make_model, tmp_path) -> None:
     model = make_model("bert")
     with pytest.raises(UserInputError, match=r"`model=\(model, tokenizer\)`") as caught:
-        qdqbert.quantize(model, tmp_path / "out")
+        flat.quantize(model, tmp_path / "out")
     assert caught.value.argument == "model"
     assert not (tmp_path / "out").exists()
 
 
 def test_a_typo_in_a_parameter_is_refused(checkpoints, tmp_path) -> None:
     with pytest.raises(TypeError, match="targett"):
-        qdqbert.quantize(checkpoints("bert"), tmp_path / "out", targett=("portable",))
+        flat.quantize(checkpoints("bert"), tmp_path / "out", targett=("portable",))
 
 
 def test_a_quantized_folder_is_refused_as_a_model(quantized, tmp_path) -> None:
     made = quantized("classifier")
     with pytest.raises(UserInputError, match=r"is quantized already.* as `ranges_from`") as caught:
-        qdqbert.quantize(made.directory, tmp_path / "out")
+        flat.quantize(made.directory, tmp_path / "out")
     assert caught.value.argument == "model"
     assert list(tmp_path.iterdir()) == []
 
@@ -470,7 +470,7 @@ def test_a_failure_during_calibration_leaves_nothing(checkpoints, tmp_path, monk
 
     monkeypatch.setattr("qdqbert.verbs.quantize.ranges.run_passes", stop)
     with pytest.raises(KeyboardInterrupt):
-        qdqbert.quantize(checkpoints("bert"), tmp_path / "out", benchmark=False)
+        flat.quantize(checkpoints("bert"), tmp_path / "out", benchmark=False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -483,7 +483,7 @@ def test_one_calibration_serves_all_targets(save_tiny, tmp_path) -> None:
         num_attention_heads=2,
         num_hidden_layers=1,
     )
-    qdqbert.quantize(
+    flat.quantize(
         checkpoint,
         tmp_path / "out",
         targets=("onnxruntime", "tensorrt", "qordered"),
@@ -530,7 +530,7 @@ def test_a_tokenizer_that_is_a_vocabulary_becomes_a_tokenizer_json(
     with_vocabulary, quantized, tmp_path
 ) -> None:
     folder, ids = with_vocabulary("BertTokenizer", do_lower_case=True)
-    qdqbert.quantize(
+    flat.quantize(
         str(folder),
         tmp_path / "int8",
         calibration_data=str(quantized("sentence").data),
@@ -544,5 +544,5 @@ def test_a_tokenizer_that_is_a_vocabulary_becomes_a_tokenizer_json(
 def test_a_tokenizer_in_python_is_refused(with_vocabulary, tmp_path) -> None:
     folder, _ = with_vocabulary("BertJapaneseTokenizer", word_tokenizer_type="basic")
     with pytest.raises(CheckpointError, match=r"BertJapaneseTokenizer, exists only in Python"):
-        qdqbert.quantize(str(folder), tmp_path / "int8")
+        flat.quantize(str(folder), tmp_path / "int8")
     assert not (tmp_path / "int8").exists()

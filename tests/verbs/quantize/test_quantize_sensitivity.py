@@ -14,7 +14,7 @@ from qdqbert.spec import TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import TaskOptions
+from qdqbert.tasks.task import TaskSettings
 from qdqbert.verbs.inference import Baseline
 from qdqbert.verbs.quantize.sensitivity import layer_sensitivity
 
@@ -40,7 +40,7 @@ def test_each_layer_is_quantized_by_itself() -> None:
         predictions=list(logits),
         scores=(),
         id2label={},
-        options=TaskOptions(),
+        options=TaskSettings(),
     )
 
     @contextlib.contextmanager

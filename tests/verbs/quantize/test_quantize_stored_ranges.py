@@ -15,9 +15,10 @@ import torch
 import transformers
 from onnx import numpy_helper
 
+import flat
 import qdqbert
 from qdqbert import QuantizeReport
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.errors import UserInputError
 from qdqbert.models.loading import load_model
@@ -47,7 +48,7 @@ class Stored:
     """
 
     folder: Path
-    calibration: Calibration
+    calibration: CalibrationResult
     weights: dict[str, np.ndarray]
     report: QuantizeReport
     output: Path
@@ -80,7 +81,7 @@ def train_a_little(model: Any, batches: list[dict[str, torch.Tensor]]) -> None:
 
 def quantize(folder: Path, output: Path, data: Path, **options: Any) -> QuantizeReport:
     options = {"targets": ["portable"], **options}
-    return qdqbert.quantize(
+    return flat.quantize(
         str(folder),
         output,
         calibration_data=str(data),
@@ -187,9 +188,9 @@ def test_examples_that_a_folder_was_trained_on_stay_known(tmp_path) -> None:
         "calibration": {"fingerprints": ["a", "b"]},
     }
     (tmp_path / "training.json").write_text(json.dumps(content))
-    options = QuantizeOptions(model=str(tmp_path), output="out")
+    options = flat.make(QuantizeOptions, model=str(tmp_path), output="out")
     stored = StoredQuantizers(
-        specs={}, calibration=Calibration(ranges={}, scales={}), recipe="linear"
+        specs={}, calibration=CalibrationResult(ranges={}, scales={}), recipe="linear"
     )
     source = types.SimpleNamespace(name="model", stored=stored)
     ranges = choose_range_source(source, options, None)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import flat
 from qdqbert.tasks.task import Metric
 from qdqbert.verbs.train.arguments import keep_best_, set_steps_, training_arguments
 from qdqbert.verbs.train.options import TrainOptions
@@ -17,7 +18,9 @@ def arguments(tmp_path) -> Callable[..., Any]:
     """Makes the arguments of a run on 50 inputs in batches of 4."""
 
     def make(**changes: Any) -> Any:
-        options = TrainOptions(model="m", output="o", train_data="t.csv", batch_size=4, **changes)
+        options = flat.make(
+            TrainOptions, model="m", output="o", train_data="t.csv", batch_size=4, **changes
+        )
         made = training_arguments(options, tmp_path)
         return made, set_steps_(made, options, items=50)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import transformers
 
+import flat
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.errors import CheckpointError, DataFileError, UserInputError
 from qdqbert.progress import Silent
@@ -43,7 +44,9 @@ def options(write_file) -> Callable[..., TrainOptions]:
     train = write_file("train.tsv", labeled(*TEXTS))
 
     def make(**changes: Any) -> TrainOptions:
-        return TrainOptions(**{"model": "m", "output": "o", "train_data": train, **changes})
+        return flat.make(
+            TrainOptions, **{"model": "m", "output": "o", "train_data": train, **changes}
+        )
 
     return make
 

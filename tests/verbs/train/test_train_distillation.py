@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification
 
-import qdqbert
+import flat
 from qdqbert.errors import UserInputError
 from qdqbert.models.loading import load_model
 from task_files import SENTIMENT, plain
@@ -38,7 +38,7 @@ def test_a_student_comes_closer_to_its_teacher_without_labels(
         **SENTIMENT,
     )
     texts = plain(random.Random(3), 24)
-    qdqbert.train(
+    flat.train(
         student,
         out,
         train_data=write_file("texts.txt", texts),
@@ -64,7 +64,7 @@ def test_a_student_comes_closer_to_its_teacher_without_labels(
 
 def test_an_embedder_learns_from_its_teacher_on_plain_texts(files_of, write_file, out) -> None:
     base = files_of("feature-extraction").checkpoint
-    report = qdqbert.train(
+    report = flat.train(
         base,
         out,
         train_data=write_file("texts.txt", plain(random.Random(3), 12)),
@@ -80,7 +80,7 @@ def test_an_embedder_learns_from_its_teacher_on_plain_texts(files_of, write_file
 def test_a_teacher_with_quantizers_is_refused(classifier, with_quantizers, out) -> None:
     options = {**QUICK, "train_data": classifier.train, "distill_from": with_quantizers}
     with pytest.raises(UserInputError, match="has quantizers; expected a float checkpoint"):
-        qdqbert.train(classifier.checkpoint, out, **options)
+        flat.train(classifier.checkpoint, out, **options)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_teacher_that_does_not_fit_is_refused_and_nothing_is_left(
         tmp_path / "teacher", model_type, AutoModelForSequenceClassification, **changes
     )
     with pytest.raises(UserInputError, match=message):
-        qdqbert.train(
+        flat.train(
             classifier.checkpoint,
             out,
             train_data=classifier.train,
@@ -120,7 +120,7 @@ def test_a_new_classifier_is_of_the_kind_of_its_teacher(
 ) -> None:
     kind = {"problem_type": "multi_label_classification", **SENTIMENT}
     teacher = save_tiny(tmp_path / "teacher", "bert", AutoModelForSequenceClassification, **kind)
-    qdqbert.train(
+    flat.train(
         save_tiny(tmp_path / "student", "bert"),
         out,
         task="text-classification",
@@ -139,7 +139,7 @@ def test_a_teacher_with_embeddings_of_another_size_is_refused(
     files = files_of("feature-extraction")
     wide = save_tiny(tmp_path / "wide", "bert", hidden_size=48)
     with pytest.raises(UserInputError, match=r"embeddings .* 48.* student.* 32"):
-        qdqbert.train(
+        flat.train(
             files.checkpoint,
             out,
             train_data=files.train,

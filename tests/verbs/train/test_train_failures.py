@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import qdqbert
+import flat
 from qdqbert.errors import (
     CheckpointError,
     MissingExtraError,
@@ -121,7 +121,7 @@ def test_data_that_cannot_be_used_are_refused_and_nothing_is_left(run, write_fil
 def test_a_missing_checkpoint_is_refused(classifier, out) -> None:
     for task in (None, "text-classification"):
         with pytest.raises(CheckpointError, match="does not exist"):
-            qdqbert.train("./no-such-model", out, train_data=classifier.train, task=task)
+            flat.train("./no-such-model", out, train_data=classifier.train, task=task)
     assert files_left(out) == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 from typing import Any, get_args
@@ -10,11 +9,12 @@ from typing import Any, get_args
 import pytest
 from transformers.trainer_utils import SchedulerType
 
+import flat
 from qdqbert.choices import SchedulerName
 from qdqbert.cli import main
 from qdqbert.errors import UserInputError
-from qdqbert.options import command_line
-from qdqbert.tasks.task import TaskOptions
+from qdqbert.options import TaskOptions, command_line, declared_options
+from qdqbert.tasks.task import TaskSettings
 from qdqbert.verbs.settings import task_options_of
 from qdqbert.verbs.train import run as train_run
 from qdqbert.verbs.train.options import TrainOptions
@@ -32,7 +32,7 @@ WITH_SETTINGS = {
 
 
 def options(**changes: Any) -> TrainOptions:
-    return TrainOptions(**{**NAMED, **changes})
+    return flat.make(TrainOptions, **{**NAMED, **changes})
 
 
 def test_schedules_are_those_of_transformers_without_settings_of_their_own() -> None:
@@ -156,13 +156,13 @@ def test_the_stored_command_gives_the_same_options(changes, monkeypatch) -> None
 
 
 def test_masks_are_drawn_with_the_seed_of_the_run() -> None:
-    assert task_options_of(options(), {}, seed=3) == TaskOptions(seed=3)
-    given = task_options_of(options(doc_stride=8), {"doc_stride": 16, "n_best_size": 5}, seed=0)
-    assert given == TaskOptions(doc_stride=8, n_best_size=5)
+    assert task_options_of(options().task_options, {}, seed=3) == TaskSettings(seed=3)
+    given = task_options_of(TaskOptions(doc_stride=8), {"doc_stride": 16, "n_best_size": 5}, seed=0)
+    assert given == TaskSettings(doc_stride=8, n_best_size=5)
 
 
 def test_a_resumed_run_may_change_only_what_does_not_change_the_model() -> None:
-    names = {field.name for field in dataclasses.fields(TrainOptions)}
+    names = {each.name for each in declared_options(TrainOptions)}
     free = {"resume", "overwrite", "keep_checkpoints", "tensorboard"}
     settings = options(seed=3).settings()
     assert settings.keys() == names - free

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-import qdqbert
+import flat
 from qdqbert.models.loading import load_model
 from qdqbert.reference.sited_model import sited_model
 from training_files import files_left
@@ -45,7 +45,7 @@ def test_a_killed_run_can_be_resumed(classifier, out) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    report = qdqbert.train(
+    report = flat.train(
         classifier.checkpoint, out, train_data=classifier.train, resume=True, **options
     )
     # `test_train_resume` checks that a run that is resumed ends with the same weights.
@@ -73,7 +73,7 @@ def test_two_processes_share_the_work_and_the_ranges(classifier, tmp_path, out) 
     assert (report["steps"], report["quantizers"]) == (4, 20)
     assert files_left(out) == ["out"]
     # Ranges stay as calibrated, so one step is enough.
-    qdqbert.train(
+    flat.train(
         classifier.checkpoint,
         tmp_path / "alone",
         train_data=classifier.train,

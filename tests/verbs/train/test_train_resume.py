@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import qdqbert
+import flat
 from qdqbert.errors import UserInputError
 from qdqbert.training.checkpoints import last_checkpoint
 from training_files import (
@@ -40,7 +40,7 @@ def test_a_resumed_run_ends_like_one_without_interruption(
 ) -> None:
     options = {**QUICK, "qat": True, "epochs": 2, "eval_steps": 3, **changes}
     run = functools.partial(
-        qdqbert.train,
+        flat.train,
         classifier.checkpoint,
         train_data=classifier.train,
         eval_data=classifier.dev,
@@ -80,11 +80,11 @@ def test_a_run_with_data_in_memory_is_resumed(classifier, tmp_path, out) -> None
     names = header.split("\t")
     rows = [dict(zip(names, line.split("\t"), strict=True)) for line in lines]
     options = {**QUICK, "eval_steps": 3}
-    run = functools.partial(qdqbert.train, classifier.checkpoint, train_data=rows, **options)
+    run = functools.partial(flat.train, classifier.checkpoint, train_data=rows, **options)
     stop_before_batch(4, lambda: run(out))
     report = run(out, resume=True)
     assert report.resumed_at == 3
-    qdqbert.train(classifier.checkpoint, tmp_path / "whole", train_data=classifier.train, **options)
+    flat.train(classifier.checkpoint, tmp_path / "whole", train_data=classifier.train, **options)
     assert_same_weights(out, tmp_path / "whole")
 
 
@@ -115,11 +115,11 @@ def test_checkpoints_of_another_run_are_found_before_the_data_is_read(
     empty = write_file("empty.csv", "text,label\n")
     model, options = interrupted.files.checkpoint, {**QUICK, "train_data": empty}
     with pytest.raises(UserInputError, match="contains checkpoints of a run that was interrupted"):
-        qdqbert.train(model, interrupted.out, **options)
+        flat.train(model, interrupted.out, **options)
 
 
 def test_resume_without_a_checkpoint_is_refused(classifier, out, write_file) -> None:
     empty = write_file("empty.csv", "text,label\n")
     with pytest.raises(UserInputError, match=r"There is no checkpoint in .*out-checkpoints"):
-        qdqbert.train(classifier.checkpoint, out, train_data=empty, resume=True, **QUICK)
+        flat.train(classifier.checkpoint, out, train_data=empty, resume=True, **QUICK)
     assert files_left(out) == []

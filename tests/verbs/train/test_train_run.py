@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification
 
-import qdqbert
+import flat
 from conftest import replace_cats_
 from qdqbert.artifact import TRAINING_FORMAT
 from qdqbert.checkpoint import tokenizer as tokenizers_of_transformers
@@ -83,7 +83,7 @@ def trained(files_of, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scorer, "predict", recording(scorer.predict, predictions))
             patch.setattr(TaskTrainer, "training_step", training_step)
-            report = qdqbert.train(
+            report = flat.train(
                 files.checkpoint,
                 folder,
                 train_data=files.train,
@@ -135,7 +135,7 @@ def test_the_folder_predicts_what_the_model_in_memory_predicted(
     predictions: list[Any] = []
     monkeypatch.setattr(evaluate_run, "predict", recording(evaluate_run.predict, predictions))
     # Training evaluates twice its batch size. Other padding would change the last bits of sums.
-    report = qdqbert.evaluate(made.folder, made.files.dev, batch_size=32)
+    report = flat.evaluate(made.folder, made.files.dev, batch_size=32)
     for found, expected in zip(predictions[-1], made.predictions, strict=True):
         np.testing.assert_array_equal(found, expected)
     assert report.metrics == made.report.after
@@ -176,7 +176,7 @@ def test_a_run_without_matplotlib_ends_without_curves(classifier, out, monkeypat
     monkeypatch.setattr(train_run, "plot_curves", plot_curves)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     options = {**QUICK, "epochs": 0.1, "train_data": classifier.train}
-    qdqbert.train(classifier.checkpoint, out, **options)
+    flat.train(classifier.checkpoint, out, **options)
     assert (out / "config.json").is_file()
     assert not (out / "curves.svg").exists()
 
@@ -186,7 +186,7 @@ def test_curves_are_drawn_and_tensorboard_receives_the_loss(classifier, out, mon
     pytest.importorskip("tensorboard")
     monkeypatch.setattr(train_run, "plot_curves", plot_curves)
     options = {**QUICK, "epochs": 0.1, "train_data": classifier.train}
-    qdqbert.train(classifier.checkpoint, out, tensorboard=True, **options)
+    flat.train(classifier.checkpoint, out, tensorboard=True, **options)
     root = ElementTree.parse(out / "curves.svg").getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     (events,) = out.glob("runs/*/events.out.tfevents.*")
@@ -196,16 +196,16 @@ def test_curves_are_drawn_and_tensorboard_receives_the_loss(classifier, out, mon
 def test_evaluation_on_calibration_data_is_refused(trained) -> None:
     made = trained(CLASSIFICATION, qat=True)
     with pytest.raises(UserInputError, match="calibrated on 8 of 16 examples") as caught:
-        qdqbert.evaluate(made.folder, made.files.train)
+        flat.evaluate(made.folder, made.files.train)
     assert caught.value.argument == "data"
-    report = qdqbert.evaluate(made.folder, made.files.train, allow_leakage=True)
+    report = flat.evaluate(made.folder, made.files.train, allow_leakage=True)
     assert report.leaked_examples == 8
     assert any("calibrated on 8 of 16 examples" in notice for notice in report.notices)
 
 
 @pytest.mark.parametrize("ranges", ["fixed", "learned", "moving"])
 def test_training_changes_ranges_only_if_asked(classifier, out, ranges: str) -> None:
-    qdqbert.train(
+    flat.train(
         classifier.checkpoint,
         out,
         train_data=classifier.train,
@@ -240,9 +240,7 @@ def test_options_of_new_quantizers_are_refused_for_a_model_that_has_some(
     with pytest.raises(
         UserInputError, match=rf"`{name}` configures new quantizers, .* already has"
     ) as caught:
-        qdqbert.train(
-            with_quantizers, out, train_data=classifier.train, qat=True, **QUICK, **option
-        )
+        flat.train(with_quantizers, out, train_data=classifier.train, qat=True, **QUICK, **option)
     assert caught.value.argument == name
 
 
@@ -258,7 +256,7 @@ def test_a_trained_checkpoint_keeps_its_length_and_the_settings_of_its_task(
     }
     (folder / "training.json").write_text(json.dumps(stored))
     options = {**QUICK, "epochs": 0.1, "train_data": classifier.train}
-    qdqbert.train(folder, out, n_best_size=3, seed=4, **options)
+    flat.train(folder, out, n_best_size=3, seed=4, **options)
     record = record_of(out)
     assert record["max_length"] == 9
     expected = {"doc_stride": 7, "n_best_size": 3, "seed": 4}
@@ -269,7 +267,7 @@ def test_training_and_its_folder_use_tokenizer_json(classifier, tmp_path, out, m
     monkeypatch.setattr(tokenizers_of_transformers, "_SAMPLES", ("a cat",))
     folder = replace_cats_(Path(shutil.copytree(classifier.checkpoint, tmp_path / "model")))
     options = {**QUICK, "epochs": 0.1, "train_data": classifier.train}
-    report = qdqbert.train(folder, out, qat=True, **options)
+    report = flat.train(folder, out, qat=True, **options)
     assert any("differently from tokenizer.json" in notice for notice in report.notices)
     own = Tokenizer.from_file(str(folder / "tokenizer.json"))
     written = Tokenizer.from_file(str(out / "tokenizer.json"))
@@ -282,22 +280,22 @@ def test_training_and_its_folder_use_tokenizer_json(classifier, tmp_path, out, m
 
 def test_a_new_head_has_the_classes_of_the_data(files_of, classifier, out) -> None:
     base = files_of("feature-extraction").checkpoint
-    report = qdqbert.train(
+    report = flat.train(
         base, out, train_data=classifier.train, task=CLASSIFICATION, qat=True, **QUICK
     )
     model = load_model(str(out), task=CLASSIFICATION).model
     assert model.config.id2label == {0: "bad", 1: "good"}
     assert (report.task, report.quantizers) == (CLASSIFICATION, QUANTIZERS)
-    assert qdqbert.evaluate(out, classifier.dev).examples == 8
+    assert flat.evaluate(out, classifier.dev).examples == 8
 
 
 def test_a_new_head_may_have_no_classes(files_of, out) -> None:
     files = files_of("question-answering")
     base = files_of("feature-extraction").checkpoint
     options = {**QUICK, "task": "question-answering", "doc_stride": DOC_STRIDE}
-    report = qdqbert.train(base, out, train_data=files.train, eval_data=files.dev, **options)
+    report = flat.train(base, out, train_data=files.train, eval_data=files.dev, **options)
     assert [each.name for each in report.after] == ["f1", "exact_match"]
-    assert qdqbert.evaluate(out, files.dev).task == "question-answering"
+    assert flat.evaluate(out, files.dev).task == "question-answering"
 
 
 def test_a_new_head_of_a_student_has_the_classes_of_its_teacher(
@@ -311,7 +309,7 @@ def test_a_new_head_of_a_student_has_the_classes_of_its_teacher(
         num_hidden_layers=1,
         **names,
     )
-    qdqbert.train(
+    flat.train(
         files_of("feature-extraction").checkpoint,
         out,
         train_data=write_file("texts.txt", plain(random.Random(1), 8)),
@@ -328,8 +326,8 @@ def test_a_sentence_transformers_folder_stays_one(checkpoints, files_of, out, mo
     for module in (scorer, evaluate_run):
         monkeypatch.setattr(module, "predict", recording(module.predict, predictions))
     options = {**QUICK, "task": "feature-extraction", "train_data": files.train}
-    report = qdqbert.train(checkpoints("sentence"), out, eval_data=files.dev, qat=True, **options)
-    evaluated = qdqbert.evaluate(out, files.dev, batch_size=8)
+    report = flat.train(checkpoints("sentence"), out, eval_data=files.dev, qat=True, **options)
+    evaluated = flat.evaluate(out, files.dev, batch_size=8)
     np.testing.assert_array_equal(np.stack(predictions[-1]), np.stack(predictions[-2]))
     assert evaluated.metrics == report.after
     # The head normalizes, to float32's precision.
@@ -361,7 +359,7 @@ def test_keep_best_writes_the_model_with_the_best_metric(classifier, out, monkey
         "metrics",
         lambda self: [Metric(name="perplexity", value=next(values), examples=8, is_error=True)],
     )
-    qdqbert.train(
+    flat.train(
         classifier.checkpoint,
         out,
         train_data=classifier.train,
@@ -402,7 +400,7 @@ def test_only_dropout_draws_random_numbers_during_training(
     for name, seed, dropout in (("a", 1, "off"), ("b", 2, "off"), ("c", 2, "keep")):
         with monkeypatch.context() as patch:
             before_batch(patch, 1, functools.partial(torch.manual_seed, seed))
-            qdqbert.train(
+            flat.train(
                 classifier.checkpoint,
                 tmp_path / name,
                 train_data=classifier.train,

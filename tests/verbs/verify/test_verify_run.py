@@ -147,7 +147,7 @@ def quantize(made, output: Path, **options) -> Path:
         made.checkpoint,
         output,
         calibration_data=made.data,
-        calibration_samples=8,
+        calibration=qdqbert.Calibration(samples=8),
         targets=["onnxruntime"],
         benchmark=False,
         **options,

@@ -34,10 +34,9 @@ def benchmark(
             files. The others are compared with the first. Checkpoints are exported in float; the
             native engine runs them in INT8, as `load` does.
         engines: Engines to run them on. By default all installed engines that run the model. For
-            the native engine, ONNX Runtime runs the float models, too. One of "onnxruntime",
-            "openvino", "native".
+            the native engine, ONNX Runtime runs the float models, too.
         provider: Execution provider of ONNX Runtime; "cpu" by default. With it, only ONNX Runtime
-            is measured. One of "cpu", "cuda", "tensorrt", "openvino".
+            is measured.
         batches: Batch sizes.
         sequences: Lengths in tokens.
         threads: Number of threads of one inference. The engine's choice by default.
@@ -56,7 +55,6 @@ def benchmark(
         >>> report = qdqbert.benchmark(["./my-classifier", "./my-classifier-int8"], batches=[1, 8])
         >>> report.speedups
     """
-    # The parameters are the fields of the options, which a test checks.
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
     require_quantize("`benchmark`")

@@ -6,28 +6,12 @@ import dataclasses
 
 from qdqbert.choices import EngineName, ProviderName
 from qdqbert.errors import UserInputError
-from qdqbert.options import check_options, normalize_options, option
+from qdqbert.options import Options, option
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions:
-    """Common options.
-
-    Attributes:
-        models: Folders that `quantize` wrote, float checkpoints, .onnx files or OpenVINO .xml
-            files. The others are compared with the first. Checkpoints are exported in float; the
-            native engine runs them in INT8, as `load` does.
-        engines: Engines to run them on. By default all installed engines that run the model. For
-            the native engine, ONNX Runtime runs the float models, too.
-        provider: Execution provider of ONNX Runtime; "cpu" by default. With it, only ONNX Runtime
-            is measured.
-        batches: Batch sizes.
-        sequences: Lengths in tokens.
-        threads: Number of threads of one inference. The engine's choice by default.
-        rounds: Number of time slices for each model and shape. The models take turns, and the
-            result is the median over the slices.
-        seconds: Length of a time slice in seconds.
-    """
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class BenchmarkOptions(Options):
+    """Options of `benchmark`, whose docstring describes them."""
 
     models: tuple[str, ...]
     engines: tuple[EngineName, ...] = option((), flag="engine")
@@ -44,8 +28,7 @@ class BenchmarkOptions:
         Raises:
             UserInputError: A value is not allowed, or two options contradict each other.
         """
-        normalize_options(self)
-        check_options(self)
+        super().__post_init__()
         if not self.models:
             raise UserInputError("`models` is missing. Name at least one.", argument="models")
         for name in ("batches", "sequences"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
+from qdqbert.choices import EngineName, ProviderName, TargetName, TaskName
 from qdqbert.extras import require_quantize
 from qdqbert.objects import Data
+from qdqbert.options import Columns, Limits, Onnx, TaskOptions, takes
 from qdqbert.progress import Progress, progress_of
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.settings import check_data
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from qdqbert.evidence.reports import EvaluateReport
 
 
+@takes(EvaluateOptions)
 def evaluate(
     model: str | Path,
     data: Data,
@@ -26,27 +27,15 @@ def evaluate(
     engine: EngineName | None = None,
     provider: ProviderName | None = None,
     target: TargetName | None = None,
-    pooling: PoolingMode | None = None,
     max_examples: int | None = None,
     max_length: int | None = None,
     batch_size: int = 8,
     allow_leakage: bool = False,
     output: str | Path | None = None,
-    max_drop: float | None = None,
-    max_flips: float | None = None,
-    min_sqnr: float | None = None,
-    min_cosine: float | None = None,
-    text_column: str | None = None,
-    text_pair_column: str | None = None,
-    label_column: str | None = None,
-    doc_stride: int | None = None,
-    n_best_size: int | None = None,
-    max_answer_length: int | None = None,
-    null_score_diff_threshold: float | None = None,
-    mlm_probability: float | None = None,
-    tokenizer: str | Path | None = None,
-    input_names: Mapping[str, str] | None = None,
-    output_names: Mapping[str, str] | None = None,
+    limits: Limits = Limits(),
+    columns: Columns = Columns(),
+    task_options: TaskOptions = TaskOptions(),
+    onnx: Onnx = Onnx(),
     progress: Progress | bool = False,
 ) -> EvaluateReport:
     """Compute the metrics of a task for a quantized folder, a checkpoint or an ONNX model.
@@ -58,20 +47,13 @@ def evaluate(
             columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or `datasets.Dataset`.
         reference: Float checkpoint or .onnx file to compare with, example by example. An .onnx file
             runs on ONNX Runtime.
-        task: Name of the task in transformers. Inferred from the model by default. One of
-            "feature-extraction", "fill-mask", "multiple-choice", "next-sentence-prediction",
-            "question-answering", "reranking", "text-classification", "text-generation",
-            "token-classification".
+        task: Name of the task in transformers. Inferred from the model by default.
         engine: Library that runs the model. By default the one that `load` takes for a quantized
             folder, ONNX Runtime for an .onnx file, and PyTorch for a checkpoint, which the native
-            engine runs in INT8, as `load` does. One of "onnxruntime", "openvino", "native".
-        provider: Execution provider of ONNX Runtime; "cpu" by default. One of "cpu", "cuda",
-            "tensorrt", "openvino".
+            engine runs in INT8, as `load` does.
+        provider: Execution provider of ONNX Runtime; "cpu" by default.
         target: Graph to evaluate, if a folder has several for one engine. By default the one that
-            was made for the engine. One of "portable", "onnxruntime", "onnxruntime-dynamic",
-            "openvino", "native", "native-dynamic", "tensorrt", "qordered", "float".
-        pooling: How an embedder makes one vector of a text's tokens. Read from the checkpoint by
-            default. One of "mean", "cls", "max", "mean_sqrt_len_tokens".
+            was made for the engine.
         max_examples: Number of examples to read at most. All by default.
         max_length: Longest input in tokens. The limit that the model was quantized with, or that of
             the task or the checkpoint, by default.
@@ -80,28 +62,10 @@ def evaluate(
             number.
         output: Folder for `predictions.jsonl`, `report.html` and the files of the task. With a
             reference, `changed.jsonl` lists the predictions that differ, the largest change first.
-        max_drop: Largest loss of the main metric against the reference, in the unit of the metric.
-        max_flips: Largest percentage of predictions that differ from the reference's.
-        min_sqnr: Lowest SQNR to the reference, in dB.
-        min_cosine: Lowest cosine of the embedding of any text to the reference's.
-        text_column: Column of the text: a name, or a number that counts from 0. Guessed from the
-            names of the columns by default.
-        text_pair_column: Column of the second text of a pair.
-        label_column: Column of the label or score.
-        doc_stride: Tokens that neighboring windows of a long context share, in question answering;
-            128 by default.
-        n_best_size: Number of start and end positions that are combined, in question answering; 20
-            by default.
-        max_answer_length: Longest answer in tokens, in question answering; 30 by default.
-        null_score_diff_threshold: Margin by which the score of "no answer" has to exceed the best
-            answer's, in question answering with unanswerable questions; 0 by default.
-        mlm_probability: Fraction of tokens that are masked, in fill-mask; 0.15 by default.
-        tokenizer: Folder or hub id of the tokenizer and config of an .onnx file. The folder of the
-            file by default.
-        input_names: Names of the inputs of an .onnx file by transformers' names, where they differ:
-            `{"input_ids": "tokens"}`.
-        output_names: Names of the outputs of an .onnx file by transformers' names, where they
-            differ: `{"logits": "scores"}`.
+        limits: What has to hold, compared with the reference.
+        columns: Columns of the data, where their names do not tell.
+        task_options: Settings of the task.
+        onnx: Names and the tokenizer of an .onnx file.
         progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
 
     Returns:
@@ -119,7 +83,6 @@ def evaluate(
         ... )
         >>> report.metrics
     """
-    # The parameters are the fields of the options, which a test checks.
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
     require_quantize("`evaluate`")

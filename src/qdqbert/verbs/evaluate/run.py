@@ -19,7 +19,7 @@ from qdqbert.progress import Progress
 from qdqbert.reporting.page import evaluate_page
 from qdqbert.tables.json_lines import write_objects
 from qdqbert.tasks.data import Dataset, fingerprint
-from qdqbert.tasks.task import Answer, Predictions, TaskOptions
+from qdqbert.tasks.task import Answer, Predictions, TaskSettings
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.evaluate.predictions import (
     CHANGED,
@@ -40,7 +40,7 @@ from qdqbert.verbs.inference import (
     encode_examples,
     predict,
 )
-from qdqbert.verbs.settings import columns_of, task_options_of
+from qdqbert.verbs.settings import task_options_of
 from qdqbert.verbs.versions import versions
 
 
@@ -85,10 +85,10 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
     """
     models = load_models(options, progress)
     subject = models.subject
-    task_options = task_options_of(options, subject.stored_task_options)
+    task_options = task_options_of(options.task_options, subject.stored_task_options)
     with naming("data"):
         dataset = subject.task.read(
-            options.data, columns=columns_of(options), max_examples=options.max_examples
+            options.data, columns=options.columns, max_examples=options.max_examples
         )
         dataset = subject.task.read_labels(dataset, subject.id2label)
         subject.task.check_metrics(dataset, subject.id2label)
@@ -122,7 +122,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         limits=(
             ()
             if comparison is None
-            else check_limits(options, comparison.fidelity, comparison.differences)
+            else check_limits(options.limits, comparison.fidelity, comparison.differences)
         ),
         leaked_examples=leaked,
         cpu=cpu_name(),
@@ -178,10 +178,10 @@ def _check_pooling(options: EvaluateOptions) -> None:
     model = None if options.engine == "native" else options.model
     models = [each for each in (model, options.reference) if each is not None]
     has_checkpoint = not all(is_artifact(Path(each)) or is_onnx_file(each) for each in models)
-    if options.pooling is not None and not has_checkpoint:
+    if options.task_options.pooling is not None and not has_checkpoint:
         raise UserInputError(
-            f"`pooling={options.pooling!r}` applies to checkpoints in PyTorch only. The outputs of "
-            f"`model={options.model!r}` are fixed. Leave `pooling` out.",
+            f"`pooling={options.task_options.pooling!r}` applies to checkpoints in PyTorch only. "
+            f"The outputs of `model={options.model!r}` are fixed. Leave `pooling` out.",
             argument="pooling",
         )
 
@@ -219,7 +219,7 @@ def _check_names(options: EvaluateOptions, subject: Subject, reference: Subject)
         ("input_names", INPUTS),
         ("output_names", task_outputs(subject.task.name)),
     ):
-        given = getattr(options, parameter) or {}
+        given = getattr(options.onnx, parameter) or {}
         unused = sorted(set(given) - matched)
         if unused:
             raise UserInputError(
@@ -233,7 +233,7 @@ def _encode(
     subject: Subject,
     examples: Sequence[Any],
     options: EvaluateOptions,
-    task_options: TaskOptions,
+    task_options: TaskSettings,
     progress: Progress,
 ) -> EncodedExamples:
     with progress.stage(f"Tokenizing for {subject.name}"):
@@ -257,7 +257,7 @@ def _predict_reference(
     reference: Subject,
     encoded: EncodedExamples,
     options: EvaluateOptions,
-    task_options: TaskOptions,
+    task_options: TaskSettings,
     progress: Progress,
 ) -> Predictions:
     """Run the reference on the examples of the model, with its own tokenizer."""
@@ -282,7 +282,7 @@ def _baseline(
     reference: Subject,
     predictions: Predictions,
     encoded: EncodedExamples,
-    task_options: TaskOptions,
+    task_options: TaskSettings,
 ) -> Baseline:
     """Return the results of the reference."""
     scores = reference.task.scores(predictions, encoded.features, reference.id2label, task_options)
@@ -297,7 +297,7 @@ def _baseline(
 
 
 def _write_files(
-    report: EvaluateReport, found: Found, task_options: TaskOptions, output: Path
+    report: EvaluateReport, found: Found, task_options: TaskSettings, output: Path
 ) -> EvaluateReport:
     """Write the predictions, the files of the task and the report, and return the report.
 
@@ -319,7 +319,7 @@ def _write_files(
     return report
 
 
-def _prediction_files(found: Found, options: TaskOptions) -> dict[str, bytes]:
+def _prediction_files(found: Found, options: TaskSettings) -> dict[str, bytes]:
     """Return the contents of the files by name."""
     subject, features, baseline = found.subject, found.encoded.features, found.baseline
     task, ours = subject.task, found.predictions

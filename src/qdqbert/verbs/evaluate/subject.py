@@ -115,10 +115,10 @@ def request_of_model(options: EvaluateOptions) -> Request:
         engine=options.engine,
         provider=options.provider,
         target=options.target,
-        tokenizer=options.tokenizer,
-        input_names=options.input_names or {},
-        output_names=options.output_names or {},
-        pooling=options.pooling,
+        tokenizer=options.onnx.tokenizer,
+        input_names=options.onnx.input_names or {},
+        output_names=options.onnx.output_names or {},
+        pooling=options.task_options.pooling,
         shares_names=len(options.onnx_files) > 1,
     )
 
@@ -132,10 +132,10 @@ def request_of_reference(options: EvaluateOptions, subject: Subject) -> Request:
         # The notice about `max_length` is that of the model.
         max_length=None,
         usual_length=subject.max_length,
-        tokenizer=options.tokenizer or model_folder,
-        input_names=options.input_names or {},
-        output_names=options.output_names or {},
-        pooling=options.pooling,
+        tokenizer=options.onnx.tokenizer or model_folder,
+        input_names=options.onnx.input_names or {},
+        output_names=options.onnx.output_names or {},
+        pooling=options.task_options.pooling,
         shares_names=len(options.onnx_files) > 1,
     )
 

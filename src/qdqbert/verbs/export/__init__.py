@@ -42,14 +42,12 @@ def export(
     Args:
         model: Folder that `quantize` wrote.
         to: Format to write: "openvino" for OpenVINO GenAI and OpenVINO Model Server, "triton" for a
-            model repository of Triton. One of "openvino", "triton".
+            model repository of Triton.
         output: Folder to write. By default that of the model, with the format added to its name.
         target: Graph to export, if the folder has several. By default the one that was made for the
-            runtime. One of "portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native",
-            "native-dynamic", "tensorrt", "qordered", "float".
+            runtime.
         returns: What an embedder returns. By default what the runtime needs: states of tokens for
-            OpenVINO, whose pipelines pool them, and embeddings for Triton. One of
-            "last_hidden_state", "sentence_embedding", "both".
+            OpenVINO, whose pipelines pool them, and embeddings for Triton.
         name: Name of the model in a server. The name of the model's folder by default.
         pairs: Take pairs of texts. Needed only for a model of pairs that was not quantized on pairs
             of your own.
@@ -70,7 +68,6 @@ def export(
         >>> report = qdqbert.export("./my-embedder-int8", to="openvino")
         >>> print(report.usage)
     """
-    # The parameters are the fields of the options, which a test checks.
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
     options = ExportOptions(**arguments)

@@ -6,27 +6,12 @@ import dataclasses
 from pathlib import Path
 
 from qdqbert.choices import ExportedOutputs, ExportFormat, TargetName
-from qdqbert.options import check_options, normalize_options, option
+from qdqbert.options import Options, option
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """Common options.
-
-    Attributes:
-        model: Folder that `quantize` wrote.
-        to: Format to write: "openvino" for OpenVINO GenAI and OpenVINO Model Server, "triton" for a
-            model repository of Triton.
-        output: Folder to write. By default that of the model, with the format added to its name.
-        target: Graph to export, if the folder has several. By default the one that was made for the
-            runtime.
-        returns: What an embedder returns. By default what the runtime needs: states of tokens for
-            OpenVINO, whose pipelines pool them, and embeddings for Triton.
-        name: Name of the model in a server. The name of the model's folder by default.
-        pairs: Take pairs of texts. Needed only for a model of pairs that was not quantized on pairs
-            of your own.
-        overwrite: Replace an existing output folder, if this package wrote it.
-    """
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class ExportOptions(Options):
+    """Options of `export`, whose docstring describes them."""
 
     model: str
     to: ExportFormat
@@ -36,15 +21,6 @@ class ExportOptions:
     name: str | None = None
     pairs: bool = False
     overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserInputError: A value is not allowed.
-        """
-        normalize_options(self)
-        check_options(self)
 
     @property
     def folder(self) -> Path:

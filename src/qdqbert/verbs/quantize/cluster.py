@@ -11,7 +11,6 @@ import dataclasses
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from qdqbert.calibration.statistics import MergeableObserver
 from qdqbert.encoding import Batch
 from qdqbert.errors import QdqBertError
 from qdqbert.integrations.ray_cluster import address_of, alive_nodes, divide, open_ray, reporting
-from qdqbert.objects import Rows
+from qdqbert.objects import Rows, SavedModel
 from qdqbert.progress import Silent
 from qdqbert.spec import SiteGroup
 from qdqbert.verbs.quantize.options import QuantizeOptions
@@ -85,22 +84,21 @@ def cluster_run(
     Raises:
         UserInputError: Ray cannot run.
     """
-    changes: dict[str, Any] = {"ray": None}
-    # The nodes get batches, and read no data.
-    for name in ("calibration_data", "eval_data"):
-        if isinstance(getattr(options, name), Rows):
-            changes[name] = str(getattr(options, name))
-    for name in ("model", "tokenizer"):
-        path = getattr(options, name)
-        # Names of the hub stay as they are.
-        if path is not None and Path(path).exists():
-            changes[name] = str(Path(path).absolute())
-    with open_ray(address_of(options.ray)) as ray, reporting(ray):
+    on_node = dataclasses.replace(
+        options,
+        model=_absolute(options.model),
+        # The nodes get batches, and read no data.
+        calibration_data=_named(options.calibration_data),
+        eval_data=_named(options.eval_data),
+        calibration=dataclasses.replace(options.calibration, ray=None),
+        onnx=dataclasses.replace(options.onnx, tokenizer=_absolute(options.onnx.tokenizer)),
+    )
+    with open_ray(address_of(options.calibration.ray)) as ray, reporting(ray):
         division = divide(alive_nodes(ray), None)
         task = ray.remote(num_cpus=division.threads)(observe)
         shards = [
             Shard(
-                options=dataclasses.replace(options, **changes),
+                options=on_node,
                 groups=frozenset(groups),
                 batches=part,
             )
@@ -118,3 +116,14 @@ def cluster_run(
                     advance()
 
         yield run
+
+
+def _absolute(path: str | SavedModel | None) -> str | None:
+    """Return the absolute path of a file or a folder. Names of the hub stay as they are."""
+    if path is None:
+        return None
+    return str(Path(path).absolute()) if Path(path).exists() else str(path)
+
+
+def _named(data: str | Rows | None) -> str | None:
+    return None if data is None else str(data)

@@ -12,7 +12,6 @@ from qdqbert.errors import DataFileError, UserInputError, naming
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Task
 from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.settings import columns_of
 
 # Most held-out examples, without labels and with them; and their share of the data, which is one of
 # this many.
@@ -72,10 +71,10 @@ def choose_examples(
         chosen = _from_eval_data(task, options, id2label, known)
     else:
         chosen = _built_in(task, options, known)
-    if options.max_drop is not None and chosen.labeled_data is None:
+    if options.limits.max_drop is not None and chosen.labeled_data is None:
         raise UserInputError(
-            f"`max_drop={options.max_drop:g}` compares metrics, which need labels. Pass labeled "
-            "examples as `eval_data`.",
+            f"`max_drop={options.limits.max_drop:g}` compares metrics, which need labels. Pass "
+            "labeled examples as `eval_data`.",
             argument="max_drop",
         )
     return chosen
@@ -90,7 +89,7 @@ def _from_both(
     """Calibrate on one data set, and evaluate on the other."""
     dataset = _read(task, options, "calibration_data")
     pool = _shuffled(dataset.examples, options, known)
-    wanted = options.calibration_samples if known is None else 0
+    wanted = options.calibration.samples if known is None else 0
     used, notices = pool[:wanted], list(dataset.notices)
     if len(used) < wanted:
         notices.append(_no_more(used))
@@ -118,7 +117,7 @@ def _from_calibration_data(
     dataset = _read(task, options, "calibration_data")
     dataset, is_labeled, reasons = _with_labels(task, dataset, options, id2label)
     pool = _shuffled(dataset.examples, options, known)
-    wanted = options.calibration_samples if known is None else 0
+    wanted = options.calibration.samples if known is None else 0
     most = _LABELED_HELDOUT if is_labeled else _HELDOUT
     used = pool[: min(wanted, len(pool) - _count_heldout(len(pool), wanted, task, most))]
     rest = _rest(pool[len(used) :], used, known)
@@ -169,7 +168,7 @@ def _from_eval_data(
     """Calibrate on a part of the labeled data, half of them at most, and evaluate on the rest."""
     dataset = _read_labeled(task, options, id2label)
     pool = _shuffled(dataset.examples, options, known)
-    wanted = options.calibration_samples if known is None else 0
+    wanted = options.calibration.samples if known is None else 0
     used: Sequence[Any] = pool[: min(wanted, len(pool) // 2)]
     reasons = []
     if wanted and len(used) < min(wanted, _FEWEST_HELDOUT) and task.reads_texts:
@@ -232,12 +231,12 @@ def _calibration_sentences(
     """Draw built-in sentences to calibrate on; none if the ranges are known."""
     if known is not None:
         return ()
-    return _shuffled(resources.calibration_examples(), options, None)[: options.calibration_samples]
+    return _shuffled(resources.calibration_examples(), options, None)[: options.calibration.samples]
 
 
 def _read(task: Task, options: QuantizeOptions, argument: str) -> Dataset:
     with naming(argument):
-        return task.read(getattr(options, argument), columns=columns_of(options), max_examples=None)
+        return task.read(getattr(options, argument), columns=options.columns, max_examples=None)
 
 
 def _read_labeled(task: Task, options: QuantizeOptions, id2label: Mapping[int, str]) -> Dataset:
@@ -294,7 +293,7 @@ def _metrics_problem(
 
 def _raise_if_needed(error: DataFileError, options: QuantizeOptions) -> None:
     """Raise an error about labels if the call cannot do without metrics."""
-    asked = (options.eval_data, options.label_column, options.max_drop)
+    asked = (options.eval_data, options.columns.label, options.limits.max_drop)
     if any(each is not None for each in asked):
         raise error
 
@@ -315,7 +314,7 @@ def _shuffled(
     for index, each in enumerate(left):
         groups.setdefault(getattr(each, "group", index), []).append(each)
     drawn = list(groups.values())
-    random.Random(options.seed).shuffle(drawn)
+    random.Random(options.calibration.seed).shuffle(drawn)
     return [each for group in drawn for each in group]
 
 

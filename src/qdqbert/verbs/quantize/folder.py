@@ -19,7 +19,7 @@ from qdqbert.artifact import (
     Artifact,
     size_bytes,
 )
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.checkpoint.card import CARD, read_card_data
 from qdqbert.checkpoint.cross_encoder import write_cross_encoder
@@ -94,7 +94,9 @@ def fill_folder(
     targets = choose_targets(options, source.task)
     ready = prepare(source, options, targets, earlier, progress, leaves_out=not options.targets)
     sited, calibration = ready.sited, ready.calibration
-    plans, units = meet_limits(ready.plans, sited, calibration, ready.baseline, options, progress)
+    plans, units = meet_limits(
+        ready.plans, sited, calibration, ready.baseline, options.limits, progress
+    )
     overflows = find_overflows(ready, plans, options, progress)
     with progress.stage("Writing the graph"):
         graph = sited.graph
@@ -146,7 +148,7 @@ def make_evidence(
         float_model=float_model,
         max_length=ready.inputs.max_length,
         ranges=ready.ranges.kind,
-        limits=options,
+        limits=options.limits,
         units_in_float=units_in_float,
         overflows=overflows,
         rows=make_rows(ready, float_model, options.verification_data),
@@ -221,7 +223,7 @@ def find_overflows(
 
     Targets whose weights are exact on all CPUs, and those for GPUs, are left out.
     """
-    if options.weights_for != "vnni":
+    if options.quantizers.weights_for != "vnni":
         return {}
     found: dict[str, tuple[Overflow, ...]] = {}
     batches = ready.inputs.calibration.batches
@@ -279,7 +281,7 @@ def calibration_lengths(ranges: RangeSource, inputs: Inputs) -> TextLengths | No
 def write_folder(
     folder: Path,
     source: ModelSource,
-    calibration: Calibration,
+    calibration: CalibrationResult,
     manifest: Mapping[str, Any],
 ) -> None:
     """Write everything but the graphs and the report."""
@@ -315,7 +317,9 @@ def origin_of(ready: Ready, options: QuantizeOptions) -> Origin:
     """Return where a model comes from, for its model card."""
     source = ready.source
     # The config and the tokenizer of an .onnx file come with the card of the model.
-    folder = options.tokenizer or str(Path(source.name).parent) if options.is_onnx else source.name
+    folder = (
+        options.onnx.tokenizer or str(Path(source.name).parent) if options.is_onnx else source.name
+    )
     is_local = options.is_onnx or Path(source.name).exists()
     return Origin(
         hub_id=None if is_local else source.name,

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qdqbert.artifact import MODEL, size_bytes
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import constant_array
 from qdqbert.machine import release_memory
@@ -43,7 +43,7 @@ class WrittenGraph:
 def write_graphs(
     plans: Sequence[Plan],
     sited: SitedSource,
-    calibration: Calibration,
+    calibration: CalibrationResult,
     folder: Path,
     progress: Progress,
 ) -> list[WrittenGraph]:
@@ -87,7 +87,7 @@ def write_graphs(
 
 
 def with_measurable_graph(
-    written: WrittenGraph, graph: ir.Model, calibration: Calibration, scratch: Path
+    written: WrittenGraph, graph: ir.Model, calibration: CalibrationResult, scratch: Path
 ) -> WrittenGraph:
     """Return the graph itself, or one with the same Q/DQ pairs if no engine runs it.
 
@@ -120,7 +120,7 @@ def digest_parameters(graph: ir.Model) -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def _lower(plan: Plan, graph: ir.Model, calibration: Calibration) -> ir.Model:
+def _lower(plan: Plan, graph: ir.Model, calibration: CalibrationResult) -> ir.Model:
     chosen = calibration.for_recipe(plan.recipe)
     scales = {site: scale.numpy() for site, scale in chosen.scales.items()}
     return lower(

@@ -16,9 +16,9 @@ from qdqbert.verbs.quantize.ranges import effective_quantizer_options
 from qdqbert.verbs.versions import versions
 
 if TYPE_CHECKING:
-    from qdqbert.calibration.calibration import Calibration
+    from qdqbert.calibration.calibration import CalibrationResult
     from qdqbert.targets.target import Plan
-    from qdqbert.tasks.task import TaskOptions
+    from qdqbert.tasks.task import TaskSettings
     from qdqbert.verbs.quantize.examples import ChosenExamples
     from qdqbert.verbs.quantize.graphs import WrittenGraph
     from qdqbert.verbs.quantize.source import ModelSource
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def quantization_json(
     options: QuantizeOptions,
     source: ModelSource,
-    calibration: Calibration,
+    calibration: CalibrationResult,
     written: Sequence[WrittenGraph],
     examples: ChosenExamples,
-    task_options: TaskOptions,
+    task_options: TaskSettings,
     *,
     max_length: int,
     parameters_sha256: str,
@@ -58,7 +58,7 @@ def quantization_json(
     return {
         "format": QUANTIZATION_FORMAT,
         "command": command_line("quantize", options),
-        "seed": options.seed,
+        "seed": options.calibration.seed,
         "checkpoint": {
             "name": str(options.model or DEMO_NAME),
             "task": source.task,
@@ -70,7 +70,7 @@ def quantization_json(
         "max_length": max_length,
         "inputs": list(source.input_names),
         "outputs": list(source.output_names),
-        "embeddings": options.embeddings,
+        "embeddings": options.quantizers.embeddings,
         "quantizer_options": effective_quantizer_options(options).to_dict(),
         "task_options": dataclasses.asdict(task_options),
         **_inputs_json(source, examples, earlier),
@@ -113,7 +113,7 @@ def _inputs_json(
     return {"takes_pairs": takes_pairs}
 
 
-def _ranges_json(calibration: Calibration) -> dict[str, Any]:
+def _ranges_json(calibration: CalibrationResult) -> dict[str, Any]:
     return {name: dataclasses.asdict(chosen) for name, chosen in calibration.ranges.items()}
 
 
@@ -144,7 +144,7 @@ def _recipe_json(plan: Plan) -> Mapping[str, Any]:
     }
 
 
-def _sites_json(plan: Plan, calibration: Calibration) -> Mapping[str, Any]:
+def _sites_json(plan: Plan, calibration: CalibrationResult) -> Mapping[str, Any]:
     """Describe each quantized site. Scales of weights are in the graph."""
     sites: dict[str, Any] = {}
     ranges = calibration.for_recipe(plan.recipe).ranges

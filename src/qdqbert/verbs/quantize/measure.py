@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from qdqbert.artifact import size_bytes
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.encoding import Batch, first_rows
 from qdqbert.engines.runner import float_engine, install_command, is_installed, open_runner
@@ -19,7 +19,7 @@ from qdqbert.evidence.reports import LatencyReport, Sensitivity, TargetReport
 from qdqbert.evidence.saturation import Overflow
 from qdqbert.evidence.verification import VerificationRow, measure_rows
 from qdqbert.machine import cpu_features, has_int8_products, release_memory
-from qdqbert.options import LimitOptions
+from qdqbert.options import Limits
 from qdqbert.progress import Progress
 from qdqbert.search.units import Unit
 from qdqbert.targets import target_named
@@ -76,12 +76,12 @@ class Evidence:
 
     source: ModelSource
     sited: SitedSource
-    calibration: Calibration
+    calibration: CalibrationResult
     baseline: Baseline
     float_model: Path
     max_length: int
     ranges: RangeKind
-    limits: LimitOptions
+    limits: Limits
     units_in_float: Mapping[str, Sequence[Unit]]
     overflows: Mapping[str, tuple[Overflow, ...]]
     rows: Sequence[VerificationRow]

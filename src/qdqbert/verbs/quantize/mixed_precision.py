@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.encoding import Batch
 from qdqbert.evidence.fidelity import signal_and_noise
-from qdqbert.options import LimitOptions
+from qdqbert.options import Limits
 from qdqbert.progress import Progress
 from qdqbert.search.greedy import fewest_units, float_order
 from qdqbert.search.units import Unit, make_units
@@ -28,7 +28,7 @@ class Trials:
     """Runs a plan with some of its sites left in float."""
 
     def __init__(
-        self, plan: Plan, sited: SitedSource, calibration: Calibration, baseline: Baseline
+        self, plan: Plan, sited: SitedSource, calibration: CalibrationResult, baseline: Baseline
     ) -> None:
         """Keep what a trial needs.
 
@@ -60,7 +60,7 @@ class Trials:
         with self._sited.quantized_runner(plan, self._calibration) as runner:
             return predict(self._baseline.task, runner, self._baseline.encoded)
 
-    def meets(self, options: LimitOptions, left: Collection[str]) -> bool:
+    def meets(self, limits: Limits, left: Collection[str]) -> bool:
         """Return whether the limits are met on all examples, with sites left in float.
 
         The examples run in parts. Those that have not run yet count as equal to float, so that a
@@ -75,7 +75,7 @@ class Trials:
             for start in range(_PARTS):
                 part = encoded.batches[start::_PARTS]
                 found.update(predict_batches(task, runner, part, encoded.features))
-                verdicts = baseline.verdicts(options, list(found.values()))
+                verdicts = baseline.verdicts(limits, list(found.values()))
                 if "missed" in verdicts:
                     return False
         return all(each == "met" for each in verdicts)
@@ -90,9 +90,9 @@ def in_float(plan: Plan, left: Collection[str]) -> Plan:
 def meet_limits(
     plans: Sequence[Plan],
     sited: SitedSource,
-    calibration: Calibration,
+    calibration: CalibrationResult,
     baseline: Baseline,
-    options: LimitOptions,
+    limits: Limits,
     progress: Progress,
 ) -> tuple[list[Plan], list[tuple[Unit, ...]]]:
     """Leave units in float until each plan meets the limits, as far as its target allows.
@@ -105,7 +105,7 @@ def meet_limits(
         sited: The model with sites.
         calibration: Ranges of the call.
         baseline: The float model's results.
-        options: The limits.
+        limits: The limits.
         progress: Receives the stages.
 
     Returns:
@@ -114,7 +114,7 @@ def meet_limits(
     Raises:
         UserInputError: A limit does not apply to the task.
     """
-    unchanged = baseline.verdicts(options, baseline.predictions) if options.limits else []
+    unchanged = baseline.verdicts(limits, baseline.predictions) if limits.given() else []
     if not unchanged or any(each != "met" for each in unchanged):
         return list(plans), [() for _ in plans]
     changed: list[Plan] = []
@@ -131,7 +131,7 @@ def meet_limits(
             ranges = calibration.for_recipe(plan.recipe)
             trials = Trials(plan, sited, ranges, baseline)
             every = make_units(plan.specs, sited.weights())
-            found = _search(trials, every, options, plan.target.name, progress)
+            found = _search(trials, every, limits, plan.target.name, progress)
             known.append((plan, found))
         changed.append(in_float(plan, {site for unit in found for site in unit.sites}))
         units.append(found)
@@ -145,7 +145,7 @@ def _are_equal(plan: Plan, other: Plan) -> bool:
 def _search(
     trials: Trials,
     units: Sequence[Unit],
-    options: LimitOptions,
+    limits: Limits,
     target: str,
     progress: Progress,
 ) -> tuple[Unit, ...]:
@@ -153,7 +153,7 @@ def _search(
 
         def is_met(taken: Sequence[Unit]) -> bool:
             advance()
-            return trials.meets(options, {site for unit in taken for site in unit.sites})
+            return trials.meets(limits, {site for unit in taken for site in unit.sites})
 
         def noise(left: Collection[str]) -> float:
             advance()

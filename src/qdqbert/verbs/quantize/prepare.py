@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from qdqbert.artifact import Artifact, read_training
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import describe_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
@@ -26,7 +26,7 @@ from qdqbert.targets import target_named
 from qdqbert.targets.files import check_encoder
 from qdqbert.targets.target import Plan, Target, make_plan, recipe_for
 from qdqbert.tasks.registry import task_for
-from qdqbert.tasks.task import Predictions, TaskOptions
+from qdqbert.tasks.task import Predictions, TaskSettings
 from qdqbert.tokenizing.tokenizer import Tokenizer
 from qdqbert.verbs.inference import Baseline, EncodedExamples, encode_examples, predict
 from qdqbert.verbs.quantize.examples import ChosenExamples, choose_examples
@@ -42,7 +42,7 @@ from qdqbert.verbs.quantize.source import ModelSource
 from qdqbert.verbs.quantize.source.checkpoint import read_float
 from qdqbert.verbs.quantize.source.onnx import OnnxSource
 from qdqbert.verbs.quantize.source.sited import SitedSource
-from qdqbert.verbs.settings import input_length, task_options_of
+from qdqbert.verbs.settings import changes_of, input_length, task_options_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Inputs:
     heldout: EncodedExamples
     tokenizer: Tokenizer
     max_length: int
-    task_options: TaskOptions
+    task_options: TaskSettings
     notices: tuple[str, ...]
 
 
@@ -91,7 +91,7 @@ class Ready:
     inputs: Inputs
     baseline: Baseline
     sited: SitedSource
-    calibration: Calibration
+    calibration: CalibrationResult
 
 
 def prepare(
@@ -165,7 +165,7 @@ def choose_targets(options: QuantizeOptions, task: str) -> list[Target]:
         task: Task of the model, for the targets of a call that names none.
     """
     names = dict.fromkeys(options.targets or _default_targets(task))
-    return [for_cpus(target_named(name), options.weights_for) for name in names]
+    return [for_cpus(target_named(name), options.quantizers.weights_for) for name in names]
 
 
 def _default_targets(task: str) -> list[TargetName]:
@@ -195,9 +195,9 @@ def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> 
             source: ModelSource = OnnxSource(
                 Path(options.model or ""),
                 task=options.task,
-                tokenizer=options.tokenizer,
-                input_names=options.input_names or {},
-                output_names=options.output_names or {},
+                tokenizer=options.onnx.tokenizer,
+                input_names=options.onnx.input_names or {},
+                output_names=options.onnx.output_names or {},
                 scratch=scratch,
             )
         _check_timed(options, source.task)
@@ -209,7 +209,7 @@ def open_source(options: QuantizeOptions, scratch: Path, progress: Progress) -> 
 
 
 def _open_checkpoint(name: str, options: QuantizeOptions) -> ModelSource:
-    found = describe_checkpoint(name, task=options.task, pooling=options.pooling)
+    found = describe_checkpoint(name, task=options.task, pooling=options.task_options.pooling)
     _check_timed(options, str(found.task))
     if getattr(found.config, "quantizers", None) is None:
         return read_float(found)
@@ -238,7 +238,7 @@ def encode_inputs(
     max_length, notices = input_length(
         options.max_length, trained.get("max_length") or task.max_length, source.max_length
     )
-    task_options = task_options_of(options, trained.get("task_options", {}))
+    task_options = task_options_of(options.task_options, trained.get("task_options", {}))
 
     tokenizer = runtime_tokenizer(source.tokenizer)
 
@@ -293,7 +293,7 @@ def make_baseline(
 
 def site_groups(options: QuantizeOptions, targets: Sequence[Target]) -> set[SiteGroup]:
     """Return the groups of sites that the recipes of a call place."""
-    recipes = [recipe_for(each, options.recipe, options.embeddings) for each in targets]
+    recipes = [recipe_for(each, options.recipe, options.quantizers.embeddings) for each in targets]
     return {group for recipe in recipes for group in recipe.groups}
 
 
@@ -318,7 +318,7 @@ def make_plans(
         UserInputError: A target cannot run the recipe.
         UnmatchedRuleError: A rule of a recipe or a pattern matches no site.
     """
-    changes = options.quantizer_changes()
+    changes = changes_of(options.quantizers)
     stored = source.stored
     plans = []
     for target in targets:
@@ -327,12 +327,12 @@ def make_plans(
                 target,
                 sites,
                 recipe=options.recipe,
-                embeddings=options.embeddings,
+                embeddings=options.quantizers.embeddings,
                 # Without changes, quantizers of a checkpoint keep their own bits.
                 quantizer_options=effective_quantizer_options(options) if changes else None,
                 stored=None if stored is None else stored.specs,
                 placed_by=None if stored is None else stored.recipe,
-                dedicated_pairs=options.dedicated_qdq_pairs,
+                dedicated_pairs=options.quantizers.dedicated_qdq_pairs,
             )
             plans.append(plan)
     return plans

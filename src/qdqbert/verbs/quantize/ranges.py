@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from qdqbert.artifact import RANGES, Artifact, open_artifact, read_training
 from qdqbert.calibration.calibrate import count_passes, run_passes
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.calibration.statistics import calibrator_of
@@ -62,7 +62,10 @@ class RangeSource:
     def manifest(self, options: QuantizeOptions) -> Mapping[str, Any] | None:
         """Return the entry of `quantization.json`; `None` if the ranges are calibrated."""
         if self.earlier is not None:
-            return {**self.earlier.quantization["calibration"], "ranges_from": options.ranges_from}
+            return {
+                **self.earlier.quantization["calibration"],
+                "ranges_from": options.calibration.ranges_from,
+            }
         if self.kind == "stored":
             known = list(self.known or ())
             return {"calibrator": "stored", "examples": len(known), "fingerprints": known}
@@ -75,10 +78,10 @@ def open_earlier(options: QuantizeOptions) -> Artifact | None:
     Raises:
         UserInputError: `quantize` did not write it, or options that determine ranges differ.
     """
-    if options.ranges_from is None:
+    if options.calibration.ranges_from is None:
         return None
     try:
-        earlier = open_artifact(Path(options.ranges_from))
+        earlier = open_artifact(Path(options.calibration.ranges_from))
     except CheckpointError as error:
         raise UserInputError(f"`ranges_from`: {error}", argument="ranges_from") from error
     _check_same_options(earlier, options)
@@ -95,7 +98,7 @@ def choose_range_source(
     """
     if earlier is not None:
         return RangeSource(kind="earlier", earlier=earlier, known=earlier.calibration_fingerprints)
-    if source.stored is None or options.recalibrate:
+    if source.stored is None or options.calibration.recalibrate:
         return RangeSource(kind="calibrated")
     if options.recipe is not None:
         notice = (
@@ -106,7 +109,7 @@ def choose_range_source(
     if not _has_all_ranges(source.stored):
         return RangeSource(kind="calibrated")
     for name in ("calibrator", "percentile"):
-        value = getattr(options, name)
+        value = getattr(options.calibration, name)
         if value is not None:
             raise UserInputError(
                 f"`{name}={value!r}` applies to a new calibration, and the checkpoint "
@@ -132,7 +135,7 @@ def find_calibration(
     plans: Sequence[Plan],
     options: QuantizeOptions,
     progress: Progress,
-) -> Calibration:
+) -> CalibrationResult:
     """Return the ranges that the plans need, from wherever they come.
 
     Raises:
@@ -148,7 +151,7 @@ def find_calibration(
 
 
 def rounding_notices(
-    ranges: RangeSource, plans: Sequence[Plan], calibration: Calibration
+    ranges: RangeSource, plans: Sequence[Plan], calibration: CalibrationResult
 ) -> tuple[str, ...]:
     """Say which targets round weights to the nearest codes because of an earlier call."""
     if ranges.earlier is None:
@@ -170,10 +173,10 @@ def rounding_notices(
 def effective_quantizer_options(options: QuantizeOptions) -> QuantizerOptions:
     """Return the quantizer options of a call, with the calibrator in use."""
     return quantizer_options_of(
-        options,
+        options.quantizers,
         calibrator=options.calibrator_used,
-        percentile=options.percentile,
-        recalibrate_weights=options.recalibrate_weights,
+        percentile=options.calibration.percentile,
+        recalibrate_weights=options.calibration.recalibrate_weights,
     )
 
 
@@ -183,7 +186,7 @@ def _calibrate(
     plans: Sequence[Plan],
     options: QuantizeOptions,
     progress: Progress,
-) -> Calibration:
+) -> CalibrationResult:
     # Targets that smooth by default do it in the same way, and a recipe that is named applies to
     # all targets.
     smoothing = next((plan.recipe.smoothing for plan in plans if plan.recipe.smoothing), None)
@@ -206,7 +209,7 @@ def _calibrate(
         quantizer_options=quantizer_options,
     )
     with contextlib.ExitStack() as stack:
-        if options.ray is None:
+        if options.calibration.ray is None:
             run = sited.observed_run(batches, lambda: advance())
         else:
             groups = {site.group for site in sited.sites}
@@ -232,12 +235,17 @@ def _has_all_ranges(stored: StoredQuantizers) -> bool:
 
 
 def _stored_calibration(
-    stored: Calibration, sites: Sequence[Site], wanted: Collection[str], options: QuantizeOptions
-) -> Calibration:
+    stored: CalibrationResult,
+    sites: Sequence[Site],
+    wanted: Collection[str],
+    options: QuantizeOptions,
+) -> CalibrationResult:
     ranges = effective_quantizer_options(options).adjust(stored.ranges, sites)
     # A weight that was trained with a range keeps it, unless its axis or range changes.
-    keeps_weights = not (options.quant_per_tensor or options.recalibrate_weights)
-    return Calibration(
+    keeps_weights = not (
+        options.quantizers.quant_per_tensor or options.calibration.recalibrate_weights
+    )
+    return CalibrationResult(
         ranges={name: ranges[name] for name in sorted(wanted)},
         scales={name: stored.scales[name] for name in sorted(set(stored.scales) & set(wanted))},
         weight_amax=stored.weight_amax if keeps_weights else {},
@@ -250,9 +258,9 @@ def _earlier_calibration(
     sited: SitedSource,
     plans: Sequence[Plan],
     options: QuantizeOptions,
-) -> Calibration:
+) -> CalibrationResult:
     """Read the ranges of an earlier call, if they fit these weights and recipes."""
-    given = f"`ranges_from={options.ranges_from!r}`"
+    given = f"`ranges_from={options.calibration.ranges_from!r}`"
     theirs = earlier.quantization["checkpoint"]
     if theirs.get("parameters_sha256") != digest_parameters(sited.graph):
         raise UserInputError(
@@ -275,14 +283,15 @@ def _check_same_options(earlier: Artifact, options: QuantizeOptions) -> None:
             default = getattr(QuantizerOptions(), name)
             raise UserInputError(
                 f"`{name}` determines ranges: it is {ours.get(name, default)} now, and was "
-                f"{theirs.get(name, default)} for `ranges_from={options.ranges_from!r}`. Use the "
-                "same value, or leave `ranges_from` out.",
+                f"{theirs.get(name, default)} for "
+                f"`ranges_from={options.calibration.ranges_from!r}`. Use the same value, or leave "
+                "`ranges_from` out.",
                 argument=name,
             )
 
 
 def _check_ranges_fit(
-    plan: Plan, sites: Sequence[Site], calibration: Calibration, earlier: Artifact, given: str
+    plan: Plan, sites: Sequence[Site], calibration: CalibrationResult, earlier: Artifact, given: str
 ) -> None:
     chosen, smoothing = calibration.for_recipe(plan.recipe), plan.recipe.smoothing
     smoothed = {site.name for site in sites if smoothing is not None and smoothing.matches(site)}

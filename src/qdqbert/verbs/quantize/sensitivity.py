@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.encoding import Batch
 from qdqbert.evidence.fidelity import signal_and_noise, to_decibels
 from qdqbert.evidence.reports import Sensitivity
@@ -18,7 +18,7 @@ from qdqbert.verbs.quantize.source.sited import SitedSource
 def layer_sensitivity(
     plan: Plan,
     sited: SitedSource,
-    calibration: Calibration,
+    calibration: CalibrationResult,
     baseline: Baseline,
     batches: Sequence[Batch],
 ) -> tuple[Sensitivity, ...]:

@@ -63,26 +63,22 @@ def run(
             `part-*.csv.gz`, or "-" for stdin. All but .parquet files can be compressed (.gz).
         output: A .jsonl, .csv, .tsv, .parquet or, for embeddings, .npy file, a folder, or "-" for
             stdout. All but .parquet and .npy files can be compressed (.gz).
-        input_format: Format of the input. By the suffix by default; "jsonl" for stdin. One of
-            "txt", "csv", "tsv", "jsonl", "parquet".
+        input_format: Format of the input. By the suffix by default; "jsonl" for stdin.
         header: Whether the first row of .csv and .tsv files has the names of the columns. Otherwise
             columns are named by their numbers from 0.
         output_format: Format of the output. By the suffix by default; "parquet" for a folder, and
-            "jsonl" for stdout. One of "jsonl", "csv", "tsv", "parquet", "npy".
-        engine: Library that runs the graph. By default the fastest one that is installed. One of
-            "onnxruntime", "openvino", "native".
-        provider: Execution provider of ONNX Runtime; "cpu" by default. One of "cpu", "cuda",
-            "tensorrt", "openvino".
+            "jsonl" for stdout.
+        engine: Library that runs the graph. By default the fastest one that is installed.
+        provider: Execution provider of ONNX Runtime; "cpu" by default.
         kernel: Instruction set of the native engine, which this CPU must have. By default the
-            fastest one. One of "amx", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "portable".
+            fastest one.
         target: Graph to run, if the folder has several for one engine. By default the one that was
-            made for the engine. One of "portable", "onnxruntime", "onnxruntime-dynamic",
-            "openvino", "native", "native-dynamic", "tensorrt", "qordered", "float".
+            made for the engine.
         threads: Number of threads in all. By default one for each core.
         batch_invariant: Run each row alone and without padding, so that its answer does not depend
             on the other rows. This is slower, except on the native engine, where it never does.
         on_error: What to do with a row that cannot be used: stop, or skip it and write it to a file
-            next to the output, `OUTPUT.errors.jsonl`. One of "stop", "skip".
+            next to the output, `OUTPUT.errors.jsonl`.
         resume: Continue a run that was interrupted, if there is one.
         overwrite: Replace the output if it exists, and discard an interrupted run.
         ray: Run on a Ray cluster, or on the one with this address. Ray is started on this machine
@@ -104,7 +100,7 @@ def run(
         threshold: Write all classes whose score is above it, instead of the best ones. 0.5 is usual
             for models with any number of classes for each text.
         aggregation_strategy: How tokens are joined to entities; "simple" by default. See
-            `TokenClassifier`. One of "none", "simple", "first", "average", "max".
+            `TokenClassifier`.
         progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
 
     Returns:
@@ -118,7 +114,6 @@ def run(
         >>> report = qdqbert.run("./my-embedder-int8", "texts.parquet", "vectors.parquet")
         >>> report.rows_per_second
     """
-    # The parameters are the fields of the options, which a test checks.
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
     from qdqbert.verbs.run.pipeline import run_pipeline

@@ -34,14 +34,13 @@ def serve(
     text-embeddings-inference, and one for each task.
 
     Args:
-        models: Folders that `quantize` wrote, or float checkpoints; or names on the hub:
-            OWNER/NAME or NAME. Requests name a model by the name of its folder.
+        models: Folders that `quantize` wrote, or float checkpoints; or names on the hub: OWNER/NAME
+            or NAME. Requests name a model by the name of its folder.
         host: Address to listen on. "0.0.0.0" accepts requests from other machines.
         port: Port to listen on; 0 takes any free one.
-        engine: Library that runs the graphs. By default the fastest one that is installed. One of
-            "onnxruntime", "openvino", "native".
+        engine: Library that runs the graphs. By default the fastest one that is installed.
         kernel: Instruction set of the native engine, which this CPU must have. By default the
-            fastest one. One of "amx", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "portable".
+            fastest one.
         threads: Number of threads of each model. By default one for each core.
         api_key: Key that requests need, as `Authorization: Bearer KEY`. By default the environment
             variable `QDQBERT_API_KEY`, which other users of the machine cannot see. Without either,
@@ -64,7 +63,6 @@ def serve(
     Example:
         >>> qdqbert.serve("./my-embedder-int8", port=8080)
     """
-    # The parameters are the fields of the options, which a test checks.
     arguments = dict(locals())
     shown = progress_of(arguments.pop("progress"))
     from qdqbert.verbs.serve.run import run

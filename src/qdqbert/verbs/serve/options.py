@@ -10,13 +10,7 @@ from qdqbert.serving.options import ServerOptions
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServeOptions(ServerOptions):
-    """Common options.
-
-    Attributes:
-        host: Address to listen on. "0.0.0.0" accepts requests from other machines.
-        port: Port to listen on; 0 takes any free one.
-        shutdown_seconds: Time to answer the accepted requests after a signal to stop.
-    """
+    """Options of `serve`, whose docstring describes them."""
 
     host: str = "127.0.0.1"
     port: int = option(8000, at_least=0, at_most=65535)

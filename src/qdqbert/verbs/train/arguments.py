@@ -40,13 +40,13 @@ def training_arguments(options: TrainOptions, folder: Path) -> Any:
     try:
         return TrainingArguments(
             output_dir=str(folder),
-            per_device_train_batch_size=options.batch_size,
-            gradient_accumulation_steps=options.gradient_accumulation,
+            per_device_train_batch_size=options.optimization.batch_size,
+            gradient_accumulation_steps=options.optimization.gradient_accumulation,
             learning_rate=options.schedule("learning_rate"),
             lr_scheduler_type=options.schedule("lr_scheduler"),
-            weight_decay=options.weight_decay,
-            seed=options.seed,
-            data_seed=options.seed,
+            weight_decay=options.optimization.weight_decay,
+            seed=options.optimization.seed,
+            data_seed=options.optimization.seed,
             # `set_steps_` sets the number of steps once the data is known.
             max_steps=1,
             eval_strategy="steps" if options.eval_data else "no",
@@ -79,14 +79,18 @@ def set_steps_(arguments: Any, options: TrainOptions, *, items: int) -> int:
     Returns:
         Number of batches that each process works on.
     """
-    batch = options.batch_size * arguments.world_size * options.gradient_accumulation
+    batch = (
+        options.optimization.batch_size
+        * arguments.world_size
+        * options.optimization.gradient_accumulation
+    )
     steps = max(1, math.ceil(items / batch * options.schedule("epochs")))
     arguments.max_steps = steps
-    arguments.warmup_steps = int(options.warmup * steps)
-    every = min(options.eval_steps or math.ceil(steps / _EVALUATIONS), steps)
+    arguments.warmup_steps = int(options.optimization.warmup * steps)
+    every = min(options.optimization.eval_steps or math.ceil(steps / _EVALUATIONS), steps)
     arguments.eval_steps = arguments.save_steps = every
     arguments.logging_steps = max(1, steps // _LOGGED_STEPS)
-    return int(steps * options.gradient_accumulation)
+    return int(steps * options.optimization.gradient_accumulation)
 
 
 def keep_best_(arguments: Any, metric: Metric) -> None:

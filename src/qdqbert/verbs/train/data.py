@@ -26,10 +26,10 @@ from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.question_answering import windows_by_example
 from qdqbert.tasks.registry import TASKS, task_for
-from qdqbert.tasks.task import Features, Labels, Task, TaskOptions
+from qdqbert.tasks.task import Features, Labels, Task, TaskSettings
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
 from qdqbert.training.dataset import TrainingDataset
-from qdqbert.verbs.settings import columns_of, input_length, task_options_of
+from qdqbert.verbs.settings import input_length, task_options_of
 from qdqbert.verbs.train.options import TrainOptions
 
 
@@ -92,14 +92,14 @@ def read_examples(task: Task, options: TrainOptions, *, progress: Progress) -> E
         with naming("train_data"):
             train = task.read(
                 options.train_data,
-                columns=columns_of(options),
+                columns=options.columns,
                 max_examples=options.max_train_examples,
             )
         if options.eval_data:
             with naming("eval_data"):
                 held = task.read(
                     options.eval_data,
-                    columns=columns_of(options),
+                    columns=options.columns,
                     max_examples=options.max_eval_examples,
                 )
     if held is None:
@@ -148,7 +148,7 @@ class TrainingData:
     features: Features
     rows: TrainingDataset
     held: Features | None
-    task_options: TaskOptions
+    task_options: TaskSettings
     max_length: int
     notices: tuple[str, ...]
 
@@ -182,7 +182,9 @@ def encode_data(
         options.max_length, trained.get("max_length") or task.max_length, checkpoint.max_length
     )
     notices += read
-    task_options = task_options_of(options, trained.get("task_options", {}), seed=options.seed)
+    task_options = task_options_of(
+        options.task_options, trained.get("task_options", {}), seed=options.optimization.seed
+    )
     encode = functools.partial(
         task.encode,
         tokenizer=runtime_tokenizer(checkpoint.tokenizer),
@@ -277,12 +279,13 @@ def calibration_sample(
             "on. Pass more training data.",
             argument="train_data",
         )
-    count = min(options.calibration_samples, len(usable))
-    chosen = sorted(random.Random(options.seed).sample(usable, count))
+    count = min(options.calibration.samples, len(usable))
+    chosen = sorted(random.Random(options.optimization.seed).sample(usable, count))
     made, encoded = _features_by_example(features, task), features.encoded
     picked = tuple(encoded.inputs[each] for index in chosen for each in made[index])
     batches = make_batches(
-        Encoded(inputs=picked, padding=encoded.padding, truncated=0), batch_size=options.batch_size
+        Encoded(inputs=picked, padding=encoded.padding, truncated=0),
+        batch_size=options.optimization.batch_size,
     )
     if len(batches) < processes:
         raise UserInputError(
@@ -301,7 +304,7 @@ def calibration_sample(
 
 def _uses_labels(task: Task, options: TrainOptions) -> bool:
     """Return whether the labels are read; a student that only follows its teacher needs none."""
-    follows_only = bool(options.distill_from) and options.distill_alpha == 1
+    follows_only = bool(options.distillation.teacher) and options.distillation.alpha == 1
     return TASK_KINDS[task.name].predicts_words or not follows_only
 
 

@@ -6,19 +6,20 @@ import dataclasses
 import math
 from typing import Any, Literal
 
-from qdqbert.choices import Dropout, PoolingMode, QatRanges, RecipeName, SchedulerName, TaskName
+from qdqbert.choices import Dropout, QatRanges, RecipeName, SchedulerName, TaskName
 from qdqbert.errors import UserInputError
 from qdqbert.objects import Rows
 from qdqbert.options import (
-    CalibratorOptions,
-    ColumnOptions,
-    QuantizerOverrides,
+    Calibration,
+    Columns,
+    Options,
+    Quantizers,
     TaskOptions,
-    check_options,
     check_percentile,
-    normalize_options,
+    declared_options,
     option,
 )
+from qdqbert.training.distillation import Distillation
 
 _FLOAT_SCHEDULE = {"epochs": 3.0, "learning_rate": 3e-5, "lr_scheduler": "linear"}
 # A tenth of the float schedule with cosine decay, as in the paper (arXiv:2004.09602) and the
@@ -29,10 +30,15 @@ _QAT_SCHEDULE = {"epochs": 0.3, "learning_rate": 3e-5, "lr_scheduler": "cosine"}
 _CHANGEABLE = ("resume", "overwrite", "keep_checkpoints", "tensorboard")
 # Options whose values follow from others. They are compared last, so that the cause is named.
 _DERIVED = ("epochs", "learning_rate", "lr_scheduler")
+# Fields of groups that only `quantize` takes.
+_OF_QUANTIZE = {
+    "calibration": ("seed", "ranges_from", "recalibrate", "recalibrate_weights", "ray"),
+    "quantizers": ("weights_for", "embeddings", "dedicated_qdq_pairs"),
+}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerOptions:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Optimization(Options):
     """Optimization.
 
     Attributes:
@@ -65,58 +71,9 @@ class OptimizerOptions:
     seed: int = option(0, at_least=0, at_most=2**32 - 1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DistillationOptions:
-    """Distillation.
-
-    Attributes:
-        distill_from: Float checkpoint of the teacher. No teacher by default.
-        temperature: Temperature that divides the logits of both models.
-        distill_alpha: Weight of the teacher in the loss, from 0 to 1; the rest is the weight of
-            the labels. With 1, no labels are needed.
-        distill_hidden: Weight of the mean squared distance between the hidden states.
-    """
-
-    distill_from: str | None = None
-    temperature: float = option(2.0, above=0, below=math.inf)
-    distill_alpha: float = option(1.0, at_least=0, at_most=1)
-    distill_hidden: float = option(0.0, at_least=0, below=math.inf)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainOptions(
-    OptimizerOptions,
-    DistillationOptions,
-    CalibratorOptions,
-    QuantizerOverrides,
-    ColumnOptions,
-    TaskOptions,
-):
-    """Common options.
-
-    Attributes:
-        model: Checkpoint: a local folder or a hub id. A missing head is created.
-        output: Folder to write. Checkpoints of the run are kept in `OUTPUT-checkpoints` until it
-            ends.
-        train_data: Labeled examples: a .csv, .tsv, .jsonl or .json file, a folder of classes,
-            CoNLL columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or
-            `datasets.Dataset`.
-        eval_data: Labeled examples to evaluate on, in the same formats. No evaluation by default.
-        task: Name of the task in transformers. Inferred from the checkpoint by default.
-        qat: Insert calibrated quantizers and train with them (quantization-aware training).
-        recipe: Which tensors to quantize, with `qat`.
-        qat_ranges: What training does with calibrated ranges: keep them ("fixed"), learn them by
-            gradient ("learned"), or average them with each batch's ("moving").
-        pooling: How an embedder makes one vector of a text's tokens. Read from the checkpoint by
-            default.
-        max_length: Longest input in tokens. The limit of the task or the checkpoint by default.
-        max_train_examples: Number of training examples to read at most. All by default.
-        max_eval_examples: Number of evaluation examples to read at most. All by default.
-        resume: Continue from the last checkpoint of an interrupted run.
-        keep_checkpoints: Keep `OUTPUT-checkpoints` after the run.
-        tensorboard: Write a TensorBoard log.
-        overwrite: Replace an output folder that an earlier call wrote.
-    """
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class TrainOptions(Options):
+    """Options of `train`, whose docstring describes them."""
 
     model: str
     output: str = option(short="o")
@@ -126,7 +83,6 @@ class TrainOptions(
     qat: bool = False
     recipe: RecipeName = "full"
     qat_ranges: QatRanges = "fixed"
-    pooling: PoolingMode | None = None
     max_length: int | None = option(None, at_least=3)
     max_train_examples: int | None = option(None, at_least=1)
     max_eval_examples: int | None = option(None, at_least=1)
@@ -134,6 +90,12 @@ class TrainOptions(
     keep_checkpoints: bool = False
     tensorboard: bool = False
     overwrite: bool = False
+    optimization: Optimization = Optimization()
+    distillation: Distillation = Distillation()
+    calibration: Calibration = option(Calibration(), without=_OF_QUANTIZE["calibration"])
+    quantizers: Quantizers = option(Quantizers(), without=_OF_QUANTIZE["quantizers"])
+    columns: Columns = Columns()
+    task_options: TaskOptions = TaskOptions()
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -141,12 +103,10 @@ class TrainOptions(
         Raises:
             UserInputError: A value is not allowed, or two options contradict each other.
         """
-        normalize_options(self)
-        check_options(self)
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        super().__post_init__()
         if not self.qat:
             given = self.options_of_new_quantizers()
-            if self.qat_ranges != defaults["qat_ranges"]:
+            if self.qat_ranges != "fixed":
                 given.append("qat_ranges")
             for name in given:
                 raise UserInputError(
@@ -154,16 +114,16 @@ class TrainOptions(
                     f"`{name}` out.",
                     argument=name,
                 )
-        check_percentile(self, self.calibrator or "mse")
-        if self.distill_from is None:
-            for name in ("temperature", "distill_alpha", "distill_hidden"):
-                if getattr(self, name) != defaults[name]:
+        check_percentile(self.calibration, self.calibration.calibrator or "mse")
+        if self.distillation.teacher is None:
+            for each in declared_options(TrainOptions):
+                if each.group is Distillation and each.value(self) != each.default:
                     raise UserInputError(
-                        f"`{name}` configures distillation and requires `distill_from`. Add it, or "
-                        f"leave `{name}` out.",
-                        argument=name,
+                        f"`{each.name}` configures distillation and requires `distill_from`. Add "
+                        f"it, or leave `{each.name}` out.",
+                        argument=each.name,
                     )
-        if self.keep_best and self.eval_data is None:
+        if self.optimization.keep_best and self.eval_data is None:
             raise UserInputError(
                 "`keep_best=True` requires `eval_data`, to compare models on.",
                 argument="keep_best",
@@ -171,24 +131,30 @@ class TrainOptions(
 
     def options_of_new_quantizers(self) -> list[str]:
         """Return the names of the given options that determine how quantizers are inserted."""
-        fields = {field.name: field.default for field in dataclasses.fields(self)}
-        overrides = (field.name for field in dataclasses.fields(QuantizerOverrides))
-        names = ("recipe", "calibrator", "percentile", *overrides)
-        return [name for name in names if getattr(self, name) != fields[name]]
+        names = ("recipe", "calibrator", "percentile")
+        return [
+            each.name
+            for each in declared_options(TrainOptions)
+            if (each.name in names or each.group is Quantizers) and each.value(self) != each.default
+        ]
 
     def schedule(self, name: Literal["epochs", "learning_rate", "lr_scheduler"]) -> Any:
         """Return an option of the schedule, or its default for float training or QAT."""
-        value = getattr(self, name)
+        value = getattr(self.optimization, name)
         return (_QAT_SCHEDULE if self.qat else _FLOAT_SCHEDULE)[name] if value is None else value
 
     def settings(self) -> dict[str, Any]:
         """Return what has to stay the same for a run to be resumed, defaults filled in."""
-        given = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         settings = {
-            **{name: str(each) if isinstance(each, Rows) else each for name, each in given.items()},
+            each.name: _plain(each.value(self)) for each in declared_options(TrainOptions)
+        } | {
             "epochs": self.schedule("epochs"),
             "learning_rate": self.schedule("learning_rate"),
             "lr_scheduler": self.schedule("lr_scheduler"),
         }
         ordered = sorted(settings, key=lambda name: name in _DERIVED)
         return {name: settings[name] for name in ordered if name not in _CHANGEABLE}
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Rows) else value

@@ -33,7 +33,6 @@ from qdqbert.tasks.task import Metric, Task
 from qdqbert.training.checkpoints import check_folder, checkpoint_folder, step_of
 from qdqbert.training.curves import plot_curves
 from qdqbert.training.dataset import collator
-from qdqbert.training.distillation import Distillation
 from qdqbert.training.teacher import Teacher, check_teacher, load_teacher
 from qdqbert.training.trainer import TaskTrainer
 from qdqbert.verbs.settings import quantizer_options_of
@@ -75,7 +74,7 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
     settings = {**options.settings(), "processes": arguments.world_size}
     if is_main or options.resume:
         check_folder(folder, settings, resume=options.resume, overwrite=options.overwrite)
-    transformers.set_seed(options.seed)
+    transformers.set_seed(options.optimization.seed)
     task = choose_task(options)
     examples = read_examples(task, options, progress=progress)
     teacher_checkpoint = _load_teacher(options, task, progress)
@@ -100,11 +99,11 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
         checkpoint,
         data.held,
         data.task_options,
-        batch_size=2 * options.batch_size,
+        batch_size=2 * options.optimization.batch_size,
         device=arguments.device,
     )
     before = scorer.metrics()
-    if options.keep_best:
+    if options.optimization.keep_best:
         keep_best_(arguments, before[0])
     with checkpoint_folder(
         folder,
@@ -136,7 +135,7 @@ def load_student(
     """
     with progress.stage("Loading the checkpoint"), naming("model"):
         checkpoint = load_model(
-            options.model, task=task.name, new_head=classes, pooling=options.pooling
+            options.model, task=task.name, new_head=classes, pooling=options.task_options.pooling
         )
     if task is MULTI_LABEL_CLASSIFICATION:
         # transformers then computes the loss of independent classes.
@@ -149,7 +148,7 @@ def load_student(
                 argument=name,
             )
     _freeze_unused_(task, checkpoint)
-    if options.dropout == "off":
+    if options.optimization.dropout == "off":
         set_dropout_(checkpoint.model, 0.0)
     return checkpoint
 
@@ -173,7 +172,9 @@ def insert_quantizers(
         # The paper and the SQuAD example use percentile 99.99, which is as good as mse on some
         # texts and loses 10 points on others (`benchmarks/calibrators.py`).
         quantizer_options = quantizer_options_of(
-            options, calibrator=options.calibrator or "mse", percentile=options.percentile
+            options.quantizers,
+            calibrator=options.calibration.calibrator or "mse",
+            percentile=options.calibration.percentile,
         )
         prepare_with_options(model, options.recipe, quantizer_options)
     sample = calibration_sample(
@@ -330,10 +331,10 @@ def set_dropout_(model: nn.Module, probability: float) -> None:
 
 
 def _load_teacher(options: TrainOptions, task: Task, progress: Progress) -> Checkpoint | None:
-    if options.distill_from is None:
+    if options.distillation.teacher is None:
         return None
     with progress.stage("Loading the teacher"), naming("distill_from"):
-        return load_teacher(options.distill_from, task)
+        return load_teacher(options.distillation.teacher, task)
 
 
 def _make_teacher(
@@ -346,12 +347,7 @@ def _make_teacher(
     if loaded is None:
         return None
     check_teacher(task, student, loaded)
-    settings = Distillation(
-        temperature=options.temperature,
-        alpha=options.distill_alpha,
-        hidden_weight=options.distill_hidden,
-    )
-    return Teacher(loaded.model.to(arguments.device), settings)
+    return Teacher(loaded.model.to(arguments.device), options.distillation)
 
 
 def _freeze_unused_(task: Task, checkpoint: Checkpoint) -> None:

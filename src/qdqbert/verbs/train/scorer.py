@@ -9,7 +9,7 @@ import torch
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.encoding import make_batches
-from qdqbert.tasks.task import Features, Metric, Task, TaskOptions
+from qdqbert.tasks.task import Features, Metric, Task, TaskSettings
 from qdqbert.verbs.inference import EncodedExamples, TorchRunner, predict
 
 
@@ -26,7 +26,7 @@ class Scorer:
         task: Task,
         checkpoint: Checkpoint,
         features: Features | None,
-        task_options: TaskOptions,
+        task_options: TaskSettings,
         *,
         batch_size: int,
         device: torch.device,

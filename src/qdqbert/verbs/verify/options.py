@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.options import check_options, normalize_options
+from qdqbert.options import Options
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
-    """Common options.
-
-    Attributes:
-        model: Folder that `quantize` wrote.
-    """
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class VerifyOptions(Options):
+    """Options of `verify`, whose docstring describes them."""
 
     model: str
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserInputError: A value is not allowed.
-        """
-        normalize_options(self)
-        check_options(self)

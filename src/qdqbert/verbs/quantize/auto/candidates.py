@@ -37,7 +37,9 @@ def candidate_targets(options: QuantizeOptions) -> list[Target]:
         target = target_named(name)
         recipes = own if options.recipe is None else (options.recipe,)
         for engine in filter(is_installed, target.engines):
-            alone = dataclasses.replace(for_cpus(target, options.weights_for), engines=(engine,))
+            alone = dataclasses.replace(
+                for_cpus(target, options.quantizers.weights_for), engines=(engine,)
+            )
             if target.quantizes == "nothing":
                 found.append(alone)
                 continue

@@ -15,7 +15,7 @@ from qdqbert.engines.runner import install_command
 from qdqbert.evidence.reports import CandidateReport, QuantizeReport, TargetReport
 from qdqbert.files import write_json
 from qdqbert.machine import cpu_features
-from qdqbert.options import LimitOptions
+from qdqbert.options import Limits
 from qdqbert.progress import Progress, Silent
 from qdqbert.search.units import Unit
 from qdqbert.targets import target_named
@@ -122,7 +122,12 @@ def fill_with_fastest(
     targets = candidate_targets(options)
     ready = prepare(source, options, targets, earlier, progress, leaves_out=True)
     plans, units = meet_limits(
-        distinct(ready.plans), ready.sited, ready.calibration, ready.baseline, options, progress
+        distinct(ready.plans),
+        ready.sited,
+        ready.calibration,
+        ready.baseline,
+        options.limits,
+        progress,
     )
     with progress.stage("Writing the graph"):
         graph = ready.sited.graph
@@ -133,7 +138,7 @@ def fill_with_fastest(
     time = functools.partial(_time, features=features, total=len(candidates), progress=progress)
     overflows = find_overflows(ready, plans, options, progress)
     evidence = make_evidence(options, ready, graph, scratch, units_in_float={}, overflows=overflows)
-    choice = choose(candidates, time, evidence, options, progress)
+    choice = choose(candidates, time, evidence, options.limits, progress)
     reports = candidate_reports(choice)
     report = make_report(options, ready, evidence, choice.measured, _notices(ready))
     report = dataclasses.replace(report, candidates=reports, reason=reason_of(reports))
@@ -153,7 +158,7 @@ def choose(
     candidates: Sequence[Candidate],
     time: Callable[[Sequence[Candidate]], Sequence[Timed]],
     evidence: Evidence,
-    limits: LimitOptions,
+    limits: Limits,
     progress: Progress,
 ) -> Choice:
     """Time candidates, and check the fastest ones until one is close enough to float.
@@ -198,7 +203,7 @@ def choose(
     return Choice(timed=tuple(checked), chosen=None, reasons=tuple(reasons), measured=measured)
 
 
-def rejection(report: TargetReport, limits: LimitOptions, ranges: RangeKind) -> str:
+def rejection(report: TargetReport, limits: Limits, ranges: RangeKind) -> str:
     """Return why a graph is not close enough to float, in words; empty if it is.
 
     Args:
@@ -206,7 +211,7 @@ def rejection(report: TargetReport, limits: LimitOptions, ranges: RangeKind) -> 
         limits: Limits of the call.
         ranges: Where its ranges come from.
     """
-    if limits.limits:
+    if limits.given():
         return unmet_limits(report)
     if not fidelity_warnings(report, ranges):
         return ""
@@ -276,7 +281,7 @@ def _write_features(ready: Ready, options: QuantizeOptions, path: Path) -> None:
     """Write the texts that candidates are timed on."""
     features = list(ready.inputs.calibration.features.encoded.inputs)
     # Every round takes texts from the start of the list, which can be sorted in any way.
-    random.Random(options.seed).shuffle(features)
+    random.Random(options.calibration.seed).shuffle(features)
     write_features(features, path)
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.checkpoint.cross_encoder import CrossEncoderFiles
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.engines.runner import Runner
@@ -29,7 +29,7 @@ class StoredQuantizers:
     """
 
     specs: Mapping[str, TensorSpec | None]
-    calibration: Calibration
+    calibration: CalibrationResult
     recipe: str | None
 
 

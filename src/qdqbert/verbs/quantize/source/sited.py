@@ -10,7 +10,7 @@ import onnx_ir as ir
 from torch import Tensor
 
 from qdqbert.calibration.calibrate import as_tensors, run_observed
-from qdqbert.calibration.calibration import Calibration
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.encoder_run import EncoderRun
 from qdqbert.calibration.passes import Run
 from qdqbert.encoders.model import EncoderModel
@@ -88,7 +88,7 @@ class SitedSource:
         return sited_graph(self.encoder, self._groups)
 
     @contextlib.contextmanager
-    def quantized_runner(self, plan: Plan, calibration: Calibration) -> Iterator[Runner]:
+    def quantized_runner(self, plan: Plan, calibration: CalibrationResult) -> Iterator[Runner]:
         """Yield what computes the outputs under a plan, with fake quantization.
 
         Used to compare plans. It is near to what the graph of a target computes, not equal.
@@ -97,7 +97,7 @@ class SitedSource:
             yield TorchRunner(self._body, self.encoder.input_names)
 
     def references(
-        self, plan: Plan, calibration: Calibration, batches: Sequence[Batch]
+        self, plan: Plan, calibration: CalibrationResult, batches: Sequence[Batch]
     ) -> list[Reference]:
         """Return what PyTorch's fake quantization computes under a plan."""
         with self._quantizing(plan, calibration):
@@ -114,7 +114,7 @@ class SitedSource:
             )
 
     def _quantizing(
-        self, plan: Plan, calibration: Calibration
+        self, plan: Plan, calibration: CalibrationResult
     ) -> contextlib.AbstractContextManager[None]:
         return quantizing(
             self._sited,
