@@ -87,10 +87,10 @@ class Model:
 
     Attributes:
         reads_windows: Whether inputs longer than the limit are read whole, in windows.
-        rows: What it reads from rows, and adds to them.
     """
 
     reads_windows: ClassVar[bool] = False
+    # What the model reads from rows, and adds to them.
     rows: ClassVar[RowFormat]
 
     def __init__(self, loaded: Loaded) -> None:
