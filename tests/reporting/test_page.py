@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from qdqbert.evidence.reports import ChangedExample
 from qdqbert.reporting.page import evaluate_page, quantize_page
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -224,3 +225,13 @@ def test_what_was_not_measured_is_left_out(quantize_report, evaluate_report) -> 
     assert parsed.tags["svg"] == 0
     headers = [text for tag, text in parsed.texts if tag == "th"]
     assert headers[:2] == ["model", "accuracy"]
+
+
+def test_changed_predictions_are_shown_with_their_texts(quantize_report) -> None:
+    (target,) = quantize_report.targets
+    changed = (ChangedExample(text="a <dull> film", before="Negative", after="Positive"),)
+    target = dataclasses.replace(target, changed=changed)
+    page = quantize_page(dataclasses.replace(quantize_report, targets=(target,)))
+    text = " ".join(text for _, text in parse(page).texts)
+    assert "example float INT8 a <dull> film Negative Positive" in text
+    assert "Which predictions changed?" not in quantize_page(quantize_report)

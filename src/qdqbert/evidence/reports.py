@@ -60,6 +60,21 @@ class Sensitivity:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ChangedExample:
+    """An example whose prediction changed.
+
+    Attributes:
+        text: Its text or texts, shortened.
+        before: Prediction of the float model.
+        after: Prediction of the quantized model.
+    """
+
+    text: str
+    before: str
+    after: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TargetReport:
     """Measurements of one graph on one engine.
 
@@ -83,6 +98,7 @@ class TargetReport:
         size_ratio: Size divided by the float graph's.
         latency: Latency next to the float graph's, one entry for each shape.
         verification_db: SQNR on the rows that `verify` runs again, dB. `None` if there are none.
+        changed: Examples whose prediction changed, at most ten, the largest change first.
     """
 
     target: str
@@ -103,6 +119,7 @@ class TargetReport:
     size_ratio: float
     latency: tuple[LatencyReport, ...]
     verification_db: float | None = None
+    changed: tuple[ChangedExample, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -125,6 +125,7 @@ def quantize_sections(report: QuantizeReport) -> tuple[Section, ...]:
             *_limits(limits),
             *_speed(report.targets),
             *_candidates(report),
+            *_changed(report.targets[0]),
             _sizes(report),
             _folded(_layers(report.targets)),
             _folded(_batches(report.targets)),
@@ -348,6 +349,21 @@ def _candidates(report: QuantizeReport) -> list[Section]:
                 Figure(caption=together, svg=bar_plot(speeds, title=together)),
             ),
             table=Table(header=header, rows=rows),
+        )
+    ]
+
+
+def _changed(each: TargetReport) -> list[Section]:
+    """Show examples whose prediction changed."""
+    if not each.changed:
+        return []
+    rows = tuple((example.text, example.before, example.after) for example in each.changed)
+    return [
+        Section(
+            title="Which predictions changed?",
+            text=f"Held-out examples whose prediction by {graph_name(each)} differs from float's, "
+            "at most ten, the largest change first.",
+            table=Table(header=("example", "float", "INT8"), rows=rows),
         )
     ]
 

@@ -19,6 +19,8 @@ from qdqbert.evidence.limits import (
     check_limits,
     metric_differences,
 )
+from qdqbert.evidence.predictions import changed_examples, changed_rows
+from qdqbert.evidence.reports import ChangedExample
 from qdqbert.options import Limits
 from qdqbert.reference.body import Body, to_numpy
 from qdqbert.tasks.task import (
@@ -223,6 +225,24 @@ class Baseline:
             metrics=tuple(each.metric() for each in scores),
             differences=metric_differences(scores, self.scores),
         )
+
+    def changed(self, predictions: Predictions, tokenizer: Any) -> tuple[ChangedExample, ...]:
+        """Return examples whose prediction differs from the reference's; see `changed_examples`."""
+        features = self.encoded.features
+        decisions = decisions_of(self.task, self.predictions, predictions, features, self.options)
+        if decisions is None or list(decisions[0]) == list(decisions[1]):
+            return ()
+        ours, theirs = (
+            self.task.answers(
+                each,
+                features,
+                tokenizer=tokenizer,
+                id2label=self.id2label,
+                options=self.options,
+            )
+            for each in (predictions, self.predictions)
+        )
+        return changed_examples(changed_rows(ours, theirs, decisions))
 
     def verdicts(self, limits: Limits, predictions: Predictions) -> list[Verdict]:
         """Return the verdict about each limit of a call.

@@ -10,6 +10,12 @@ from typing import Any
 from qdqbert.artifact import REPORT_PAGE, is_artifact
 from qdqbert.errors import UserInputError, naming
 from qdqbert.evidence.limits import check_limits
+from qdqbert.evidence.predictions import (
+    CHANGED,
+    PREDICTIONS,
+    changed_rows,
+    prediction_rows,
+)
 from qdqbert.evidence.reports import EvaluateReport
 from qdqbert.files import json_bytes, write_bytes
 from qdqbert.graph.imported.input_output_names import INPUTS, task_outputs
@@ -21,12 +27,6 @@ from qdqbert.tables.json_lines import write_objects
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Answer, Predictions, TaskSettings
 from qdqbert.verbs.evaluate.options import EvaluateOptions
-from qdqbert.verbs.evaluate.predictions import (
-    CHANGED,
-    PREDICTIONS,
-    changed_rows,
-    prediction_rows,
-)
 from qdqbert.verbs.evaluate.subject import (
     Subject,
     load_subject,

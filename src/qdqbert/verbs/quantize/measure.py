@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qdqbert.artifact import size_bytes
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.encoding import Batch, first_rows
 from qdqbert.engines.runner import float_engine, install_command, is_installed, open_runner
@@ -240,6 +241,7 @@ def _check(
         size_ratio=graph.size_bytes / size_bytes(evidence.float_model),
         latency=tuple(_latency(timings, graph.plan, engine)),
         verification_db=verification_db,
+        changed=baseline.changed(predictions, runtime_tokenizer(evidence.source.tokenizer)),
     )
 
 

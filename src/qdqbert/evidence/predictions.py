@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from qdqbert.evidence.fidelity import Decisions
+from qdqbert.evidence.reports import ChangedExample
 from qdqbert.tasks.task import Answer
 
 PREDICTIONS = "predictions.jsonl"
 CHANGED = "changed.jsonl"
+
+# Number of changed predictions in a report, and the length in characters of their texts.
+_SHOWN = 10
+_LONGEST = 300
+# Columns of a row that are no text.
+_NO_TEXTS = ("change", "changed", "row", "id", "label", "reference")
 
 
 def prediction_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
@@ -56,3 +63,32 @@ def changed_rows(
                 }
             )
     return sorted(rows, key=lambda row: -row["change"])
+
+
+def changed_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[ChangedExample, ...]:
+    """Return the texts and both predictions of the largest changes.
+
+    Args:
+        rows: See `changed_rows`.
+    """
+    examples = []
+    for row in rows[:_SHOWN]:
+        before = row["reference"]
+        texts = [
+            str(value)
+            for name, value in row.items()
+            if name not in _NO_TEXTS and name not in before and value is not None
+        ]
+        text = " | ".join(texts)
+        examples.append(
+            ChangedExample(
+                text=text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…",
+                before=_prediction(before),
+                after=_prediction({name: row.get(name) for name in before}),
+            )
+        )
+    return tuple(examples)
+
+
+def _prediction(found: Mapping[str, Any]) -> str:
+    return str(found.get("prediction", dict(found)))

@@ -12,9 +12,9 @@ import pytest
 
 import flat
 import qdqbert
+from qdqbert.evidence.predictions import changed_examples, changed_rows
 from qdqbert.tables.json_lines import write_objects
 from qdqbert.tasks.task import Answer
-from qdqbert.verbs.evaluate.predictions import changed_rows
 from task_files import DOC_STRIDE, HEADS, SENTIMENT, sentence
 
 # Tasks that are tested each time: one of texts, and one with several windows for each text.
@@ -154,3 +154,26 @@ def test_a_reranker_has_a_row_for_each_query(quantized, checkpoints, tmp_path) -
         assert row["documents"] == [pair["document"] for pair in own]
         assert row["labels"] == [str(pair["label"]) for pair in own]
         assert row["prediction"] == row["documents"][int(np.argmax(row["scores"]))]
+
+
+def test_the_largest_changes_are_shown_with_their_texts() -> None:
+    rows = [
+        {
+            "change": 0.5,
+            "changed": 1,
+            "row": index,
+            "text": "a " * 200,
+            "text_pair": "b",
+            "label": "no",
+            "prediction": "yes",
+            "score": 0.6,
+            "reference": {"prediction": "no", "score": 0.9},
+        }
+        for index in range(12)
+    ]
+    found = changed_examples(rows)
+    assert len(found) == 10
+    assert (found[0].before, found[0].after) == ("no", "yes")
+    assert (len(found[0].text), found[0].text[-1]) == (300, "…")
+    (short,) = changed_examples([{**rows[0], "text": "a"}])
+    assert short.text == "a | b"
