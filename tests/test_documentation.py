@@ -167,15 +167,16 @@ def cheap_calls(monkeypatch, results) -> None:
     """Make calls cheap: few examples, no timing, and equal calls run once per test session."""
     store, known = results
     cheaper: Mapping[Any, Mapping[str, Any]] = {
-        qdqbert.verbs.quantize.run: {"benchmark": False, "calibration_samples": 24},
-        qdqbert.verbs.train.run: {"calibration_samples": 24},
+        qdqbert.verbs.quantize.run: {"benchmark": False},
+        qdqbert.verbs.train.run: {},
     }
 
     def once(run: Callable[..., Any], changes: Mapping[str, Any]) -> Callable[..., Any]:
         def call(options: Any, progress: Any) -> Any:
             # Options that calibrate are refused together with ranges of an earlier call.
-            if getattr(options, "ranges_from", None) is None:
-                options = dataclasses.replace(options, **changes)
+            if options.calibration.ranges_from is None:
+                calibration = dataclasses.replace(options.calibration, samples=24)
+                options = dataclasses.replace(options, calibration=calibration, **changes)
             output = Path(options.output or output_of(options))
             if output.exists() and not options.overwrite:
                 return run(options, progress)
