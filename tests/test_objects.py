@@ -132,7 +132,9 @@ def test_a_model_is_in_a_folder_as_long_as_it_is_needed(value, name) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["a", Path("a"), None, 3, ("a", "b"), (), (Part("x"), "b")], ids=repr
+    "value",
+    ["a", Path("a"), None, 3, ("a", "b"), (), (Part("x"), "b")],
+    ids=["text", "path", "none", "number", "texts", "nothing", "no-tokenizer"],
 )
 def test_what_does_not_save_itself_is_left_alone(value) -> None:
     with saved(value, "model") as found:

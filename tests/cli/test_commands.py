@@ -188,7 +188,7 @@ def test_what_is_missing_is_named(arguments, message) -> None:
             ["--text-column", "body"],
             "`--text-column body` must be a column",
         ),
-        ("data.parquet", "PAR1", [], "must end in one of"),
+        ("data.xlsx", "PAR1", [], "must end in one of"),
         ("data.jsonl", "{\n", [], "Line 1 of"),
     ],
     ids=["empty", "blank", "wrong-column", "unknown-suffix", "broken-json"],
