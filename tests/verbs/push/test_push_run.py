@@ -122,6 +122,18 @@ def test_everyone_may_read_a_repository_only_if_it_is_asked_for(hub, quantized, 
     assert "Everyone can read the command line" in json.loads(done.stdout)["notices"][0]
 
 
+def test_texts_of_a_report_are_published_only_if_it_is_asked_for(quantized, tmp_path) -> None:
+    folder = shutil.copytree(quantized("classifier").directory, tmp_path / "int8")
+    report = json.loads((folder / "report.json").read_text())
+    report["targets"][0]["changed"] = [{"text": "a secret", "before": "yes", "after": "no"}]
+    (folder / "report.json").write_text(json.dumps(report))
+    with pytest.raises(UserInputError, match="would publish 1 text that"):
+        qdqbert.push(folder, "me/open", private=False, dry_run=True)
+    # The next check is of checksums, which the edited report fails.
+    with pytest.raises(UserInputError, match=r"report.json is .* Quantize the model again"):
+        qdqbert.push(folder, "me/open", private=False, publish_texts=True, dry_run=True)
+
+
 def test_without_a_login_the_command_that_logs_in_is_named(hub, quantized, tmp_path) -> None:
     folder = str(quantized("classifier").directory)
     done = push(hub, tmp_path, folder, "me/new", token=None)

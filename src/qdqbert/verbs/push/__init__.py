@@ -17,6 +17,7 @@ def push(
     repo: str,
     *,
     private: bool = True,
+    publish_texts: bool = False,
     dry_run: bool = False,
     progress: Progress | bool = False,
 ) -> PushReport:
@@ -30,6 +31,8 @@ def push(
         repo: OWNER/NAME of the model on the hub.
         private: Make a new repository that only you and your organization can read. An existing one
             that everyone can read is refused.
+        publish_texts: Upload to a public repository even if the report shows texts of your data:
+            examples whose prediction changed.
         dry_run: List the files and their sizes, and upload nothing.
         progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
 
@@ -38,8 +41,9 @@ def push(
 
     Raises:
         CheckpointError: `quantize` did not write the folder.
-        UserInputError: A file of the folder was changed, the name is not allowed, you may not write
-            to the repository, or the hub cannot be reached.
+        UserInputError: A file of the folder was changed, the name is not allowed, texts of your
+            data would be published, you may not write to the repository, or the hub cannot be
+            reached.
 
     Example:
         >>> qdqbert.push("./my-classifier-int8", "me/my-classifier-int8", dry_run=True).size_bytes

@@ -14,4 +14,5 @@ class PushOptions(Options):
     model: str
     repo: str
     private: bool = True
+    publish_texts: bool = False
     dry_run: bool = False

@@ -7,10 +7,12 @@ from pathlib import Path
 from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
-from qdqbert.artifact import QUANTIZATION, REPORT, open_artifact
+from qdqbert.artifact import QUANTIZATION, REPORT, REPORT_PAGE, open_artifact
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.checksums import check_files
+from qdqbert.json_files import read_json
 from qdqbert.progress import Progress
+from qdqbert.tasks.lines import counted
 from qdqbert.verbs.push.options import PushOptions
 from qdqbert.verbs.push.report import PushReport
 
@@ -28,6 +30,7 @@ def run(options: PushOptions, progress: Progress) -> PushReport:
     _check_name(options.repo)
     folder = Path(options.model)
     open_artifact(folder)
+    _check_texts(folder, options)
     with progress.stage("Comparing checksums"):
         _check_files(folder)
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
@@ -74,6 +77,21 @@ def _check_files(folder: Path) -> None:
             f"`model={str(folder)!r}` is not as `quantize` wrote it: {damaged[0].name} is "
             f"{damaged[0].verdict}. Quantize the model again.",
             argument="model",
+        )
+
+
+def _check_texts(folder: Path, options: PushOptions) -> None:
+    """Refuse to publish texts that a report shows, unless the user asks for it."""
+    if options.private or options.publish_texts or not (folder / REPORT).is_file():
+        return
+    targets = read_json(folder / REPORT).get("targets") or ()
+    texts = sum(len(each.get("changed") or ()) for each in targets)
+    if texts:
+        raise UserInputError(
+            f"`private=False` would publish {counted(texts, 'text')} that the model was compared "
+            f"on, which {REPORT} and {REPORT_PAGE} of {str(folder)!r} show because the prediction "
+            "changed. Pass `publish_texts=True` if everyone may read them, or leave `private` out.",
+            argument="private",
         )
 
 
