@@ -36,7 +36,6 @@ import qdqbert.verbs.train.run
 from ports import free_port
 from qdqbert.cli.app import _COMMANDS, main
 from qdqbert.options import declared_options
-from qdqbert.verbs.quantize.folder import output_of
 from task_files import TAGS, plain, questions, sentence, tagged
 
 ROOT = Path(__file__).parent.parent
@@ -177,7 +176,7 @@ def cheap_calls(monkeypatch, results) -> None:
             if options.calibration.ranges_from is None:
                 calibration = dataclasses.replace(options.calibration, samples=24)
                 options = dataclasses.replace(options, calibration=calibration, **changes)
-            output = Path(options.output or output_of(options))
+            output = options.output_folder
             if output.exists() and not options.overwrite:
                 return run(options, progress)
             key = repr(dataclasses.replace(options, overwrite=False))

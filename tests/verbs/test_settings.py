@@ -78,3 +78,28 @@ def test_every_command_checks_its_data_first(call) -> None:
     argument, has_torch = done.stdout.split()
     assert argument in ("eval_data", "calibration_data", "data", "train_data")
     assert has_torch == "False"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "qdqbert.quantize('m', {!r})",
+        "qdqbert.train('m', {!r}, train_data={!r})",
+        "qdqbert.quantize('m', calibration_data='missing.csv')",
+        "qdqbert.train('m', 'other', train_data='missing.csv')",
+        "qdqbert.evaluate('m', 'missing.csv')",
+        "qdqbert.analyze('m', data='missing.csv')",
+    ],
+)
+def test_paths_are_checked_before_torch_is_imported(tmp_path, call) -> None:
+    (tmp_path / "file").write_text("text")
+    path = str(tmp_path)
+    code = (
+        "import sys, qdqbert\n"
+        "try:\n"
+        f"    {call.format(path, path)}\n"
+        "except qdqbert.UserInputError:\n"
+        "    print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -23,7 +23,6 @@ from qdqbert.reporting.page import quantize_page
 from qdqbert.targets.target import recipe_for
 from qdqbert.tokenizing.tokenizer import Tokenizer
 from qdqbert.verbs.quantize import measure, prepare
-from qdqbert.verbs.quantize.folder import output_of
 from qdqbert.verbs.quantize.measure import fidelity_warnings
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.prepare import choose_targets
@@ -309,12 +308,12 @@ def test_a_text_generator_is_quantized_for_any_runtime_by_default() -> None:
     ids=["folder", "hub", "onnx", "demo"],
 )
 def test_the_output_is_named_after_the_model_by_default(model, expected) -> None:
-    assert output_of(QuantizeOptions(model=model)) == Path(expected)
+    assert QuantizeOptions(model=model).output_folder == Path(expected)
 
 
 def test_the_current_folder_gives_its_name_to_the_output(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert output_of(QuantizeOptions(model=".")) == Path(f"{tmp_path.name}-int8")
+    assert QuantizeOptions(model=".").output_folder == Path(f"{tmp_path.name}-int8")
 
 
 def test_a_default_target_that_does_not_run_the_recipe_is_left_out(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qdqbert.artifact import check_output
 from qdqbert.choices import RecipeName, TargetChoice, TaskName, VerificationData
 from qdqbert.extras import require_quantize
 from qdqbert.objects import Data, ModelLike, saved
@@ -113,6 +114,7 @@ def quantize(
     require_quantize("`quantize`")
     with saved(model, "model") as arguments["model"]:
         options = QuantizeOptions(**arguments)
+        check_output(options.output_folder, overwrite=options.overwrites)
         check_data(options)
         from qdqbert.verbs.quantize.run import run
 

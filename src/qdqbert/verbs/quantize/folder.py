@@ -62,18 +62,6 @@ from qdqbert.verbs.versions import versions
 _FEWEST_CALIBRATED = 16
 
 
-def output_of(options: QuantizeOptions) -> Path:
-    """Return the output folder of a call: by default the name of the model, and `-int8`."""
-    if options.output is not None:
-        return Path(options.output)
-    if options.model is None:
-        return Path(f"qdqbert-{DEMO_NAME}")
-    path = Path(options.model)
-    # "." has no name.
-    path = path.resolve() if path.is_dir() else path
-    return Path(f"{path.stem if options.is_onnx else path.name}-int8")
-
-
 def fill_folder(
     options: QuantizeOptions,
     earlier: Artifact | None,
@@ -196,7 +184,7 @@ def make_report(
     }
     first += saturation_notices(overflows)
     return QuantizeReport(
-        directory=str(output_of(options)),
+        directory=str(options.output_folder),
         checkpoint=str(options.model or DEMO_NAME),
         task=source.task,
         calibration_texts=count,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
+from qdqbert.checkpoint.demo import DEMO_NAME
 from qdqbert.choices import CalibratorName, RecipeName, TargetChoice, TaskName, VerificationData
 from qdqbert.errors import UserInputError
 from qdqbert.objects import Rows, SavedModel
@@ -45,6 +47,26 @@ class QuantizeOptions(Options):
     columns: Columns = Columns()
     task_options: TaskOptions = TaskOptions()
     onnx: Onnx = Onnx()
+
+    @property
+    def output_folder(self) -> Path:
+        """The output folder: by default the name of the model, and `-int8`."""
+        if self.output is not None:
+            return Path(self.output)
+        if self.model is None:
+            return Path(f"qdqbert-{DEMO_NAME}")
+        path = Path(self.model)
+        # "." has no name.
+        path = path.resolve() if path.is_dir() else path
+        return Path(f"{path.stem if self.is_onnx else path.name}-int8")
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether an existing output folder is replaced.
+
+        The demo replaces its own folder, but not one that was named without a model.
+        """
+        return self.overwrite or (self.model is None and self.output is None)
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -15,7 +15,7 @@ from qdqbert.files import write_bytes, write_json
 from qdqbert.progress import Progress
 from qdqbert.reporting.page import quantize_page
 from qdqbert.verbs.quantize.auto.run import fill_with_fastest
-from qdqbert.verbs.quantize.folder import fill_folder, output_of
+from qdqbert.verbs.quantize.folder import fill_folder
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.quantize.ranges import open_earlier
 
@@ -30,13 +30,10 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
     """
     _check_not_quantized(options)
     earlier = open_earlier(options)
-    output = output_of(options)
-    # The demo replaces its own folder, but not one that was named without a model.
-    overwrite = options.overwrite or (options.model is None and options.output is None)
     try:
         # Temporary graphs lie in the partial folder, which the next call removes if this one is
         # killed.
-        with writing(output, overwrite=overwrite) as folder:
+        with writing(options.output_folder, overwrite=options.overwrites) as folder:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 report = _fill(options, earlier, folder, Path(scratch), progress)
             if not report.meets_limits:

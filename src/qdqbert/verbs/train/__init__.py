@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qdqbert.artifact import check_output
 from qdqbert.choices import QatRanges, RecipeName, TaskName
 from qdqbert.extras import require_quantize
 from qdqbert.objects import Data
@@ -97,6 +98,7 @@ def train(
     shown = progress_of(arguments.pop("progress"))
     require_quantize("`train`")
     options = TrainOptions(**arguments)
+    check_output(Path(options.output), overwrite=options.overwrite)
     check_data(options)
     from qdqbert.verbs.train.run import run
 

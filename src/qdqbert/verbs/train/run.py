@@ -12,7 +12,7 @@ from typing import Any
 import transformers
 from torch import nn
 
-from qdqbert.artifact import TRAINING, TRAINING_FORMAT, check_output, read_training, writing
+from qdqbert.artifact import TRAINING, TRAINING_FORMAT, read_training, writing
 from qdqbert.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import write_sentence_head
@@ -70,7 +70,6 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
     arguments = training_arguments(options, folder)
     is_main = arguments.process_index == 0
     progress = progress if is_main else Silent()
-    check_output(Path(options.output), overwrite=options.overwrite)
     settings = {**options.settings(), "processes": arguments.world_size}
     if is_main or options.resume:
         check_folder(folder, settings, resume=options.resume, overwrite=options.overwrite)
