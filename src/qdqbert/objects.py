@@ -56,7 +56,7 @@ def as_rows(value: Any) -> Rows | None:
 
 
 def rows_hint(value: Any) -> str:
-    """Return what to pass instead of data that cannot be used; empty if nothing is known."""
+    """Return a hint for data that cannot be used; empty if there is none."""
     if isinstance(value, Mapping) and any(hasattr(each, "features") for each in value.values()):
         return f" Pass one of its splits: {', '.join(map(repr, value))}."
     if isinstance(value, Mapping):
@@ -132,7 +132,7 @@ def saved(value: Any, argument: str) -> Iterator[Any]:
 
 
 def _parts(value: Any, argument: str) -> tuple[Any, ...]:
-    """Return what has to be saved of a model; nothing of a path."""
+    """Return the parts of a model that have to be saved; none of a path."""
     if not hasattr(value, "save_pretrained"):
         return ()
     tokenizer = getattr(value, "tokenizer", None)

@@ -566,7 +566,7 @@ def _check_type(option: Declared, value: Any) -> None:
 
 
 def _hint(kind: Any, value: Any) -> str:
-    """Return what to pass instead of a value of another type; empty if nothing is known."""
+    """Return a hint for a value of another type; empty if there is none."""
     if kind == str | Rows:
         return rows_hint(value)
     if kind is str and hasattr(value, "save_pretrained"):

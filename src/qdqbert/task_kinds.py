@@ -1,4 +1,4 @@
-"""What the models of each task are: their architectures, outputs and heads. Imports no library."""
+"""The models of each task: architectures, outputs and heads. Imports no library."""
 
 from __future__ import annotations
 

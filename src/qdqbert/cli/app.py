@@ -108,7 +108,7 @@ def _call(words: list[str]) -> None:
 
 
 def _message(error: CycloptsError, command: Command | None) -> str:
-    """Return what is wrong with a command line, in the style of this package's errors."""
+    """Return the error in a command line, in the style of this package's messages."""
     argument = error.argument
     text = " ".join(str(error).split())
     if isinstance(error, UnknownOptionError) and command is not None:
@@ -122,7 +122,7 @@ def _message(error: CycloptsError, command: Command | None) -> str:
 
 
 def _unknown_option(flag: str, command: Command) -> str | None:
-    """Return what to pass instead of an option of another command; `None` if there is none."""
+    """Return the option that replaces one of another command; `None` if there is none."""
     name = flag.partition("=")[0]
     owners = [
         f"`qdqbert {each.name}`"

@@ -122,7 +122,7 @@ class _EmbedInChunks(_Embed):
         return list(sentence_vectors(outputs, inputs["attention_mask"]))
 
     def answer(self, item: str, encoded: Encoded, values: Sequence[Embedding]) -> Embedding:
-        """Return the embedding of a text from those of its chunks."""
+        """Return the embedding of a text from the embeddings of its chunks."""
         del item
         if len(values) == 1:
             return self._finished(values[0])

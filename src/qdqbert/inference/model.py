@@ -1,4 +1,4 @@
-"""What the models of all tasks share: a loaded graph, its tokenizer, and how calls run on them."""
+"""Base class of the models of all tasks: a loaded graph, its tokenizer, and calls on them."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _LOGGER = logging.getLogger("qdqbert")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What `load` opens for a model of any task.
+    """The parts of a loaded model of any task.
 
     Attributes:
-        name: What the caller named: a folder, or a model of the hub.
+        name: The folder, or the model of the hub, as the caller named it.
         artifact: The folder that runs. For a float checkpoint, it is one of the cache.
         engine: Engine that runs the graph.
         target: Target of the graph.
@@ -237,7 +237,7 @@ class Model:
         """Return the outputs of the graph for token ids, computed by all threads.
 
         Args:
-            inputs: What a tokenizer returns, `(batch, tokens)` each, whole numbers: `input_ids`,
+            inputs: The result of a tokenizer, `(batch, tokens)` each, whole numbers: `input_ids`,
                 and `attention_mask` and `token_type_ids` if the graph has them. Others are ignored.
 
         Returns:
@@ -372,7 +372,7 @@ class TextEncoder:
 
 
 def rows_of(features: Sequence[Feature], values: NDArray[Any]) -> list[NDArray[Any]]:
-    """Return what `values`, `(batch, tokens, ...)`, has for each feature, without padding."""
+    """Split `values`, `(batch, tokens, ...)`, into one array for each feature, without padding."""
     return [
         row[: feature["input_ids"].shape[-1]] for row, feature in zip(values, features, strict=True)
     ]

@@ -204,5 +204,5 @@ class Reranker(TextClassifier):
 
     @property
     def activation(self) -> Function:
-        """What turns logits into scores, unless a call says otherwise."""
+        """The function from logits to scores, unless a call names another."""
         return self._activation

@@ -1,4 +1,4 @@
-"""What models read from rows and add to them. Each class of models has its own."""
+"""Columns that models read from rows and add to them. Each class of models has its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def text_or_pair_of(texts: Texts) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowFormat:
-    """What a kind of model reads from a row, and adds to it.
+    """The columns that a kind of model reads from a row, and adds to it.
 
     Attributes:
         name: What the model is, for messages.

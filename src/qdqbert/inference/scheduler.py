@@ -52,7 +52,7 @@ class Encoded:
 
 
 class Job(Protocol[Item, Answer]):
-    """What a task does with items and outputs. Its methods are called from several threads."""
+    """The steps of a task around the graph. Its methods are called from several threads."""
 
     def encode(self, items: Sequence[Item]) -> list[Encoded]:
         """Return the model inputs of each item.
@@ -65,7 +65,7 @@ class Job(Protocol[Item, Answer]):
     def split(
         self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
     ) -> Sequence[Any]:
-        """Return what is kept of a batch's outputs, one value for each feature."""
+        """Return the part of a batch's outputs that is kept, one value for each feature."""
         ...
 
     def answer(self, item: Item, encoded: Encoded, values: Sequence[Any]) -> Answer:
@@ -75,7 +75,7 @@ class Job(Protocol[Item, Answer]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Done:
-    """What a batch adds to the progress of a call.
+    """The share of a batch in the progress of a call.
 
     Attributes:
         items: Number of items whose last feature was in the batch, and of items without features.

@@ -39,7 +39,7 @@ class _Window:
 
     Attributes:
         places: Positions of the tokens in the feature. Shape `(tokens,)`.
-        first: Number of tokens of the text before those of the window.
+        first: Number of tokens of the text before the window.
         words: The tokens as they are in the vocabulary.
         offsets: Positions in the text of the first character of each token and of the character
             after its last one. Shape `(tokens, 2)`.
@@ -214,7 +214,7 @@ class _Tag:
         return are_subwords
 
     def _of_words(self, scores: Scores, starts: NDArray[np.int64]) -> Scores:
-        """Return the scores of words, `(words, classes)`, from those of tokens."""
+        """Return the scores of words, `(words, classes)`, from the scores of tokens."""
         if self.strategy == "first":
             return scores[starts]
         lengths = np.diff(np.append(starts, len(scores)))

@@ -39,7 +39,7 @@ class Row:
 
 
 def graph_name(each: TargetReport) -> str:
-    """Return what was measured: the engine, and the target if it has another name."""
+    """Return the name of a graph: its engine, and its target if that has another name."""
     return each.engine if each.target == each.engine else f"{each.target} on {each.engine}"
 
 

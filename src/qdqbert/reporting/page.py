@@ -27,9 +27,9 @@ class Tile:
     """One of the most important numbers.
 
     Attributes:
-        title: What it is.
+        title: Name of the tile.
         value: The number.
-        note: What it means.
+        note: Explanation, below the value.
     """
 
     title: str
@@ -39,11 +39,11 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Page:
-    """What the template shows.
+    """The values of the template.
 
     Attributes:
         title: Title of the page.
-        summary: What was done, in a sentence or two.
+        summary: The call in a sentence or two.
         verdict: The result in one line.
         tiles: The most important numbers.
         warnings: Results that make the model doubtful or useless.

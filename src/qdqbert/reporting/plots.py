@@ -194,7 +194,7 @@ def _finite(numbers: Iterable[float]) -> list[float]:
 
 
 def _scale(values: Sequence[float], start: float, end: float) -> Callable[[float], float]:
-    """Return what maps the first of some values to `start`, and the last one to `end`."""
+    """Return the linear function from the range of `values` to `start` and `end`."""
     low, high = values[0], values[-1]
     return lambda value: start + (end - start) * (value - low) / (high - low)
 

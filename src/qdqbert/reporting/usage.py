@@ -71,7 +71,7 @@ def winner_text(report: QuantizeReport) -> str:
 
 
 def package(report: QuantizeReport) -> str:
-    """Return what to install to run the folder: with the extra of its fastest engine."""
+    """Return the `pip install` argument of the folder: with the extra of its fastest engine."""
     best = winner(report)
     engines = {each.engine for each in report.targets} if best is None else {best.engine}
     return "'qdqbert[openvino]'" if engines == {"openvino"} else "qdqbert"

@@ -89,7 +89,7 @@ def _evaluate_judgement(report: EvaluateReport) -> tuple[Level, str]:
 
 
 def _unmet(checks: Sequence[LimitCheck]) -> str:
-    """Return what is wrong with the first limit that is missed, or else not shown."""
+    """Return a sentence about the first limit that is missed, or else not shown."""
     unmet = [check for check in checks if check.verdict != "met"]
     worst = min(unmet, key=lambda check: check.verdict != "missed")
     if worst.verdict == "missed":

@@ -305,7 +305,7 @@ def _parts(items: Sequence[Any]) -> Iterator[tuple[list[Any], int]]:
 
 
 def size_of(value: Any) -> int:
-    """Return the number of characters of an input; of token ids, about that of their text."""
+    """Return the number of characters of an input; for token ids, an estimate."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What the protocols of embeddings share."""
+"""Functions shared by the protocols of embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server accepts: sizes of requests, and who may send them."""
+"""Limits of a server: sizes of requests, and who may send them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Metrics:
         )
 
     def observer(self, model: str) -> Callable[[int, int, int], None]:
-        """Return what counts the batches of a model; see `Batcher`."""
+        """Return the counter of a model's batches; see `Batcher`."""
 
         def observe(requests: int, inputs: int, tokens: int) -> None:
             self.batch_requests.labels(model).observe(requests)

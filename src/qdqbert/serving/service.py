@@ -34,7 +34,7 @@ class Served:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What `/info` says about the model."""
+        """The answer of `/info` about the model."""
         return {
             "name": self.name,
             "task": self.model.task,

@@ -65,7 +65,7 @@ def read_tsv(
 
 
 def separator_of(header: str) -> str:
-    """Return what separates the columns in the first line of a .csv file.
+    """Return the separator of a .csv file, from its first line.
 
     A comma, or else what spreadsheets write where a comma is used in numbers, if only one such
     character occurs outside of quotes.
@@ -90,7 +90,7 @@ def csv_records(lines: Iterable[str], separator: str) -> Iterator[tuple[int, lis
 
     Args:
         lines: The lines, with their ends.
-        separator: What separates the columns.
+        separator: Separator of the columns.
     """
     # strict: an unclosed quote is an error, instead of a text that contains the rest of the file.
     reader = csv.reader(lines, delimiter=separator, strict=True)

@@ -79,7 +79,7 @@ class Source:
         return f"{'Row' if self.format == 'parquet' else 'Line'} {row.number} of `{row.file}`"
 
     def identity(self) -> dict[str, Any]:
-        """Return what identifies the content of each file: its size, time, start and end."""
+        """Return a fingerprint of each file: its size, time, start and end."""
         return {f"the input file {str(path.absolute())!r}": _identity(path) for path in self.files}
 
     def rows(self) -> Iterator[Row | BadRow]:

@@ -16,7 +16,7 @@ _NOT_UTF8 = "it is not UTF-8: byte 0x{byte:02x} at column {column}"
 
 
 def other_encoding(start: bytes) -> str | None:
-    """Return what a file is instead of UTF-8 if its first line shows it; `None` otherwise."""
+    """Return the encoding or format of a file that is not UTF-8, by its first line, or `None`."""
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16"
     # In UTF-16 each second byte of English is zero.
@@ -53,7 +53,7 @@ def numbered_lines(
 
 
 def bad_byte(text: str) -> str | None:
-    """Return what is wrong with a decoded text that was not UTF-8; `None` if nothing is."""
+    """Return the error in a decoded text that was not UTF-8, in words, or `None`."""
     if text.isascii():
         return None
     try:

@@ -50,7 +50,7 @@ class Writer:
     layout: Layout
 
     def header(self, *, rows: int = 0, size_bytes: int = 0) -> bytes:
-        """Return what comes before the first block.
+        """Return the start of the file, before the first block.
 
         Args:
             rows: Number of rows of the file.

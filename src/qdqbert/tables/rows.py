@@ -1,4 +1,4 @@
-"""What readers yield and writers take."""
+"""Rows of readers, and columns of writers."""
 
 from __future__ import annotations
 

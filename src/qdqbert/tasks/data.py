@@ -269,7 +269,7 @@ def _csv_table(path: str, columns: Columns) -> Table:
 
 
 def _separator(head: Sequence[str], columns: Columns) -> str:
-    """Return what separates the columns of a .csv file, from its first lines; see `separator_of`.
+    """Return the separator of a .csv file, from its first lines; see `separator_of`.
 
     Lines of text can contain it too. So it counts only below a header, or if the first rows have
     equally many columns.

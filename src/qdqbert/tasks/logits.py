@@ -38,7 +38,7 @@ def most_likely_classes(
 
 
 def accuracy_score(predictions: Predictions, labels: Sequence[int]) -> Score:
-    """Return the share of features whose largest logit is that of their label."""
+    """Return the share of features with the largest logit at their label."""
     classes = np.array([each.argmax() for each in predictions], dtype=np.float64)
     rows = np.stack([classes, labels], axis=1)
     return Score(name="accuracy", rows=rows, compute=of_pairs(accuracy))

@@ -180,7 +180,7 @@ def _question_answers(
 
 
 def _files(predictions: Predictions, features: Features, options: TaskSettings) -> dict[str, Any]:
-    """Return what the usual scripts write: answers, best spans and, for v2.0, odds of no answer."""
+    """Return the files of the usual scripts: answers, best spans and, for v2.0, null odds."""
     answers = dict(_answers(predictions, features, options))
     files: dict[str, Any] = {
         "predictions.json": {id_: each.text for id_, each in answers.items()},

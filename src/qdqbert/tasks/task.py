@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qdqbert.tokenizing.tokenizer import Tokenizer
 
 Prediction = NDArray[np.float32]
-"""What a model outputs for one feature: `(values,)`, or `(positions, values)` without padding."""
+"""Output of a model for one feature: `(values,)`, or `(positions, values)` without padding."""
 
 Predictions = Sequence[Prediction]
 """One prediction for each feature, in the order of the features."""
@@ -80,7 +80,7 @@ class Score:
 
     Attributes:
         name: Name of the metric.
-        rows: What the metric needs to know about each example; or about each query, if it ranks
+        rows: The numbers that the metric reads of each example, or of each query if it ranks
             documents. Shape `(examples, values)`.
         compute: Returns the metric of rows.
         is_error: Whether lower is better.
@@ -111,7 +111,7 @@ def mean_percent(rows: NDArray[np.float64]) -> float:
 
 
 def share_percent(rows: NDArray[np.float64]) -> float:
-    """Return the sum of the first column over that of the second one, in percent."""
+    """Return the sum of the first column, in percent of the sum of the second."""
     part, whole = rows.sum(axis=0)
     return 100.0 * float(part) / float(whole)
 
@@ -160,13 +160,13 @@ class Encoder(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """What a model answers to an example, for people.
+    """The answer of a model to an example, for people.
 
     Attributes:
         given: The example by names of columns: its texts, and its label if it has one.
         found: The answer by names of columns: `prediction`, `score` and so on.
-        numbers: What the answer is chosen by: probabilities, cosines or scores, in any shape. How
-            far two models are apart is the largest difference of one of them.
+        numbers: The values that the answer is chosen by: probabilities, cosines or scores, in any
+            shape. The largest difference of one of them is how far two models are apart.
         decisions: How many of the task's `decisions` belong to it. Those of the first answer come
             first.
     """

@@ -143,7 +143,7 @@ def fidelity_of(
     features: Features,
     options: TaskSettings,
 ) -> Fidelity:
-    """Compare the predictions of a model with those of a reference, as the task does."""
+    """Compare the predictions of a model with a reference's, as the task does."""
     return compare(
         reference,
         candidate,

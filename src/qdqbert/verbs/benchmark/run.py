@@ -32,7 +32,7 @@ _ANY_VOCABULARY = 1000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What can be timed of a model.
+    """The graphs of a model that can be timed.
 
     Attributes:
         candidates: A float checkpoint is also one in INT8, as `load` runs it.

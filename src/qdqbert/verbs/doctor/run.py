@@ -104,7 +104,7 @@ def describe_cache() -> Cache:
 
 
 def verdict_on(features: Collection[str]) -> str:
-    """Return what the features of a CPU mean for INT8, in one sentence."""
+    """Return a sentence on INT8 with the features of a CPU."""
     matching = (text for names, text in _VERDICTS if set(names) & set(features))
     return next(matching, _UNKNOWN)
 

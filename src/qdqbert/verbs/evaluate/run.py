@@ -61,7 +61,7 @@ class Models:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a model predicted, next to its reference.
+    """Predictions of a model, and its reference.
 
     Attributes:
         subject: The model.
@@ -269,7 +269,7 @@ def _predict_reference(
 def _check_outputs(
     expected: Predictions, predictions: Predictions, options: EvaluateOptions
 ) -> None:
-    """Refuse a reference whose outputs cannot be compared with those of the model."""
+    """Refuse a reference whose outputs have another shape than the model's."""
     if expected[0].shape != predictions[0].shape:
         raise UserInputError(
             f"`reference={options.reference!r}` returns {expected[0].shape[-1]} values for a text, "

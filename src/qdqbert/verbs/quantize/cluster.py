@@ -29,7 +29,7 @@ from qdqbert.verbs.quantize.source.sited import Advance
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard:
-    """What a node observes.
+    """The share of a node.
 
     Attributes:
         options: Options of the call.

@@ -97,7 +97,7 @@ def quantization_json(
 def _inputs_json(
     source: ModelSource, examples: ChosenExamples, earlier: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what the examples say about the inputs of the model, which its config does not.
+    """Return facts about the inputs of the model that the examples show, and its config does not.
 
     For a model that answers questions, it is whether "no answer" is a possible answer. For a
     classifier, it is whether it takes pairs of texts. Built-in sentences do not say it.

@@ -90,7 +90,7 @@ class Evidence:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _InPyTorch:
-    """What PyTorch's fake quantization computes under a plan.
+    """Results of PyTorch's fake quantization under a plan.
 
     Attributes:
         plan: The plan.
@@ -298,7 +298,7 @@ def _time(
 
 
 def _latency(timings: Sequence[Timing], plan: Plan, engine: EngineName) -> list[LatencyReport]:
-    """Pair the timings of one graph with those of the float graph."""
+    """Pair the timings of one graph with the float graph's."""
     mine: Mapping[str, list[Timing]] = {
         name: [each for each in timings if each.name == name and each.engine == used]
         for name, used in ((_REFERENCE, float_engine(engine)), (plan.target.name, engine))

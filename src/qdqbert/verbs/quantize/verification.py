@@ -75,6 +75,6 @@ def _inputs(ready: Ready, data: VerificationData) -> Sequence[Mapping[str, NDArr
 
 
 def _kept(outputs: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-    """Return what is stored of the outputs: for embedders, the embedding of the text only."""
+    """Return the outputs that are stored: for embedders, the embedding of the text only."""
     names = [EMBEDDING] if EMBEDDING in outputs else list(outputs)
     return {name: outputs[name][..., :_OUTPUT_VALUES].copy() for name in names}

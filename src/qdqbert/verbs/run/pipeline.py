@@ -260,7 +260,7 @@ def _report(
 
 
 def _identity(pipeline: Pipeline) -> dict[str, Any]:
-    """Return what has to be equal for a run to be continued, by the names that messages use."""
+    """Return the values that a continued run must share, by the names that messages use."""
     options, model = pipeline.options, pipeline.run.model
     digest = hashlib.sha256()
     for name in (QUANTIZATION, "tokenizer.json"):

@@ -1,4 +1,4 @@
-"""What a server did."""
+"""Counts of a server's requests."""
 
 from __future__ import annotations
 

@@ -311,7 +311,7 @@ def _uses_labels(task: Task, options: TrainOptions) -> bool:
 def _training_labels(
     task: Task, features: Features, id2label: Mapping[int, str], *, uses_labels: bool
 ) -> Sequence[Labels | None]:
-    """Return what the model is trained with, for each feature; for each pair if it embeds."""
+    """Return the labels of each feature, or of each pair if the model embeds."""
     if not uses_labels:
         return [{} for _ in (features.examples if task.is_embedding else features.encoded.inputs)]
     return task.labels(features, id2label)

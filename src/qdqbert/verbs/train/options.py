@@ -144,7 +144,7 @@ class TrainOptions(Options):
         return (_QAT_SCHEDULE if self.qat else _FLOAT_SCHEDULE)[name] if value is None else value
 
     def settings(self) -> dict[str, Any]:
-        """Return what has to stay the same for a run to be resumed, defaults filled in."""
+        """Return the settings that a resumed run must share, defaults filled in."""
         settings = {
             each.name: _plain(each.value(self)) for each in declared_options(TrainOptions)
         } | {

@@ -43,7 +43,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What was measured of a candidate.
+    """Measurements of a candidate.
 
     Attributes:
         index: Its position among the candidates.

@@ -353,5 +353,5 @@ def _notices(ready: Ready) -> list[str]:
 
 
 def _choice_json(engine: EngineName) -> Mapping[str, Any]:
-    """Return what `load` reads to choose the same engine on a CPU like this one."""
+    """Return the entry by which `load` chooses the same engine on a CPU like this one."""
     return {"engine": engine, "cpu_features": list(cpu_features())}

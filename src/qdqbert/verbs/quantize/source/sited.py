@@ -60,7 +60,7 @@ class SitedSource:
         self.sites = self._sited.sites
 
     def observed_run(self, batches: Sequence[Batch], advance: Advance) -> Run:
-        """Return what runs the model over all batches and shows its activations.
+        """Return the function that runs the model over all batches and shows its activations.
 
         Args:
             batches: The inputs.
@@ -99,7 +99,7 @@ class SitedSource:
     def references(
         self, plan: Plan, calibration: CalibrationResult, batches: Sequence[Batch]
     ) -> list[Reference]:
-        """Return what PyTorch's fake quantization computes under a plan."""
+        """Return the results of PyTorch's fake quantization under a plan."""
         with self._quantizing(plan, calibration):
             # Rounding all weights leaves about as much memory as it needs.
             release_memory()
