@@ -52,7 +52,7 @@ def analyze(
         target: Runtime whose quantizers are analyzed.
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
             the target's default recipe.
-        calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
+        calibration_data: Examples to calibrate on: a .csv, .jsonl, .parquet or .txt file, a
             folder of classes, CoNLL columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or
             `datasets.Dataset`. Built-in English sentences by default.
         task: Name of the task in transformers. Inferred from the checkpoint by default.

@@ -43,7 +43,7 @@ def evaluate(
     Args:
         model: Folder that `quantize` wrote, a checkpoint (a local folder or a hub id), or an .onnx
             file, float or quantized.
-        data: Labeled examples: a .csv, .tsv, .jsonl or .json file, a folder of classes, CoNLL
+        data: Labeled examples: a .csv, .jsonl, .json or .parquet file, a folder, CoNLL
             columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or `datasets.Dataset`.
         reference: Float checkpoint or .onnx file to compare with, example by example. An .onnx file
             runs on ONNX Runtime.

@@ -64,7 +64,7 @@ def quantize(
             enough to float.
         recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
             the target's default recipe.
-        calibration_data: Examples to calibrate on: a .csv, .tsv, .jsonl, .json or .txt file, a
+        calibration_data: Examples to calibrate on: a .csv, .jsonl, .parquet or .txt file, a
             folder of classes, CoNLL columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or
             `datasets.Dataset`. Built-in English sentences by default.
         eval_data: Labeled examples to compare INT8 with float on, in the form of

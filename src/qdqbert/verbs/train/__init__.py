@@ -55,7 +55,7 @@ def train(
         model: Checkpoint: a local folder or a hub id. A missing head is created.
         output: Folder to write. Checkpoints of the run are kept in `OUTPUT-checkpoints` until it
             ends.
-        train_data: Labeled examples: a .csv, .tsv, .jsonl or .json file, a folder of classes, CoNLL
+        train_data: Labeled examples: a .csv, .jsonl, .json or .parquet file, a folder, CoNLL
             columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or `datasets.Dataset`.
         eval_data: Labeled examples to evaluate on, in the same formats. No evaluation by default.
         task: Name of the task in transformers. Inferred from the checkpoint by default.
