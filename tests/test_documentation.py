@@ -176,7 +176,7 @@ def cheap_calls(monkeypatch, results) -> None:
             if options.calibration.ranges_from is None:
                 calibration = dataclasses.replace(options.calibration, samples=24)
                 options = dataclasses.replace(options, calibration=calibration, **changes)
-            output = options.output_folder
+            output = Path(options.output or options.output_folder)
             if output.exists() and not options.overwrite:
                 return run(options, progress)
             key = repr(dataclasses.replace(options, overwrite=False))
