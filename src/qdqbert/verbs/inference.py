@@ -226,7 +226,7 @@ class Baseline:
             differences=metric_differences(scores, self.scores),
         )
 
-    def changed(self, predictions: Predictions, tokenizer: Any) -> tuple[ChangedExample, ...]:
+    def changed(self, predictions: Predictions, tokenizer: Tokenizer) -> tuple[ChangedExample, ...]:
         """Return examples whose prediction differs from the reference's; see `changed_examples`."""
         features = self.encoded.features
         decisions = decisions_of(self.task, self.predictions, predictions, features, self.options)

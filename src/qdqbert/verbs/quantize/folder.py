@@ -134,6 +134,7 @@ def make_evidence(
         calibration=ready.calibration,
         baseline=ready.baseline,
         float_model=float_model,
+        tokenizer=ready.inputs.tokenizer,
         max_length=ready.inputs.max_length,
         ranges=ready.ranges.kind,
         limits=options.limits,

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from qdqbert.artifact import size_bytes
 from qdqbert.calibration.calibration import CalibrationResult
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.encoding import Batch, first_rows
 from qdqbert.engines.runner import float_engine, install_command, is_installed, open_runner
@@ -26,6 +25,7 @@ from qdqbert.search.units import Unit
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, Target
 from qdqbert.task_kinds import TASK_KINDS
+from qdqbert.tokenizing.tokenizer import Tokenizer
 from qdqbert.verbs.inference import Baseline, batch_invariance_of, predict
 from qdqbert.verbs.quantize.graphs import WrittenGraph
 from qdqbert.verbs.quantize.ranges import RangeKind
@@ -66,6 +66,7 @@ class Evidence:
         calibration: Ranges of the call.
         baseline: The float model's results on examples that were not calibrated on.
         float_model: File of the float graph.
+        tokenizer: Tokenizer of the model.
         max_length: Longest input in tokens.
         ranges: Where the ranges come from.
         limits: Limits of the call.
@@ -80,6 +81,7 @@ class Evidence:
     calibration: CalibrationResult
     baseline: Baseline
     float_model: Path
+    tokenizer: Tokenizer
     max_length: int
     ranges: RangeKind
     limits: Limits
@@ -241,7 +243,7 @@ def _check(
         size_ratio=graph.size_bytes / size_bytes(evidence.float_model),
         latency=tuple(_latency(timings, graph.plan, engine)),
         verification_db=verification_db,
-        changed=baseline.changed(predictions, runtime_tokenizer(evidence.source.tokenizer)),
+        changed=baseline.changed(predictions, evidence.tokenizer),
     )
 
 
