@@ -314,9 +314,23 @@ def test_digests_of_large_files_are_kept_until_they_change(tmp_path, monkeypatch
     assert cache.kept_digest(path) == hashlib.sha256(b"1" * 2_000_000).hexdigest()
 
 
-def test_another_engine_needs_quantize(checkpoints) -> None:
-    with pytest.raises(UserInputError, match="contains no graph for engine 'onnxruntime'"):
-        qdqbert.load(checkpoints("sentence"), engine="onnxruntime")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"engine": "onnxruntime"},
+        {"engine": "openvino"},
+        {"target": "openvino"},
+        {"engine": "native", "target": "float"},
+    ],
+)
+def test_another_engine_needs_quantize(checkpoints, monkeypatch, options) -> None:
+    monkeypatch.setattr("qdqbert.inference.load.open_float_checkpoint", None)
+    name, value = next(iter(options.items()))
+    folder = checkpoints("sentence")
+    with pytest.raises(UserInputError) as caught:
+        qdqbert.load(folder, **options)
+    assert str(caught.value).startswith(f"`{name}={value!r}`: {str(folder)!r} is a float")
+    assert caught.value.argument == name
 
 
 def test_a_checkpoint_without_tokenizer_json_is_refused(checkpoint_copy) -> None:

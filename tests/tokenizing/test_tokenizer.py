@@ -73,6 +73,11 @@ def test_settings_are_kept_apart_in_several_threads(checkpoints) -> None:
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lengths, limits)) == [{limit} for limit in limits]
     assert ours.cutting(8) is ours.cutting(8)
+    first = ours.cutting(8)
+    for limit in range(10, 40):
+        ours.cutting(limit)
+    # Callers choose any number of lengths, of which the last few are kept.
+    assert ours.cutting(8) is not first
     assert len(ours.encode("night " * 80).ids) == 64
 
 

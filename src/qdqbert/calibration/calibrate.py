@@ -14,6 +14,7 @@ from qdqbert.calibration.passes import CalibrationPlan, Run, with_shared_weights
 from qdqbert.calibration.statistics import Observer
 from qdqbert.encoding import Batch
 from qdqbert.errors import CalibrationError
+from qdqbert.numerics.threads import usable_torch_threads
 from qdqbert.reference.sited_model import SitedModel, observing
 
 Forward = Callable[[Mapping[str, Any]], object]
@@ -59,9 +60,10 @@ def run_passes(run: Run, plan: CalibrationPlan) -> CalibrationResult:
     """
     whole = Stage(names=plan.names, run=run)
     found = CalibrationResult()
-    for stage in run.stages(plan) if isinstance(run, StagedRun) else [whole]:
-        for each in plan.passes(stage.names):
-            found = each(stage.run, plan, found)
+    with usable_torch_threads():
+        for stage in run.stages(plan) if isinstance(run, StagedRun) else [whole]:
+            for each in plan.passes(stage.names):
+                found = each(stage.run, plan, found)
     # In the order of the sites, however the model was divided.
     ranges = {site.name: found.ranges[site.name] for site in plan.sites}
     return with_shared_weights(dataclasses.replace(found, ranges=ranges), plan)

@@ -48,6 +48,8 @@ _SCHEDULES: dict[str, Schedule] = {
         plan=BatchPlan(tokens=1024, multiple=1), window=2048, single_tokens=512, is_invariant=True
     ),
 }
+# Targets that are made of a float checkpoint when it is loaded.
+_FLOAT_TARGETS = (None, "float", "native", "native-dynamic")
 # Class of the model of each task, and its module, which is imported when it is needed.
 _MODELS: dict[str, tuple[str, str]] = {
     "feature-extraction": ("embedding", "Embedder"),
@@ -141,7 +143,11 @@ def load(
             )
         called = str(source)
         artifact = open_folder(
-            source, precision="float" if target == "float" else "int8", check=check
+            source,
+            precision="float" if target == "float" else "int8",
+            check=check,
+            engine=engine,
+            target=target,
         )
     if artifact.task not in _MODELS:
         raise UserInputError(
@@ -186,7 +192,12 @@ def load(
 
 
 def open_folder(
-    path: str | os.PathLike[str], *, precision: Precision = "int8", check: bool
+    path: str | os.PathLike[str],
+    *,
+    precision: Precision = "int8",
+    check: bool,
+    engine: EngineName | None = None,
+    target: TargetName | None = None,
 ) -> Artifact:
     """Return the folder that runs a model: of `quantize`, or of the cache for a float checkpoint.
 
@@ -194,10 +205,13 @@ def open_folder(
         path: As in `load`. From the hub, settings and the weights of checkpoints are downloaded.
         precision: As in `load`.
         check: As in `load`.
+        engine: As in `load`. A float checkpoint is refused for the engines that do not run it.
+        target: As in `load`, and refused in the same way.
 
     Raises:
         CheckpointError: As in `load`.
-        UserInputError: The family has no head for the checkpoint's task.
+        UserInputError: The family has no head for the checkpoint's task, or a float checkpoint does
+            not run on the engine or as the target.
     """
     is_on_hub = is_hub_name(path)
     folder = download_settings(str(path)) if is_on_hub else Path(path)
@@ -209,6 +223,7 @@ def open_folder(
             check_settings(folder)
         download_weights(str(path), folder)
     if is_float_checkpoint(folder):
+        _check_float(str(path), precision, engine, target)
         return open_float_checkpoint(folder, name=str(path), precision=precision, check=check)
     if is_on_hub:
         raise CheckpointError(
@@ -216,6 +231,22 @@ def open_folder(
             f"it has neither {QUANTIZATION} nor config.json with model.safetensors."
         )
     return open_artifact(folder)
+
+
+def _check_float(
+    name: str, precision: Precision, engine: EngineName | None, target: TargetName | None
+) -> None:
+    """Refuse engines and targets that a float checkpoint is not made for, before it is made."""
+    runs_on = "native" if precision == "int8" else "onnxruntime"
+    given = {"engine": engine not in (None, runs_on), "target": target not in _FLOAT_TARGETS}
+    argument = next((each for each, is_wrong in given.items() if is_wrong), None)
+    if argument is not None:
+        value = engine if argument == "engine" else target
+        raise UserInputError(
+            f"`{argument}={value!r}`: {name!r} is a float checkpoint, which runs in INT8 on engine "
+            "'native', and as target 'float' on 'onnxruntime'. To run it otherwise, quantize it.",
+            argument=argument,
+        )
 
 
 def _runners(

@@ -9,15 +9,33 @@ from typing import TypeVar
 
 import torch
 
+from qdqbert.machine import usable_cores
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
 @contextlib.contextmanager
+def usable_torch_threads() -> Iterator[None]:
+    """Run torch on no more threads than cores that the process may use, within the context.
+
+    torch counts the cores of the machine, also where a container has a share of them only.
+    """
+    with _torch_threads(min(torch.get_num_threads(), usable_cores())):
+        yield
+
+
+@contextlib.contextmanager
 def one_torch_thread() -> Iterator[None]:
     """Run torch on one thread within the context."""
+    with _torch_threads(1):
+        yield
+
+
+@contextlib.contextmanager
+def _torch_threads(wanted: int) -> Iterator[None]:
     count = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(wanted)
     try:
         yield
     finally:

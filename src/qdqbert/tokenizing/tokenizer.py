@@ -7,6 +7,7 @@ ids are always equal to tokenizer.json's.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -24,6 +25,8 @@ from qdqbert.tokenizing.long_texts import Kept, Side, StartTokenizer
 _CONFIG = "tokenizer_config.json"
 _SPECIAL = tuple(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk"))
 _LARGEST_ID = 2**31 - 1
+# Tokenizers with other settings that are kept. Callers choose lengths and strides.
+_VARIANTS = 16
 # What loses its spaces in decoded texts.
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
@@ -70,7 +73,7 @@ class Tokenizer:
         self.path = path
         self.backend, self.largest_id = file.tokenizer, file.largest_id
         self.max_length = max_length
-        self._variants: dict[_Cut, Tokenizer] = {}
+        self._variant = functools.lru_cache(_VARIANTS)(self._with)
         self._start: StartTokenizer | None = None
         self._truncate(_Cut(max_length, "longest_first", 0, self.truncation_side))
         self.padding = {
@@ -102,7 +105,7 @@ class Tokenizer:
         side: Side | None = None,
         words: bool = False,
     ) -> Tokenizer:
-        """Return this tokenizer with other settings. The result is cached.
+        """Return this tokenizer with other settings. The last few of them are kept.
 
         Args:
             max_length: Longest input in tokens, special tokens included; `None` for no limit.
@@ -113,9 +116,7 @@ class Tokenizer:
                 each word, as before the words of a text.
         """
         cut = _Cut(max_length, strategy, stride, side or self.truncation_side, words)
-        known = self._variants.get(cut)
-        # Threads that make it at the same time keep the first one.
-        return known or self._variants.setdefault(cut, self._with(cut))
+        return self._variant(cut)
 
     def _with(self, cut: _Cut) -> Tokenizer:
         made = copy.copy(self)

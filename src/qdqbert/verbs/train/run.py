@@ -24,6 +24,7 @@ from qdqbert.models.calibrate import calibrate
 from qdqbert.models.loading import load_model
 from qdqbert.models.prepare import prepare_with_options
 from qdqbert.models.state import fix_ranges_, learn_ranges_
+from qdqbert.numerics.threads import usable_torch_threads
 from qdqbert.options import command_line
 from qdqbert.progress import Progress, Silent
 from qdqbert.reference.sited_model import sited_model
@@ -58,6 +59,7 @@ _FEWEST_STEPS = 10
 _EVENTS = "runs"
 
 
+@usable_torch_threads()
 def run(options: TrainOptions, progress: Progress) -> TrainReport:
     """Train a model and write it.
 
