@@ -3,11 +3,37 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
+from onnx import helper
 
 from qdqbert.errors import UserInputError
-from qdqbert.graph.imported.fixed_shapes import FixedShapeRunner, FixedSizes, fixed_sizes
+from qdqbert.graph.imported.fixed_shapes import (
+    FixedShapeRunner,
+    FixedSizes,
+    fixed_sizes,
+    tolerance_of,
+)
+from qdqbert.graph.imported.graph_runner import open_graph_file
+from qdqbert.graph.imported.imported_model import import_onnx
+from qdqbert.graph.qdq import float_graph
+from qdqbert.graph.sited_graph import sited_graph
+
+TASKS = {
+    "bert": "text-classification",
+    "roberta": "question-answering",
+    "distilbert": "token-classification",
+    "electra": "text-classification",
+}
+# TorchScript and dynamo write masks differently, and so do one text and several.
+EXPORTS = [
+    ("bert", "eager", 14, False, (1, 16)),
+    ("bert", "sdpa", 18, True, (1, 12)),
+    ("distilbert", "sdpa", 14, False, (3, 12)),
+    ("roberta", "eager", 18, True, (1, 16)),
+    ("electra", "eager", 17, False, (1, 16)),
+]
 
 
 def inputs_of(*shapes: list[int | str]) -> ir.Model:
@@ -66,3 +92,82 @@ def test_more_tokens_than_the_graph_takes_are_refused() -> None:
     with pytest.raises(UserInputError, match="takes 8 tokens, and a text has 9") as caught:
         runner.run({"input_ids": ids, "attention_mask": ids})
     assert caught.value.argument == "max_length"
+
+
+@pytest.mark.parametrize("which", EXPORTS, ids=lambda each: "-".join(map(str, each)))
+def test_graphs_of_exports_with_fixed_shapes_are_dynamic_and_give_the_same_numbers(
+    exported, tmp_path, padded_inputs, run_plainly, which
+) -> None:
+    path, task = exported(*which), TASKS[which[0]]
+    imported = import_onnx(path, task=task, input_names={}, scratch=tmp_path)
+    longest = which[-1][1]
+    assert imported.runner.max_length == longest
+    assert any(f"up to {longest} tokens" in notice for notice in imported.notices)
+    original = open_graph_file(path, task=task, engine="onnxruntime")
+    assert original.max_length == longest
+    # As for a tokenizer with a lower limit.
+    encoder = imported.read(longest=longest - 2).encoder
+    assert encoder.limit == longest
+    written = float_graph(sited_graph(encoder, ()))
+    for tokens in (3, 8):
+        inputs = {name: padded_inputs[name][:, :tokens] for name in imported.input_names}
+        expected = original.run(inputs)
+        text = inputs["attention_mask"] == 1
+        for made in (imported.runner.run(inputs), run_plainly(written, inputs)):
+            for name in imported.output_names:
+                pair = [each[name] for each in (made, expected)]
+                if expected[name].shape[:2] == text.shape:
+                    pair = [each[text] for each in pair]
+                np.testing.assert_allclose(*pair, atol=1e-5)
+
+
+def with_head(path, scratch, *nodes: onnx.NodeProto, shape: tuple[int, ...]):
+    """Return the file of a graph with one more head behind its logits."""
+    model = onnx.load(path)
+    model.graph.node.extend(nodes)
+    made = helper.make_tensor_value_info("made", onnx.TensorProto.FLOAT, shape)
+    model.graph.output.append(made)
+    onnx.save(model, scratch / "model.onnx")
+    return scratch / "model.onnx"
+
+
+def test_an_unknown_head_takes_any_number_of_texts(exported, tmp_path, padded_inputs) -> None:
+    path = exported("bert", fixed=(1, 16))
+    path = with_head(path, tmp_path, helper.make_node("Exp", ["logits"], ["made"]), shape=(1, 2))
+    imported = import_onnx(path, task=TASKS["bert"], input_names={}, scratch=tmp_path)
+    encoder = imported.read(longest=16).encoder
+    assert encoder.tail is not None
+    assert encoder.tail.outputs == ("made",)
+
+
+def test_an_unknown_head_that_contains_the_fixed_shape_is_refused(exported, tmp_path) -> None:
+    shape = helper.make_node("Constant", [], ["s"], value_ints=[2, 1])
+    turned = helper.make_node("Reshape", ["logits", "s"], ["made"])
+    path = with_head(exported("bert", fixed=(1, 16)), tmp_path, shape, turned, shape=(2, 1))
+    imported = import_onnx(path, task=TASKS["bert"], input_names={}, scratch=tmp_path)
+    with pytest.raises(UserInputError, match=r"Reshape.* contains the fixed shape"):
+        imported.read(longest=16)
+
+
+def test_a_graph_whose_numbers_depend_on_its_length_is_refused(exported, tmp_path) -> None:
+    path = exported("distilbert", fixed=(3, 12))
+    # The mean over all tokens counts [PAD], too.
+    mean = helper.make_node("ReduceMean", ["logits"], ["made"], axes=[1], keepdims=0)
+    path = with_head(path, tmp_path, mean, shape=(3, 2))
+    names = {"logits": "made"}
+    imported = import_onnx(
+        path, task="text-classification", input_names={}, output_names=names, scratch=tmp_path
+    )
+    with pytest.raises(UserInputError, match="other values of output `logits`"):
+        imported.read(longest=12)
+
+
+def test_outputs_of_float16_files_may_differ_by_its_rounding() -> None:
+    single, half = (
+        ir.from_onnx_text(
+            '<ir_version: 10, opset_import: ["" : 21]> g (int64[n, 8] x) => (float[n, 8] y) '
+            f"<{kind} one = {{1}}> {{ y = Cast <to = 1> (x) }}"
+        )
+        for kind in ("float", "float16")
+    )
+    assert (tolerance_of(single), tolerance_of(half)) == (1e-3, 2e-2)

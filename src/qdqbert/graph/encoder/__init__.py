@@ -49,7 +49,7 @@ def read_encoder(model: ir.Model, outputs: Collection[str], *, longest: int) -> 
     heads = read_heads(view)
     layers, start, final_norm = read_layers(view, heads.states)
     embeddings, rows = read_embeddings(view, start)
-    limit = longest if rows is None else rows
+    limit = view.tokens or rows or longest
     complete = with_positions(view, layers, limit)
     known = [each for each in model.graph.outputs if each not in heads.unknown]
     tail = read_tail(view, heads.states, heads.unknown, known)

@@ -124,8 +124,10 @@ def _read_term_without_lookup(view: GraphView, term: ir.Value) -> tuple[str, Tab
     if array is not None and array.size == array.shape[-1]:
         row = np.ascontiguousarray(array.reshape(1, -1), np.float32)
         return _TOKEN_TYPES, Table(rows=row, scale=None)
-    made = view.evaluate(term, probe=_long_probe(view, _most_rows(term)))
-    table = np.ascontiguousarray(made.reshape(-1, made.shape[-1]), np.float32)
+    long = view.long_probe(_most_rows(term))
+    made = view.evaluate(term, probe=long)
+    made = made.reshape(-1, made.shape[-1])[: long.ids.shape[1]]
+    table = np.ascontiguousarray(made, np.float32)
     tokens = view.probe.ids.shape[1]
     short = view.evaluate(term).reshape(-1, table.shape[1])
     repeated = np.tile(table[:tokens], (max(len(short) // tokens, 1), 1))
@@ -163,7 +165,8 @@ def _read_positions(view: GraphView, lookup: _Lookup) -> _Positions:
                 lookup.value.producer(), "looks up embeddings of neither words nor positions"
             )
     limit = lookup.rows - first
-    longest = view.evaluate(lookup.index, probe=_long_probe(view, limit)).reshape(-1)
+    long = view.long_probe(limit)
+    longest = view.evaluate(lookup.index, probe=long).reshape(-1)[: long.ids.shape[1]]
     # A constant with the numbers of positions may be shorter than the table.
     limit = min(limit, len(longest))
     if not np.array_equal(longest, first + np.arange(limit)):
@@ -178,10 +181,6 @@ def _read_positions(view: GraphView, lookup: _Lookup) -> _Positions:
 
 def _with_ids(view: GraphView, ids: Array) -> Probe:
     return view.make_probe(texts=len(ids), tokens=ids.shape[1], ids=ids)
-
-
-def _long_probe(view: GraphView, tokens: int) -> Probe:
-    return view.make_probe(texts=1, tokens=tokens, padded=False)
 
 
 def _equals(index: Array, expected: Array, probe: Probe) -> bool:

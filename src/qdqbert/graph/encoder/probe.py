@@ -66,19 +66,22 @@ def make_probe(
         inputs: Inputs of the graph, each `(batch, seq)` or `(batch, choices, seq)`.
         texts: Number of texts. A multiple of 3 if inputs have choices.
         tokens: Tokens of each text.
-        padded: Whether the texts after the first one are padded on the right.
+        padded: Whether texts are padded on the right, all but the first of several.
         ids: Token ids `(texts, tokens)` to use instead of random ones.
+
+    Sizes that the graph fixes take precedence.
 
     Raises:
         GraphError: The graph has other inputs, or inputs of another rank.
     """
     generator = np.random.default_rng(0)
+    texts, tokens = _fixed_sizes(inputs, texts, tokens)
     if ids is None:
         ids = generator.integers(5, 90, (texts, tokens))
     names = {str(value.name) for value in inputs}
     # Without a mask, the graph reads every token as text.
     has_padding = padded and "attention_mask" in names
-    lengths = tokens - np.arange(texts) % tokens * has_padding
+    lengths = tokens - (np.arange(texts) + (texts == 1)) % tokens * has_padding
     is_text = np.arange(tokens) < lengths[:, None]
     token_types = generator.integers(0, 2, (texts, tokens))
     arrays = dict(zip(INPUTS, (ids, is_text, token_types), strict=True))
@@ -95,8 +98,14 @@ def make_probe(
         given[value.name] = array
         assert value.shape is not None
         for dim, size in zip(value.shape, array.shape, strict=True):
-            if isinstance(dim, int) and dim != size:
-                raise refuse(None, f"`{value.name}` has the fixed shape {value.shape}")
             if not isinstance(dim, int) and dim.value is not None:
                 sizes[str(dim)] = size
     return Probe(ids=ids, token_types=token_types, is_text=is_text, inputs=given, sizes=sizes)
+
+
+def _fixed_sizes(inputs: Sequence[ir.Value], texts: int, tokens: int) -> tuple[int, int]:
+    """Return the number of texts and of tokens, with the sizes that a graph fixes."""
+    shape = inputs[0].shape or (None,)
+    if isinstance(shape[0], int):
+        texts = shape[0] * (min(_CHOICES, texts) if len(shape) == 3 else 1)
+    return texts, shape[-1] if isinstance(shape[-1], int) else tokens

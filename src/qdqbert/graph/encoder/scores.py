@@ -115,7 +115,7 @@ def read_distances(
     Raises:
         GraphError: The bias depends on more than the distance of query and key.
     """
-    tokens = min(limit, _LONG)
+    tokens = limit if view.tokens else min(limit, _LONG)
     table, window = _by_distance(view, nodes, tokens, is_causal=is_causal)
     if tokens < limit and table.any():
         tokens = limit

@@ -9,7 +9,11 @@ import onnx_ir as ir
 
 from qdqbert.encoders.model import TAIL_STATES, Tail
 from qdqbert.graph.edit import add_constant
+from qdqbert.graph.encoder.refusal import refuse
 from qdqbert.graph.encoder.view import GraphView
+
+# Operators that may contain the sizes of a graph with fixed shapes.
+_WITH_SIZES = ("Reshape", "Expand", "ConstantOfShape", "Tile", "Slice")
 
 
 def read_tail(
@@ -40,6 +44,7 @@ def read_tail(
     view.mark_read(*(node for each in read - ends if (node := each.producer()) is not None))
     sources = [each for each in (*view.graph.inputs, states, *known) if each in read]
     part = ir.convenience.extract(view.graph, sources, kept)
+    _free_sizes(part)
     if states in read:
         _rename_states(part, part.inputs[sources.index(states)], view.shape(states))
     model = ir.Model(part, ir_version=view.ir_version)
@@ -48,6 +53,22 @@ def read_tail(
         inputs=tuple(str(each.name) for each in part.inputs),
         outputs=tuple(str(each.name) for each in part.outputs),
     )
+
+
+def _free_sizes(part: ir.Graph) -> None:
+    """Make the sizes of inputs dynamic that a graph fixes.
+
+    Raises:
+        GraphError: A node contains such a size.
+    """
+    fixed = [each for each in part.inputs if each.shape and isinstance(each.shape[0], int)]
+    if not fixed:
+        return
+    for node in part:
+        if node.op_type in _WITH_SIZES:
+            raise refuse(node, "contains the fixed shape of the inputs")
+    for value in (*part.inputs, *(each for node in part for each in node.outputs)):
+        value.shape = None if value.shape is None else ir.Shape([None] * len(value.shape))
 
 
 def _rename_states(part: ir.Graph, states: ir.Value, shape: tuple[int, ...]) -> None:

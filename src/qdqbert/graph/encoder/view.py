@@ -62,6 +62,7 @@ class GraphView:
         probe: Several short texts, most of them padded.
         has_choices: Whether inputs are `(batch, choices, seq)`.
         ir_version: Version of the format.
+        tokens: Length of all texts, if the graph fixes it.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -72,6 +73,8 @@ class GraphView:
         self.residual_sums = residual_sums(model.graph, self.linear_layers)
         shapes = [value.shape for value in model.graph.inputs]
         self.has_choices = all(shape is not None and len(shape) == 3 for shape in shapes)
+        last = shapes[0][-1] if shapes[0] else None
+        self.tokens = last if isinstance(last, int) else None
         self._opsets = dict(model.opset_imports)
         self.ir_version = model.ir_version
         self._read: set[ir.Node] = set()
@@ -86,7 +89,7 @@ class GraphView:
         return make_probe(self.graph.inputs, texts=texts, tokens=tokens, padded=padded, ids=ids)
 
     def long_probe(self, tokens: int) -> Probe:
-        """Return one text with a number of tokens, the same in each call.
+        """Return one text with a number of tokens, the same in each call, without padding.
 
         Values that depend on nothing else are computed once.
         """

@@ -17,7 +17,7 @@ from qdqbert.task_kinds import TASK_KINDS
 
 # Float sums in another order differ by 1e-6; a wrong shape changes numbers entirely.
 _TOLERANCE = 1e-3
-# The original rounds to 11 bits in every layer, and the dynamic graph computes in float32.
+# The original rounds to 11 bits in every layer, and float32 is compared with it.
 _TOLERANCE_OF_HALF = 2e-2
 
 
@@ -80,6 +80,11 @@ def tolerance_of(model: ir.Model) -> float:
 def is_per_token(name: str, task: str) -> bool:
     """Return whether an output has one vector, or one number, for each token."""
     return name != EMBEDDING and TASK_KINDS[task].of_tokens
+
+
+def at_any_size(runner: Runner, sizes: FixedSizes, task: str) -> Runner:
+    """Return a runner that takes any shape, up to the sizes that the graph fixes."""
+    return runner if sizes.are_dynamic else FixedShapeRunner(runner, sizes, task)
 
 
 class FixedShapeRunner:

@@ -16,7 +16,7 @@ from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Outputs, Runner, open_runner
 from qdqbert.errors import CheckpointError, QdqBertError, UserInputError
 from qdqbert.graph.imported.file_errors import one_line
-from qdqbert.graph.imported.fixed_shapes import FixedShapeRunner
+from qdqbert.graph.imported.fixed_shapes import at_any_size
 from qdqbert.graph.imported.renamed_copy import write_renamed_copy
 
 
@@ -160,10 +160,8 @@ def open_graph_file(
         # Engines' exceptions have no common class.
         except Exception as error:
             raise _not_run(path, engine, error) from error
-    if not copy.sizes.are_dynamic:
-        runner = FixedShapeRunner(runner, copy.sizes, task)
     return GraphRunner(
-        runner,
+        at_any_size(runner, copy.sizes, task),
         path,
         vocabulary_size=copy.vocabulary_size,
         matched_names=copy.matched_names,

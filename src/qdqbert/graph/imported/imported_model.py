@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,16 +12,15 @@ import onnx_ir as ir
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.sites import tables_of
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
+from qdqbert.engines.runner import Runner
 from qdqbert.errors import UserInputError
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.edit import tidy
 from qdqbert.graph.encoder import ReadGraph, read_encoder
 from qdqbert.graph.imported.canonical_form import to_canonical_form
-from qdqbert.graph.imported.dynamic_shapes import check_equal, make_shapes_dynamic
 from qdqbert.graph.imported.file_errors import file_errors, one_line
 from qdqbert.graph.imported.fixed_shapes import (
-    FixedShapeRunner,
     FixedSizes,
+    at_any_size,
     fixed_sizes,
     tolerance_of,
 )
@@ -30,7 +28,6 @@ from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import read_graph
 from qdqbert.graph.imported.position_limit import longest_input
-from qdqbert.graph.imported.renamed_copy import write_renamed_copy
 from qdqbert.graph.imported.same_values import check_same_values
 from qdqbert.graph.imported.vocabulary import vocabulary_size
 from qdqbert.task_kinds import TASK_KINDS
@@ -136,40 +133,27 @@ def import_onnx(
         inputs = name_inputs(model, input_names)
         outputs = name_outputs(model, task, output_names)
         sizes = fixed_sizes(model)
-        if not sizes.are_dynamic:
-            make_shapes_dynamic(model, sizes)
-            model = tidy(model)
         float_path = scratch / "float.onnx"
         save_graph(model, float_path, temporary=True)
         words = vocabulary_size(model)
         positions = longest_input(model, choices=TASK_KINDS[task].has_choices)
-        runner = _open_float(float_path)
-        if not sizes.are_dynamic:
-            with tempfile.TemporaryDirectory(dir=scratch) as folder:
-                copy = write_renamed_copy(
-                    path,
-                    task=task,
-                    input_names=input_names,
-                    output_names=output_names,
-                    scratch=Path(folder),
-                )
-                original = FixedShapeRunner(OnnxRuntimeRunner(copy.path), sizes, task)
-                check_equal(
-                    original, runner, sizes, task, vocabulary_size=words, tolerance=tolerance
-                )
+
+        def opened() -> Runner:
+            return at_any_size(_open_float(float_path), sizes, task)
+
         return ImportedModel(
             path,
             model,
             GraphRunner(
-                runner,
+                opened(),
                 path,
                 vocabulary_size=words,
-                max_length=min(filter(None, (sizes.sequence, positions)), default=None),
-                reopen=lambda: OnnxRuntimeRunner(float_path),
+                max_length=sizes.sequence or positions,
+                reopen=opened,
             ),
             input_names=inputs,
             output_names=outputs.task,
-            notices=_made_dynamic(sizes),
+            notices=_of_fixed(sizes),
             tolerance=tolerance,
         )
 
@@ -183,13 +167,13 @@ def _open_float(path: Path) -> OnnxRuntimeRunner:
         raise UserInputError(f"it does not run on ONNX Runtime: {reason}") from error
 
 
-def _made_dynamic(sizes: FixedSizes) -> list[str]:
+def _of_fixed(sizes: FixedSizes) -> list[str]:
     if sizes.are_dynamic:
         return []
     longest = "" if sizes.sequence is None else f", up to {sizes.sequence} tokens"
     return [
-        f"The graph's inputs have the fixed shape {sizes}, which was made dynamic{longest}. The "
-        "new graph returns what the original returns, for inputs of three different shapes."
+        f"The graph's inputs have the fixed shape {sizes}. The new graphs take any number of "
+        f"texts{longest}."
     ]
 
 
