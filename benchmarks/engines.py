@@ -332,7 +332,7 @@ def tile_rate(isa: InstructionSet) -> float:
         with f.loop(0, repeats):
             panel, stride = 16 * depth, 4 * columns
             operands = (f.codes, depth, f.weights, panel, f.sums, stride, depth // 4)
-            f.call(name, *operands, f.weights if isa.amx else f.start)
+            f.call(name, *operands, *((f.weights,) if isa.amx else (f.start, f.weights, 0)))
         if isa.amx:
             f.call("amx_end")
     run = Library(compile_module(module, isa), isa).function("repeat")

@@ -43,7 +43,7 @@ def test_llvm_verifies_and_assembles_the_kernels_of_each(name) -> None:
 
 
 @pytest.mark.parametrize("name", ["avx2", "avx-vnni", "avx512-vnni"])
-def test_the_sums_of_a_tile_stay_in_registers(name) -> None:
+def test_tiles_keep_sums_in_registers_and_prefetch_once_a_step(name) -> None:
     text = assembly_of(name)
     names = re.findall(r"^(dot_\w+):", text, re.MULTILINE)
     assert len(names) == len(INSTRUCTION_SETS[name].rows) * len(INSTRUCTION_SETS[name].vectors)
@@ -51,6 +51,7 @@ def test_the_sums_of_a_tile_stay_in_registers(name) -> None:
         body = text[text.index(f"\n{each}:") :]
         body = body[: body.index(".size")]
         assert not re.findall(r"vmov.*mm\d+, .*\(%rsp\)", body), each
+        assert len(re.findall(r"prefetcht1", body)) == 1, each
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ class InstructionSet:
         rows: Rows of a tile whose sums stay in registers, from the largest to 1. A number of rows
             below the largest is made of the others, each used once at most.
         vectors: Vectors in a row of such a tile, in the same way.
+        prefetches: Whether tiles of linear layers bring later weights into the second-level cache.
         amx: Whether linear layers and attention use AMX's tiles of 16 x 16 sums instead.
     """
 
@@ -41,6 +42,7 @@ class InstructionSet:
     dot: DotName
     rows: tuple[int, ...]
     vectors: tuple[int, ...]
+    prefetches: bool = False
     amx: bool = False
 
     @property
@@ -67,6 +69,7 @@ AVX2 = InstructionSet(
     dot="pmaddubsw",
     rows=(4, 2, 1),
     vectors=(2,),
+    prefetches=True,
 )
 # 6 x 2 sums + 2 + 1 of 16 registers.
 AVX_VNNI = InstructionSet(
@@ -79,8 +82,9 @@ AVX_VNNI = InstructionSet(
     dot="vpdpbusd",
     rows=(6, 4, 2, 1),
     vectors=(2,),
+    prefetches=True,
 )
-# 6 x 4 sums + 4 + 1 of 32 registers.
+# 8 x 3 sums + 3 + 1 of 32 registers. Rows and columns are often multiples of 8 and of 48.
 AVX512_VNNI = InstructionSet(
     name="avx512-vnni",
     architecture="x86_64",
@@ -89,8 +93,9 @@ AVX512_VNNI = InstructionSet(
     needs=("avx512f", "avx512_vnni"),
     lanes=16,
     dot="vpdpbusd",
-    rows=(6, 4, 2, 1),
-    vectors=(4, 2, 1),
+    rows=(8, 4, 2, 1),
+    vectors=(3, 2, 1),
+    prefetches=True,
 )
 AMX = dataclasses.replace(
     AVX512_VNNI,

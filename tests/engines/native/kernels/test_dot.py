@@ -49,8 +49,8 @@ def check_tile(kernels, name, rows, columns, depth, *, largest, seed, starts=Tru
         sums[:rows, :columns],
         bytes_of_row(sums),
         depth // 4,
-        # Tiles of AMX start at zero, and bring what is at an address into the cache.
-        start if starts else panels[-1:],
+        # Tiles of AMX start at zero. All bring what is at an address into the cache.
+        *((start, panels[-1:], 16) if starts else (panels[-1:],)),
     )
     np.testing.assert_array_equal(sums[:rows, :columns], dot(codes[:, :depth], weights, start))
     assert (sums[rows:] == _UNTOUCHED).all()

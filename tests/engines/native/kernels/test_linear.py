@@ -93,6 +93,8 @@ def run(
         bytes_of_row(out),
         row_scales,
         extra,
+        # The weights that are read next.
+        case.arrays[0],
     )
 
 

@@ -24,6 +24,7 @@ from qdqbert.engines.native.kernels.gate import INNER_BLOCK
 from qdqbert.engines.native.kernels.norm import quantize_input
 from qdqbert.engines.native.kernels.projections import project_all
 from qdqbert.engines.native.kernels.second_add import add_again, keep
+from qdqbert.engines.native.kernels.weights import each_layer, first_weights, weights_of
 from qdqbert.engines.native.records import JOB, LAYER, MODEL, ROW_SCALE, THREAD
 
 
@@ -36,22 +37,25 @@ def emit_columns(module: Module, isa: InstructionSet, features: Features) -> Non
         features: The parts of the model.
     """
     _emit_add_rows(module, isa.lanes)
-    with module.function("feed_forward_columns", model=PTR, layer=PTR, job=PTR, thread=PTR) as f:
+    with module.function(
+        "feed_forward_columns", model=PTR, layer=PTR, job=PTR, thread=PTR, following=PTR
+    ) as f:
         _feed_forward(f, features)
     with module.function("forward_columns", model=PTR, job=PTR, thread=PTR) as f:
         if isa.amx:
             f.call("amx_start")
         rows = THREAD.read(f, f.thread, "last_row")
         f.call("embed", f.model, f.job, f.thread, 0, rows)
-        with f.loop(0, MODEL.read(f, f.model, "layer_count")) as index:
-            layer = MODEL.read(f, f.model, "layers") + index * LAYER.size
+        with each_layer(f) as (layer, next_layer):
             first, last = (THREAD.read(f, f.thread, name) for name in ("first_head", "last_head"))
-            project_all(f, layer, f.constant(I64, 0), rows, first, last - first)
+            output = _own_weights(f, LAYER.read(f, layer, "output"), "hidden")
+            project_all(f, layer, f.constant(I64, 0), rows, first, last - first, output)
             texts = JOB.read(f, f.job, "texts")
             with f.loop(0, texts) as text, f.loop(first, last) as head:
                 attend(f, layer, text, head)
             f.call("wait", f.job)
-            f.call("feed_forward_columns", f.model, layer, f.job, f.thread)
+            following = first_weights(f, next_layer, first)
+            f.call("feed_forward_columns", f.model, layer, f.job, f.thread, following)
         if isa.amx:
             f.call("amx_end")
         THREAD.write(f, f.thread, "passes", THREAD.read(f, f.thread, "passes") + 1)
@@ -69,8 +73,15 @@ def _feed_forward(f: Function, features: Features) -> None:
         THREAD.read(f, f.thread, name) for name in ("codes", "inner", "row_scales")
     )
 
+    following = {
+        "output": _own_weights(f, record["up"], "inner"),
+        "up": _own_weights(f, record["down"], "hidden"),
+        "down": f.following,
+    }
+
     def linear(kernel: str, name: str, part: str, *places: Value, element: int = 4) -> None:
-        _linear(f, kernel, record[name], record["down_codes"], part, *places, element=element)
+        kinds = (record["down_codes"], following[name], element)
+        _linear(f, kernel, record[name], part, *kinds, *places)
 
     def add_and_normalize(sums: Value, add: str, norm: str) -> None:
         f.call("wait", f.job)
@@ -123,21 +134,27 @@ def _linear(
     f: Function,
     kernel: str,
     linear: Value,
-    extra: Value,
     part: str,
+    extra: Value,
+    following: Value,
+    element: int,
     source: Value,
     source_stride: Value,
     out: Value,
     out_stride: Value,
-    *,
-    element: int,
 ) -> None:
     """Write a linear layer for all rows and the columns of this thread."""
     first, panels = (THREAD.read(f, f.thread, f"{each}_{part}") for each in ("first", "own"))
     rows, scales = (THREAD.read(f, f.thread, name) for name in ("last_row", "row_scales"))
     place = out + first * (PANEL * element)
     sources = (source, source_stride, rows)
-    f.call(kernel, linear, first, panels, *sources, place, out_stride, scales, extra)
+    last = (scales, extra, following)
+    f.call(kernel, linear, first, panels, *sources, place, out_stride, *last)
+
+
+def _own_weights(f: Function, linear: Value, part: str) -> Value:
+    """Return the weights of the columns of this thread."""
+    return weights_of(f, linear, THREAD.read(f, f.thread, f"first_{part}"))
 
 
 def _quantize_gated(f: Function, codes: Value, x: Value, rows: Value) -> None:

@@ -78,8 +78,9 @@ def _emit_dot(module: Module, isa: InstructionSet, rows: int, vectors: int) -> N
 
     Its arguments are the first row of codes and the bytes from one row to the next, the first
     panel of weights and the bytes from one panel to the next, the first row of sums and the bytes
-    from one row to the next, the depth divided by 4, and the sums to start from, int32
-    `(columns,)`.
+    from one row to the next, the depth divided by 4, the sums to start from, int32 `(columns,)`,
+    and later weights with the bytes of them that each step brings into the second-level cache, at
+    most a line.
     """
     lanes = isa.lanes
     sums_type = vector(I32, lanes)
@@ -93,6 +94,8 @@ def _emit_dot(module: Module, isa: InstructionSet, rows: int, vectors: int) -> N
         sum_stride=I64,
         steps=I64,
         start=PTR,
+        ahead=PTR,
+        ahead_step=I64,
     ) as f:
         places = [_place(f, f.weights, f.panel, lanes * each) for each in range(vectors)]
         starts = [f.load(sums_type, f.start + 4 * lanes * each) for each in range(vectors)]
@@ -103,6 +106,8 @@ def _emit_dot(module: Module, isa: InstructionSet, rows: int, vectors: int) -> N
                 four = f.load(I32, f.codes + (f.code_stride * row + step * 4))
                 for total, weight in zip(sums, weights, strict=True):
                     total.set(_add_products(f, isa, total.get(), four, weight))
+            if isa.prefetches:
+                _prefetch(f, f.ahead + step * f.ahead_step)
         for row, sums in enumerate(totals):
             for each, total in enumerate(sums):
                 f.store(total.get(), f.sums + (f.sum_stride * row + 4 * lanes * each))

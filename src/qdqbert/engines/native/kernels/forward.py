@@ -11,6 +11,9 @@ A thread that has its own texts computes all phases for a few texts, and the fir
 heads, so that its results stay in cache. Threads that share texts wait for each other before and
 after the second phase. Threads that share few rows run `columns` instead. No result depends on how
 rows and items are divided.
+
+Each linear layer gets the address of the weights that are read after its own, and brings their
+start into the cache.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from qdqbert.engines.native.kernels.round_trip import emit_round_trips
 from qdqbert.engines.native.kernels.second_add import add_again, emit_second_add, keep
 from qdqbert.engines.native.kernels.split import emit_split
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
+from qdqbert.engines.native.kernels.weights import each_layer, first_weights, weights_of
 from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, ROW_SCALE, THREAD
 
 BLOCK = 128
@@ -86,15 +90,16 @@ def _forward(f: Function, isa: InstructionSet) -> None:
         rows = (last - row).minimum(BLOCK)
         f.call("embed", f.model, f.job, f.thread, row, rows)
     has_texts = JOB.read(f, f.job, "threads").equals(1)
-    with f.loop(0, MODEL.read(f, f.model, "layer_count")) as index:
-        layer = MODEL.read(f, f.model, "layers") + index * LAYER.size
+    with each_layer(f) as (layer, following):
         with f.when(has_texts):
-            parts = THREAD.read(f, f.thread, "parts")
-            with f.loop(0, THREAD.read(f, f.thread, "part_count")) as part:
+            parts, count = (THREAD.read(f, f.thread, name) for name in ("parts", "part_count"))
+            again, next_layer = (first_weights(f, each) for each in (layer, following))
+            with f.loop(0, count) as part:
                 texts = (f.load(I64, parts + (part + each) * 8) for each in (0, 1))
-                f.call("run_texts", f.model, layer, f.job, f.thread, *texts)
+                last = (part + 1 < count).select(again, next_layer)
+                f.call("run_texts", f.model, layer, f.job, f.thread, *texts, last)
         with f.when(has_texts ^ 1):
-            f.call("run_rows", f.model, layer, f.job, f.thread)
+            f.call("run_rows", f.model, layer, f.job, f.thread, first_weights(f, following))
     if isa.amx:
         f.call("amx_end")
     THREAD.write(f, f.thread, "passes", THREAD.read(f, f.thread, "passes") + 1)
@@ -103,11 +108,21 @@ def _forward(f: Function, isa: InstructionSet) -> None:
 def _emit_texts(module: Module, *, dynamic: bool) -> None:
     """Write `run_texts`: a layer for some texts of a thread.
 
+    Its arguments are the records, the first text, the end of the texts, and the weights that are
+    read after those of the layer.
+
     Queries, keys and values of a few heads at a time stay in the second-level cache. All parts of
     a thread's texts have them at the same place.
     """
     with module.function(
-        "run_texts", model=PTR, layer=PTR, job=PTR, thread=PTR, first=I64, last=I64
+        "run_texts",
+        model=PTR,
+        layer=PTR,
+        job=PTR,
+        thread=PTR,
+        first=I64,
+        last=I64,
+        following=PTR,
     ) as f:
         hidden, width, heads, size, group = (
             MODEL.read(f, f.model, name)
@@ -122,13 +137,17 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
         x = JOB.read(f, f.job, "x") + first_row * hidden * 4
         f.call("quantize_states", f.model, f.layer, f.thread, x, rows)
         stride = group * size * 4
+        output = weights_of(f, LAYER.read(f, f.layer, "output"))
         with f.loop(0, heads, group) as head:
             count = (heads - head).minimum(group)
+            again, others = (first_weights(f, f.layer, each) for each in (head, head + count))
+            next_heads = (head + count < heads).select(others, output)
             with f.loop(0, rows, BLOCK) as row:
                 some = (rows - row).minimum(BLOCK)
                 places = [each + row * stride for each in parts]
                 positions = JOB.read(f, f.job, "positions") + (first_row + row) * 4
-                item = (row, some, head, count, positions, *places, stride)
+                following = (row + some < rows).select(again, next_heads)
+                item = (row, some, head, count, positions, *places, stride, following)
                 f.call("project", f.model, f.layer, f.thread, *item)
             with f.loop(f.first, f.last) as text, f.loop(head, head + count) as each:
                 item = (first_row, head, *parts, stride, context, text, each)
@@ -136,20 +155,28 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
         with f.loop(0, rows, BLOCK) as row:
             some = (rows - row).minimum(BLOCK)
             place = context + row * width * (4 if dynamic else 1)
-            f.call("feed_forward", f.model, f.layer, f.job, f.thread, first_row + row, some, place)
+            following = (row + some < rows).select(output, f.following)
+            records = f.model, f.layer, f.job, f.thread
+            f.call("feed_forward", *records, first_row + row, some, place, following)
 
 
 def _emit_rows(module: Module, *, dynamic: bool) -> None:
-    """Write `run_rows`: a layer for some rows and items of a thread that shares texts."""
-    with module.function("run_rows", model=PTR, layer=PTR, job=PTR, thread=PTR) as f:
+    """Write `run_rows`: a layer for some rows and items of a thread that shares texts.
+
+    Its arguments are the records, and the weights that are read after those of the layer.
+    """
+    with module.function("run_rows", model=PTR, layer=PTR, job=PTR, thread=PTR, following=PTR) as f:
         first, last, first_item, last_item = (
             THREAD.read(f, f.thread, name)
             for name in ("first_row", "last_row", "first_item", "last_item")
         )
         heads = MODEL.read(f, f.model, "heads")
+        again = first_weights(f, f.layer)
+        output = weights_of(f, LAYER.read(f, f.layer, "output"))
         with f.loop(first, last, BLOCK) as row:
             rows = (last - row).minimum(BLOCK)
-            project_all(f, f.layer, row, rows, f.constant(I64, 0), heads)
+            following = (row + rows < last).select(again, output)
+            project_all(f, f.layer, row, rows, f.constant(I64, 0), heads, following)
         f.call("wait", f.job)
         with f.loop(first_item, last_item) as item:
             attend(f, f.layer, item // heads, item % heads)
@@ -158,14 +185,28 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
             rows = (last - row).minimum(BLOCK)
             width = MODEL.read(f, f.model, "width")
             place = JOB.read(f, f.job, "context") + row * width * (4 if dynamic else 1)
-            f.call("feed_forward", f.model, f.layer, f.job, f.thread, row, rows, place)
+            following = (row + rows < last).select(output, f.following)
+            records = f.model, f.layer, f.job, f.thread
+            f.call("feed_forward", *records, row, rows, place, following)
 
 
 def _emit_rest(module: Module, features: Features) -> None:
-    """Write `feed_forward`: the part of a layer after attention, for some rows."""
+    """Write `feed_forward`: the part of a layer after attention, for some rows.
+
+    Its arguments are the records, the first row and the number of rows, their contexts, and the
+    weights that are read after those of the layer.
+    """
     dynamic = features.dynamic
     with module.function(
-        "feed_forward", model=PTR, layer=PTR, job=PTR, thread=PTR, row=I64, rows=I64, context=PTR
+        "feed_forward",
+        model=PTR,
+        layer=PTR,
+        job=PTR,
+        thread=PTR,
+        row=I64,
+        rows=I64,
+        context=PTR,
+        following=PTR,
     ) as f:
         hidden, width, inner = (
             MODEL.read(f, f.model, name) for name in ("hidden", "width", "inner")
@@ -182,7 +223,8 @@ def _emit_rest(module: Module, features: Features) -> None:
             context, context_stride = inner_codes, bytes_of_codes(width)
             out = (f.rows, context, context_stride, scales)
             f.call("quantize_rows", record["context_codes"], f.context, width * 4, width, *out)
-        output, down = record["output"], record["down"]
+        output, up, down = (record[name] for name in ("output", "up", "down"))
+        up_weights, down_weights = weights_of(f, up), weights_of(f, down)
         add, attention_add, last_add = "linear_add", output, down
         if features.rounds_adds:
             add = "linear_add_rounded"
@@ -190,14 +232,15 @@ def _emit_rest(module: Module, features: Features) -> None:
         target = (x, stride, scales)
         if features.adds_twice:
             keep(f, x, hidden, f.rows)
-        _linear(f, add, output, context, context_stride, f.rows, *target, extra=attention_add)
+        source = (context, context_stride, f.rows)
+        _linear(f, add, output, *source, *target, attention_add, up_weights)
         if not features.norms_first:
             f.call("layer_norm", record["attention_norm"], x, stride, f.rows)
         if features.adds_twice:
             add_again(f, x, hidden, f.rows)
         states = (x, stride, hidden, f.rows, codes, codes_stride, scales)
         quantize_input(f, features, record["up_input_norm"], record["up_codes"], *states)
-        up, down_codes = record["up"], record["down_codes"]
+        down_codes = record["down_codes"]
         if dynamic or features.gated:
             columns = inner * 2 if features.gated else inner
             kernel = "linear_float" if features.gated else f"linear_{features.activation}"
@@ -205,8 +248,10 @@ def _emit_rest(module: Module, features: Features) -> None:
                 count = (f.rows - row).minimum(INNER_BLOCK)
                 floats = THREAD.read(f, f.thread, "inner_float")
                 places = scales + row * ROW_SCALE
-                source = codes + row * codes_stride
-                _linear(f, kernel, up, source, codes_stride, count, floats, columns * 4, places)
+                source = (codes + row * codes_stride, codes_stride, count)
+                target = (floats, columns * 4, places)
+                following = (row + count < f.rows).select(up_weights, down_weights)
+                _linear(f, kernel, up, *source, *target, up, following)
                 if features.gated:
                     values = (floats, columns * 4)
                     f.call("gate_rows", *values, count, inner, *values)
@@ -214,10 +259,10 @@ def _emit_rest(module: Module, features: Features) -> None:
                 f.call("quantize_rows", down_codes, floats, columns * 4, inner, *out)
         else:
             kernel = f"linear_codes_{features.activation}"
-            target = (inner_codes, inner_stride, scales)
-            _linear(f, kernel, up, codes, codes_stride, f.rows, *target, extra=down_codes)
-        target = (x, stride, scales)
-        _linear(f, add, down, inner_codes, inner_stride, f.rows, *target, extra=last_add)
+            source, target = (codes, codes_stride, f.rows), (inner_codes, inner_stride, scales)
+            _linear(f, kernel, up, *source, *target, down_codes, down_weights)
+        source, target = (inner_codes, inner_stride, f.rows), (x, stride, scales)
+        _linear(f, add, down, *source, *target, last_add, f.following)
         if not features.norms_first:
             f.call("layer_norm", record["norm"], x, stride, f.rows)
 
@@ -232,8 +277,8 @@ def _linear(
     out: Value,
     out_stride: Value,
     row_scales: Value,
-    *,
-    extra: Value | None = None,
+    extra: Value,
+    following: Value,
 ) -> None:
     """Write the call of a linear layer's kernel, with all columns."""
     panels = LINEAR.read(f, linear, "panels")
@@ -248,5 +293,6 @@ def _linear(
         out,
         out_stride,
         row_scales,
-        linear if extra is None else extra,
+        extra,
+        following,
     )

@@ -6,6 +6,7 @@ With dynamic scales, each row has a scale and a zero point of its own:
 
     value = (codes @ weights + start * zero_point / 128) * scale * factor + bias
 
+While columns are multiplied, the weights of the next ones come into the second-level cache.
 `linear_float` stores the values, `linear_add` adds them to a residual, `linear_add_rounded` does so
 after fake quantization of both, and `linear_codes_gelu` and its like apply an activation function
 and store the codes of the next linear layer.
@@ -20,6 +21,8 @@ from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Type, Value, vector
 from qdqbert.engines.native.kernels.dot import LINES_AHEAD, PANEL, amx_name, dot_name
 from qdqbert.engines.native.kernels.round_trip import rounded_sum
+from qdqbert.engines.native.kernels.weights import weights_of
+from qdqbert.engines.native.memory import LINE
 from qdqbert.engines.native.records import CODES, LINEAR, ROW_SCALE
 
 _AMX_ROWS = 32
@@ -142,7 +145,8 @@ def _emit(
     Its arguments are a `LINEAR` record, the first panel of columns and their number, the first row
     of codes and the bytes from one row to the next, the number of rows, the first row of the result
     and the bytes from one row to the next, scales and zero points of the rows if they are dynamic,
-    and the arguments of `finish`. The result starts with the first panel's columns.
+    the argument of `finish`, and the weights that are read after these. The result starts with the
+    first panel's columns.
     """
     finish_name = f"{name}_finish"
     # AMX's tiles start at zero.
@@ -159,6 +163,7 @@ def _emit(
         out_stride=I64,
         row_scales=PTR,
         extra=PTR,
+        following=PTR,
     ) as f:
         if isa.amx:
             _loop_over_amx_tiles(f, finish_name, element)
@@ -167,19 +172,30 @@ def _emit(
 
 
 def _loop_over_tiles(f: Function, isa: InstructionSet, finish: str, element: int) -> None:
-    """Write loops over tiles; a panel of weights stays in cache for all rows."""
+    """Write loops over tiles; a panel of weights stays in cache for all rows.
+
+    While a column of tiles is computed, each tile brings a part of the next column's weights into
+    the second-level cache. A few rows have time for a part of them only.
+    """
     widths = tuple(vectors * isa.lanes // PANEL for vectors in isa.vectors)
     stride = widths[0] * PANEL * 4
     sums = f.allocate(I32, isa.rows[0] * stride // 4)
+    tiles = ((f.rows + (isa.rows[0] - 1)) // isa.rows[0]).maximum(1)
+    ahead_step = ((tiles + (widths[0] * LINE - 1)) // tiles).minimum(LINE)
+    part = LINEAR.read(f, f.linear, "steps") * ahead_step
 
-    def tile(panel: Value, width: int, row: Value, height: int) -> None:
+    def tile(panel: Value, width: int, row: Value, height: int, following: Value) -> None:
         name = dot_name(height, width * PANEL // isa.lanes)
         start = LINEAR.read(f, f.linear, "start") + (f.first + panel) * (4 * PANEL)
-        _dot(f, name, panel, row, sums, stride, start)
+        ahead = following + row // isa.rows[0] * part
+        _dot(f, name, panel, row, sums, stride, start, ahead, ahead_step)
         _finish(f, finish, sums, stride, panel, width, row, height, element)
 
     def column(panel: Value, width: int) -> None:
-        in_blocks(f, f.rows, isa.rows, lambda row, height: tile(panel, width, row, height))
+        following = _following(f, panel + width)
+        in_blocks(
+            f, f.rows, isa.rows, lambda row, height: tile(panel, width, row, height, following)
+        )
 
     in_blocks(f, f.panels, widths, column)
 
@@ -195,7 +211,7 @@ def _loop_over_amx_tiles(f: Function, finish: str, element: int) -> None:
     part = LINEAR.read(f, f.linear, "steps") * (4 * LINES_AHEAD)
 
     def column(panel: Value, width: int) -> None:
-        following = _weights(f, panel + width)
+        following = _following(f, panel + width)
         with f.loop(0, f.rows, _AMX_ROWS) as row:
             left = f.rows - row
             is_half = left <= _AMX_ROWS // 2
@@ -232,26 +248,25 @@ def in_blocks(
         done = done + part
 
 
-def _weights(f: Function, panel: Value) -> Value:
-    """Return the address of a panel of weights, counted from the first one."""
-    return LINEAR.read(f, f.linear, "weights") + (f.first + panel) * LINEAR.read(
-        f, f.linear, "panel"
-    )
+def _following(f: Function, panel: Value) -> Value:
+    """Return the weights that are read next: of a panel, or those that follow the last panel."""
+    own = weights_of(f, f.linear, f.first + panel)
+    return (panel < f.panels).select(own, f.following)
 
 
 def _dot(
-    f: Function, name: str, panel: Value, row: Value, sums: Value, stride: int, last: Value
+    f: Function, name: str, panel: Value, row: Value, sums: Value, stride: int, *last: Value
 ) -> None:
     f.call(
         name,
         f.codes + row * f.code_stride,
         f.code_stride,
-        _weights(f, panel),
+        weights_of(f, f.linear, f.first + panel),
         LINEAR.read(f, f.linear, "panel"),
         sums,
         stride,
         LINEAR.read(f, f.linear, "steps"),
-        last,
+        *last,
     )
 
 

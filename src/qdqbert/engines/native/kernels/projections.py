@@ -6,6 +6,7 @@ from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.norm import quantize_input
+from qdqbert.engines.native.kernels.weights import weights_of
 from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, ROW_SCALE, THREAD
 
 # Queries and keys, not values, are normalized and rotated.
@@ -17,8 +18,8 @@ def emit_projections(module: Module, features: Features) -> None:
 
     `quantize_states` writes the codes of some rows. `project` computes some heads from these codes.
     Its arguments are the records, the first row of codes and the number of rows, the first head and
-    the number of heads, the positions of the rows, where the results start, and the bytes from one
-    of their rows to the next.
+    the number of heads, the positions of the rows, where the results start, the bytes from one of
+    their rows to the next, and the weights that are read after these.
     """
     with module.function("quantize_states", model=PTR, layer=PTR, thread=PTR, x=PTR, rows=I64) as f:
         hidden = MODEL.read(f, f.model, "hidden")
@@ -47,17 +48,23 @@ def emit_projections(module: Module, features: Features) -> None:
         keys=PTR,
         values=PTR,
         stride=I64,
+        following=PTR,
     ) as f:
         hidden, size = (MODEL.read(f, f.model, name) for name in ("hidden", "head_size"))
         codes, scales = (THREAD.read(f, f.thread, name) for name in ("codes", "row_scales"))
         linears, stride = LAYER.read(f, f.layer, "projections"), bytes_of_codes(hidden)
         copy, last = _copies(f)
-        for number, out in enumerate((f.queries, f.keys, f.values)):
+        first = f.head * size // PANEL
+        keys, values = (weights_of(f, linears + number * LINEAR.size, first) for number in (1, 2))
+        places = (f.queries, f.keys, f.values)
+        for number, (out, following) in enumerate(
+            zip(places, (keys, values, f.following), strict=True)
+        ):
             row = f.row + copy * f.constant(I64, number).minimum(last)
             f.call(
                 "linear_float",
                 linears + number * LINEAR.size,
-                f.head * size // PANEL,
+                first,
                 f.heads * size // PANEL,
                 codes + row * stride,
                 stride,
@@ -66,6 +73,7 @@ def emit_projections(module: Module, features: Features) -> None:
                 f.stride,
                 scales + row * ROW_SCALE,
                 f.layer,
+                following,
             )
             if features.normalizes_heads and number < _CHANGED:
                 # Callers pass all heads then.
@@ -88,9 +96,25 @@ def _copies(f: Function) -> tuple[Value, Value]:
 
 
 def project_all(
-    f: Function, layer: Value, row: Value, rows: Value, head: Value, heads: Value
+    f: Function,
+    layer: Value,
+    row: Value,
+    rows: Value,
+    head: Value,
+    heads: Value,
+    following: Value,
 ) -> None:
-    """Write the projection of some rows and heads to the buffers of a job."""
+    """Write the projection of some rows and heads to the buffers of a job.
+
+    Args:
+        f: The function.
+        layer: The `LAYER` record.
+        row: The first row.
+        rows: Number of rows.
+        head: The first head.
+        heads: Number of heads.
+        following: The weights that are read after those of these heads.
+    """
     hidden, width, size = (
         MODEL.read(f, f.model, name) for name in ("hidden", "width", "head_size")
     )
@@ -99,5 +123,5 @@ def project_all(
     offset = (row * width + head * size) * 4
     places = [JOB.read(f, f.job, name) + offset for name in ("queries", "keys", "values")]
     positions = JOB.read(f, f.job, "positions") + row * 4
-    item = (f.constant(I64, 0), rows, head, heads, positions, *places, width * 4)
+    item = (f.constant(I64, 0), rows, head, heads, positions, *places, width * 4, following)
     f.call("project", f.model, layer, f.thread, *item)
