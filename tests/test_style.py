@@ -92,6 +92,9 @@ def changed_globals(tree: ast.Module) -> Iterator[str]:
     """
     modules, values = shared_names(tree)
     for _, function in functions(tree):
+        if function.name == "__init_subclass__":
+            # The class is being made, and nothing uses it yet.
+            continue
         nodes = list(ast.walk(function))
         local = names_in(nodes) | {node.arg for node in nodes if isinstance(node, ast.arg)}
         for node in nodes:

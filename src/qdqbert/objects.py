@@ -9,12 +9,17 @@ import contextlib
 import dataclasses
 import inspect
 import os
+import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Set, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin
 
 from qdqbert.errors import UserInputError
+
+_Item = TypeVar("_Item")
+_Given = TypeVar("_Given", contravariant=True)
+_Read = TypeVar("_Read", covariant=True)
 
 
 class Records(Sized, Iterable[Any], Protocol):
@@ -102,6 +107,39 @@ class SavedModel(os.PathLike[str]):
     def __repr__(self) -> str:
         """Return the name in quotes."""
         return repr(self.name)
+
+
+class Converted(Generic[_Given, _Read]):
+    """The type of a field that is given as one type, and read as another.
+
+    Type checkers take it for a descriptor. There is none: `Options` converts the values.
+    """
+
+    if TYPE_CHECKING:
+
+        def __get__(self, owner: object, kind: type | None = None) -> _Read: ...
+        def __set__(self, owner: object, value: _Given) -> None: ...
+
+
+PathOption = Converted[str | Path, str]
+OptionalPath = Converted[str | Path | None, str | None]
+OptionalModel = Converted[ModelLike | None, str | SavedModel | None]
+DataOption = Converted[Data, str | Rows]
+OptionalData = Converted[Data | None, str | Rows | None]
+SeveralPaths = Converted[Sequence[str | Path], tuple[str, ...]]
+Column = Converted[str | int | None, str | None]
+Several = Converted[Sequence[_Item], tuple[_Item, ...]]
+
+
+def as_given(annotation: str) -> str:
+    """Return the type that a field is given as, for signatures: `str | Path` for `PathOption`."""
+    name, _, item = annotation.partition("[")
+    alias = globals().get(name)
+    if get_origin(alias) is not Converted:
+        return annotation
+    if item:
+        return f"Sequence[{item}"
+    return re.sub(r"(\w+\.)+", "", str(get_args(alias)[0]))
 
 
 @contextlib.contextmanager

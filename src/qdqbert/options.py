@@ -1,9 +1,10 @@
 """Options of the public functions, each declared once.
 
-Most options are fields of a group, a public frozen dataclass such as `Limits`: a field has the
-name, the type, the choices (a `Literal`), the default and, in `option(...)`, the bounds, and
-`Attributes:` of the class has the help. Functions take groups as parameters. The command line is
-flat: each field is a flag, and each group is a panel of the help.
+An option is a field of a class: its name, its type, its choices (a `Literal`), its default and, in
+`option(...)`, its bounds. `Attributes:` of the class has its help. Most options are in groups,
+public frozen dataclasses such as `Limits`, which functions take as parameters. The other options of
+a function are the fields of its `Call`, from which the signature of the function is made. The
+command line is flat: each field is a flag, and each group is a panel of the help.
 
 Imports nothing heavier than the standard library.
 """
@@ -18,31 +19,45 @@ import os
 import shlex
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform, get_args, get_origin
 
 from qdqbert.choices import CalibratorName, Embeddings, PoolingMode, WeightsFor
 from qdqbert.errors import UserInputError
-from qdqbert.objects import Rows, SavedModel, as_rows, rows_hint
+from qdqbert.objects import (
+    Column,
+    Converted,
+    Rows,
+    SavedModel,
+    Several,
+    as_given,
+    as_rows,
+    rows_hint,
+)
 
 Number = int | float
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
 # Ranges that cover fewer than half of the values are of no use.
 _LEAST_PERCENTILE = 50
+_BOUNDS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "at_least": operator.ge,
+    "above": operator.gt,
+    "at_most": operator.le,
+    "below": operator.lt,
+}
 
 
 def option(
-    default: Any = dataclasses.MISSING,
     *,
+    default: Any = dataclasses.MISSING,
+    kw_only: bool = True,
     flat: str | None = None,
     flag: str | None = None,
     short: str | None = None,
-    takes_dash: bool = False,
-    without: Sequence[str] = (),
+    takes_dash: bool | None = None,
+    python_only: bool | None = None,
+    without: tuple[str, ...] | None = None,
     at_least: Number | None = None,
     above: Number | None = None,
     at_most: Number | None = None,
@@ -52,34 +67,40 @@ def option(
 
     Args:
         default: The default; without one, the option is required.
+        kw_only: Whether the function takes it by name only.
         flat: Name in messages and on the command line, where it differs from the name of the field.
         flag: Name on the command line, where it differs from the name in messages.
         short: One letter for the command line.
         takes_dash: Whether "-" is a value: stdin or stdout.
+        python_only: Whether the command line does not have it.
         without: Fields of a group that the function does not take.
         at_least: Smallest value.
         above: Bound that the value has to exceed.
         at_most: Largest value.
         below: Bound that the value has to stay under.
     """
-    metadata = {
-        "flat": flat,
-        "flag": flag,
-        "short": short,
-        "takes_dash": takes_dash or None,
-        "without": tuple(without) or None,
-        "at_least": at_least,
-        "above": above,
-        "at_most": at_most,
-        "below": below,
-    }
-    kept = {name: value for name, value in metadata.items() if value is not None}
-    return dataclasses.field(default=default, metadata=kept)
+    settings = dict(locals())
+    del settings["default"], settings["kw_only"]
+    given = {name: value for name, value in settings.items() if value is not None}
+    return dataclasses.field(default=default, kw_only=kw_only, metadata=given)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+# Type checkers see no frozen classes: mypy would take fields that a class inherits for the type
+# that they are given as.
+@dataclass_transform(kw_only_default=True, field_specifiers=(option,))
 class Options:
-    """Values of options, which are checked when they are set."""
+    """Values of options, which are checked when they are set. Subclasses are frozen dataclasses."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    __signature__: ClassVar[inspect.Signature]
+
+    def __init_subclass__(cls) -> None:
+        """Make a dataclass of a subclass."""
+        dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
+        _, *found = inspect.signature(cls.__init__).parameters.values()
+        cls.__signature__ = inspect.Signature(
+            [each.replace(annotation=as_given(each.annotation)) for each in found]
+        )
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -87,8 +108,23 @@ class Options:
         Raises:
             UserInputError: A value is not allowed, or two options contradict each other.
         """
-        normalize_options(self)
-        check_options(self)
+        kind: type = type(self)
+        for each in own_options(kind):
+            value = _converted(each, getattr(self, each.field))
+            object.__setattr__(self, each.field, value)
+            _check(each, value)
+        for name, (group, without) in groups_of(kind).items():
+            value = getattr(self, name)
+            if not isinstance(value, group):
+                raise UserInputError(
+                    f"`{name}` must be a `qdqbert.{group.__name__}`, got {value!r:.100} "
+                    f"({type(value).__name__}).",
+                    argument=name,
+                )
+            for field in value.given().keys() & without:
+                raise UserInputError(
+                    f"`{field}` of `{name}` does not apply here. Leave it out.", argument=name
+                )
 
     def __repr__(self) -> str:
         """Show the values that differ from the defaults."""
@@ -104,7 +140,6 @@ class Options:
         }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Columns(Options):
     """Columns of the data.
 
@@ -118,9 +153,9 @@ class Columns(Options):
         label: Column of the label or score.
     """
 
-    text: str | None = option(None, flat="text_column")
-    text_pair: str | None = option(None, flat="text_pair_column")
-    label: str | None = option(None, flat="label_column")
+    text: Column = option(default=None, flat="text_column")
+    text_pair: Column = option(default=None, flat="text_pair_column")
+    label: Column = option(default=None, flat="label_column")
 
     @property
     def requested(self) -> dict[str, str]:
@@ -128,7 +163,6 @@ class Columns(Options):
         return {f"{role}_column": name for role, name in self.given().items()}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Limits(Options):
     """Limits.
 
@@ -141,13 +175,12 @@ class Limits(Options):
         min_cosine: Lowest cosine of the embedding of any text to the reference's.
     """
 
-    max_drop: float | None = option(None, at_least=0)
-    max_flips: float | None = option(None, at_least=0, at_most=100)
+    max_drop: float | None = option(default=None, at_least=0)
+    max_flips: float | None = option(default=None, at_least=0, at_most=100)
     min_sqnr: float | None = None
-    min_cosine: float | None = option(None, at_least=-1, at_most=1)
+    min_cosine: float | None = option(default=None, at_least=-1, at_most=1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class TaskOptions(Options):
     """Tasks.
 
@@ -167,14 +200,13 @@ class TaskOptions(Options):
     """
 
     pooling: PoolingMode | None = None
-    doc_stride: int | None = option(None, at_least=0)
-    n_best_size: int | None = option(None, at_least=1)
-    max_answer_length: int | None = option(None, at_least=1)
+    doc_stride: int | None = option(default=None, at_least=0)
+    n_best_size: int | None = option(default=None, at_least=1)
+    max_answer_length: int | None = option(default=None, at_least=1)
     null_score_diff_threshold: float | None = None
-    mlm_probability: float | None = option(None, above=0, below=1)
+    mlm_probability: float | None = option(default=None, above=0, below=1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Quantizers(Options):
     """Quantizers.
 
@@ -200,21 +232,20 @@ class Quantizers(Options):
             per activation.
     """
 
-    wprec: int | None = option(None, at_least=2, at_most=8)
-    aprec: int | None = option(None, at_least=2, at_most=8)
+    wprec: int | None = option(default=None, at_least=2, at_most=8)
+    aprec: int | None = option(default=None, at_least=2, at_most=8)
     quant_per_tensor: bool = False
     quant_disable: bool = False
-    quant_disable_keyword: tuple[str, ...] = ()
+    quant_disable_keyword: Several[str] = option(default=())
     quant_disable_layer_module: str | None = None
     quant_enable_layer_module: str | None = None
     fuse_qkv: bool = False
-    clip_gelu: float | None = option(None, above=0)
+    clip_gelu: float | None = option(default=None, above=0)
     weights_for: WeightsFor = "any"
     embeddings: Embeddings = "int8"
     dedicated_qdq_pairs: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Onnx(Options):
     """Existing ONNX models.
 
@@ -228,11 +259,10 @@ class Onnx(Options):
     """
 
     tokenizer: str | None = None
-    input_names: Mapping[str, str] | None = option(None, flag="input-name")
-    output_names: Mapping[str, str] | None = option(None, flag="output-name")
+    input_names: Mapping[str, str] | None = option(default=None, flag="input-name")
+    output_names: Mapping[str, str] | None = option(default=None, flag="output-name")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Calibration(Options):
     """Calibration.
 
@@ -253,8 +283,8 @@ class Calibration(Options):
     """
 
     calibrator: CalibratorName | None = None
-    percentile: float | None = option(None, above=0, at_most=100)
-    samples: int = option(300, flat="calibration_samples", at_least=1)
+    percentile: float | None = option(default=None, above=0, at_most=100)
+    samples: int = option(default=300, flat="calibration_samples", at_least=1)
     seed: int = 0
     ranges_from: str | None = None
     recalibrate: bool = False
@@ -307,38 +337,50 @@ def check_percentile(options: Calibration, calibrator: CalibratorName) -> None:
         )
 
 
-class Declared(typing.NamedTuple):
+class Declared(NamedTuple):
     """An option as it was declared.
 
     Attributes:
         name: Name in messages, which no other option of the function has.
         field: Name of the field.
         parameter: Parameter of the function: a group, or the option itself.
-        flag: Name on the command line, without dashes.
-        short: One letter for the command line, if there is one.
-        takes_dash: Whether "-" is a value.
         type: Type, without `None`.
         is_optional: Whether `None` is allowed.
         default: The default; `dataclasses.MISSING` if the option is required.
-        choices: Values that are allowed, empty if they are not listed.
-        help: What it means; empty if the docstring of the function says it.
+        help: Text of the help.
         group: Class that declares it.
-        limits: Bounds by the names of `option`'s parameters.
+        settings: Arguments of `option`.
     """
 
     name: str
     field: str
     parameter: str
-    flag: str
-    short: str | None
-    takes_dash: bool
     type: Any
     is_optional: bool
     default: Any
-    choices: tuple[Any, ...]
     help: str
     group: type
-    limits: Mapping[str, Number]
+    settings: Mapping[str, Any]
+
+    @property
+    def flag(self) -> str:
+        """Name on the command line, without dashes."""
+        return self.settings.get("flag") or self.name.replace("_", "-")
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """Values that are allowed, empty if they are not listed."""
+        return get_args(self.item_type) if get_origin(self.item_type) is Literal else ()
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether the option has several values."""
+        return get_origin(self.type) is tuple
+
+    @property
+    def item_type(self) -> Any:
+        """Type of one of several values."""
+        return get_args(self.type)[0] if self.is_sequence else self.type
 
     @property
     def is_grouped(self) -> bool:
@@ -354,55 +396,71 @@ class Declared(typing.NamedTuple):
 @functools.cache
 def declared_options(options: type) -> tuple[Declared, ...]:
     """Return the options of a function: its own first, then those of its groups in their order."""
-    found = list(_own_options(options))
-    for parameter, (group, without) in _groups(options).items():
+    found = [each for each in own_options(options) if not each.settings.get("python_only")]
+    for parameter, (group, without) in groups_of(options).items():
         found += [
             each._replace(parameter=parameter)
-            for each in _own_options(group)
+            for each in own_options(group)
             if each.field not in without
         ]
     return tuple(found)
 
 
 @functools.cache
-def _own_options(options: type) -> tuple[Declared, ...]:
-    """Return the options that a class declares outside of groups."""
+def own_options(options: type) -> tuple[Declared, ...]:
+    """Return the options of a class that are in no group."""
     found = []
-    hints = typing.get_type_hints(options)
-    docs = {each: described(each, "Attributes") for each in options.__mro__[:-1]}
-    for field in dataclasses.fields(options):
-        if field.name in _groups(options):
+    helps, types_of = helps_of(options), types_read(options)
+    for field in _own_first(options):
+        if field.name in groups_of(options):
             continue
-        owner = _declaring_class(options, field.name)
-        kind, is_optional = _without_none(hints[field.name])
-        metadata = dict(field.metadata)
-        name = metadata.pop("flat", field.name)
+        kind, is_optional = _without_none(types_of[field.name])
         declared = Declared(
-            name=name,
+            name=field.metadata.get("flat", field.name),
             field=field.name,
             parameter=field.name,
-            flag=metadata.pop("flag", None) or name.replace("_", "-"),
-            short=metadata.pop("short", None),
-            takes_dash=metadata.pop("takes_dash", False),
             type=kind,
             is_optional=is_optional,
             default=field.default,
-            choices=_choices(kind),
-            help=docs[owner].get(field.name, ""),
-            group=owner,
-            limits=metadata,
+            help=helps.get(field.name, ""),
+            group=_declaring_class(options, field.name),
+            settings=field.metadata,
         )
         found.append(declared)
-    return tuple(sorted(found, key=lambda each: options.__mro__.index(each.group)))
+    return tuple(found)
+
+
+def _own_first(options: type) -> list[dataclasses.Field[Any]]:
+    """Return the fields that a class adds, and then those of its bases."""
+    classes = options.__mro__
+    return sorted(
+        dataclasses.fields(options),
+        key=lambda field: classes.index(_declaring_class(options, field.name)),
+    )
+
+
+def types_read(options: type) -> Mapping[str, Any]:
+    """Return the types of the fields of a class, as they are read."""
+    hints = typing.get_type_hints(options)
+    return {
+        name: get_args(hint)[1] if get_origin(hint) is Converted else hint
+        for name, hint in hints.items()
+    }
+
+
+def helps_of(options: type) -> Mapping[str, str]:
+    """Return the help of each field of a class. Subclasses can change it."""
+    bases = [each for each in reversed(options.__mro__) if issubclass(each, Options)]
+    return {name: text for each in bases for name, text in described(each, "Attributes").items()}
 
 
 @functools.cache
-def _groups(options: type) -> Mapping[str, tuple[Any, Sequence[str]]]:
+def groups_of(options: type) -> Mapping[str, tuple[Any, tuple[str, ...]]]:
     """Return the groups among the fields of a class, with their fields that it does not take."""
-    hints = typing.get_type_hints(options)
+    hints = types_read(options)
     return {
         field.name: (kind, field.metadata.get("without", ()))
-        for field in dataclasses.fields(options)
+        for field in _own_first(options)
         if isinstance(kind := hints[field.name], type) and issubclass(kind, Options)
     }
 
@@ -418,91 +476,87 @@ def in_groups(options: type, values: Mapping[str, Any]) -> dict[str, Any]:
             fields.setdefault(each.parameter, {})[each.field] = value
         else:
             arguments[name] = value
-    groups = _groups(options)
+    groups = groups_of(options)
     return arguments | {name: groups[name][0](**given) for name, given in fields.items()}
 
 
-def takes(options: type) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Let a function say which group an unknown keyword belongs to.
-
-    Args:
-        options: Class of its options.
-    """
-
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        known = inspect.signature(function).parameters
-
-        @functools.wraps(function)
-        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            unknown = {name: value for name, value in kwargs.items() if name not in known}
-            if unknown:
-                raise TypeError(_unknown_keywords(function.__name__, options, unknown))
-            return function(*args, **kwargs)
-
-        return call
-
-    return decorate
-
-
-def _unknown_keywords(function: str, options: type, unknown: Mapping[str, Any]) -> str:
-    message = f"{function}() got an unexpected keyword argument {next(iter(unknown))!r}."
-    found: dict[tuple[str, str], list[str]] = {}
-    for name, value in unknown.items():
-        for each in declared_options(options):
-            if each.is_grouped and name in (each.name, each.field):
-                key = (each.parameter, each.group.__name__)
-                found.setdefault(key, []).append(f"{each.field}={value!r:.100}")
-    advice = [
-        f"`{parameter}=qdqbert.{group}({', '.join(values)})`"
-        for (parameter, group), values in found.items()
-    ]
-    return f"{message} Pass {' and '.join(advice)}." if advice else message
-
-
-def check_options(options: Any) -> None:
-    """Check types, choices and limits.
-
-    Raises:
-        UserInputError: A value has another type, is not one of its choices, or out of its bounds.
-    """
-    for each in _own_options(options.__class__):
-        value = getattr(options, each.field)
-        if value is None and each.is_optional:
-            continue
-        for item in value if get_origin(each.type) is tuple else (value,):
-            _check_value(each, item)
-    for name, (group, without) in _groups(options.__class__).items():
-        value = getattr(options, name)
-        if not isinstance(value, group):
-            raise UserInputError(
-                f"`{name}` must be a `qdqbert.{group.__name__}`, got {value!r:.100} "
-                f"({type(value).__name__}).",
-                argument=name,
-            )
-        for field in without:
-            if field in value.given():
-                raise UserInputError(
-                    f"`{field}` of `{name}` does not apply here. Leave it out.", argument=name
-                )
-
-
-def normalize_options(options: Any) -> None:
-    """Turn values into the types of the options, in place.
+def _converted(option: Declared, value: Any) -> Any:
+    """Return a value in the type of its option.
 
     Paths and numbers of columns become strings, sequences tuples, and data in memory `Rows`.
     """
-    for each in _own_options(options.__class__):
-        value = getattr(options, each.field)
-        is_column_number = each.name.endswith("_column") and type(value) is int
-        if isinstance(value, Path) or is_column_number:
-            object.__setattr__(options, each.field, str(value))
-        elif each.type == str | Rows and (rows := as_rows(value)) is not None:
-            object.__setattr__(options, each.field, rows)
-        elif get_origin(each.type) is tuple and value is not None:
-            is_item = isinstance(value, str) or not isinstance(value, Iterable)
-            items = (value,) if is_item else value
-            items = tuple(str(item) if isinstance(item, Path) else item for item in items)
-            object.__setattr__(options, each.field, items)
+    if isinstance(value, Path) or (option.name.endswith("_column") and type(value) is int):
+        return str(value)
+    if option.type == str | Rows:
+        return as_rows(value) or value
+    if option.is_sequence and value is not None:
+        is_item = isinstance(value, str) or not isinstance(value, Iterable)
+        items = (value,) if is_item else value
+        return tuple(str(item) if isinstance(item, Path) else item for item in items)
+    return value
+
+
+def _check(option: Declared, value: Any) -> None:
+    """Check the type, the choice and the bounds of a value.
+
+    Raises:
+        UserInputError: One of them is wrong.
+    """
+    if value is None and option.is_optional:
+        return
+    for item in value if option.is_sequence else (value,):
+        _check_type(option, item)
+        if option.choices and item not in option.choices:
+            raise UserInputError(
+                f"`{option.name}={item!r}` is unknown. Choose one of: "
+                f"{', '.join(map(str, option.choices))}.",
+                argument=option.name,
+            )
+        bounds = {name: option.settings[name] for name in _BOUNDS if name in option.settings}
+        if not all(_BOUNDS[name](item, bound) for name, bound in bounds.items()):
+            words = " and ".join(f"{name.replace('_', ' ')} {bounds[name]}" for name in bounds)
+            raise UserInputError(
+                f"`{option.name}` must be {words}, got {item}.", argument=option.name
+            )
+
+
+# What a value has to be, in words, by the type of the option.
+_KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
+    str: ((str,), "a string or a path"),
+    bool: ((bool,), "True or False"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    bool | str: ((bool, str), "True, False or a string"),
+    str | SavedModel: ((str, SavedModel), "a path, or a model with its tokenizer"),
+    str | Rows: ((str, Rows), "a path, or a list, DataFrame or data set"),
+    Mapping: ((Mapping,), "a dictionary of names"),
+}
+
+
+def _check_type(option: Declared, value: Any) -> None:
+    kind = option.item_type
+    origin = None if isinstance(kind, types.UnionType) else get_origin(kind)
+    accepted, words = _KINDS.get(origin or kind, ((object,), ""))
+    is_odd_bool = isinstance(value, bool) and kind in (int, float)
+    if is_odd_bool or not isinstance(value, accepted):
+        hint = _hint(kind, value)
+        # The representation of a model is long.
+        got = type(value).__name__ if hint else f"{value!r:.100} ({type(value).__name__})"
+        raise UserInputError(
+            f"`{option.name}` must be {words}, got {got}.{hint}", argument=option.name
+        )
+
+
+def _hint(kind: Any, value: Any) -> str:
+    """Return a hint for a value of another type; empty if there is none."""
+    if kind == str | Rows:
+        return rows_hint(value)
+    if kind is str and hasattr(value, "save_pretrained"):
+        return (
+            " Save it, and its tokenizer, into one folder with `save_pretrained(folder)`, and pass "
+            "the folder."
+        )
+    return ""
 
 
 def command_line(command: str, options: Any) -> str:
@@ -528,73 +582,9 @@ def _words(option: Declared, value: Any) -> Iterator[str]:
         yield f"--{'' if value else 'no-'}{option.flag}"
         return
     if isinstance(value, Mapping):
-        items = [f"{name}={item}" for name, item in value.items()]
-    elif isinstance(value, tuple):
-        items = [str(item) for item in value]
-    else:
-        items = [str(value)]
-    for item in items:
-        yield flag
-        yield item
-
-
-# What a value has to be, in words, by the type of the option.
-_KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
-    str: ((str,), "a string or a path"),
-    bool: ((bool,), "True or False"),
-    int: ((int,), "a whole number"),
-    float: ((int, float), "a number"),
-    bool | str: ((bool, str), "True, False or a string"),
-    str | SavedModel: ((str, SavedModel), "a path, or a model with its tokenizer"),
-    str | Rows: ((str, Rows), "a path, or a list, DataFrame or data set"),
-    Mapping: ((Mapping,), "a dictionary of names"),
-}
-
-
-def _check_type(option: Declared, value: Any) -> None:
-    kind = get_args(option.type)[0] if get_origin(option.type) is tuple else option.type
-    origin = None if isinstance(kind, types.UnionType) else get_origin(kind)
-    accepted, words = _KINDS.get(origin or kind, ((object,), ""))
-    is_odd_bool = isinstance(value, bool) and kind in (int, float)
-    if is_odd_bool or not isinstance(value, accepted):
-        hint = _hint(kind, value)
-        # The representation of a model is long.
-        got = type(value).__name__ if hint else f"{value!r:.100} ({type(value).__name__})"
-        raise UserInputError(
-            f"`{option.name}` must be {words}, got {got}.{hint}", argument=option.name
-        )
-
-
-def _hint(kind: Any, value: Any) -> str:
-    """Return a hint for a value of another type; empty if there is none."""
-    if kind == str | Rows:
-        return rows_hint(value)
-    if kind is str and hasattr(value, "save_pretrained"):
-        return (
-            " Save it, and its tokenizer, into one folder with `save_pretrained(folder)`, and pass "
-            "the folder."
-        )
-    return ""
-
-
-def _check_value(option: Declared, value: Any) -> None:
-    _check_type(option, value)
-    if option.choices and value not in option.choices:
-        raise UserInputError(
-            f"`{option.name}={value!r}` is unknown. Choose one of: "
-            f"{', '.join(map(str, option.choices))}.",
-            argument=option.name,
-        )
-    bounds = option.limits
-    fits = (
-        ("at_least" not in bounds or value >= bounds["at_least"])
-        and ("above" not in bounds or value > bounds["above"])
-        and ("at_most" not in bounds or value <= bounds["at_most"])
-        and ("below" not in bounds or value < bounds["below"])
-    )
-    if not fits:
-        words = " and ".join(f"{name.replace('_', ' ')} {bounds[name]}" for name in bounds)
-        raise UserInputError(f"`{option.name}` must be {words}, got {value}.", argument=option.name)
+        value = tuple(f"{name}={item}" for name, item in value.items())
+    for item in value if isinstance(value, tuple) else (value,):
+        yield from (flag, str(item))
 
 
 def _declaring_class(options: type, name: str) -> type:
@@ -607,12 +597,6 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
         kind = functools.reduce(operator.or_, kinds)
         return kind, len(kinds) < len(get_args(hint))
     return hint, False
-
-
-def _choices(kind: Any) -> tuple[Any, ...]:
-    if get_origin(kind) is tuple:
-        kind = get_args(kind)[0]
-    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def described(documented: Any, section: str) -> Mapping[str, str]:

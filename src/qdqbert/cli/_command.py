@@ -145,7 +145,8 @@ def _parameter(
     metavar = None
     if is_mapping or option.choices:
         metavar = "NAME=VALUE" if is_mapping else "CHOICE..." if is_sequence else "CHOICE"
-    names = [f"--{option.flag}", *([f"-{option.short}"] if option.short else [])]
+    short = option.settings.get("short")
+    names = [f"--{option.flag}", *([f"-{short}"] if short else [])]
     annotation: Any = Annotated[
         kind,
         Parameter(
@@ -157,7 +158,7 @@ def _parameter(
             show_default=_shows_default(option),
             converter=converter,
             n_tokens=tokens,
-            allow_leading_hyphen=option.takes_dash,
+            allow_leading_hyphen=bool(option.settings.get("takes_dash")),
             # The last of repeated values counts, unless there can be several.
             allow_repeating=None if is_sequence or is_mapping else True,
             metavar=metavar,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from qdqbert.choices import AggregationStrategy, EngineName, KernelName, ProviderName, TargetName
 from qdqbert.errors import UserInputError
+from qdqbert.objects import Column, PathOption
 from qdqbert.options import Options, option
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class TextColumnOptions(Options):
     """Columns of the data.
 
@@ -19,11 +17,10 @@ class TextColumnOptions(Options):
         text_pair_column: Column of the second text of a pair, or of the context of a question.
     """
 
-    text_column: str | None = None
-    text_pair_column: str | None = None
+    text_column: Column = option(default=None)
+    text_pair_column: Column = option(default=None)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class AnswerOptions(Options):
     """Answers.
 
@@ -46,16 +43,15 @@ class AnswerOptions(Options):
     """
 
     normalize: bool = False
-    truncate_dim: int | None = option(None, at_least=1)
+    truncate_dim: int | None = option(default=None, at_least=1)
     prompt: str | None = None
     prompt_name: str | None = None
-    chunk_overlap: int | None = option(None, at_least=0)
-    top_k: int | None = option(None, at_least=1)
-    threshold: float | None = option(None, at_least=0, below=1)
+    chunk_overlap: int | None = option(default=None, at_least=0)
+    top_k: int | None = option(default=None, at_least=1)
+    threshold: float | None = option(default=None, at_least=0, below=1)
     aggregation_strategy: AggregationStrategy | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class RowOptions(TextColumnOptions, AnswerOptions):
     """Common options.
 
@@ -72,12 +68,12 @@ class RowOptions(TextColumnOptions, AnswerOptions):
             on the other rows. This is slower, except on the native engine, where it never does.
     """
 
-    model: str
+    model: PathOption = option(kw_only=False)
     engine: EngineName | None = None
     provider: ProviderName | None = None
     kernel: KernelName | None = None
     target: TargetName | None = None
-    threads: int | None = option(None, at_least=1)
+    threads: int | None = option(default=None, at_least=1)
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 
 from qdqbert.choices import EngineName, KernelName
 from qdqbert.errors import UserInputError
+from qdqbert.objects import Several
 from qdqbert.options import Options, option
 
 _KEY_VARIABLE = "QDQBERT_API_KEY"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class ServerOptions(Options):
     """Common options.
 
@@ -32,14 +31,14 @@ class ServerOptions(Options):
             status 429, with the time to wait.
     """
 
-    models: tuple[str, ...]
+    models: Several[str] = option(kw_only=False)
     engine: EngineName | None = None
     kernel: KernelName | None = None
-    threads: int | None = option(None, at_least=1)
+    threads: int | None = option(default=None, at_least=1)
     api_key: str | None = None
-    max_body: int = option(2_000_000, at_least=1)
-    max_texts: int = option(2048, at_least=1)
-    max_queued: int = option(16_384, at_least=1)
+    max_body: int = option(default=2_000_000, at_least=1)
+    max_texts: int = option(default=2048, at_least=1)
+    max_queued: int = option(default=16_384, at_least=1)
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from qdqbert.options import Options, option
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Distillation(Options):
     """Distillation.
 
@@ -20,7 +18,7 @@ class Distillation(Options):
         hidden: Weight of the mean squared distance between the hidden states.
     """
 
-    teacher: str | None = option(None, flat="distill_from")
-    temperature: float = option(2.0, above=0, below=math.inf)
-    alpha: float = option(1.0, flat="distill_alpha", at_least=0, at_most=1)
-    hidden: float = option(0.0, flat="distill_hidden", at_least=0, below=math.inf)
+    teacher: str | None = option(default=None, flat="distill_from")
+    temperature: float = option(default=2.0, above=0, below=math.inf)
+    alpha: float = option(default=1.0, flat="distill_alpha", at_least=0, at_most=1)
+    hidden: float = option(default=0.0, flat="distill_hidden", at_least=0, below=math.inf)

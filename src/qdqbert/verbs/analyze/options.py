@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-from qdqbert.choices import Granularity, RecipeName, TargetName, TaskName
-from qdqbert.objects import Rows
+from qdqbert.choices import Granularity, TargetName
+from qdqbert.objects import OptionalData, OptionalPath, PathOption
 from qdqbert.options import (
     Calibration,
-    Columns,
-    Onnx,
-    Options,
     Quantizers,
-    TaskOptions,
     option,
 )
+from qdqbert.verbs.call import CalibratingCall
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class AnalyzeOptions(Options):
-    """Options of `analyze`, whose docstring describes them."""
+class AnalyzeOptions(CalibratingCall):
+    """Common options.
 
-    model: str
-    data: str | Rows | None = None
+    Attributes:
+        model: Checkpoint: a local folder or a hub id; or an .onnx file.
+        data: Labeled examples to measure on, in the form of `calibration_data`. By default examples
+            that were not used to calibrate.
+        granularity: What is quantized together: all of an encoder layer, the input and the weight
+            of a linear layer, or every site by itself.
+        target: Runtime whose quantizers are analyzed.
+        max_examples: Number of examples to measure on at most. Everything is measured on them about
+            twice for each unit.
+        plot: File for a plot, .svg, .png or .pdf. Needs matplotlib (extra `train`).
+    """
+
+    model: PathOption = option(kw_only=False)
+    data: OptionalData = option(default=None)
     granularity: Granularity = "linear"
     target: TargetName = "portable"
-    recipe: RecipeName | None = None
-    calibration_data: str | Rows | None = None
-    task: TaskName | None = None
-    max_examples: int = option(200, at_least=1)
-    max_length: int | None = option(None, at_least=3)
-    batch_size: int = option(8, at_least=1)
-    plot: str | None = None
-    calibration: Calibration = option(Calibration(), without=("ranges_from", "ray"))
-    quantizers: Quantizers = option(Quantizers(), without=("dedicated_qdq_pairs",))
-    columns: Columns = Columns()
-    task_options: TaskOptions = TaskOptions()
-    onnx: Onnx = Onnx()
+    max_examples: int = option(default=200, at_least=1)
+    plot: OptionalPath = option(default=None)
+    calibration: Calibration = option(default=Calibration(), without=("ranges_from", "ray"))
+    quantizers: Quantizers = option(default=Quantizers(), without=("dedicated_qdq_pairs",))
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -50,9 +51,8 @@ class AnalyzeOptions(Options):
 
     def to_quantize(self) -> QuantizeOptions:
         """Return the options of a call of `quantize` that quantizes in the same way."""
-        ours = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         theirs = {each.name for each in dataclasses.fields(QuantizeOptions)}
-        shared = {name: value for name, value in ours.items() if name in theirs}
-        return QuantizeOptions(
-            **shared, targets=(self.target,), eval_data=self.data, output="unused"
-        )
+        names = {each.name for each in dataclasses.fields(self)} & theirs
+        shared: dict[str, Any] = {name: getattr(self, name) for name in names}
+        shared |= {"targets": (self.target,), "eval_data": self.data, "output": "unused"}
+        return QuantizeOptions(**shared)

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from qdqbert.choices import EngineName, ProviderName
 from qdqbert.errors import UserInputError
-from qdqbert.options import Options, option
+from qdqbert.objects import Several, SeveralPaths
+from qdqbert.options import option
+from qdqbert.verbs.call import Call
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class BenchmarkOptions(Options):
-    """Options of `benchmark`, whose docstring describes them."""
+class BenchmarkOptions(Call):
+    """Common options.
 
-    models: tuple[str, ...]
-    engines: tuple[EngineName, ...] = option((), flag="engine")
+    Attributes:
+        models: Folders that `quantize` wrote, float checkpoints, .onnx files or OpenVINO .xml
+            files. The others are compared with the first. Checkpoints are exported in float; the
+            native engine runs them in INT8, as `load` does.
+        engines: Engines to run them on. By default all installed engines that run the model. For
+            the native engine, ONNX Runtime runs the float models, too.
+        provider: Execution provider of ONNX Runtime; "cpu" by default. With it, only ONNX Runtime
+            is measured.
+        batches: Batch sizes.
+        sequences: Lengths in tokens.
+        threads: Number of threads of one inference. The engine's choice by default.
+        rounds: Number of time slices for each model and shape. The models take turns, and the
+            result is the median over the slices.
+        seconds: Length of a time slice in seconds.
+    """
+
+    models: SeveralPaths = option(kw_only=False)
+    engines: Several[EngineName] = option(default=(), flag="engine")
     provider: ProviderName | None = None
-    batches: tuple[int, ...] = option((1, 8), flag="batch", at_least=1)
-    sequences: tuple[int, ...] = option((32, 128), flag="sequence", at_least=1)
-    threads: int | None = option(None, at_least=1)
-    rounds: int = option(5, at_least=1)
-    seconds: float = option(0.5, above=0)
+    batches: Several[int] = option(default=(1, 8), flag="batch", at_least=1)
+    sequences: Several[int] = option(default=(32, 128), flag="sequence", at_least=1)
+    threads: int | None = option(default=None, at_least=1)
+    rounds: int = option(default=5, at_least=1)
+    seconds: float = option(default=0.5, above=0)
 
     def __post_init__(self) -> None:
         """Check the options.

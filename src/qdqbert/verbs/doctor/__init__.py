@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qdqbert.progress import Progress, progress_of
+from qdqbert.progress import Progress
+from qdqbert.verbs.call import Call, public
 
 if TYPE_CHECKING:
     from qdqbert.verbs.doctor.report import DoctorReport
 
 
-def doctor(*, progress: Progress | bool = False) -> DoctorReport:
+@public(Call)
+def doctor(options: Call, progress: Progress) -> DoctorReport:
     """Describe this machine and this installation: what runs INT8 here, and what is missing.
-
-    Args:
-        progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
 
     Returns:
         The CPU with its features and what they mean for INT8, the GPUs, the engines with their
@@ -24,8 +23,7 @@ def doctor(*, progress: Progress | bool = False) -> DoctorReport:
         >>> qdqbert.doctor().verdict
         'INT8 is much faster than float32 on this CPU: it has matrix tiles for INT8 (AMX).'
     """
-    shown = progress_of(progress)
     from qdqbert.verbs.doctor.run import run
 
-    with shown.stage("Looking at this machine"):
+    with progress.stage("Looking at this machine"):
         return run()

@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-from qdqbert.choices import EngineName, ProviderName, TargetName, TaskName
+from qdqbert.choices import EngineName, ProviderName, TargetName
 from qdqbert.errors import UserInputError
-from qdqbert.objects import Rows
+from qdqbert.objects import DataOption, OptionalPath, PathOption
 from qdqbert.options import (
-    Columns,
     Limits,
-    Onnx,
-    Options,
-    TaskOptions,
     check_onnx_options,
     is_onnx_file,
     option,
 )
+from qdqbert.verbs.call import BatchCall
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class EvaluateOptions(Options):
-    """Options of `evaluate`, whose docstring describes them."""
+class EvaluateOptions(BatchCall):
+    """Common options.
 
-    model: str
-    data: str | Rows
-    reference: str | None = None
-    task: TaskName | None = None
+    Attributes:
+        model: Folder that `quantize` wrote, a checkpoint (a local folder or a hub id), or an .onnx
+            file, float or quantized.
+        data: Labeled examples: a .csv, .jsonl, .json or .parquet file, a folder, CoNLL columns,
+            `hub:NAME@SPLIT`; in Python also a list, DataFrame or `datasets.Dataset`.
+        reference: Float checkpoint or .onnx file to compare with, example by example. An .onnx file
+            runs on ONNX Runtime.
+        engine: Library that runs the model. By default the one that `load` takes for a quantized
+            folder, ONNX Runtime for an .onnx file, and PyTorch for a checkpoint, which the native
+            engine runs in INT8, as `load` does.
+        provider: Execution provider of ONNX Runtime; "cpu" by default.
+        target: Graph to evaluate, if a folder has several for one engine. By default the one that
+            was made for the engine.
+        max_examples: Number of examples to read at most. All by default.
+        allow_leakage: Also score examples that the model was calibrated on. The report has their
+            number.
+        output: Folder for `predictions.jsonl`, `report.html` and the files of the task. With a
+            reference, `changed.jsonl` lists the predictions that differ, the largest change first.
+        limits: What has to hold, compared with the reference.
+    """
+
+    model: PathOption = option(kw_only=False)
+    data: DataOption = option(kw_only=False)
+    reference: OptionalPath = option(default=None)
     engine: EngineName | None = None
     provider: ProviderName | None = None
     target: TargetName | None = None
-    max_examples: int | None = option(None, at_least=1)
-    max_length: int | None = option(None, at_least=3)
-    batch_size: int = option(8, at_least=1)
+    max_examples: int | None = option(default=None, at_least=1)
     allow_leakage: bool = False
-    output: str | None = option(None, short="o")
+    output: OptionalPath = option(default=None, short="o")
     limits: Limits = Limits()
-    columns: Columns = Columns()
-    task_options: TaskOptions = TaskOptions()
-    onnx: Onnx = Onnx()
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from qdqbert.choices import ExportedOutputs, ExportFormat, TargetName
-from qdqbert.options import Options, option
+from qdqbert.objects import OptionalPath, PathOption
+from qdqbert.options import option
+from qdqbert.verbs.call import Call
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class ExportOptions(Options):
-    """Options of `export`, whose docstring describes them."""
+class ExportOptions(Call):
+    """Common options.
 
-    model: str
-    to: ExportFormat
-    output: str | None = option(None, short="o")
+    Attributes:
+        model: Folder that `quantize` wrote.
+        to: Format to write: "openvino" for OpenVINO GenAI and OpenVINO Model Server, "triton" for a
+            model repository of Triton.
+        output: Folder to write. By default that of the model, with the format added to its name.
+        target: Graph to export, if the folder has several. By default the one that was made for the
+            runtime.
+        returns: What an embedder returns. By default what the runtime needs: states of tokens for
+            OpenVINO, whose pipelines pool them, and embeddings for Triton.
+        name: Name of the model in a server. The name of the model's folder by default.
+        pairs: Take pairs of texts. Needed only for a model of pairs that was not quantized on pairs
+            of your own.
+        overwrite: Replace an existing output folder, if this package wrote it.
+    """
+
+    model: PathOption = option(kw_only=False)
+    to: ExportFormat = option()
+    output: OptionalPath = option(default=None, short="o")
     target: TargetName | None = None
     returns: ExportedOutputs | None = None
     name: str | None = None

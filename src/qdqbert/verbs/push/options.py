@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
+from qdqbert.objects import PathOption
+from qdqbert.options import option
+from qdqbert.verbs.call import Call
 
-from qdqbert.options import Options
 
+class PushOptions(Call):
+    """Common options.
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class PushOptions(Options):
-    """Options of `push`, whose docstring describes them."""
+    Attributes:
+        model: Folder that `quantize` wrote.
+        repo: OWNER/NAME of the model on the hub.
+        private: Make a new repository that only you and your organization can read. An existing one
+            that everyone can read is refused.
+        publish_texts: Upload to a public repository even if the report shows texts of your data:
+            examples whose prediction changed.
+        dry_run: List the files and their sizes, and upload nothing.
+    """
 
-    model: str
-    repo: str
+    model: PathOption = option(kw_only=False)
+    repo: str = option(kw_only=False)
     private: bool = True
     publish_texts: bool = False
     dry_run: bool = False

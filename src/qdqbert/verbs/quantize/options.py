@@ -2,51 +2,58 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from qdqbert.checkpoint.demo import DEMO_NAME
-from qdqbert.choices import CalibratorName, RecipeName, TargetChoice, TaskName, VerificationData
+from qdqbert.choices import CalibratorName, TargetChoice, VerificationData
 from qdqbert.errors import UserInputError
-from qdqbert.objects import Rows, SavedModel
+from qdqbert.objects import OptionalData, OptionalModel, OptionalPath, Several
 from qdqbert.options import (
-    Calibration,
-    Columns,
     Limits,
-    Onnx,
-    Options,
-    Quantizers,
-    TaskOptions,
     check_onnx_options,
     check_percentile,
     is_onnx_file,
     option,
 )
+from qdqbert.verbs.call import CalibratingCall
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class QuantizeOptions(Options):
-    """Options of `quantize`, whose docstring describes them."""
+class QuantizeOptions(CalibratingCall):
+    """Common options.
 
-    model: str | SavedModel | None = None
-    output: str | None = option(None, short="o")
-    targets: tuple[TargetChoice, ...] = option((), flag="target")
-    recipe: RecipeName | None = None
-    calibration_data: str | Rows | None = None
-    eval_data: str | Rows | None = None
-    task: TaskName | None = None
-    max_length: int | None = option(None, at_least=3)
-    batch_size: int = option(8, at_least=1)
+    Attributes:
+        model: Checkpoint: a local folder or a hub id; or an .onnx file. In Python also `(model,
+            tokenizer)` of transformers, a pipeline, a `SentenceTransformer` or a `CrossEncoder`. By
+            default the packaged all-MiniLM-L6-v2 (extra `demo`).
+        output: Folder to write: by default, the name of the model and `-int8`, in the current
+            folder.
+        targets: Runtimes to write a graph for, all from one calibration. By default those of the
+            engines that are installed here: "native", "onnxruntime" and "openvino". "auto" measures
+            all of these engines on the calibration data, and writes the fastest graph that is close
+            enough to float.
+        eval_data: Labeled examples to compare INT8 with float on, in the form of
+            `calibration_data`. If only one of the two is given, it is split: a part calibrates, and
+            INT8 is compared with float on the rest, with metrics if there are labels.
+        benchmark: Measure the latency of INT8 and of float, which takes 10 seconds or more for each
+            graph and engine. Measured by default.
+        overwrite: Replace an output folder that an earlier call wrote.
+        report: File for the report, which is also written if a limit is not met. HTML if its name
+            ends in .html, JSON otherwise.
+        verification_data: Inputs that are stored with their results in float, for `verify`.
+            "built-in" are English sentences of this package. "held-out" are examples of
+            `calibration_data` or `eval_data`, whose tokens can be turned back into their texts.
+        limits: Limits that are met, if need be, by leaving linear layers in float.
+    """
+
+    model: OptionalModel = option(default=None, kw_only=False)
+    output: OptionalPath = option(default=None, kw_only=False, short="o")
+    targets: Several[TargetChoice] = option(default=(), flag="target")
+    eval_data: OptionalData = option(default=None)
     benchmark: bool = True
     overwrite: bool = False
-    report: str | None = None
+    report: OptionalPath = option(default=None)
     verification_data: VerificationData = "built-in"
     limits: Limits = Limits()
-    calibration: Calibration = Calibration()
-    quantizers: Quantizers = Quantizers()
-    columns: Columns = Columns()
-    task_options: TaskOptions = TaskOptions()
-    onnx: Onnx = Onnx()
 
     @property
     def output_folder(self) -> Path:

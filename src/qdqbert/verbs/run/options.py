@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from qdqbert.choices import InputFormat, OnError, OutputFormat
 from qdqbert.errors import UserInputError
 from qdqbert.inference.options import RowOptions
+from qdqbert.objects import PathOption
 from qdqbert.options import option
 from qdqbert.tables.inputs import STDIN
 from qdqbert.tables.outputs import STDOUT
+from qdqbert.verbs.call import Call
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunOptions(RowOptions):
-    """Options of `run`, whose docstring describes them."""
+class RunOptions(RowOptions, Call):
+    """Common options.
 
-    input: str = option(short="i", takes_dash=True)
-    output: str = option(short="o", takes_dash=True)
+    Attributes:
+        input: A .txt, .csv, .tsv, .jsonl or .parquet file, a folder of them, a pattern such as
+            `part-*.csv.gz`, or "-" for stdin. All but .parquet files can be compressed (.gz).
+        output: A .jsonl, .csv, .tsv, .parquet or, for embeddings, .npy file, a folder, or "-" for
+            stdout. All but .parquet and .npy files can be compressed (.gz).
+        input_format: Format of the input. By the suffix by default; "jsonl" for stdin.
+        header: Whether the first row of .csv and .tsv files has the names of the columns. Otherwise
+            columns are named by their numbers from 0.
+        output_format: Format of the output. By the suffix by default; "parquet" for a folder, and
+            "jsonl" for stdout.
+        on_error: What to do with a row that cannot be used: stop, or skip it and write it to a file
+            next to the output, `OUTPUT.errors.jsonl`.
+        resume: Continue a run that was interrupted, if there is one.
+        overwrite: Replace the output if it exists, and discard an interrupted run.
+        ray: Run on a Ray cluster, or on the one with this address. Ray is started on this machine
+            if there is none.
+    """
+
+    input: PathOption = option(kw_only=False, short="i", takes_dash=True)
+    output: PathOption = option(kw_only=False, short="o", takes_dash=True)
     input_format: InputFormat | None = None
     header: bool = True
     output_format: OutputFormat | None = None

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any, Literal
 
-from qdqbert.choices import Dropout, QatRanges, RecipeName, SchedulerName, TaskName
+from qdqbert.choices import Dropout, QatRanges, RecipeName, SchedulerName
 from qdqbert.errors import UserInputError
-from qdqbert.objects import Rows
+from qdqbert.objects import DataOption, OptionalData, PathOption, Rows
 from qdqbert.options import (
     Calibration,
-    Columns,
     Options,
     Quantizers,
-    TaskOptions,
     check_percentile,
     declared_options,
     option,
 )
 from qdqbert.training.distillation import Distillation
+from qdqbert.verbs.call import TaskCall
 
 _FLOAT_SCHEDULE = {"epochs": 3.0, "learning_rate": 3e-5, "lr_scheduler": "linear"}
 # A tenth of the float schedule with cosine decay, as in the paper (arXiv:2004.09602) and the
@@ -37,7 +35,6 @@ _OF_QUANTIZE = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Optimization(Options):
     """Optimization.
 
@@ -57,45 +54,63 @@ class Optimization(Options):
         seed: Seed of the order of examples, dropout, new heads and masked tokens.
     """
 
-    epochs: float | None = option(None, above=0, below=math.inf)
-    learning_rate: float | None = option(None, above=0, below=math.inf)
+    epochs: float | None = option(default=None, above=0, below=math.inf)
+    learning_rate: float | None = option(default=None, above=0, below=math.inf)
     lr_scheduler: SchedulerName | None = None
-    warmup: float = option(0.1, at_least=0, below=1)
-    weight_decay: float = option(0.0, at_least=0, below=math.inf)
-    batch_size: int = option(16, at_least=1)
-    gradient_accumulation: int = option(1, at_least=1)
+    warmup: float = option(default=0.1, at_least=0, below=1)
+    weight_decay: float = option(default=0.0, at_least=0, below=math.inf)
+    batch_size: int = option(default=16, at_least=1)
+    gradient_accumulation: int = option(default=1, at_least=1)
     dropout: Dropout = "keep"
-    eval_steps: int | None = option(None, at_least=1)
+    eval_steps: int | None = option(default=None, at_least=1)
     keep_best: bool = False
     # numpy takes seeds of 32 bits.
-    seed: int = option(0, at_least=0, at_most=2**32 - 1)
+    seed: int = option(default=0, at_least=0, at_most=2**32 - 1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class TrainOptions(Options):
-    """Options of `train`, whose docstring describes them."""
+class TrainOptions(TaskCall):
+    """Common options.
 
-    model: str
-    output: str = option(short="o")
-    train_data: str | Rows
-    eval_data: str | Rows | None = None
-    task: TaskName | None = None
+    Attributes:
+        model: Checkpoint: a local folder or a hub id. A missing head is created.
+        output: Folder to write. Checkpoints of the run are kept in `OUTPUT-checkpoints` until it
+            ends.
+        train_data: Labeled examples: a .csv, .jsonl, .json or .parquet file, a folder, CoNLL
+            columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or `datasets.Dataset`.
+        eval_data: Labeled examples to evaluate on, in the same formats. No evaluation by default.
+        qat: Insert calibrated quantizers and train with them (quantization-aware training).
+        recipe: Which tensors to quantize, with `qat`.
+        qat_ranges: What training does with calibrated ranges: keep them ("fixed"), learn them by
+            gradient ("learned"), or average them with each batch's ("moving").
+        max_train_examples: Number of training examples to read at most. All by default.
+        max_eval_examples: Number of evaluation examples to read at most. All by default.
+        resume: Continue from the last checkpoint of an interrupted run.
+        keep_checkpoints: Keep `OUTPUT-checkpoints` after the run.
+        tensorboard: Write a TensorBoard log.
+        overwrite: Replace an output folder that an earlier call wrote.
+        optimization: Length and settings of the training.
+        distillation: The teacher, and its weight in the loss.
+        calibration: How ranges are found.
+        quantizers: Changes to the quantizers of the recipe.
+    """
+
+    model: PathOption = option(kw_only=False)
+    output: PathOption = option(kw_only=False, short="o")
+    train_data: DataOption = option()
+    eval_data: OptionalData = option(default=None)
     qat: bool = False
     recipe: RecipeName = "full"
     qat_ranges: QatRanges = "fixed"
-    max_length: int | None = option(None, at_least=3)
-    max_train_examples: int | None = option(None, at_least=1)
-    max_eval_examples: int | None = option(None, at_least=1)
+    max_train_examples: int | None = option(default=None, at_least=1)
+    max_eval_examples: int | None = option(default=None, at_least=1)
     resume: bool = False
     keep_checkpoints: bool = False
     tensorboard: bool = False
     overwrite: bool = False
     optimization: Optimization = Optimization()
     distillation: Distillation = Distillation()
-    calibration: Calibration = option(Calibration(), without=_OF_QUANTIZE["calibration"])
-    quantizers: Quantizers = option(Quantizers(), without=_OF_QUANTIZE["quantizers"])
-    columns: Columns = Columns()
-    task_options: TaskOptions = TaskOptions()
+    calibration: Calibration = option(default=Calibration(), without=_OF_QUANTIZE["calibration"])
+    quantizers: Quantizers = option(default=Quantizers(), without=_OF_QUANTIZE["quantizers"])
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqbert.progress import Progress, progress_of
+from qdqbert.progress import Progress
+from qdqbert.verbs.call import public
 from qdqbert.verbs.verify.options import VerifyOptions
 
 if TYPE_CHECKING:
     from qdqbert.verbs.verify.report import VerifyReport
 
 
-def verify(model: str | Path, *, progress: Progress | bool = False) -> VerifyReport:
+@public(VerifyOptions)
+def verify(options: VerifyOptions, progress: Progress) -> VerifyReport:
     """Check that a quantized folder is intact, and as close to float on this machine as before.
 
     Compares its files with their checksums, and runs each graph on each installed engine on the
     stored rows. Neither torch nor transformers is needed.
-
-    Args:
-        model: Folder that `quantize` wrote.
-        progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
 
     Returns:
         The files, the versions of packages then and now, and the fidelity of each graph then and
@@ -34,7 +31,6 @@ def verify(model: str | Path, *, progress: Progress | bool = False) -> VerifyRep
         >>> qdqbert.verify("./my-classifier-int8").meets_limits
         True
     """
-    shown = progress_of(progress)
     from qdqbert.verbs.verify.run import run
 
-    return run(VerifyOptions(model=str(model)), shown)
+    return run(options, progress)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
+from qdqbert.objects import PathOption
+from qdqbert.options import option
+from qdqbert.verbs.call import Call
 
-from qdqbert.options import Options
 
+class VerifyOptions(Call):
+    """Common options.
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class VerifyOptions(Options):
-    """Options of `verify`, whose docstring describes them."""
+    Attributes:
+        model: Folder that `quantize` wrote.
+    """
 
-    model: str
+    model: PathOption = option(kw_only=False)

@@ -1,0 +1,174 @@
+"""Public functions, whose parameters are the fields of a dataclass."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from qdqbert.choices import RecipeName, TaskName
+from qdqbert.objects import OptionalData, SavedModel, saved
+from qdqbert.options import (
+    Calibration,
+    Columns,
+    Declared,
+    Onnx,
+    Options,
+    Quantizers,
+    TaskOptions,
+    declared_options,
+    groups_of,
+    helps_of,
+    option,
+    own_options,
+)
+from qdqbert.progress import Progress, progress_of
+
+_P = ParamSpec("_P")
+_Call = TypeVar("_Call", bound="Call")
+_R = TypeVar("_R")
+
+
+class Call(Options):
+    """Common options.
+
+    Attributes:
+        progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
+    """
+
+    progress: Progress | bool = option(default=False, python_only=True)
+
+
+class TaskCall(Call):
+    """Common options.
+
+    Attributes:
+        task: Name of the task in transformers. Inferred from the model by default.
+        max_length: Longest input in tokens. By default the limit that the model was trained or
+            quantized with, or that of the task or the checkpoint.
+        columns: Columns of the data, where their names do not tell.
+        task_options: Settings of the task.
+    """
+
+    task: TaskName | None = None
+    max_length: int | None = option(default=None, at_least=3)
+    columns: Columns = Columns()
+    task_options: TaskOptions = TaskOptions()
+
+
+class BatchCall(TaskCall):
+    """Common options.
+
+    Attributes:
+        batch_size: Number of examples in a batch.
+        onnx: Names and the tokenizer of an .onnx file.
+    """
+
+    batch_size: int = option(default=8, at_least=1)
+    onnx: Onnx = Onnx()
+
+
+class CalibratingCall(BatchCall):
+    """Common options.
+
+    Attributes:
+        recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
+            the target's default recipe.
+        calibration_data: Examples to calibrate on: a .csv, .jsonl, .parquet or .txt file, a
+            folder of classes, CoNLL columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or
+            `datasets.Dataset`. Built-in English sentences by default.
+        calibration: How ranges are found.
+        quantizers: Changes to the quantizers of the recipe.
+    """
+
+    recipe: RecipeName | None = None
+    calibration_data: OptionalData = option(default=None)
+    calibration: Calibration = Calibration()
+    quantizers: Quantizers = Quantizers()
+
+
+def public(
+    options: Callable[_P, _Call],
+) -> Callable[[Callable[[_Call, Progress], _R]], Callable[_P, _R]]:
+    """Make a public function of one that takes a call.
+
+    The public function has the fields of the call as parameters, and their help in its docstring.
+    Models in memory are saved while it runs.
+
+    Args:
+        options: Class of the call.
+    """
+    kind: Any = options
+
+    def decorate(function: Callable[[_Call, Progress], _R]) -> Callable[_P, _R]:
+        signature = _signature(kind, function)
+
+        @functools.wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            try:
+                arguments = signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                others = {k: v for k, v in kwargs.items() if k not in signature.parameters}
+                advice = _advice(kind, others)
+                raise TypeError(f"{function.__name__}() {error}.{advice}") from None
+            progress = progress_of(arguments.pop("progress", False))
+            with contextlib.ExitStack() as stack:
+                for each in own_options(kind):
+                    if each.item_type == str | SavedModel and each.field in arguments:
+                        value = arguments[each.field]
+                        arguments[each.field] = _saved(each, value, stack)
+                return function(kind(**arguments), progress)
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__doc__ = _with_arguments(inspect.getdoc(function) or "", kind, signature)
+        return call
+
+    return decorate
+
+
+def _saved(option: Declared, value: Any, stack: contextlib.ExitStack) -> Any:
+    """Return a model, or several, as paths. Models in memory are saved until the stack ends."""
+    if option.is_sequence and isinstance(value, list | tuple):
+        return [stack.enter_context(saved(each, option.name)) for each in value]
+    return stack.enter_context(saved(value, option.name))
+
+
+def _signature(options: type, function: Callable[..., Any]) -> inspect.Signature:
+    """Return the parameters: positional ones, then options that a class adds, then its groups."""
+    found = inspect.signature(options).parameters
+    names = [each.field for each in own_options(options) if each.field != "progress"]
+    names = [*names, *groups_of(options), "progress"]
+    ordered = [each for each in found.values() if each.kind is not each.KEYWORD_ONLY]
+    ordered += [found[name] for name in names if found[name] not in ordered]
+    return inspect.Signature(ordered, return_annotation=function.__annotations__["return"])
+
+
+def _with_arguments(text: str, options: type, signature: inspect.Signature) -> str:
+    """Add the help of the parameters to a docstring."""
+    helps = helps_of(options)
+    lines = [
+        textwrap.fill(
+            f"{name}: {helps[name]}", 96, initial_indent="    ", subsequent_indent=" " * 8
+        )
+        for name in signature.parameters
+    ]
+    before, heading, after = text.partition("Returns:\n")
+    return "\n".join([f"{before}Args:", *lines, "", f"{heading}{after}"])
+
+
+def _advice(options: type, unknown: Mapping[str, Any]) -> str:
+    """Return which groups have keywords that a function does not take."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, value in unknown.items():
+        for each in declared_options(options):
+            if each.is_grouped and name in (each.name, each.field):
+                key = (each.parameter, each.group.__name__)
+                found.setdefault(key, []).append(f"{each.field}={value!r:.100}")
+    advice = [
+        f"`{parameter}=qdqbert.{group}({', '.join(values)})`"
+        for (parameter, group), values in found.items()
+    ]
+    return f" Pass {' and '.join(advice)}." if advice else ""
