@@ -22,7 +22,7 @@ from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Runner, open_runner
-from qdqbert.models.loading import load_model
+from qdqbert.models.quantized import load_model
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Predictions, TaskSettings

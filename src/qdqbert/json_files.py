@@ -173,17 +173,11 @@ class Fields:
 
     def truth(self, name: str) -> bool:
         """Return a truth value."""
-        value = self.get(name)
-        if not isinstance(value, bool):
-            raise self.refuse(name, value, "true or false")
-        return value
+        return bool(self._of(name, bool, "true or false"))
 
     def text(self, name: str) -> str:
         """Return a text."""
-        value = self.get(name)
-        if not isinstance(value, str):
-            raise self.refuse(name, value, "a text")
-        return value
+        return str(self._of(name, str, "a text"))
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         """Return one of some texts."""
@@ -202,9 +196,12 @@ class Fields:
 
     def list_of(self, name: str) -> list[Any]:
         """Return a list of any values."""
+        return list(self._of(name, list, "a list"))
+
+    def _of(self, name: str, kind: type, wanted: str) -> Any:
         value = self.get(name)
-        if not isinstance(value, list):
-            raise self.refuse(name, value, "a list")
+        if not isinstance(value, kind):
+            raise self.refuse(name, value, wanted)
         return value
 
     def child(self, name: str) -> Fields:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -106,23 +104,3 @@ def test_calibration_keeps_the_mean_of_the_float_inputs(prepared, smooths) -> No
         expected = np.concatenate(seen[name]).astype(np.float64).mean(axis=0)
         # Scales are float32 factors, divided out again.
         np.testing.assert_allclose(mean.numpy(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_recipe_without_smoothing_has_the_same_means(prepared) -> None:
-    bert = prepared("bert")
-    plan = bert.plan("portable", "linear")
-    found = calibrate(
-        bert.sited,
-        lambda inputs: bert.body(**inputs),
-        bert.batches[:2],
-        sites=plan.activations,
-        calibrator=Max(),
-        smoothing=plan.recipe.smoothing,
-        unsmoothed_sites=plan.activations,
-        corrects_biases=True,
-    )
-    plain = found.for_recipe(dataclasses.replace(plan.recipe, smoothing=None))
-    assert plain is not found
-    assert set(plain.means) == set(found.means)
-    for name, mean in plain.means.items():
-        assert torch.equal(mean, found.means[name])

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from calibrated import calibrate
-from qdqbert.calibration.statistics import CombinedObserver
 from qdqbert.numerics.ranges import Entropy, Max, Percentile
 from qdqbert.recipes import WIDE_INPUTS, QuantizerOptions, build_recipe
 from qdqbert.spec import is_residual_input
@@ -102,27 +101,3 @@ def test_only_wanted_sites_have_ranges_without_scales(prepared) -> None:
     assert set(both.without_smoothing.ranges) == set(names)
     everything, _ = calibrated(each, smoothing=None)
     assert all(both.without_smoothing.ranges[name] == everything.ranges[name] for name in names)
-
-
-def test_watchers_are_shown_the_same_in_their_order() -> None:
-    calls = []
-
-    class Observer:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def start_batch(self, mask) -> None:
-            calls.append((self.name, "start", mask))
-
-        def observe(self, site, x) -> None:
-            calls.append((self.name, site, x))
-
-    together = CombinedObserver(Observer("a"), Observer("b"))
-    together.start_batch("mask")
-    together.observe("site", "x")
-    assert calls == [
-        ("a", "start", "mask"),
-        ("b", "start", "mask"),
-        ("a", "site", "x"),
-        ("b", "site", "x"),
-    ]

@@ -126,14 +126,6 @@ def test_two_processes_choose_what_one_chooses_that_sees_all(of_each, case) -> N
             assert torch.equal(found[case][name], value), name
 
 
-@pytest.mark.parametrize("case", list(CASES))
-def test_each_half_of_the_data_gives_different_ranges(of_each, case) -> None:
-    for rank, found in enumerate(of_each):
-        alone = calibrated(case, make_batches()[rank::WORLD])
-        differing = [name for name, value in alone.items() if not value.equal(found[case][name])]
-        assert any(name.startswith("range") for name in differing)
-
-
 def test_statistics_of_two_processes_are_those_of_all_values(of_each) -> None:
     expected = histogram.summarize(torch.tensor([1.0, 2.0, -1000.0, -2000.0]))
     for found in of_each:

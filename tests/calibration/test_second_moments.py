@@ -213,11 +213,3 @@ def test_moments_are_taken_in_several_passes_where_they_need_memory(prepared, mo
     first, second = found
     assert first.roundings.keys() == second.roundings.keys()
     assert all(torch.equal(bits, second.roundings[key]) for key, bits in first.roundings.items())
-
-
-def test_progress_is_reported_for_each_input(prepared) -> None:
-    bert = prepared("bert")
-    plan = bert.plan("portable", "linear")
-    done: list[int] = []
-    calibrated(bert, plan, rounded_weights=plan.rounded_weights, on_rounded=lambda: done.append(1))
-    assert len(done) == len(plan.rounded_weights)

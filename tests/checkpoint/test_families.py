@@ -31,21 +31,6 @@ def test_the_example_of_a_layer_is_recognized_with_and_without_a_head(name) -> N
     assert not family.is_layer(f"{family.layer_example}.attention")
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("embeddings.word_embeddings", True),
-        ("roberta.embeddings.position_embeddings", True),
-        ("embeddings.token_type_embeddings", True),
-        ("embeddings", False),
-        ("embeddings.LayerNorm", False),
-    ],
-    ids=["words", "positions", "segments", "all", "norm"],
-)
-def test_tables_are_recognized_by_their_path(path, expected) -> None:
-    assert family_of("roberta").is_embedding_table(path) is expected
-
-
 def test_an_unknown_family_lists_the_known_ones() -> None:
     with pytest.raises(CheckpointError, match=r"`t5` are not supported.*: bert, .* nomic_bert, "):
         family_of("t5")
@@ -55,12 +40,6 @@ def test_an_unknown_family_lists_the_known_ones() -> None:
 def test_families_that_load_runs_alone_are_named(family) -> None:
     with pytest.raises(CheckpointError, match=rf"`{family}` .*`qdqbert.load` runs them in INT8"):
         family_of(family)
-
-
-def test_families_are_listed_under_their_own_names() -> None:
-    assert {name: family.model_type for name, family in FAMILIES.items()} == {
-        name: name for name in FAMILIES
-    }
 
 
 @pytest.mark.parametrize(

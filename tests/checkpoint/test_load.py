@@ -13,11 +13,10 @@ from transformers.utils import logging as transformers_logging
 from conftest import FLAT_POOLING, add_sentence_files, replace_cats_
 from qdqbert.checkpoint import hub, tokenizer
 from qdqbert.checkpoint.families import FAMILIES
-from qdqbert.checkpoint.load import infer_task, load_checkpoint, read_config
+from qdqbert.checkpoint.load import infer_task, load_checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.choices import POOLING_MODES
 from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.task_kinds import tasks_of
 
 
 def change_config(folder, **changes) -> str:
@@ -110,10 +109,6 @@ def test_a_tokenizer_json_that_cannot_be_read_is_named(checkpoint_copy) -> None:
         load_checkpoint(str(folder))
 
 
-def test_the_task_of_an_encoder_in_a_subfolder_is_known(in_subfolder) -> None:
-    assert tasks_of(read_config(in_subfolder)) == ["feature-extraction"]
-
-
 def test_modules_decide_the_task_of_an_embedder_that_was_a_masked_language_model(
     checkpoint_copy, save_tiny, tmp_path
 ) -> None:
@@ -127,14 +122,6 @@ def test_modules_decide_the_task_of_an_embedder_that_was_a_masked_language_model
     whole = add_sentence_files(save_tiny(tmp_path / "whole", "bert", auto), FLAT_POOLING)
     assert load_checkpoint(str(whole)).task == "feature-extraction"
     assert load_checkpoint(str(whole), task="fill-mask").task == "fill-mask"
-
-
-@pytest.mark.parametrize(
-    ("name", "head"), [("classifier", "text-classification"), ("bert", "feature-extraction")]
-)
-def test_a_checkpoint_has_the_head_that_its_config_names(checkpoints, name, head) -> None:
-    folder = str(checkpoints(name))
-    assert tasks_of(read_config(folder)) == [head]
 
 
 @pytest.mark.parametrize(
@@ -161,11 +148,6 @@ def test_the_hub_is_asked_once(monkeypatch, error, reason) -> None:
     with expected:
         hub.check_hub_model("owner/no-such-model")
     assert len(requests) == 1
-
-
-def test_asking_for_the_config_of_a_missing_checkpoint_is_an_error() -> None:
-    with pytest.raises(CheckpointError, match=r"Folder './no-such-model' does not exist"):
-        read_config("./no-such-model")
 
 
 def test_half_precision_weights_are_loaded_in_float32(checkpoints, tmp_path) -> None:

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from qdqbert.compat import nn as ours
-from qdqbert.compat import quant_modules
 from qdqbert.compat.nn import QuantLinear, TensorQuantizer
 from qdqbert.compat.quant_modules import (
     QuantModuleReplacementHelper,
@@ -145,12 +144,6 @@ def test_second_call_is_the_one_that_holds(first, second, expected) -> None:
     assert swapped() == set()
 
 
-def test_deactivating_without_a_swap_is_harmless() -> None:
-    deactivate()
-    deactivate()
-    assert swapped() == set()
-
-
 @pytest.mark.parametrize("before", [True, False], ids=["swapped-before", "float-before"])
 def test_unknown_float_name_is_refused_and_nothing_stays_swapped(before) -> None:
     if before:
@@ -167,14 +160,6 @@ def test_defaults_of_a_class_hold_for_swapped_names() -> None:
     QuantLinear.set_default_quant_desc_input(QuantDescriptor(num_bits=4))
     initialize()
     assert nn.Linear(2, 2).input_quantizer.num_bits == 4
-
-
-def test_default_map_lists_the_swapped_names() -> None:
-    entries = quant_modules._DEFAULT_QUANT_MAP
-    assert {entry.mod_name for entry in entries} == SWAPPED
-    for entry in entries:
-        assert getattr(entry.orig_mod, entry.mod_name) is FLOAT[entry.mod_name]
-        assert entry.replace_mod is getattr(ours, f"Quant{entry.mod_name}")
 
 
 def test_helper_swaps_in_two_steps() -> None:

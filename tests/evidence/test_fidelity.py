@@ -36,10 +36,6 @@ def test_decisions_that_differ_are_counted() -> None:
     assert fidelity.cosine_min is None
 
 
-def test_without_decisions_none_differ() -> None:
-    assert compare([[1, 0]], [[2, 0]], decisions=([], [])).flips_percent == 0
-
-
 def test_different_numbers_of_decisions_are_refused() -> None:
     with pytest.raises(ValueError, match="Got 2 and 1 decisions"):
         compare([[1, 0]], [[2, 0]], decisions=([1, 2], [1]))

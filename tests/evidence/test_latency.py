@@ -3,7 +3,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from qdqbert.errors import QdqBertError, UserInputError
+from qdqbert.errors import QdqBertError
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.worker import answers
 from qdqbert.graph.check import save_graph
@@ -49,11 +49,6 @@ def test_a_speedup_is_the_median_of_the_ratios_of_rounds() -> None:
     # Ratios 2, 2 and 1 / 10: a round on a busy machine does not count.
     assert speedup(timing((20, 200, 10)), timing((10, 100, 100))) == 2
     assert speedup(timing((5,)), timing((5,))) == 1
-
-
-def test_different_numbers_of_rounds_have_no_ratio() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        speedup(timing((1, 2)), timing((1,)))
 
 
 def test_a_worker_answers_the_load_and_then_each_request(candidate) -> None:
@@ -108,9 +103,3 @@ def test_a_graph_that_cannot_be_run_is_named(candidate) -> None:
     )
     with pytest.raises(QdqBertError, match=r"Timing `.*model\.onnx` on onnxruntime failed: .+"):
         time_candidates([greedy], [(4, 16)], rounds=1, seconds=0.01)
-
-
-def test_an_unknown_engine_is_refused_before_anything_is_started(tmp_path) -> None:
-    candidate = Candidate(name="x", engine="tpu", model=tmp_path / "none", vocab_size=20)
-    with pytest.raises(UserInputError, match="Engine 'tpu' is unknown"):
-        time_candidates([candidate], [(1, 1)])

@@ -57,29 +57,6 @@ def test_references_contain_the_input_of_each_layer_and_the_outputs(bert, refere
         assert set(reference.noisy) == {*reference.states, *reference.outputs}
 
 
-def test_without_noise_a_batch_runs_once(bert, monkeypatch) -> None:
-    runs: list[float] = []
-    run = lowering._run
-
-    def recorded(*arguments: Any, last_bits: float, **named: Any) -> Any:
-        runs.append(last_bits)
-        return run(*arguments, last_bits=last_bits, **named)
-
-    monkeypatch.setattr(lowering, "_run", recorded)
-    plan = bert.plan("onnxruntime")
-    exact = dataclasses.replace(plan, target=dataclasses.replace(plan.target, last_bits=0))
-    made = bert.references(exact, bert.smooth.ranges, bert.smooth.scales)
-    assert runs == [0] * len(made)
-    for each in made:
-        assert each.noisy == {**each.states, **each.outputs}
-
-
-def test_making_references_removes_its_hooks(bert, references) -> None:
-    del references
-    for layer in bert.layers:
-        assert not bert.sited.model.get_submodule(layer)._forward_pre_hooks
-
-
 def test_a_correct_graph_is_exact(bert, references, check_lowered) -> None:
     check = check_lowered(lowered(bert), references, "onnxruntime")
     assert check.engine == "onnxruntime"
@@ -177,17 +154,6 @@ def test_results_follow_from_the_numbers(changes, is_exact, saturates) -> None:
     assert (check.is_exact, check.saturates) == (is_exact, saturates)
 
 
-def test_batches_of_different_lengths_are_compared_without_padding() -> None:
-    masks = [np.array([[1, 1, 1], [1, 0, 0]]), np.array([[1, 1, 1, 1, 0]])]
-    for mask in masks:
-        values = np.arange(mask.size, dtype=np.float32).reshape(mask.shape)
-        reference = Reference(inputs={"attention_mask": mask}, states={}, outputs={}, noisy={})
-        kept = lowering._text_only("start_logits", values, reference)
-        assert kept.tolist() == values.ravel()[mask.ravel() == 1].tolist()
-        # Classes of a text are not positions, even if there are as many.
-        assert lowering._text_only("logits", values, reference).tolist() == values.ravel().tolist()
-
-
 def test_fidelity_of_layers_is_that_of_all_batches_together_without_padding() -> None:
     random = np.random.default_rng(0)
     references, floats, signal, noise = [], [], 0.0, 0.0
@@ -211,13 +177,6 @@ def test_fidelity_of_layers_is_that_of_all_batches_together_without_padding() ->
     assert (layer.name, output.name) == ("layer", "logits")
     assert layer.sqnr_db == pytest.approx(10 * math.log10(signal / noise), rel=1e-6)
     assert output.sqnr_db == math.inf
-
-
-def test_more_arithmetic_in_int8_lowers_the_required_sqnr() -> None:
-    check = dataclasses.replace(GOOD, worst_layer_db=29.0, native_db=29.0)
-    assert not check.is_exact
-    assert dataclasses.replace(check, agreement_db=28.0).is_exact
-    assert not dataclasses.replace(check, agreement_db=28.0).saturates
 
 
 @pytest.mark.parametrize(

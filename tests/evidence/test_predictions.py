@@ -13,7 +13,7 @@ import pytest
 import flat
 import qdqbert
 from qdqbert.evidence.predictions import changed_examples, changed_rows
-from qdqbert.tables.json_lines import write_objects
+from qdqbert.tables.outputs import write_objects
 from qdqbert.tasks.task import Answer
 from task_files import DOC_STRIDE, HEADS, SENTIMENT, sentence
 

@@ -350,11 +350,6 @@ def test_torchscript_below_opset_13_needs_weights_with_one_scale(calibrated, ops
 # Each kind of model
 
 
-def test_two_layers_agree(calibrated) -> None:
-    exported = export(calibrated("deep"), dynamo=False)
-    check_opset(exported, 18, 2 * QUANTIZERS)
-
-
 @MAINLY_TORCHSCRIPT
 def test_question_answering_with_per_tensor_weights_agrees_on_both_outputs(
     calibrated, dynamo
@@ -372,25 +367,6 @@ def test_left_to_itself_the_graph_answers_as_the_model_does(plainly_exported, dy
 
 
 @EXPORTERS
-def test_the_graphs_codes_are_onnx_quantizations_of_what_the_nodes_read(
-    plainly_exported, dynamo
-) -> None:
-    exported = plainly_exported(dynamo)
-    weights = dict(exported.model.named_parameters())
-    results = run(exported, make_batch(3, 9))
-    checked = 0
-    for node in exported.nodes("QuantizeLinear"):
-        owner = owner_of(node)
-        if not owner.endswith("_weight_quantizer"):
-            continue
-        weight = weights[owner.replace("._weight_quantizer", ".weight")].detach().numpy()
-        step = (np.abs(weight).max(axis=1, keepdims=True) / np.float32(127)).astype(np.float32)
-        assert np.array_equal(results[node.output[0]], np.rint(weight / step).astype(np.int8))
-        checked += 1
-    assert checked == 6
-
-
-@EXPORTERS
 def test_scales_are_amax_over_127(plainly_exported, dynamo) -> None:
     exported = plainly_exported(dynamo)
     scales = scales_by_owner(exported)
@@ -399,16 +375,6 @@ def test_scales_are_amax_over_127(plainly_exported, dynamo) -> None:
         amax = quantizers_of(exported.model)[name].amax.numpy()
         assert np.array_equal(scale, (amax / np.float32(127)).reshape(scale.shape)), name
         assert scale.ndim == (1 if name.endswith("_weight_quantizer") else 0)
-
-
-@EXPORTERS
-def test_weights_of_linear_layers_are_quantized_along_their_rows(plainly_exported, dynamo) -> None:
-    for node in plainly_exported(dynamo).nodes("QuantizeLinear"):
-        axes = [each.i for each in node.attribute if each.name == "axis"]
-        if owner_of(node).endswith("_weight_quantizer"):
-            assert axes == [0]
-        else:
-            assert axes in ([], [1])  # 1 is ONNX's default, which one scale does not use
 
 
 def test_disabled_quantizers_leave_no_nodes(calibrated) -> None:
@@ -644,14 +610,6 @@ def test_the_export_context_of_the_toolkit_gives_the_same_graph(
     with enable_onnx_export():
         exported = export(calibrated(), dynamo=False)
     assert same_graph(exported.graph, plainly_exported(False).graph)
-
-
-def test_the_export_context_is_left_when_an_export_fails(toolkit_defaults, calibrated) -> None:
-    model = calibrated()
-    del quantizers_of(model)[f"bert.encoder.{ENDING}"]._amax
-    with pytest.raises(Exception), enable_onnx_export():  # noqa: B017, PT011
-        export(model, dynamo=False)
-    assert not TensorQuantizer._enable_onnx_export
 
 
 def test_an_export_changes_nothing_of_the_model(calibrated) -> None:

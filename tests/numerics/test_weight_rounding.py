@@ -154,12 +154,6 @@ def test_uncorrelated_inputs_give_the_nearest_codes(moments, spec) -> None:
     assert torch.equal(codes, quantize_weight(weight, spec)[0])
 
 
-def test_a_factor_of_the_moments_changes_nothing() -> None:
-    weight, moments = normal(8, 20), correlated(20)
-    codes, _ = rounded(weight, PAIRED, moments)
-    assert torch.equal(rounded(weight, PAIRED, 2.0**-40 * moments)[0], codes)
-
-
 def test_weights_that_read_one_input_do_not_affect_each_other() -> None:
     moments = correlated(70)
     given = [

@@ -298,12 +298,6 @@ def test_fewer_dimensions_keep_the_length_of_vectors(client, models, path, quant
         assert f"have {width}" in response.text
 
 
-def test_vectors_of_other_lengths_are_only_cut(client, models, monkeypatch) -> None:
-    job = models["embedder"].job(truncate_dim=2, keep_length=True)
-    vectors = np.array([[3.0, 4.0, 0.0], [0.6, 0.0, 0.8]], np.float32)
-    np.testing.assert_allclose(job._finished(vectors), [[3, 4], [1, 0]])
-
-
 @pytest.mark.parametrize(
     "fields",
     [

@@ -62,11 +62,6 @@ def test_single_texts_of_an_embedder_make_items_of_one_feature() -> None:
     assert first_ids(data) == [[0], [100]]
 
 
-def test_two_features_of_other_tasks_are_not_a_pair() -> None:
-    data = TrainingDataset(features_of(4, 2), [{"labels": 1}], pairs=False)
-    assert first_ids(data) == [[0]]
-
-
 def test_inputs_and_labels_of_a_batch_are_padded() -> None:
     labels = [{"labels": np.array(row, dtype=np.int64)} for row in ([1, 2, 0], [IGNORED])]
     data = TrainingDataset(features_of(3, 1), labels, pairs=False)

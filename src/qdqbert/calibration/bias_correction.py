@@ -51,11 +51,7 @@ class MeanObserver:
             self._add(name, total)
 
     def means(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the mean of each channel of the tensor itself, `(channels,)`, float32.
-
-        Args:
-            scales: Factors of the observed tensors, by site name.
-        """
+        """Return the mean of each channel of the tensor itself, `(channels,)`, float32."""
         found = {}
         for name, total in self.totals.items():
             mean = total[:-1] / total[-1]

@@ -51,9 +51,7 @@ class StagedRun(Protocol):
 def run_passes(run: Run, plan: CalibrationPlan) -> CalibrationResult:
     """Calibrate anything that can be run and observed.
 
-    Args:
-        run: Runs it over all batches. Called once for each pass, unless it is a `StagedRun`.
-        plan: Settings of the calibration.
+    The model runs once for each pass, unless `run` is a `StagedRun`.
 
     Raises:
         CalibrationError: A site saw no value, or one that is not finite.
@@ -94,14 +92,6 @@ def run_observed(
     """Run a model over all batches and show its activations to an observer. See `Run`.
 
     The model runs in evaluation mode, without gradients and on its own device.
-
-    Args:
-        sited: The model with quantizers.
-        forward: Runs the model.
-        batches: Inputs by name. Tensors are moved to the device of the model.
-        observer: Sees the mask of each batch, and its activations.
-        scales: `pre_quant_scale` by site name, `(channels,)`.
-        advance: Called after each batch.
 
     Raises:
         CalibrationError: There is no batch.

@@ -39,10 +39,7 @@ class EncoderRun:
     ) -> None:
         """Set the model and its data.
 
-        Args:
-            encoder: The model.
-            batches: Its inputs by name, `(batch, seq)` or `(batch, choices, seq)`.
-            advance: Called after each batch, of the model or of a layer.
+        `advance` is called after each batch, of the model or of a layer.
         """
         self._encoder, self._batches, self._advance = encoder, batches, advance
 

@@ -160,14 +160,7 @@ Pass = Callable[[Run, CalibrationPlan, CalibrationResult], CalibrationResult]
 def range_pass(
     run: Run, plan: CalibrationPlan, found: CalibrationResult, *, names: Sequence[str]
 ) -> CalibrationResult:
-    """Choose the ranges of activations without a `pre_quant_scale`, and the scales of the others.
-
-    Args:
-        run: See `Run`.
-        plan: Settings of the calibration.
-        found: Its results so far.
-        names: Activations of this part of the model that need a range.
-    """
+    """Choose the ranges of activations without a `pre_quant_scale`, and the scales of others."""
     smoothed = plan.smoothed
     plain = [name for name in names if name not in smoothed]
     channels = ChannelObserver(smoothed.intersection(names))
@@ -199,14 +192,7 @@ def range_pass(
 def smoothed_range_pass(
     run: Run, plan: CalibrationPlan, found: CalibrationResult, *, names: Collection[str]
 ) -> CalibrationResult:
-    """Choose the ranges of activations after multiplication by their `pre_quant_scale`.
-
-    Args:
-        run: See `Run`.
-        plan: Settings of the calibration.
-        found: Its results so far, with the scales.
-        names: Activations of this part of the model that have a scale.
-    """
+    """Choose the ranges of activations after multiplication by their `pre_quant_scale`."""
     histograms, means = HistogramObserver(names), _mean_observer(plan, names)
     run(CombinedObserver(histograms, means), found.scales)
     if plan.shared_on is not None:
@@ -217,14 +203,7 @@ def smoothed_range_pass(
 def rounding_pass(
     run: Run, plan: CalibrationPlan, found: CalibrationResult, *, names: Collection[str]
 ) -> CalibrationResult:
-    """Choose how weights are rounded, by the second moments of their inputs.
-
-    Args:
-        run: See `Run`.
-        plan: Settings of the calibration.
-        found: Its results so far.
-        names: Sites of the inputs.
-    """
+    """Choose how weights are rounded, by the second moments of their inputs."""
     observer = SecondMomentObserver({name: found.ranges[name] for name in names})
     run(observer, found.scales)
     groups = observer.groups

@@ -19,9 +19,7 @@ def is_shared() -> bool:
 def shared_statistics(mine: Statistics, device: torch.device) -> dict[str, Histogram]:
     """Return the merged statistics of all processes, exactly as one process would have them.
 
-    Args:
-        mine: Statistics of this process. Every process has the same sites.
-        device: Device that tensors are sent from.
+    Every process has the same sites, and sends tensors from `device`.
     """
     names = sorted(mine)
     # Tensors are sent, because torch would pickle objects.
@@ -42,12 +40,7 @@ def max_over_processes_(mine: Mapping[str, Tensor]) -> None:
 
 
 def sum_over_processes_(mine: Mapping[str, Tensor], device: torch.device) -> None:
-    """Replace tensors by the sum over all processes, which have the same names.
-
-    Args:
-        mine: Tensors of this process.
-        device: Device that tensors are sent from.
-    """
+    """Replace tensors by the sum over all processes, which have the same names."""
     for name in sorted(mine):
         sent = mine[name].to(device)
         distributed.all_reduce(sent)

@@ -83,9 +83,6 @@ class SecondMomentObserver:
     def take_totals(self, name: str) -> tuple[Tensor, Tensor]:
         """Return the sums over tokens of codes from -128 to 127, and forget them.
 
-        Args:
-            name: The first site that reads a tensor.
-
         Returns:
             The sums of all products, `(channels, channels)`, and the sums of the codes with the
             number of tokens behind them, `(channels + 1,)`. Both are float64, on the CPU, and can
@@ -96,12 +93,7 @@ class SecondMomentObserver:
 
 
 def moments_of(products: Tensor, sums: Tensor) -> Tensor:
-    """Return second moments around the mean, `(channels, channels)`, in the memory of `products`.
-
-    Args:
-        products: The sums of products; see `SecondMomentObserver.take_totals`.
-        sums: The sums that belong to them.
-    """
+    """Return second moments around the mean, in the memory of `products`, `(in, in)`."""
     means = sums[:-1] / sums[-1]
     return products.div_(sums[-1]).sub_(torch.outer(means, means))
 

@@ -14,11 +14,7 @@ CARD = "README.md"
 
 
 def read_card_data(name: str) -> Mapping[str, Any]:
-    """Return the metadata of a model card; nothing if there is none that can be read.
-
-    Args:
-        name: Folder or hub id of the checkpoint.
-    """
+    """Return the metadata of a model card; nothing if there is none that can be read."""
     path = cached_file(
         name,
         CARD,

@@ -73,11 +73,6 @@ def used_files(
 ) -> tuple[CrossEncoderFiles | None, tuple[str, ...]]:
     """Return the files of a cross-encoder if its head is used, and notices about them.
 
-    Args:
-        layout: The files of sentence-transformers, if there are some.
-        config: Content of config.json.
-        task: The task.
-
     Raises:
         CheckpointError: Its activation function is not supported.
     """
@@ -95,24 +90,14 @@ def used_files(
 
 
 def write_cross_encoder(files: CrossEncoderFiles, folder: Path) -> None:
-    """Make a folder with a cross-encoder or its graph readable by sentence-transformers.
-
-    Args:
-        files: The files of the checkpoint.
-        folder: Folder in whose root the model is.
-    """
+    """Make a folder with a cross-encoder or its graph readable by sentence-transformers."""
     # Without a task, sentence-transformers would load an encoder.
     defaults = {SETTINGS: json.dumps({"transformer_task": "sequence-classification"}) + "\n"}
     write_files(folder, {"Transformer": ""}, {**defaults, **files.files})
 
 
 def is_reranker(config: Mapping[str, Any], files: object) -> bool:
-    """Return whether a text classifier is known to score pairs with one number.
-
-    Args:
-        config: Content of its config.json.
-        files: Its files of sentence-transformers, if it has some.
-    """
+    """Return whether a text classifier is known to score pairs with one number."""
     is_known = isinstance(files, CrossEncoderFiles) or any(
         config.get(key) is not None for key in ("sentence_transformers", _OLD_KEY)
     )
@@ -126,11 +111,6 @@ def _outputs(config: Mapping[str, Any]) -> int:
 
 def activation_of(config: Mapping[str, Any], settings: ModelSettings, outputs: int) -> Activation:
     """Return the activation function from logits to scores that sentence-transformers chooses.
-
-    Args:
-        config: Content of config.json.
-        settings: Settings of the folder.
-        outputs: Number of logits of a pair.
 
     Raises:
         CheckpointError: It is a function that is not supported.

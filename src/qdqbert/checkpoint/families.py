@@ -161,9 +161,6 @@ class Family:
     def longest_input(self, config: Any) -> int | None:
         """Return the longest input that the table of positions allows; `None` if unlimited.
 
-        Args:
-            config: Config of a checkpoint of the family.
-
         Raises:
             CheckpointError: The config does not name the padding token that positions follow.
         """

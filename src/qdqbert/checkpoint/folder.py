@@ -59,11 +59,6 @@ def check_name(name: str) -> None:
 def check_config(name: str, read: ReadFile, subfolder: str) -> None:
     """Refuse a checkpoint without a config, of an unknown family, of custom code, or an adapter.
 
-    Args:
-        name: Folder or hub id of the checkpoint, for messages.
-        read: Returns its files.
-        subfolder: Folder of the encoder in it; empty for its root.
-
     Raises:
         CheckpointError: It is one of these.
     """

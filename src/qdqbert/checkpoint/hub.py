@@ -30,9 +30,6 @@ def check_hub_model(name: str) -> None:
 
     transformers' loaders repeat failed requests for most of a minute, and log each of them.
 
-    Args:
-        name: The user's argument. No local folder has this name.
-
     Raises:
         CheckpointError: The name is not possible on the hub, the hub has no such model, or it
             cannot be reached.
@@ -60,10 +57,7 @@ def check_hub_model(name: str) -> None:
 def download(name: str, files: Sequence[str], *, commit: str | None = None) -> Path:
     """Download files of a model, unless the hub's local cache has them, and return their folder.
 
-    Args:
-        name: Name of the model on the hub.
-        files: Globs over the paths of the files.
-        commit: Commit of the model; the newest one if `None`.
+    `files` are globs over their paths. Without a `commit`, it is the newest one.
 
     Raises:
         CheckpointError: The hub cannot be reached.

@@ -151,12 +151,7 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Load a checkpoint as a model of transformers. See `describe_checkpoint`.
 
-    Args:
-        name: See `describe_checkpoint`.
-        task: See `describe_checkpoint`.
-        class_for: Returns the class to load, given the model's class and its config.
-        new_head: See `describe_checkpoint`.
-        pooling: See `describe_checkpoint`.
+    `class_for` returns the class to load, given the model's class and its config.
 
     Raises:
         CheckpointError: Weights are missing or have other shapes, the head is missing, or the
@@ -172,10 +167,8 @@ def load_described(
 ) -> Checkpoint:
     """Load the weights of a checkpoint as a model of transformers.
 
-    Args:
-        found: The rest of the checkpoint.
-        class_for: Returns the class to load, given the model's class and its config.
-        needs_head: Whether the files must have the head of the task.
+    `class_for` returns the class to load, given the model's class and its config. Without
+    `needs_head`, the files may lack the head of the task.
 
     Raises:
         CheckpointError: See `load_checkpoint`.

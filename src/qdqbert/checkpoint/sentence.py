@@ -167,10 +167,6 @@ def read_sentence_head(read: ReadFile) -> SentenceHead | None:
 def read_layout_fields(read: ReadFile, subfolder: str) -> dict[str, Any]:
     """Return the fields of a `Layout`.
 
-    Args:
-        read: Returns the files of the checkpoint.
-        subfolder: Folder of the encoder in it.
-
     Raises:
         CheckpointError: The settings change how texts are tokenized in a way that is not supported.
     """
@@ -216,11 +212,7 @@ def choose_prompt(
 ) -> str:
     """Return the prompt before a text; empty for none.
 
-    Args:
-        prompts: Prompts of the model by name.
-        default_name: Name of the default prompt, if there is one.
-        name: Name of the prompt that a call asks for.
-        text: The prompt itself that a call asks for; it takes precedence.
+    The `name` and the `text` are what a call asks for. The text takes precedence.
 
     Raises:
         UserInputError: There is no prompt of that name.
@@ -270,11 +262,6 @@ def write_sentence_head(head: SentenceHead, folder: Path, *, hidden: int) -> Non
     Writes modules.json, the pooling and the settings. The checkpoint's own settings are copied:
     prompts, the similarity function, the longest input and so on. sentence-transformers' ONNX
     backend reads `last_hidden_state` of a graph and applies these modules to it.
-
-    Args:
-        head: The head of the checkpoint.
-        folder: Folder in whose root the encoder is.
-        hidden: Size of a token's state.
     """
     paths = {"Transformer": "", "Pooling": _POOLING_FOLDER}
     paths |= {"Normalize": "2_Normalize"} if head.normalize else {}
@@ -291,10 +278,8 @@ def write_sentence_head(head: SentenceHead, folder: Path, *, hidden: int) -> Non
 def write_files(folder: Path, paths: Mapping[str, str], texts: Mapping[str, str]) -> None:
     """Write modules.json, the folders of the modules, and other files.
 
-    Args:
-        folder: The folder.
-        paths: Paths of the modules by the names of their classes.
-        texts: Texts of the other files, by their paths.
+    `paths` are those of the modules by the names of their classes, and `texts` those of the other
+    files by their paths.
     """
     modules = [
         {"idx": index, "name": str(index), "path": path, "type": f"{_PACKAGE}.{kind}"}

@@ -51,10 +51,6 @@ def load_tokenizer(name: str, *, subfolder: str = "") -> LoadedTokenizer:
     If there is a tokenizer.json, the tokenizer gives its ids. The rest, such as the names of
     special tokens and added tokens, comes from the other files, as in transformers.
 
-    Args:
-        name: The folder, or the hub id.
-        subfolder: Folder in it that has the files.
-
     Raises:
         CheckpointError: The library `tokenizers` cannot read tokenizer.json.
         OSError: There is no tokenizer. transformers raises errors of other classes, too.
@@ -122,13 +118,7 @@ def runtime_tokenizer(tokenizer: Any) -> Tokenizer:
 
 
 def write_tokenizer(tokenizer: Any, folder: Path, *, max_length: int) -> None:
-    """Write a tokenizer so that all programs give its ids, and cut at the same length.
-
-    Args:
-        tokenizer: The tokenizer, of transformers.
-        folder: The folder.
-        max_length: Longest input in tokens.
-    """
+    """Write a tokenizer so that all programs give its ids, and cut at the same length."""
     tokenizer.save_pretrained(folder)
     set_limits(folder, max_length)
     if type(tokenizer) is transformers.TokenizersBackend:
@@ -141,11 +131,8 @@ def write_tokenizer(tokenizer: Any, folder: Path, *, max_length: int) -> None:
 def _as_stored(name: str, places: dict[str, Any], own: tokenizers.Tokenizer, built: Any) -> Any:
     """Return the tokenizer of a file, with transformers' other settings.
 
-    Args:
-        name: The folder, or the hub id.
-        places: Arguments of `from_pretrained`.
-        own: The content of tokenizer.json. It gets the added tokens of the other files.
-        built: The tokenizer that transformers builds, if it can.
+    `own` is the content of tokenizer.json, and gets the added tokens of the other files. `built` is
+    the tokenizer that transformers builds, if it can.
     """
     stored = transformers.TokenizersBackend.from_pretrained(name, **places)
     # Tokens that only the class of a tokenizer names count if the model knows them.

@@ -23,13 +23,6 @@ def check_weights(
 ) -> tuple[str, ...]:
     """Refuse missing weights, wrong shapes, and unused weights that matter.
 
-    Args:
-        name: Folder or hub id of the checkpoint, for messages.
-        model: The loaded model.
-        task: Its task.
-        info: transformers' information about the loading.
-        needs_head: Whether the files must have the head of the task.
-
     Returns:
         Notices about weights that are left out and do not matter.
 

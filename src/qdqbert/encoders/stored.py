@@ -23,10 +23,7 @@ from qdqbert.json_files import Fields, damaged
 from qdqbert.spec import LOCAL, RESIDUAL, Range, Site, TensorSpec
 
 FORMAT = 2
-"""Version of the keys in config.json that describe quantizers.
-
-Version 1 had no number. Its `placement` is now `recipe`, and its `recipe` is `quantizer_options`.
-"""
+"""Version of the keys in config.json that describe quantizers."""
 
 STATE_VERSION = 1
 """Version of the key `quantizers`."""
@@ -87,7 +84,7 @@ def check_format(values: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: Its format is newer.
     """
-    found = values.get("qdqbert_format") or 1
+    found = values.get("qdqbert_format") or FORMAT
     if type(found) is not int or found > FORMAT:
         raise CheckpointError(
             f"config.json describes quantizers in format {found!r:.80}. This version of qdqbert "

@@ -38,13 +38,7 @@ def compare_alone(
     alone: Mapping[int, Prediction],
     decisions: tuple[Sequence[Hashable], Sequence[Hashable]] | None,
 ) -> BatchInvariance:
-    """Compare predictions of texts in batches with predictions of the same texts alone.
-
-    Args:
-        together: Predictions of all texts.
-        alone: Predictions of some of them, by index.
-        decisions: The model's decisions by `together`, and with `alone` in its place.
-    """
+    """Compare predictions of texts in batches with predictions of the same texts alone."""
     differences = [
         float(np.abs(values - together[index]).max(initial=0)) for index, values in alone.items()
     ]

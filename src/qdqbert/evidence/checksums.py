@@ -32,10 +32,6 @@ class FileCheck:
 def write_checksums(folder: Path, *, leave_out: Collection[str]) -> None:
     """Write the checksums of all files of a folder.
 
-    Args:
-        folder: The folder.
-        leave_out: Names of files that may be changed later.
-
     Raises:
         OSError: A file cannot be read, or the checksums cannot be written.
     """
@@ -69,10 +65,6 @@ def check_files(folder: Path) -> tuple[FileCheck, ...] | None:
 
 def require_intact(folder: Path, names: Collection[str]) -> bool:
     """Refuse files that differ from their checksums.
-
-    Args:
-        folder: A folder that `quantize` wrote.
-        names: Paths of the files in the folder, with `/`.
 
     Returns:
         Whether the folder has checksums. Somebody may have removed them.

@@ -53,10 +53,6 @@ def difference_interval(score: Score, reference: Score) -> Interval:
     Both models are scored on random samples of the examples, drawn with replacement. Samples for
     which a metric is undefined are left out.
 
-    Args:
-        score: Results of the model.
-        reference: Results of the reference for the same examples.
-
     Raises:
         ValueError: They have different numbers of examples.
 

@@ -129,12 +129,5 @@ def _worker(candidate: Candidate, threads: int | None) -> Iterator[tuple[WorkerP
     """Yield a process that has loaded a candidate, and its float type."""
     what = f"`{candidate.model}` on {candidate.engine}"
     with open_worker(_WORKER, what) as worker:
-        load = {
-            "engine": candidate.engine,
-            "model": str(candidate.model),
-            "threads": threads,
-            "vocab_size": candidate.vocab_size,
-            "choices": candidate.choices,
-            "provider": candidate.provider,
-        }
+        load = dataclasses.asdict(candidate) | {"model": str(candidate.model), "threads": threads}
         yield worker, worker.ask(load)["precision"]

@@ -35,12 +35,7 @@ class TextLengths:
 
 
 def text_lengths(lengths: Sequence[int], *, truncated: int) -> TextLengths:
-    """Return the distribution of some lengths.
-
-    Args:
-        lengths: Number of tokens of each text, at least one text.
-        truncated: Number of texts that lost their end.
-    """
+    """Return the distribution of some lengths."""
     shortest, longest = min(lengths), max(lengths)
     # Whole numbers of tokens, so that all bins hold equally many lengths.
     width = -(-(longest + 1 - shortest) // _BINS)

@@ -56,12 +56,7 @@ class LimitCheck:
 def metric_differences(
     scores: Sequence[Score], references: Sequence[Score]
 ) -> tuple[MetricDifference, ...]:
-    """Return the difference of each metric that both models have, the main one first.
-
-    Args:
-        scores: Scores of the model.
-        references: Scores of the reference, on the same examples.
-    """
+    """Return the difference of each metric that both models have, the main one first."""
     known = {each.name: each for each in references}
     return tuple(
         MetricDifference(
@@ -79,11 +74,6 @@ def check_limits(
     limits: Limits, fidelity: Fidelity, differences: Sequence[MetricDifference]
 ) -> tuple[LimitCheck, ...]:
     """Return a check for each limit that was set.
-
-    Args:
-        limits: The limits.
-        fidelity: How close a model is to the reference.
-        differences: Its metrics minus the reference's, the main one first.
 
     Raises:
         UserInputError: A limit does not apply to the task.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from qdqbert.choices import EngineName
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner, open_runner
-from qdqbert.evidence.fidelity import signal_and_noise, sqnr_db, to_decibels
+from qdqbert.evidence.fidelity import signal_and_noise, to_decibels
 from qdqbert.graph.check import add_teacher_forcing, layer_input_names, save_graph
 from qdqbert.reference.body import Body, to_numpy
 from qdqbert.reference.sited_model import SitedModel
@@ -210,10 +210,6 @@ def layer_fidelity(
 ) -> tuple[LayerFidelity, ...]:
     """Return the SQNR of a quantized model to float after each layer.
 
-    Args:
-        references: Results of the fake-quantized model.
-        floats: Results of the float model for the same batches.
-
     Returns:
         The embeddings, the encoder layers but the last one, then each output, in this order.
     """
@@ -237,11 +233,7 @@ def check_lowering(
 ) -> LoweringCheck:
     """Compare a finished graph on an engine with results of PyTorch.
 
-    Args:
-        path: Its file. Temporary graphs are written to its folder.
-        references: Results of PyTorch, at least one.
-        engine: Engine that runs the graph.
-        agreement_db: SQNR that the target's arithmetic should reach; see `Target.agreement_db`.
+    Temporary graphs are written to the folder of the file.
     """
     names = list(references[0].states)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -286,45 +278,34 @@ def _layers_opener(
 def _layer_sqnr(runner: Runner, references: Sequence[Reference]) -> dict[str, float]:
     """Return the SQNR of each layer's output, given PyTorch's layer inputs, dB."""
     # Sums of squares, since the values of all layers take hundreds of MB.
-    signal: dict[str, float] = {}
-    noise: dict[str, float] = {}
+    powers: dict[str, NDArray[np.float64]] = {}
     for reference in references:
         given = {f"{name}.forced": state for name, state in reference.states.items()}
         known: dict[str, NDArray[Any]] = {**reference.inputs, **given}
         outputs = runner.run({name: known[name] for name in runner.input_names})
         for name, state in {**reference.outputs, **reference.states}.items():
-            more = signal_and_noise(
-                _text_only(name, state, reference), _text_only(name, outputs[name], reference)
-            )
-            signal[name] = signal.get(name, 0.0) + more[0]
-            noise[name] = noise.get(name, 0.0) + more[1]
-    return {name: to_decibels(signal[name], noise[name]) for name in signal}
+            pair = (_text_only(name, each, reference) for each in (state, outputs[name]))
+            powers[name] = powers.get(name, np.zeros(2)) + signal_and_noise(*pair)
+    return {name: to_decibels(*sums) for name, sums in powers.items()}
 
 
 def _ties_sqnr(references: Sequence[Reference], name: str) -> float:
     """Return the SQNR of PyTorch against itself with noise in the last bits, dB."""
-    expected = [
-        _text_only(name, {**reference.states, **reference.outputs}[name], reference)
-        for reference in references
-    ]
-    noisy = [_text_only(name, reference.noisy[name], reference) for reference in references]
-    return sqnr_db(np.concatenate(expected), np.concatenate(noisy))
+    powers = np.zeros(2)
+    for each in references:
+        pair = ({**each.states, **each.outputs}[name], each.noisy[name])
+        powers += signal_and_noise(*(_text_only(name, values, each) for values in pair))
+    return to_decibels(*powers)
 
 
 def _end_to_end(runner: Runner, references: Sequence[Reference]) -> float:
     name = next(iter(references[0].outputs))
-    pairs = [
-        (
-            _text_only(name, reference.outputs[name], reference),
-            _text_only(
-                name,
-                runner.run({each: reference.inputs[each] for each in runner.input_names})[name],
-                reference,
-            ),
-        )
-        for reference in references
-    ]
-    return sqnr_db(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
+    powers = np.zeros(2)
+    for each in references:
+        made = runner.run({key: each.inputs[key] for key in runner.input_names})[name]
+        pair = (each.outputs[name], made)
+        powers += signal_and_noise(*(_text_only(name, values, each) for values in pair))
+    return to_decibels(*powers)
 
 
 def _text_only(name: str, values: NDArray[np.float32], reference: Reference) -> NDArray[np.float32]:

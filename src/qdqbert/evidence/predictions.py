@@ -66,11 +66,7 @@ def changed_rows(
 
 
 def changed_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[ChangedExample, ...]:
-    """Return the texts and both predictions of the largest changes.
-
-    Args:
-        rows: See `changed_rows`.
-    """
+    """Return the texts and both predictions of the largest changes."""
     examples = []
     for row in rows[:_SHOWN]:
         before = row["reference"]

@@ -45,12 +45,7 @@ class WorkerProcess:
 
 @contextlib.contextmanager
 def open_worker(module: str, what: str) -> Iterator[WorkerProcess]:
-    """Start a process, and end it after the block.
-
-    Args:
-        module: Module that the process runs; see `serve`.
-        what: Name of its measurement, for messages.
-    """
+    """Start a process, and end it after the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
@@ -66,11 +61,7 @@ def open_worker(module: str, what: str) -> Iterator[WorkerProcess]:
 
 
 def serve(answers: Callable[[Iterator[dict[str, Any]]], Iterator[dict[str, Any]]]) -> None:
-    """Answer requests from stdin on stdout until stdin ends.
-
-    Args:
-        answers: Yields an answer to each request.
-    """
+    """Answer requests from stdin on stdout until stdin ends."""
     for answer in answers(json.loads(line) for line in sys.stdin):
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -81,13 +81,8 @@ class SaturationCheck:
     ) -> None:
         """Keep how the linear layers are quantized.
 
-        Args:
-            specs: Specs by site name.
-            ranges: Ranges of activations by site name.
-            weights: Weight `(out, in)` of each linear layer, by the name of its input's site.
-            scales: `pre_quant_scale` by site name.
-            weight_amax: Ranges of weights that do not use their own, by site name.
-            roundings: How weights are rounded, where it is not to the nearest code.
+        Specs, ranges, scales and `weight_amax` are by site name, and weights `(out, in)` by the
+        name of their input's site.
         """
         self._specs, self._ranges, self._roundings = specs, ranges, roundings
         self._weights, self.scales, self._weight_amax = weights, scales, weight_amax

@@ -78,12 +78,7 @@ def read_rows(path: Path) -> list[VerificationRow]:
 
 
 def measure_rows(runner: Runner, rows: Sequence[VerificationRow]) -> float:
-    """Return the SQNR of a model to the stored results, over all rows and outputs, in dB.
-
-    Args:
-        runner: The model.
-        rows: At least one row.
-    """
+    """Return the SQNR of a model to the stored results, over all rows and outputs, in dB."""
     powers = np.zeros(2)
     for row in rows:
         outputs = runner.run({name: row.inputs[name] for name in runner.input_names})

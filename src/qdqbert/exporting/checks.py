@@ -56,14 +56,7 @@ def differing_texts(
     *,
     prompt: str = "",
 ) -> list[str]:
-    """Return the names of the texts that a tokenizer gives other ids for.
-
-    Args:
-        tokenizer: The tokenizer of the folder.
-        tokenize: Returns the ids of texts or pairs, without padding.
-        texts: Texts or pairs by name.
-        prompt: Text that the exported tokenizer puts before each text.
-    """
+    """Return the names of the texts that a tokenizer gives other ids for."""
     found = zip(texts.items(), tokenize(list(texts.values())), strict=True)
     return [
         name
@@ -74,12 +67,6 @@ def differing_texts(
 
 def check_tokens(source: Source, tokenize: Tokenize, *, converter: str, prompt: str = "") -> None:
     """Refuse a tokenizer that gives other ids for some text.
-
-    Args:
-        source: The exported model.
-        tokenize: The exported tokenizer; see `differing_texts`.
-        converter: Name of its runtime, for the message.
-        prompt: Text that the exported tokenizer puts before each text.
 
     Raises:
         UserInputError: It does.
@@ -142,11 +129,6 @@ def expected_results(
 
 def check_results(name: str, expected: Sequence[Result], found: Sequence[Result]) -> Agreement:
     """Compare an output of an exported model with the folder's.
-
-    Args:
-        name: Name of the output.
-        expected: Results of the folder; see `expected_results`.
-        found: Results of the exported model, of the same shapes.
 
     Returns:
         How close they are.

@@ -22,8 +22,6 @@ class Format:
         write: Writes a model to a folder.
         check: Runs the exported model, and compares it with the original folder. Raises
             `UserInputError` if it gives other tokens or results.
-        inputs: Names of the exported model's inputs.
-        outputs: Names of its outputs.
         usage: Returns an example of use for a folder, as Python code or a command.
         notices: Returns notices for the user.
     """
@@ -33,8 +31,6 @@ class Format:
     refuse: Callable[[Source], None]
     write: Callable[[Source, Path], None]
     check: Callable[[Source, Path], Sequence[Agreement]]
-    inputs: Callable[[Source], Sequence[str]]
-    outputs: Callable[[Source], Sequence[str]]
     usage: Callable[[Source, Path], str]
     notices: Callable[[Source], Sequence[str]]
 

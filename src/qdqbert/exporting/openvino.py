@@ -108,14 +108,6 @@ def _is_pooled_by_pipeline(source: Source) -> bool:
     return source.outputs == (LAST_HIDDEN_STATE,)
 
 
-def _outputs(source: Source) -> Sequence[str]:
-    return source.outputs
-
-
-def _inputs(source: Source) -> Sequence[str]:
-    return ("text", "text_pair") if source.takes_pairs else ("text",)
-
-
 def _usage(source: Source, folder: Path) -> str:
     if source.is_reranker:
         return (
@@ -177,8 +169,6 @@ OPENVINO = Format(
     refuse=_refuse,
     write=_write,
     check=_check,
-    inputs=_inputs,
-    outputs=_outputs,
     usage=_usage,
     notices=_notices,
 )

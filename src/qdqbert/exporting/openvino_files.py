@@ -55,12 +55,7 @@ node {{
 
 
 def write_model(source: Source, folder: Path) -> None:
-    """Write the graph with the outputs to export. Weights keep their types.
-
-    Args:
-        source: The graph.
-        folder: Folder to write to.
-    """
+    """Write the graph with the outputs to export. Weights keep their types."""
     model = openvino.Core().read_model(source.graph)
     wanted = []
     for name in source.outputs:

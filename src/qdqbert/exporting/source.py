@@ -12,12 +12,12 @@ from qdqbert.artifact import Artifact, open_artifact
 from qdqbert.checkpoint.sentence import (
     ModelSettings,
     SentenceHead,
+    folder_reader,
     read_model_settings,
     read_sentence_head,
 )
 from qdqbert.choices import EngineName, ExportedOutputs, TargetName
 from qdqbert.errors import UserInputError
-from qdqbert.json_files import read_text
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 LAST_HIDDEN_STATE: Literal["last_hidden_state"] = "last_hidden_state"
@@ -73,6 +73,11 @@ class Source:
             return True
         # Without the key, a model with one output is a reranker, as for `load`.
         return bool(self.artifact.quantization.get("takes_pairs", self.labels == 1))
+
+    @property
+    def text_names(self) -> tuple[str, ...]:
+        """Names of the exported model's inputs."""
+        return ("text", "text_pair") if self.takes_pairs else ("text",)
 
     @property
     def is_reranker(self) -> bool:
@@ -157,15 +162,6 @@ def open_source(
 ) -> Source:
     """Read a folder, and choose its graph and its outputs.
 
-    Args:
-        folder: Folder that `quantize` wrote.
-        engine: Engine of the format.
-        target: Graph that the caller wants.
-        returns: Outputs that the caller wants of an embedder.
-        default: Outputs of an embedder otherwise, if the graph has them.
-        name: Name that the caller wants.
-        pairs: Whether the caller says that the model takes pairs of texts.
-
     Raises:
         CheckpointError: `quantize` did not write the folder.
         UserInputError: The folder has no such graph or output, or another task, or is an embedder
@@ -197,7 +193,7 @@ def open_source(
         engine=engine,
         target=chosen,
         outputs=_outputs(artifact, returns, default),
-        head=read_sentence_head(lambda path: _text_of(folder / path)),
+        head=read_sentence_head(folder_reader(folder)),
         settings=read_model_settings(folder),
         name=name,
         pairs=pairs,
@@ -228,16 +224,8 @@ def _outputs(
     return tuple(names)
 
 
-def _text_of(path: Path) -> str | None:
-    return read_text(path) if path.is_file() else None
-
-
 def refuse_truncate_dim(source: Source, why: str) -> None:
     """Refuse embedders that keep a part of their dimensions.
-
-    Args:
-        source: The exported model.
-        why: The format's behaviour, as a part of the message.
 
     Raises:
         UserInputError: The settings of the model have `truncate_dim`.

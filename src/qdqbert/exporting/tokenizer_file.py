@@ -19,9 +19,6 @@ def equivalent_tokenizer(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenize
     * `ByteLevel` with `add_prefix_space` puts a space before a text that does not start with one.
       OpenVINO Tokenizers leaves it out before other white space, too, so that steps of the
       normalizer do it.
-
-    Args:
-        tokenizer: The tokenizer; not changed.
     """
     content: dict[str, Any] = json.loads(tokenizer.to_str())
     steps = _steps(content["normalizer"], "normalizers")

@@ -86,7 +86,7 @@ def _tensor(name: str, kind: str, *dims: int) -> dict[str, Any]:
 
 
 def _texts(source: Source) -> list[dict[str, Any]]:
-    return [_tensor(name, "STRING", 1) for name in _inputs(source)]
+    return [_tensor(name, "STRING", 1) for name in source.text_names]
 
 
 def _ids(source: Source) -> list[dict[str, Any]]:
@@ -224,10 +224,6 @@ def _session(model: Path) -> Any:
     return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
-def _inputs(source: Source) -> Sequence[str]:
-    return ("text", "text_pair") if source.takes_pairs else ("text",)
-
-
 def _usage(source: Source, folder: Path) -> str:
     del source
     return f"tritonserver --model-repository {folder.absolute()}"
@@ -247,8 +243,6 @@ TRITON = Format(
     refuse=_refuse,
     write=_write,
     check=_check,
-    inputs=_inputs,
-    outputs=lambda source: source.outputs,
     usage=_usage,
     notices=_notices,
 )

@@ -12,11 +12,6 @@ from qdqbert.inference.load import load
 def open_embedder(path: str, framework: str, **options: Any) -> Embedder:
     """Load a model that must be an embedder.
 
-    Args:
-        path: Folder that `quantize` wrote, or a float checkpoint; or its name on the hub.
-        framework: Name of the framework that needs the embedder, for the message.
-        options: Options of `qdqbert.load`.
-
     Raises:
         UserInputError: It is not an embedder.
         CheckpointError: See `qdqbert.load`.

@@ -50,13 +50,7 @@ class _EngineModule(InputModule):
     """
 
     def __init__(self, path: str, options: Mapping[str, Any], model: Any = None) -> None:
-        """Open a folder.
-
-        Args:
-            path: The folder.
-            options: Options of `qdqbert.load`.
-            model: Result of `qdqbert.load` for them, if it was called.
-        """
+        """Open a folder."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._opened = path, dict(options)
         self.engine_model = inference.load(path, **options) if model is None else model
@@ -78,6 +72,13 @@ class _EngineModule(InputModule):
             argument="max_seq_length",
         )
 
+    def preprocess(
+        self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Return the inputs and the prompt unchanged. The engine's tokenizer reads them."""
+        del kwargs
+        return {"items": list(inputs), "prompt": prompt or ""}
+
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Refuse, as the folder is the saved model.
 
@@ -98,36 +99,21 @@ class QuantizedEncoder(_EngineModule):
         """Return the number of dimensions of an embedding."""
         return len(self.engine_model.encode("", prompt=""))
 
-    def preprocess(
-        self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        """Return the texts and the prompt unchanged. The engine's tokenizer reads them."""
-        del kwargs
-        return {"texts": list(inputs), "prompt": prompt or ""}
-
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Add the embeddings, float32 `(texts, dimensions)`."""
         del kwargs
-        vectors = self.engine_model.encode(features["texts"], prompt=features["prompt"])
+        vectors = self.engine_model.encode(features["items"], prompt=features["prompt"])
         return {**features, "sentence_embedding": torch.from_numpy(vectors)}
 
 
 class QuantizedCrossEncoder(_EngineModule):
     """Computes scores of pairs of texts."""
 
-    def preprocess(
-        self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        """Return the pairs and the prompt unchanged. The engine's tokenizer reads them."""
-        del kwargs
-        return {"pairs": [tuple(each) for each in inputs], "prompt": prompt or ""}
-
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Add the logits, float32 `(pairs, classes)`."""
         del kwargs
-        found = self.engine_model.predict(
-            features["pairs"], prompt=features["prompt"], activation="none"
-        )
+        pairs = [tuple(each) for each in features["items"]]
+        found = self.engine_model.predict(pairs, prompt=features["prompt"], activation="none")
         scores = torch.from_numpy(found)
         return {**features, "scores": scores if scores.dim() > 1 else scores[:, None]}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from transformers import BertConfig
@@ -38,11 +37,11 @@ class QDQBertConfig(BertConfig):  # type: ignore[misc]
     qdqbert_format: int = FORMAT
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Accept a `QuantizerOptions`, and keys of an earlier format."""
+        """Accept a `QuantizerOptions`."""
         if isinstance(self.quantizer_options, QuantizerOptions):
             self.quantizer_options = self.quantizer_options.to_dict()
         super().__post_init__(**kwargs)
-        upgrade_(self)
+        check_format(vars(self))
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -65,37 +64,7 @@ class QDQBertConfig(BertConfig):  # type: ignore[misc]
         """Make a config from a dict. `quantizer_options` may be a `QuantizerOptions`."""
         if isinstance(kwargs.get("quantizer_options"), QuantizerOptions):
             kwargs["quantizer_options"] = kwargs["quantizer_options"].to_dict()
-        return super().from_dict(upgraded(config_dict), **kwargs)
-
-
-def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of config.json with the keys of the current format.
-
-    Raises:
-        CheckpointError: They were written by a newer version.
-    """
-    new = dict(values)
-    check_format(new)
-    is_first = "placement" in new or isinstance(new.get("recipe"), Mapping)
-    if is_first:
-        new["quantizer_options"] = new.pop("recipe", None)
-        new["recipe"] = new.pop("placement", None)
-    if is_first or "qdqbert_format" in new:
-        new["qdqbert_format"] = FORMAT
-    return new
-
-
-def upgrade_(config: Any) -> None:
-    """Give a config of any class the keys of the current format.
-
-    Raises:
-        CheckpointError: It was written by a newer version.
-    """
-    values = vars(config)
-    new = upgraded(values)
-    for name in set(values) - set(new):
-        delattr(config, name)
-    values.update(new)
+        return super().from_dict(config_dict, **kwargs)
 
 
 def recipe_of(config: Any) -> str | None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from qdqbert.checkpoint.families import family_of
-from qdqbert.checkpoint.load import check_positions
-from qdqbert.encoders.stored import BUFFERS
+from qdqbert.checkpoint.load import Checkpoint, check_positions, load_checkpoint
+from qdqbert.encoders.stored import BUFFERS, check_format
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.insert.factory import PLAIN, QuantizerFactory
 from qdqbert.insert.modules import ATTENTION
@@ -24,7 +24,6 @@ from qdqbert.models.configuration import (
     excluded_of,
     quantizer_options_of,
     recipe_of,
-    upgrade_,
 )
 from qdqbert.models.state import (
     adjust_,
@@ -153,7 +152,7 @@ def _by_keyword(forward: Callable[..., Any], names: Sequence[str]) -> Callable[.
 def put_quantizers_in_(model: Any) -> None:
     """Insert quantizers as the model's config describes them. They quantize from now on."""
     config, training = model.config, model.training
-    upgrade_(config)
+    check_format(vars(config))
     recipe = recipe_of(config)
     groups = build_recipe(recipe or "full", embeddings=None).groups
     factory = factory_of(model)
@@ -223,3 +222,14 @@ def class_for(float_class: Any, config: Any) -> Any:
     if getattr(config, "quantizers", None) is None:
         return float_class
     return quantized_class(float_class)
+
+
+def load_model(
+    name: str,
+    *,
+    task: str | None = None,
+    new_head: Sequence[str] | None = None,
+    pooling: str | None = None,
+) -> Checkpoint:
+    """Load a checkpoint, with quantizers if its config describes some. See `load_checkpoint`."""
+    return load_checkpoint(name, task=task, class_for=class_for, new_head=new_head, pooling=pooling)

@@ -47,12 +47,6 @@ def place_(
 ) -> None:
     """Configure quantizers as a recipe specifies. Sites that it leaves in float are disabled.
 
-    Args:
-        sited: A model with quantizers.
-        recipe: Name of the recipe.
-        quantizer_options: Changes to the recipe.
-        exclude: Regular expressions. Sites that one of them finds stay in float.
-
     Raises:
         UserInputError: The recipe is unknown.
         UnmatchedRuleError: A pattern matches no quantizer.

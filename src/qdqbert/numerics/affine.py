@@ -218,11 +218,6 @@ def fake_quantize(x: Tensor, parameters: QuantizationParameters, spec: TensorSpe
 
     The gradient is 1 where the code does not saturate, and 0 elsewhere.
 
-    Args:
-        x: Any shape, floating point. Half precision is computed in float32 and cast back.
-        parameters: Scale and zero point of the tensor.
-        spec: Spec of the tensor.
-
     Source: straight-through estimator with clipping, Bengio et al. 2013, arXiv:1308.3432.
     """
     scale, zero_point = _along(parameters, x, spec.axis)

@@ -49,10 +49,6 @@ def map_on_threads(
 
     Each call runs torch on one thread. This is faster than one call after the other if a call is
     made of many small operations, and results do not depend on the number of threads.
-
-    Args:
-        function: Function to call. Gradients and inference mode are as they are for the caller.
-        items: Its arguments, one for each call.
     """
     inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 

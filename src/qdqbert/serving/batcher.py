@@ -127,11 +127,8 @@ class Batcher:
     ) -> None:
         """Start nothing yet: the first request of a process starts the threads.
 
-        Args:
-            model: The model. `close` does not close it.
-            max_queued: Number of inputs that may wait.
-            observe: Called in a thread after each batch, with its numbers of requests, inputs and
-                tokens.
+        `observe` is called in a thread after each batch, with its numbers of requests, inputs and
+        tokens. `close` does not close the model.
         """
         self._model = model
         self._max_queued = max_queued

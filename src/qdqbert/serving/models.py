@@ -18,10 +18,6 @@ from qdqbert.serving.options import ServerOptions
 def open_models(options: ServerOptions, progress: Progress) -> Iterator[dict[str, Model]]:
     """Load models and their graphs, so that no request waits for that.
 
-    Args:
-        options: Which models, and on what they run.
-        progress: Shows a stage for each model.
-
     Yields:
         The models by the names that requests use.
 

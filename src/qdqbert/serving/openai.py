@@ -13,11 +13,10 @@ import numpy as np
 from pydantic import BaseModel, Field, StrictInt
 
 from qdqbert.inference.embedding import Embedder, TokenIds
-from qdqbert.serving.embeddings import check_width
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import NAME, Route
-from qdqbert.serving.service import Models, count_truncated
+from qdqbert.serving.service import Models, check_width, count_truncated
 
 
 class EmbeddingsBody(BaseModel):

@@ -19,12 +19,7 @@ _MODEL = {
 
 
 def describe(routes: Sequence[Route], *, version: str) -> dict[str, Any]:
-    """Return a description of routes in the format of OpenAPI 3.1.
-
-    Args:
-        routes: The routes.
-        version: Version of the server.
-    """
+    """Return a description of routes in the format of OpenAPI 3.1."""
     bodies = [(route.body, "validation") for route in routes if route.body is not None]
     references, schemas = models_json_schema(
         bodies,  # type: ignore[arg-type]

@@ -50,9 +50,7 @@ class Response:
 def json_response(content: Any, *, truncated: int = 0) -> Response:
     """Return a response with JSON.
 
-    Args:
-        content: The content. Arrays of numpy become lists.
-        truncated: Number of inputs that were cut, which a header says.
+    Arrays of numpy become lists. A header says how many inputs were `truncated`.
     """
     return Response(
         body=orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY),

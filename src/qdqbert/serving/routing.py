@@ -80,14 +80,7 @@ class Router:
 async def respond(
     found: tuple[Route, str | None] | None, method: str, path: str, body: bytes
 ) -> Response:
-    """Return the response to a request. Whatever fails becomes a response, too.
-
-    Args:
-        found: What `Router.find` returned for the path.
-        method: HTTP method.
-        path: The path.
-        body: Body of the request.
-    """
+    """Return the response to a request. Whatever fails becomes a response, too."""
     try:
         if found is None:
             raise BadRequestError(404, f"Not Found: there is no route {path!r}.", "Validation")

@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from qdqbert.errors import UserInputError
 from qdqbert.inference.model import Model, TextEncoder
 from qdqbert.inference.scheduler import Job
+from qdqbert.json_files import shown
 from qdqbert.serving.batcher import Answered, Batcher, OverloadedError, TooLongError, size_of
 from qdqbert.serving.limits import BadRequestError, Limits
 from qdqbert.tokenizing.long_texts import Side
@@ -107,6 +110,22 @@ def count_truncated(answers: Sequence[Answered]) -> int:
     return sum(each.truncated for each in answers)
 
 
+def check_width(vectors: Sequence[np.ndarray], requested: int | None) -> None:
+    """Refuse a number of dimensions that the model does not have.
+
+    Raises:
+        BadRequestError: The vectors have fewer dimensions than requested.
+    """
+    width = len(vectors[0])
+    if requested is not None and requested > width:
+        raise BadRequestError(
+            400,
+            f"`dimensions` is {shown(requested)}, but embeddings of the model have {width}. "
+            f"Send {width} or less, or leave it out.",
+            "Validation",
+        )
+
+
 class Models:
     """The models of a server by name."""
 
@@ -128,10 +147,6 @@ class Models:
 
     def of_kind(self, kinds: type[Model] | tuple[type[Model], ...], name: str | None) -> Served:
         """Return the model that a request means.
-
-        Args:
-            kinds: Classes of models that can answer it.
-            name: Name of the model, if the request has it.
 
         Raises:
             BadRequestError: No model or several can answer it.

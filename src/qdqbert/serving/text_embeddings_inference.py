@@ -15,10 +15,9 @@ from pydantic import BaseModel, Field
 from qdqbert.inference.classification import TextClassifier, apply
 from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.reranking import Reranker
-from qdqbert.serving.embeddings import check_width
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
-from qdqbert.serving.service import Models, count_truncated
+from qdqbert.serving.service import Models, check_width, count_truncated
 
 Texts = Annotated[list[str], Field(min_length=1)]
 TextOrPair = Annotated[list[str], Field(min_length=1, max_length=2)]

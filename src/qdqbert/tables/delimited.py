@@ -86,12 +86,7 @@ def with_index_name(names: Sequence[str]) -> list[str]:
 
 
 def csv_records(lines: Iterable[str], separator: str) -> Iterator[tuple[int, list[str] | str]]:
-    """Yield the rows of CSV: number of the first line, and the cells or what is wrong with them.
-
-    Args:
-        lines: The lines, with their ends.
-        separator: Separator of the columns.
-    """
+    """Yield the rows of CSV: number of the first line, and the cells or what is wrong with them."""
     # strict: an unclosed quote is an error, instead of a text that contains the rest of the file.
     reader = csv.reader(lines, delimiter=separator, strict=True)
     while True:

@@ -18,12 +18,7 @@ def write_vectors(vectors: Iterable[NDArray[np.float32]]) -> bytes:
 
 
 def npy_header(rows: int, size_bytes: int) -> bytes:
-    """Return the start of a .npy file.
-
-    Args:
-        rows: Number of vectors.
-        size_bytes: Size of all vectors.
-    """
+    """Return the start of a .npy file."""
     dimensions = size_bytes // _TYPE.itemsize // rows if rows else 0
     buffer = io.BytesIO()
     npy_format.write_array_header_1_0(

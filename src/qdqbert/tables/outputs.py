@@ -10,17 +10,16 @@ import dataclasses
 import gzip
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qdqbert.choices import OutputFormat
 from qdqbert.errors import UserInputError
 from qdqbert.tables.delimited import csv_header, tsv_header, write_csv, write_tsv
-from qdqbert.tables.json_lines import write_objects
 from qdqbert.tables.npy import npy_header, write_vectors
 from qdqbert.tables.parquet import import_pyarrow, join_blocks, write_block
-from qdqbert.tables.rows import Layout, Row
+from qdqbert.tables.rows import Layout, Row, to_json
 
 STDOUT = "-"
 
@@ -50,12 +49,7 @@ class Writer:
     layout: Layout
 
     def header(self, *, rows: int = 0, size_bytes: int = 0) -> bytes:
-        """Return the start of the file, before the first block.
-
-        Args:
-            rows: Number of rows of the file.
-            size_bytes: Size of all blocks.
-        """
+        """Return the start of the file, before the first block."""
         if self.format == "npy":
             return npy_header(rows, size_bytes)
         headers = {"csv": csv_header, "tsv": tsv_header}
@@ -81,11 +75,7 @@ class Writer:
         return gzip.compress(content, mtime=0) if self.is_compressed else content
 
     def join(self, outputs: Sequence[tuple[Path, Sequence[Path], int]]) -> None:
-        """Write finished files.
-
-        Args:
-            outputs: Path of each file, the files of its blocks, and its number of rows.
-        """
+        """Write finished files."""
         if self.format == "parquet":
             sources = [path for _, parts, _ in outputs for path in parts]
             join_blocks(sources, [(path, parts) for path, parts, _ in outputs])
@@ -99,6 +89,11 @@ class Writer:
                         shutil.copyfileobj(content, file, 1 << 20)
                 file.flush()
                 os.fsync(file.fileno())
+
+
+def write_objects(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return rows as lines of a .jsonl file."""
+    return "".join(f"{to_json(dict(row))}\n" for row in rows).encode()
 
 
 def _merged(

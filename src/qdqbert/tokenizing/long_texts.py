@@ -127,10 +127,8 @@ class StartTokenizer:
     def __init__(self, encode: Encode, *, max_length: int, side: Side) -> None:
         """Keep the settings.
 
-        Args:
-            encode: Tokenizes a batch, and truncates to `max_length` without a stride.
-            max_length: Number of tokens that are kept, special tokens included.
-            side: The end of a text that is cut off.
+        `encode` truncates to `max_length` without a stride. `side` is the end of a text that is cut
+        off.
         """
         self._encode = encode
         self._max_length = max_length

@@ -62,12 +62,8 @@ class Tokenizer:
     ) -> None:
         """Take the tokenizer of a file.
 
-        Args:
-            file: The content of tokenizer.json.
-            config: The content of tokenizer_config.json: names of special tokens, the segment of
-                padding, the side that is cut.
-            path: The tokenizer.json, for messages.
-            max_length: Longest input in tokens, special tokens included; `None` for no limit.
+        `config` is the content of tokenizer_config.json, of which the special tokens, the segment
+        of padding and the side that is cut are read.
         """
         self._config = config
         self.path = path
@@ -85,10 +81,6 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, folder: Path, *, max_length: int | None) -> Self:
         """Read the files of a folder.
-
-        Args:
-            folder: A folder with `tokenizer.json`, as `quantize` writes it.
-            max_length: Longest input in tokens, special tokens included; `None` for no limit.
 
         Raises:
             CheckpointError: A file is missing or cannot be read.

@@ -70,12 +70,6 @@ def check_folder(
 ) -> Path | None:
     """Return the checkpoint to resume from; `None` for a new run, whose folder can be made.
 
-    Args:
-        folder: Folder of the checkpoints.
-        settings: Settings that must not change when the run is resumed, as JSON values.
-        resume: Resume from the last checkpoint.
-        overwrite: Start again even if there are checkpoints.
-
     Raises:
         UserInputError: There is no checkpoint to resume from, or the settings differ; or the
             folder exists and must not be replaced.

@@ -12,11 +12,7 @@ _PREFIX = "eval_"
 
 
 def curves_of(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Return steps and values by name: `loss` and each metric.
-
-    Args:
-        history: `TrainerState.log_history`.
-    """
+    """Return steps and values by name: `loss` and each metric."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for entry in history:
         for name, value in entry.items():
@@ -28,10 +24,6 @@ def curves_of(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int,
 
 def plot_curves(history: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Plot the loss and each metric, one panel each.
-
-    Args:
-        history: `TrainerState.log_history`.
-        path: File to write, .svg or .png.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.errors import UserInputError
-from qdqbert.models.loading import load_model
+from qdqbert.models.quantized import load_model
 from qdqbert.reference.sited_model import sited_model
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Task
@@ -59,31 +59,27 @@ def check_teacher(task: Task, student: Checkpoint, teacher: Checkpoint) -> None:
     """
     name = teacher.name
     ours, theirs = student.config, teacher.config
-    if task.class_names is not None and dict(ours.id2label) != dict(theirs.id2label):
-        raise UserInputError(
-            f"The classes of `distill_from={name!r}` are {list(theirs.id2label.values())[:10]}, "
-            f"those of the student {list(ours.id2label.values())[:10]}; expected equal classes in "
-            "equal order.",
-            argument="distill_from",
-        )
-    if task_for(task.name, ours) is not task_for(task.name, theirs):
-        kinds = [getattr(config, "problem_type", None) for config in (theirs, ours)]
-        raise UserInputError(
-            f"`problem_type` of `distill_from={name!r}` is {kinds[0]!r}, that of the student "
-            f"{kinds[1]!r}: one of them has one class for each text, the other "
-            "any number of classes. Name a teacher of the same kind, or change the student's "
-            "config.json.",
-            argument="distill_from",
-        )
-    if student.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
-        raise UserInputError(
-            f"The vocabulary of `distill_from={name!r}` differs from the student's, so it would "
-            "read other words. Name a teacher with the same tokenizer.",
-            argument="distill_from",
-        )
-    if task.is_embedding and ours.hidden_size != theirs.hidden_size:
-        raise UserInputError(
-            f"The embeddings of `distill_from={name!r}` have size {theirs.hidden_size}, the "
-            f"student's {ours.hidden_size}; expected equal sizes.",
-            argument="distill_from",
-        )
+    kinds = [getattr(config, "problem_type", None) for config in (theirs, ours)]
+    classes = [list(config.id2label.values())[:10] for config in (theirs, ours)]
+    has_other_classes = dict(ours.id2label) != dict(theirs.id2label)
+    teacher_is = f"of `distill_from={name!r}`"
+    problems = {
+        f"The classes {teacher_is} are {classes[0]}, those of the student {classes[1]}; expected "
+        "equal classes in equal order.": task.class_names is not None and has_other_classes,
+        f"`problem_type` {teacher_is} is {kinds[0]!r}, that of the student {kinds[1]!r}: one of "
+        "them has one class for each text, the other any number of classes. Name a teacher of the "
+        "same kind, or change the student's config.json.": (
+            task_for(task.name, ours) is not task_for(task.name, theirs)
+        ),
+        f"The vocabulary {teacher_is} differs from the student's, so it would read other words. "
+        "Name a teacher with the same tokenizer.": (
+            student.tokenizer.get_vocab() != teacher.tokenizer.get_vocab()
+        ),
+        f"The embeddings {teacher_is} have size {theirs.hidden_size}, the student's "
+        f"{ours.hidden_size}; expected equal sizes.": (
+            task.is_embedding and ours.hidden_size != theirs.hidden_size
+        ),
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise UserInputError(problem, argument="distill_from")

@@ -46,15 +46,8 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
     ) -> None:
         """Create a Trainer.
 
-        Args:
-            args: Arguments of transformers' Trainer.
-            outputs: Names of the outputs that are compared with the teacher's.
-            head: Pooling and normalization of an embedder.
-            is_embedder: Whether the loss is on embeddings.
-            teacher: The teacher, if there is one.
-            score: Returns the metrics of the current model.
-            on_batch: Called after each batch.
-            kwargs: Arguments of transformers' Trainer.
+        `score` returns the metrics of the current model, and `on_batch` is called after each batch.
+        The rest is for transformers.
         """
         self.sampler: BucketSampler | None = None
         self._outputs, self._head, self._is_embedder = outputs, head, is_embedder
@@ -165,15 +158,12 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
             self._fail(f"The weight `{broken[0]}` is NaN or infinite at step {step}")
         try:
             super()._save_checkpoint(*args, **kwargs)
-        except OSError as error:
-            self._fail(f"A checkpoint cannot be written ({error.strerror or error})", error)
-        except SafetensorError as error:
-            self._fail(f"A checkpoint cannot be written ({error})", error)
-        except RuntimeError as error:
-            # torch.save raises this error if the disk is full.
-            if not _is_write_error(error):
+        except (OSError, SafetensorError, RuntimeError) as error:
+            # torch.save raises a `RuntimeError` if the disk is full.
+            if isinstance(error, RuntimeError) and not _is_write_error(error):
                 raise
-            self._fail(f"A checkpoint cannot be written ({error})".split("\n")[0], error)
+            reason = getattr(error, "strerror", None) or str(error).split("\n")[0]
+            self._fail(f"A checkpoint cannot be written ({reason})", error)
 
     def _fail(self, what: str, cause: Exception | None = None) -> None:
         last = last_checkpoint(Path(self.args.output_dir))

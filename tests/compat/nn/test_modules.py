@@ -21,7 +21,6 @@ from qdqbert.compat.nn import (
     QuantInputMixin,
     QuantLinear,
     QuantMixin,
-    TensorQuantizer,
     pop_quant_desc_in_kwargs,
 )
 from qdqbert.compat.tensor_quant import QuantDescriptor
@@ -153,16 +152,6 @@ def test_result_is_torchs_of_rounded_numbers(device, case) -> None:
     torch.testing.assert_close(quantized(x), plain(rounded(x)), **EXACT)
 
 
-@EACH_CASE
-def test_result_is_torchs_where_quantizers_are_disabled(device, case) -> None:
-    plain, quantized = (module.to(device) for module in pair_of(case))
-    for module in quantized.modules():
-        if isinstance(module, TensorQuantizer):
-            module.disable()
-    x = draw(*case.shape).to(device)
-    torch.testing.assert_close(quantized(x), plain(x), **EXACT)
-
-
 @EACH_WEIGHTED
 @pytest.mark.parametrize("bits", [3, 4], ids=str)
 def test_descriptors_of_a_module_are_used(case, bits) -> None:
@@ -223,26 +212,6 @@ def test_module_is_torchs_with_quantizers(case) -> None:
 def test_arguments_may_be_given_by_position(case) -> None:
     quantized = case.quant_class(*case.arguments.values()).double()
     assert quantized(draw(*case.shape)).isfinite().all()
-
-
-@pytest.mark.parametrize("case", ONE_OF_EACH, ids=lambda case: case.name)
-def test_unknown_arguments_are_refused(case) -> None:
-    with pytest.raises(TypeError, match=r"^Unused keys: dict_keys\(\['quant_desc'\]\)$"):
-        case.quant_class(**case.arguments, quant_desc=QuantDescriptor())
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in ONE_OF_EACH if case not in WEIGHTED], ids=lambda case: case.name
-)
-def test_modules_without_weights_refuse_a_descriptor_of_weights(case) -> None:
-    with pytest.raises(TypeError, match=r"^Unused keys: dict_keys\(\['quant_desc_weight'\]\)$"):
-        case.quant_class(**case.arguments, quant_desc_weight=QuantDescriptor())
-
-
-@pytest.mark.parametrize("case", ONE_OF_EACH, ids=lambda case: case.name)
-def test_real_quantization_is_refused(case) -> None:
-    with pytest.raises(ValueError, match=r"^Only fake quantization is supported!$"):
-        case.quant_class(**case.arguments, quant_desc_input=QuantDescriptor(fake_quant=False))
 
 
 @pytest.mark.parametrize(
@@ -312,15 +281,6 @@ def test_transposed_convolution_refuses_other_padding_when_run(dims) -> None:
         quantized(draw(*case.shape))
 
 
-def test_quant_gives_the_rounded_input_and_weight() -> None:
-    case = conv(2)
-    _, quantized = pair_of(case)
-    x = draw(*case.shape)
-    quant_input, quant_weight = quantized._quant(x)
-    torch.testing.assert_close(quant_input, rounded(x), **EXACT)
-    torch.testing.assert_close(quant_weight, rounded(quantized.weight, axis=0), **EXACT)
-
-
 def test_shared_weight_is_of_the_float_linear() -> None:
     plain = nn.Linear(7, 5).double().eval()
     quantized = QuantLinear.from_float(plain)
@@ -354,11 +314,6 @@ def test_default_of_a_class_is_its_own() -> None:
     assert QuantConv2d(1, 1, 1).weight_quantizer.num_bits == 5
     for other in (QuantConv3d(1, 1, 1), QuantConvTranspose2d(1, 1, 1), QuantLinear(1, 1)):
         assert other.input_quantizer.num_bits == other.weight_quantizer.num_bits == 8
-
-
-def test_argument_comes_before_the_default() -> None:
-    QuantLinear.set_default_quant_desc_input(QuantDescriptor(num_bits=4))
-    assert QuantLinear(2, 2, quant_desc_input=QuantDescriptor(3)).input_quantizer.num_bits == 3
 
 
 # Modules made of float ones, as scripts for detectors do

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -131,19 +130,6 @@ def test_dropout_is_applied_between_layers_and_only_in_training() -> None:
     assert torch.equal(single(x)[0], single(x)[0])
 
 
-@EACH_SHAPE
-def test_state_without_ranges_is_torchs(arguments) -> None:
-    plain, quantized = lstm_pair(enabled=True, **arguments)
-    quantized(draw(6, 3, IN))
-    assert list(quantized.state_dict()) == list(plain.state_dict())
-    with torch.no_grad():
-        for parameter in quantized.parameters():
-            parameter.add_(0.5)
-    plain.load_state_dict(quantized.state_dict(), strict=True)
-    disable(quantized)
-    assert_all_close(quantized(draw(6, 3, IN)), plain(draw(6, 3, IN)))
-
-
 # Quantized: steps in numpy
 
 
@@ -246,21 +232,6 @@ def test_ranges_are_calibrated_over_all_steps() -> None:
     assert set(quantized.state_dict()) - set(plain.state_dict()) == {"_input_quantizers.0._amax"}
 
 
-def test_gradients_reach_all_parameters() -> None:
-    _, quantized = lstm_pair(enabled=True, num_layers=2, bidirectional=True)
-    x = draw(6, 3, IN).requires_grad_()
-    quantized(x)[0].square().sum().backward()
-    assert x.grad.abs().sum() > 0
-    for parameter in quantized.parameters():
-        assert parameter.grad.abs().sum() > 0
-
-
-def test_copies_are_equal() -> None:
-    _, quantized = lstm_pair(enabled=True, num_layers=2)
-    x = draw(6, 3, IN)
-    assert_all_close(copy.deepcopy(quantized)(x), quantized(x))
-
-
 # Refusals
 
 
@@ -338,13 +309,6 @@ def test_quantized_cell_is_a_step_in_numpy(bias) -> None:
     expected = numpy_step(x.numpy(), h.numpy(), c.numpy(), weights, bits=8)
     for found, wanted in zip(quantized(x, (h, c)), expected, strict=True):
         assert_all_close(found.detach(), torch.from_numpy(wanted))
-
-
-def test_state_of_a_cell_without_ranges_is_torchs() -> None:
-    plain, quantized = cell_pair(enabled=True, bias=False)
-    quantized(draw(3, IN))
-    plain.load_state_dict(quantized.state_dict(), strict=True)
-    assert (quantized.bias_ih, quantized.bias_hh) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from qdqbert import QuantizeReport
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.errors import UserInputError
-from qdqbert.models.loading import load_model
+from qdqbert.models.quantized import load_model
 from qdqbert.models.state import stored_calibration
 from qdqbert.reference.sited_model import sited_model
 from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT

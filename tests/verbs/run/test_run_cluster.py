@@ -19,7 +19,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.inference.answers import load_model
 from qdqbert.tables.inputs import open_source
 from qdqbert.verbs.run import cluster, pipeline
-from qdqbert.verbs.run.cluster import Failure, WindowWorker, read_windows, slices
+from qdqbert.verbs.run.cluster import WindowWorker, read_windows, slices
 from qdqbert.verbs.run.windows import Block
 
 
@@ -48,8 +48,8 @@ def in_process(monkeypatch) -> list[Any]:
                 seen.append(pickle.loads(window["value"][0]))
                 (value,) = worker(window)["value"]
                 block = pickle.loads(value)
-                if isinstance(block, Failure):
-                    raise block.error
+                if isinstance(block, UserInputError):
+                    raise block
                 assert isinstance(block, Block)
                 yield block
 
@@ -118,9 +118,9 @@ def test_errors_in_workers_are_those_of_the_user(classifier, folder) -> None:
     (folder / "a.jsonl").unlink()
     (packed,) = read_windows({"value": [pickle.dumps(source)]})
     failure = pickle.loads(packed["value"][0])
-    assert "does not exist any more" in str(failure.error)
+    assert "does not exist any more" in str(failure)
     worker = WindowWorker(None, None, None)  # type: ignore[arg-type]
-    assert pickle.loads(worker(packed)["value"][0]).error.args == failure.error.args
+    assert pickle.loads(worker(packed)["value"][0]).args == failure.args
 
 
 def test_a_worker_answers_windows_at_the_same_time_with_one_model(

@@ -12,7 +12,7 @@ import transformers
 
 import flat
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
-from qdqbert.errors import CheckpointError, DataFileError, UserInputError
+from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.progress import Silent
 from qdqbert.tasks.data import fingerprint
 from qdqbert.tasks.registry import TASKS
@@ -97,11 +97,6 @@ def test_the_task_of_an_embedder_is_that_of_its_modules(options, checkpoints) ->
     assert choose_task(options(model=str(checkpoints("sentence")))) is EMBEDDING
 
 
-def test_a_missing_folder_is_reported_before_a_missing_task(options) -> None:
-    with pytest.raises(CheckpointError, match=r"Folder './no-such-model' does not exist"):
-        choose_task(options(model="./no-such-model"))
-
-
 def test_a_new_head_has_the_classes_of_the_teacher_or_of_the_data(options, load) -> None:
     data = read_examples(CLASSIFICATION, options(), progress=Silent()).train
     assert new_classes(CLASSIFICATION, data, None) == ["bad", "good"]
@@ -161,17 +156,6 @@ def test_an_unknown_label_is_refused(options, write_file, encoded, which) -> Non
     data = write_file("odd.tsv", "text\tlabel\npaper\tfine\nbread\tgood")
     with pytest.raises(DataFileError, match=r"Label 'fine' is not one of the model's"):
         encoded(options(**{which: data}))
-
-
-def test_a_missing_column_is_refused(options) -> None:
-    with pytest.raises(DataFileError, match=r"label.column.*'stars'.* must be a column"):
-        read_examples(CLASSIFICATION, options(label_column="stars"), progress=Silent())
-
-
-def test_evaluation_data_without_labels_are_refused(options, write_file, encoded) -> None:
-    data = write_file("dev.tsv", "sentence\tmood\npaper\tgood")
-    with pytest.raises(DataFileError, match="label"):
-        encoded(options(eval_data=data))
 
 
 def test_the_number_of_examples_can_be_limited(options, write_file) -> None:
@@ -299,34 +283,3 @@ def test_a_sample_without_examples_is_refused(options, write_file, encoded) -> N
         calibration_sample(
             CLASSIFICATION, encoded(requested).features, requested, excluded=evaluated
         )
-
-
-def test_a_length_above_the_limit_of_the_model_is_reported(options, encoded) -> None:
-    data = encoded(options(max_length=1000))
-    assert data.max_length == 64
-    assert "`max_length=1000` exceeds the model's limit of 64 tokens" in data.notices[0]
-
-
-def test_stages_are_shown(options, load, write_file) -> None:
-    shown: list[str] = []
-
-    class Recorder(Silent):
-        def stage(self, title: str, total: int | None = None) -> Any:
-            shown.append(title)
-            return super().stage(title, total)
-
-    requested = options(eval_data=write_file("dev.tsv", labeled("paper")))
-    examples = read_examples(CLASSIFICATION, requested, progress=Recorder())
-    encode_data(
-        CLASSIFICATION,
-        load("SequenceClassification"),
-        examples,
-        requested,
-        trained={},
-        progress=Recorder(),
-    )
-    assert shown == [
-        "Reading the data",
-        "Tokenizing the training data",
-        "Tokenizing the evaluation data",
-    ]

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 
 import flat
 from qdqbert.errors import UserInputError
-from qdqbert.models.loading import load_model
+from qdqbert.models.quantized import load_model
 from task_files import SENTIMENT, plain
 from training_files import QUICK, files_left
 

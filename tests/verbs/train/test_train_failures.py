@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -18,12 +17,11 @@ from qdqbert.errors import (
     TrainingError,
     UserInputError,
 )
-from qdqbert.models.loading import load_model
+from qdqbert.models.quantized import load_model
 from qdqbert.reference.sited_model import sited_model
 from qdqbert.training.checkpoints import last_checkpoint
 from qdqbert.training.trainer import TaskTrainer
 from qdqbert.verbs.train import run as train_run
-from task_files import labeled
 from training_files import Interrupted, assert_same_weights, before_batch, files_left
 
 # Size in bytes. The weights have 200 kB, and every other file less.
@@ -107,15 +105,6 @@ def test_an_output_that_exists_is_refused(run) -> None:
     with pytest.raises(OutputExistsError, match="not a model that this package wrote"):
         run.run(overwrite=True)
     assert (run.out / "notes.txt").read_text() == "mine"
-
-
-def test_data_that_cannot_be_used_are_refused_and_nothing_is_left(run, write_file) -> None:
-    odd = write_file("odd.tsv", labeled(random.Random(5), 12).replace("\tgood", "\tfine", 1))
-    with pytest.raises(UserInputError, match="Label 'fine' is not one of the model's"):
-        run.run(eval_data=odd)
-    with pytest.raises(UserInputError, match=r"train.data"):
-        run.run(eval_data=run.files.train)
-    assert files_left(run.out) == []
 
 
 def test_a_missing_checkpoint_is_refused(classifier, out) -> None:

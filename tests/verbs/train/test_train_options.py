@@ -174,8 +174,3 @@ def test_a_default_is_the_same_setting_whether_it_is_named_or_not() -> None:
     named = options(learning_rate=3e-5, epochs=3, lr_scheduler="linear").settings()
     assert options().settings() == named
     assert options(qat=True).settings()["lr_scheduler"] == "cosine"
-
-
-def test_settings_that_follow_from_others_are_compared_last() -> None:
-    derived = {"epochs", "learning_rate", "lr_scheduler"}
-    assert set(list(options().settings())[-3:]) == derived

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import flat
-from qdqbert.models.loading import load_model
+from qdqbert.models.quantized import load_model
 from qdqbert.reference.sited_model import sited_model
 from training_files import files_left
 

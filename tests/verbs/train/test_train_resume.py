@@ -12,7 +12,6 @@ import pytest
 
 import flat
 from qdqbert.errors import UserInputError
-from qdqbert.training.checkpoints import last_checkpoint
 from training_files import (
     QUICK,
     Interrupted,
@@ -86,12 +85,6 @@ def test_a_run_with_data_in_memory_is_resumed(classifier, tmp_path, out) -> None
     assert report.resumed_at == 3
     flat.train(classifier.checkpoint, tmp_path / "whole", train_data=classifier.train, **options)
     assert_same_weights(out, tmp_path / "whole")
-
-
-def test_a_run_is_resumed_only_with_its_own_settings(interrupted) -> None:
-    with pytest.raises(UserInputError, match=r"`qat` was False when .* began and is True now"):
-        interrupted.run(resume=True, qat=True)
-    assert last_checkpoint(Path(f"{interrupted.out}-checkpoints")).name == "checkpoint-2"
 
 
 def test_options_that_do_not_change_the_model_may_change(interrupted, tmp_path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import random
 import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForSequenceClassification
 
 import flat
 from conftest import replace_cats_
@@ -25,7 +23,7 @@ from qdqbert.artifact import TRAINING_FORMAT
 from qdqbert.checkpoint import tokenizer as tokenizers_of_transformers
 from qdqbert.checkpoint.sentence import read_sentence_head
 from qdqbert.errors import UserInputError
-from qdqbert.models.loading import load_model
+from qdqbert.models.quantized import load_model
 from qdqbert.models.state import fix_ranges_
 from qdqbert.reference.sited_model import sited_model
 from qdqbert.tasks.task import Metric
@@ -36,7 +34,7 @@ from qdqbert.verbs.train import run as train_run
 from qdqbert.verbs.train import scorer
 from qdqbert.verbs.train.run import set_dropout_
 from qdqbert.verbs.train.scorer import Scorer
-from task_files import DOC_STRIDE, HEADS, WORDS, plain
+from task_files import DOC_STRIDE, HEADS, WORDS
 from training_files import QUICK, Files, before_batch, record_of, recording, weights_of
 
 CLASSIFICATION = "text-classification"
@@ -150,11 +148,6 @@ def test_quantizers_are_stored_with_their_ranges(trained) -> None:
         each.amax is not None and bool((each.amax > 0).all()) for each in quantizers.values()
     )
     assert all(each.is_enabled and not each.is_learned for each in quantizers.values())
-
-
-def test_float_training_inserts_no_quantizers(trained) -> None:
-    made = trained("fill-mask", qat=False)
-    assert not sited_model(load_model(str(made.folder)).model).quantizers
 
 
 def test_the_folder_holds_a_record_of_the_run_and_no_checkpoints(trained) -> None:
@@ -296,28 +289,6 @@ def test_a_new_head_may_have_no_classes(files_of, out) -> None:
     report = flat.train(base, out, train_data=files.train, eval_data=files.dev, **options)
     assert [each.name for each in report.after] == ["f1", "exact_match"]
     assert flat.evaluate(out, files.dev).task == "question-answering"
-
-
-def test_a_new_head_of_a_student_has_the_classes_of_its_teacher(
-    files_of, save_tiny, write_file, tmp_path, out
-) -> None:
-    names = {"id2label": {0: "good", 1: "bad"}, "label2id": {"good": 0, "bad": 1}}
-    teacher = save_tiny(
-        tmp_path / "teacher",
-        "bert",
-        AutoModelForSequenceClassification,
-        num_hidden_layers=1,
-        **names,
-    )
-    flat.train(
-        files_of("feature-extraction").checkpoint,
-        out,
-        train_data=write_file("texts.txt", plain(random.Random(1), 8)),
-        task=CLASSIFICATION,
-        distill_from=teacher,
-        **QUICK,
-    )
-    assert load_model(str(out)).model.config.id2label == names["id2label"]
 
 
 def test_a_sentence_transformers_folder_stays_one(checkpoints, files_of, out, monkeypatch) -> None:

@@ -87,11 +87,7 @@ _BASES: dict[str, type] = {
 
 
 def of_kind(*kinds: str) -> list[str]:
-    """Return the names of torch's modules of a kind, in one to three dimensions.
-
-    Args:
-        kinds: Names without dimensions, such as `"Conv"`.
-    """
+    """Return the names of torch's modules of a kind, in one to three dimensions."""
     return [f"{kind}{dims}d" for kind in kinds for dims in (1, 2, 3)]
 
 

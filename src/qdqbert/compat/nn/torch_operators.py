@@ -13,14 +13,7 @@ from qdqbert.quantizers.export import quiet_tracer
 
 
 def torch_fake_quantize(inputs: Tensor, amax: Tensor, codes: Codes, axis: int | None) -> Tensor:
-    """Quantize and dequantize with torch's own operators.
-
-    Args:
-        inputs: Any shape, floating point.
-        amax: Largest magnitude to cover: one value, or one per index of `axis`.
-        codes: The integers.
-        axis: Axis along which the range varies. `None` for one range.
-    """
+    """Quantize and dequantize with torch's own operators."""
     real = widened(inputs)
     scale = (widened(amax) / codes.qmax).clamp_min(torch.finfo(torch.float32).tiny)
     zeros = torch.zeros(scale.numel(), dtype=torch.int32, device=scale.device)
@@ -38,11 +31,8 @@ def torch_fake_quantize(inputs: Tensor, amax: Tensor, codes: Codes, axis: int | 
 def varying_axis(kept: Axis, dims: int, amax: Tensor, where: str) -> int | None:
     """Return the one axis along which a range varies. `None` if it has one value.
 
-    Args:
-        kept: Axes that keep one range per index.
-        dims: Number of axes of the tensor.
-        amax: The range.
-        where: End of the error's message.
+    `kept` are the axes that keep one range per index, and `where` is the end of the error's
+    message.
 
     Raises:
         TypeError: The range varies along several axes.

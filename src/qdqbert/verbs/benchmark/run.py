@@ -19,7 +19,7 @@ from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.graph.qdq import float_graph
 from qdqbert.inference.load import open_folder
-from qdqbert.models.loading import load_model
+from qdqbert.models.quantized import load_model
 from qdqbert.options import is_onnx_file
 from qdqbert.progress import Progress
 from qdqbert.task_kinds import TASK_KINDS

@@ -23,7 +23,7 @@ from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.options import command_line, is_onnx_file
 from qdqbert.progress import Progress
 from qdqbert.reporting.page import evaluate_page
-from qdqbert.tables.json_lines import write_objects
+from qdqbert.tables.outputs import write_objects
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Answer, Predictions, TaskSettings
 from qdqbert.verbs.evaluate.options import EvaluateOptions

@@ -17,7 +17,7 @@ from qdqbert.graph.imported.graph_runner import open_graph_file
 from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.inference.engine_choice import choose_engine
 from qdqbert.inference.load import open_folder
-from qdqbert.models.loading import load_model
+from qdqbert.models.quantized import load_model
 from qdqbert.options import is_onnx_file
 from qdqbert.task_kinds import check_outputs
 from qdqbert.tasks.registry import TASKS, task_for

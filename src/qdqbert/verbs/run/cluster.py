@@ -69,25 +69,8 @@ class FileSlice:
         yield from chunks(placed, self.window)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Failure:
-    """An error of the user in a task or an actor.
-
-    Attributes:
-        error: The error.
-    """
-
-    error: UserInputError
-
-
 def slices(source: Source, start: int, window: int) -> list[FileSlice]:
-    """Return the files of an input, without its first rows.
-
-    Args:
-        source: The input.
-        start: Number of rows to leave out.
-        window: Number of rows that are read together.
-    """
+    """Return the files of an input, without its first rows."""
     found = []
     offset = 0
     for path, size in zip(source.files, source.sizes, strict=True):
@@ -109,20 +92,14 @@ def read_windows(batch: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
             for window in pickle.loads(value).windows():
                 yield _packed(window)
         except UserInputError as error:
-            yield _packed(Failure(error=error))
+            yield _packed(error)
 
 
 class WindowWorker:
     """The actor: answers windows of rows. Several threads can call it at once."""
 
     def __init__(self, options: RunOptions, columns: Columns, writer: Writer) -> None:
-        """Keep the options.
-
-        Args:
-            options: Options of the call, with the engine, the target and the number of threads.
-            columns: Columns that are read and written.
-            writer: How rows are written.
-        """
+        """Keep the options."""
         self._options = options
         self._columns = columns
         self._writer = writer
@@ -130,17 +107,17 @@ class WindowWorker:
         self._lock = threading.Lock()
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[bytes]]:
-        """Return a pickled `Block` or `Failure` for each pickled window."""
+        """Return a pickled `Block` for each pickled window, or the error of the user in it."""
         return _packed(*(self._answer(pickle.loads(value)) for value in batch[_VALUE]))
 
-    def _answer(self, rows: list[Row | BadRow] | Failure) -> Block | Failure:
-        if isinstance(rows, Failure):
+    def _answer(self, rows: list[Row | BadRow] | UserInputError) -> Block | UserInputError:
+        if isinstance(rows, UserInputError):
             return rows
         try:
             # Not the first rows: few of them are run as those of any other window.
             (block,) = self._loaded().blocks(rows, continues=True)
         except UserInputError as error:
-            return Failure(error=error)
+            return error
         return block
 
     def _loaded(self) -> RowRun:
@@ -158,10 +135,7 @@ class WindowWorker:
 def cluster_blocks(run: RowRun, source: Source, start: int) -> Iterator[Block]:
     """Yield the answers to each window of an input, in order.
 
-    Args:
-        run: How rows are answered. The actors load its model, for the same engine and target.
-        source: The input.
-        start: Number of rows of the input to leave out.
+    Actors load the model of `run`, for the same engine and target.
 
     Raises:
         UserInputError: A file or a row of the input cannot be used, or Ray cannot run.
@@ -207,8 +181,8 @@ def cluster_blocks(run: RowRun, source: Source, start: int) -> Iterator[Block]:
             for batch in data.iter_batches(batch_size=None, batch_format="numpy"):
                 for value in batch[_VALUE]:
                     block = pickle.loads(value)
-                    if isinstance(block, Failure):
-                        raise block.error
+                    if isinstance(block, UserInputError):
+                        raise block
                     yield block
 
 

@@ -73,13 +73,6 @@ def find_columns(
 
     An answer's column that has the name of a column of the input is called `predicted_NAME`.
 
-    Args:
-        source: The input.
-        head: Its first rows.
-        entry: What the model reads and writes.
-        options: Options of the call.
-        format: Format of the output.
-
     Raises:
         UserInputError: A column does not exist or cannot be inferred, or a row cannot be used.
     """

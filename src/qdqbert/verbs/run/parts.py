@@ -126,9 +126,7 @@ def errors_path(output: Path) -> Path:
 def is_finished(output: Path, read: Iterable[Path]) -> bool:
     """Return whether an earlier run has written an output, so that there is nothing to continue.
 
-    Args:
-        output: The file or folder that the parts become.
-        read: Files that the run reads. An output that is older than one of them is another run's.
+    An output that is older than a file of `read` is another run's.
     """
     if (parts_path(output) / _RUN).is_file() or not output.exists():
         return False

@@ -96,10 +96,6 @@ class Pipeline:
 def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
     """Run a model on the rows of files.
 
-    Args:
-        options: Options of the call.
-        progress: What is shown.
-
     Raises:
         UserInputError: An argument or a file cannot be used, or a row of the input.
     """

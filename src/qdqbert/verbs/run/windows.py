@@ -40,12 +40,8 @@ class Totals:
 
     def __add__(self, other: Totals) -> Totals:
         """Return the numbers of two parts together."""
-        return Totals(
-            rows=self.rows + other.rows,
-            skipped=self.skipped + other.skipped,
-            truncated=self.truncated + other.truncated,
-            tokens=self.tokens + other.tokens,
-        )
+        more = dataclasses.asdict(other)
+        return Totals(**{name: value + more[name] for name, value in vars(self).items()})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

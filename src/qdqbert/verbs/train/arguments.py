@@ -22,10 +22,6 @@ _LOGGED_STEPS = 50
 def training_arguments(options: TrainOptions, folder: Path) -> Any:
     """Return arguments of transformers, and start the process group of a launcher.
 
-    Args:
-        options: Options of the call.
-        folder: Folder of the checkpoints.
-
     Raises:
         MissingExtraError: A library that training needs is not installed.
     """
@@ -70,11 +66,6 @@ def training_arguments(options: TrainOptions, folder: Path) -> Any:
 
 def set_steps_(arguments: Any, options: TrainOptions, *, items: int) -> int:
     """Set how long a run is, and when it evaluates, saves and logs.
-
-    Args:
-        arguments: Result of `training_arguments`.
-        options: Options of the call.
-        items: Number of training inputs in an epoch.
 
     Returns:
         Number of batches that each process works on.

@@ -164,13 +164,7 @@ def encode_data(
 ) -> TrainingData:
     """Check the labels, and tokenize the examples for a checkpoint.
 
-    Args:
-        task: The task.
-        checkpoint: The checkpoint.
-        examples: The data.
-        options: Options of the call.
-        trained: The `training.json` of the checkpoint; empty without one.
-        progress: Receives the stages.
+    `trained` is the `training.json` of the checkpoint; empty without one.
 
     Raises:
         DataFileError: A label is missing or unknown, or the data of an embedder have no pairs.
@@ -259,13 +253,8 @@ def calibration_sample(
 ) -> Sample:
     """Draw training examples to calibrate on.
 
-    Args:
-        task: The task.
-        features: Features of the training examples.
-        options: Their number, seed and batch size are read.
-        excluded: Fingerprints of the evaluation data, which is not drawn.
-        processes: Number of processes that share the batches.
-        process: Number of this process, from 0.
+    Examples whose fingerprints are `excluded` are not drawn. Each of several processes has its part
+    of the batches.
 
     Raises:
         UserInputError: No example is left, or there are fewer batches than processes.

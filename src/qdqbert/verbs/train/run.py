@@ -21,8 +21,8 @@ from qdqbert.errors import MissingExtraError, UserInputError, naming
 from qdqbert.evidence.reports import TrainReport, json_ready
 from qdqbert.files import json_values, write_json
 from qdqbert.models.calibrate import calibrate
-from qdqbert.models.loading import load_model
 from qdqbert.models.prepare import prepare_with_options
+from qdqbert.models.quantized import load_model
 from qdqbert.models.state import fix_ranges_, learn_ranges_
 from qdqbert.numerics.threads import usable_torch_threads
 from qdqbert.options import command_line
@@ -202,18 +202,7 @@ def fit(
     start: Path | None,
     progress: Progress,
 ) -> TaskTrainer:
-    """Train the model, in place, and return the trainer.
-
-    Args:
-        options: Options of the call.
-        arguments: Arguments of transformers.
-        checkpoint: The model.
-        data: Training and evaluation data.
-        scorer: Evaluates the model.
-        teacher: Teacher, if there is one.
-        start: Checkpoint to resume from, if there is one.
-        progress: Receives the stages.
-    """
+    """Train the model, in place, and return the trainer."""
     batches = set_steps_(arguments, options, items=len(data.rows))
     with progress.stage("Training", batches) as advance:
         trainer = TaskTrainer(
@@ -284,17 +273,7 @@ def write_folder(
     data: TrainingData,
     checkpoints: Path,
 ) -> None:
-    """Write the trained model and how it was trained.
-
-    Args:
-        options: Options of the call.
-        checkpoint: The model.
-        report: The report.
-        history: `TrainerState.log_history`.
-        calibrated_on: Fingerprints of the calibration examples.
-        data: The data.
-        checkpoints: Folder of the checkpoints.
-    """
+    """Write the trained model and how it was trained."""
     model: Any = checkpoint.model
     with writing(Path(options.output), overwrite=options.overwrite) as folder:
         model.save_pretrained(folder)

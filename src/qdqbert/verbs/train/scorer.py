@@ -31,16 +31,7 @@ class Scorer:
         batch_size: int,
         device: torch.device,
     ) -> None:
-        """Batch the evaluation data.
-
-        Args:
-            task: Task of the model.
-            checkpoint: The model.
-            features: Evaluation data; `None` if there is none.
-            task_options: Settings of the task.
-            batch_size: Number of features in a batch.
-            device: Device of the model.
-        """
+        """Batch the evaluation data."""
         self.task, self.body = task, GraphBody.of(checkpoint).to(device)
         self._checkpoint, self._options = checkpoint, task_options
         self._encoded: EncodedExamples | None = None
