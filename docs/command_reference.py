@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from qdqbert.cli.app import _COMMANDS, app
+from qdqbert.cli import app
+from qdqbert.cli._commands import COMMANDS
 
 # An option or an argument, as cyclopts lists it.
 _ITEM = re.compile(r"^\* `([^`]+)`: (.*)$", re.MULTILINE)
@@ -21,7 +22,7 @@ def _describe_commands() -> str:
     text = app.generate_docs(output_format="markdown").replace(" -m sphinx", "")
     described = dict(re.findall(r"^## qdqbert (\S+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
     parts = []
-    for command in _COMMANDS:
+    for command in COMMANDS:
         items = _ITEM.sub(r"```{option} \1\n\2\n```\n", described[command.name])
         parts += [f"## qdqbert {command.name}\n\n```{{program}} qdqbert {command.name}\n```", items]
         parts.append(f"**Example**:\n\n```console\n{command.example}\n```")

@@ -34,7 +34,8 @@ import qdqbert.verbs.benchmark.run
 import qdqbert.verbs.quantize.run
 import qdqbert.verbs.train.run
 from ports import free_port
-from qdqbert.cli.app import _COMMANDS, main
+from qdqbert.cli import main
+from qdqbert.cli._commands import COMMANDS
 from qdqbert.options import declared_options
 from task_files import TAGS, plain, questions, sentence, tagged
 
@@ -307,7 +308,7 @@ def check_extras(requirement: str) -> None:
 
 
 def known_options() -> set[str]:
-    declared = [each for command in _COMMANDS for each in declared_options(command.options)]
+    declared = [each for command in COMMANDS for each in declared_options(command.options)]
     flags = {f"--{each.flag}" for each in declared}
     negated = {f"--no-{each.flag}" for each in declared if each.default is True}
     return flags | negated | {"--json", "--help", "--version"}
@@ -338,7 +339,7 @@ def test_every_option_is_described_in_a_guide() -> None:
     described = options_in(text)
     declared = {
         f"--no-{each.flag}" if each.default is True else f"--{each.flag}"
-        for command in _COMMANDS
+        for command in COMMANDS
         for each in declared_options(command.options)
         if each.name not in command.positional
     }

@@ -166,11 +166,11 @@ def test_a_value_of_another_type_is_reported(name, value, words) -> None:
 
 def test_a_model_in_memory_is_refused_with_how_to_save_it() -> None:
     with pytest.raises(UserInputError) as caught:
-        EvaluateOptions(model=Saved(), data="d")
+        qdqbert.Distillation(teacher=Saved())
     assert str(caught.value).startswith(
-        "`model` must be a string or a path, got Saved. Save it, and its tokenizer, into one folder"
+        "`distill_from` must be a string or a path, got Saved. Save it, and its tokenizer, into "
     )
-    assert caught.value.argument == "model"
+    assert caught.value.argument == "distill_from"
 
 
 @pytest.mark.parametrize(

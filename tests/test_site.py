@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import pytest
 
 import qdqbert
-from qdqbert.cli.app import _COMMANDS
+from qdqbert.cli._commands import COMMANDS
 from qdqbert.options import declared_options
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -117,7 +117,7 @@ def test_the_reference_has_each_option_of_each_command(site) -> None:
     ids = Page(site / "reference" / "command-line.html").ids
     expected = {
         f"cmdoption-qdqbert-{command.name}-{each.flag}"
-        for command in _COMMANDS
+        for command in COMMANDS
         for each in declared_options(command.options)
         if each.name not in command.positional
     }

@@ -1,6 +1,7 @@
 """Data and models in memory as values of options.
 
-They are recognized by their methods, so that neither pandas, datasets nor transformers is imported.
+They are recognized by their methods, so that neither pandas, polars,
+datasets nor transformers is imported.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _Read = TypeVar("_Read", covariant=True)
 
 
 class Records(Sized, Iterable[Any], Protocol):
-    """A list of texts, tuples or dicts, a DataFrame of pandas, or a `datasets.Dataset`."""
+    """A list of texts, tuples or dicts, a DataFrame, or a `datasets.Dataset`."""
 
 
 Data = str | Path | Records
@@ -35,10 +36,12 @@ class Rows:
 
     Attributes:
         values: The object that has the rows.
-        kind: How its rows are read: as those of pandas, of the library `datasets`, or one by one.
+        kind: How its rows are read: as those of pandas, polars or `datasets`, or one by one.
     """
 
-    def __init__(self, values: Any, kind: Literal["pandas", "dataset", "sequence"]) -> None:
+    def __init__(
+        self, values: Any, kind: Literal["pandas", "polars", "dataset", "sequence"]
+    ) -> None:
         """Keep the object."""
         self.values = values
         self.kind = kind
@@ -55,6 +58,8 @@ def as_rows(value: Any) -> Rows | None:
         return None
     if hasattr(value, "iloc") and hasattr(value, "notna"):
         return Rows(value, "pandas")
+    if hasattr(value, "iter_rows"):
+        return Rows(value, "polars")
     if hasattr(value, "column_names") and hasattr(value, "features"):
         return Rows(value, "dataset")
     return Rows(value, "sequence") if isinstance(value, Iterable) else None
@@ -123,10 +128,11 @@ class Converted(Generic[_Given, _Read]):
 
 PathOption = Converted[str | Path, str]
 OptionalPath = Converted[str | Path | None, str | None]
+ModelOption = Converted[ModelLike, str | SavedModel]
 OptionalModel = Converted[ModelLike | None, str | SavedModel | None]
 DataOption = Converted[Data, str | Rows]
 OptionalData = Converted[Data | None, str | Rows | None]
-SeveralPaths = Converted[Sequence[str | Path], tuple[str, ...]]
+SeveralModels = Converted[Sequence[ModelLike], tuple[str | SavedModel, ...]]
 Column = Converted[str | int | None, str | None]
 Several = Converted[Sequence[_Item], tuple[_Item, ...]]
 

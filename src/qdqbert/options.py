@@ -378,6 +378,11 @@ class Declared(NamedTuple):
         return get_origin(self.type) is tuple
 
     @property
+    def is_mapping(self) -> bool:
+        """Whether the option has values by name."""
+        return get_origin(self.type) is Mapping
+
+    @property
     def item_type(self) -> Any:
         """Type of one of several values."""
         return get_args(self.type)[0] if self.is_sequence else self.type

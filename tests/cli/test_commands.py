@@ -18,7 +18,8 @@ import pydantic  # noqa: F401
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from qdqbert.cli.app import _COMMANDS, main
+from qdqbert.cli import main
+from qdqbert.cli._commands import COMMANDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,7 @@ def quantize(checkpoints, out) -> list[str | Path]:
     return ["quantize", checkpoints("bert"), "-o", out, "--no-benchmark"]
 
 
-@pytest.mark.parametrize("verb", [each.name for each in _COMMANDS])
+@pytest.mark.parametrize("verb", [each.name for each in COMMANDS])
 def test_help_of_each_verb_has_an_example(verb) -> None:
     result = run([verb, "--help"])
     assert result.exit_code == 0
@@ -102,7 +103,7 @@ def test_help_of_each_verb_has_an_example(verb) -> None:
 
 def test_help_lists_the_commands_and_version_prints_it() -> None:
     printed = run(["--help"]).stdout
-    assert all(each.name in printed for each in _COMMANDS)
+    assert all(each.name in printed for each in COMMANDS)
     assert run(["--version"]).stdout.startswith("qdqbert ")
 
 
@@ -468,7 +469,7 @@ def test_an_unknown_label_lists_those_of_the_model(quantized, write_file) -> Non
     ("arguments", "message"),
     [
         (["--engine", "onnxruntime,tpu"], "`--engine tpu` is unknown"),
-        (["--batch", "one"], "--batch: expected whole numbers separated by commas, got 'one'"),
+        (["--batch", "one"], "`--batch one`: expected whole numbers separated by commas"),
         (["--sequence", "0"], "at least 1"),
         (["--rounds", "0"], "at least 1"),
         (["--sequence", "4096"], "`--sequence` contains 4096, which exceeds the limit"),

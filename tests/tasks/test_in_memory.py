@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from qdqbert.errors import DataFileError
 from qdqbert.objects import Rows, as_rows
 from qdqbert.tasks.conll import TokenExample, read_sentences
 from qdqbert.tasks.data import Columns, Example, check_readable, read_dataset
+from qdqbert.tasks.in_memory import records
 from qdqbert.tasks.multiple_choice import read_choices
 from qdqbert.tasks.questions import read_questions
 from qdqbert.tasks.reranking import read_rankings
@@ -174,6 +176,39 @@ def test_a_frame_with_two_columns_of_one_name_is_refused() -> None:
     frame = pandas.DataFrame([["a", "b"]], columns=["text", "text"])
     with pytest.raises(DataFileError, match="`<DataFrame of 1 row>` must have a name of its own"):
         read(frame)
+
+
+# polars.
+
+
+class PolarsLike:
+    """Has what is read of a DataFrame of polars, which iterates over its columns."""
+
+    columns = ("text", "label", "words")
+    rows = (("a", "x", ["b"]), (None, "y", ["c"]), ("d", "x", ["e"]))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[tuple[object, ...]]:
+        return iter(zip(*self.rows, strict=True))
+
+    def iter_rows(self, *, named: bool) -> Iterator[dict[str, object]]:
+        assert named
+        return (dict(zip(self.columns, row, strict=True)) for row in self.rows)
+
+
+def polars_frame() -> object:
+    polars = pytest.importorskip("polars")
+    return polars.DataFrame(PolarsLike.rows, schema=list(PolarsLike.columns), orient="row")
+
+
+@pytest.mark.parametrize("make", [PolarsLike, polars_frame])
+def test_a_frame_of_polars_is_read_by_rows(make) -> None:
+    frame = make()
+    assert rows(frame).kind == "polars"
+    assert tuples(frame) == [("a", None, "x"), ("d", None, "x")]
+    assert [row["words"] for _, row in records(rows(frame))] == [["b"], ["c"], ["e"]]
 
 
 # The library `datasets`.

@@ -11,7 +11,7 @@ import pytest
 from mypy import api
 
 import qdqbert
-from qdqbert.cli.app import _COMMANDS
+from qdqbert.cli._commands import COMMANDS
 from qdqbert.errors import UserInputError
 from qdqbert.objects import OptionalModel, PathOption, SavedModel, Several
 from qdqbert.options import Limits, described, option
@@ -86,6 +86,9 @@ def test_the_function_gets_values_in_the_types_of_the_options() -> None:
     assert count("a", progress=shown)[1] is shown
 
 
+PARTS = {"weights", "tokenizer"}
+
+
 class Part:
     """Writes a file, as parts of a model do."""
 
@@ -102,6 +105,30 @@ def test_a_model_in_memory_is_saved_for_the_call() -> None:
     assert sorted(files) == ["tokenizer", "weights"]
     assert str(options.model) == "Part (in memory)"
     assert not Path(options.model).exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "names"),
+    [
+        (qdqbert.evaluate, {"data": ["a"]}, ["model", "reference"]),
+        (qdqbert.analyze, {}, ["model"]),
+        (qdqbert.train, {"output": "o", "train_data": ["a"]}, ["model"]),
+        (qdqbert.benchmark, {}, ["models"]),
+    ],
+    ids=["evaluate", "analyze", "train", "benchmark"],
+)
+def test_commands_take_models_in_memory(function, arguments, names, monkeypatch, tmp_path) -> None:
+    def run(options, progress):
+        values = [getattr(options, name) for name in names]
+        models = [model for each in values for model in (each if names == ["models"] else [each])]
+        assert all({file.name for file in Path(each).iterdir()} == PARTS for each in models)
+        return [str(each) for each in models]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(f"qdqbert.verbs.{function.__name__}.run.run", run)
+    model = (Part("weights"), Part("tokenizer"))
+    given = {name: [model, model] if name == "models" else model for name in names}
+    assert set(function(**given, **arguments)) == {"Part (in memory)"}
 
 
 def test_a_value_is_checked_before_the_function_is_called() -> None:
@@ -143,7 +170,7 @@ def test_a_missing_argument_is_refused_with_the_function() -> None:
     assert str(caught.value) == "count() missing a required argument: 'output'."
 
 
-@pytest.mark.parametrize("command", _COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_each_field_of_a_command_has_a_help(command) -> None:
     fields = [field.name for field in dataclasses.fields(command.options)]
     documented = described(command.function, "Args")

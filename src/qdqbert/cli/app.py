@@ -12,37 +12,11 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError
 
-from qdqbert.cli import (
-    analyze,
-    benchmark,
-    doctor,
-    evaluate,
-    export,
-    push,
-    quantize,
-    run,
-    serve,
-    train,
-    verify,
-)
 from qdqbert.cli._command import Command, add_command
+from qdqbert.cli._commands import COMMANDS
 from qdqbert.cli._console import PlainConsole
 from qdqbert.cli._errors import ExitCode, Terminated, fail
 from qdqbert.options import declared_options
-
-_COMMANDS = (
-    quantize.COMMAND,
-    evaluate.COMMAND,
-    analyze.COMMAND,
-    train.COMMAND,
-    benchmark.COMMAND,
-    run.COMMAND,
-    serve.COMMAND,
-    export.COMMAND,
-    verify.COMMAND,
-    push.COMMAND,
-    doctor.COMMAND,
-)
 
 # What an option of other commands is called in a command.
 _MEANT = {"quantize": {"--engine": "--target", "--data": "--calibration-data"}}
@@ -61,7 +35,7 @@ app = App(
     version=lambda: f"qdqbert {metadata.version('qdqbert')}",
     help_format="plaintext",
 )
-for _command in _COMMANDS:
+for _command in COMMANDS:
     add_command(app, _command)
 
 
@@ -96,7 +70,7 @@ def _set_up_process() -> None:
 def _call(words: list[str]) -> None:
     """Run the command of a command line."""
     called = None
-    for command in _COMMANDS:
+    for command in COMMANDS:
         if words[:1] == [command.name]:
             called, words = command, command.rewrite(words)
     try:
@@ -126,7 +100,7 @@ def _unknown_option(flag: str, command: Command) -> str | None:
     name = flag.partition("=")[0]
     owners = [
         f"`qdqbert {each.name}`"
-        for each in _COMMANDS
+        for each in COMMANDS
         if name in {f"--{option.flag}" for option in declared_options(each.options)}
     ]
     if not owners:

@@ -86,6 +86,8 @@ def _numbered(data: Rows) -> Iterator[tuple[int, Any]]:
     values = data.values
     if data.kind == "dataset":
         return named_rows(values.with_format(None))
+    if data.kind == "polars":
+        return enumerate(values.iter_rows(named=True), start=1)
     if data.kind == "pandas":
         return enumerate(_pandas_rows(values, str(data)), start=1)
     return enumerate(values.tolist() if hasattr(values, "tolist") else values, start=1)

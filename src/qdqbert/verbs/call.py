@@ -122,6 +122,7 @@ def public(
                         arguments[each.field] = _saved(each, value, stack)
                 return function(kind(**arguments), progress)
 
+        call.options = kind  # type: ignore[attr-defined]
         call.__signature__ = signature  # type: ignore[attr-defined]
         call.__doc__ = _with_arguments(inspect.getdoc(function) or "", kind, signature)
         return call

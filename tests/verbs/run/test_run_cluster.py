@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import qdqbert
-from qdqbert.cli.run import COMMAND
+from qdqbert.cli._commands import COMMANDS
 from qdqbert.errors import UserInputError
 from qdqbert.inference.answers import load_model
 from qdqbert.tables.inputs import open_source
@@ -173,7 +173,8 @@ def test_stdin_is_refused(classifier) -> None:
     ],
 )
 def test_the_address_can_be_left_out(words, expected) -> None:
-    assert COMMAND.rewrite(words) == expected
+    (run,) = (each for each in COMMANDS if each.name == "run")
+    assert run.rewrite(words) == expected
 
 
 # Kills a worker when the first answers are there, and hundreds of windows are not.

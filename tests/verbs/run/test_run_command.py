@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from qdqbert.cli._commands import COMMANDS
 from qdqbert.cli.app import main
-from qdqbert.cli.run import COMMAND
 from qdqbert.progress import Bars
 from qdqbert.tables.outputs import Writer
 
@@ -150,7 +150,8 @@ def test_a_run_that_is_stopped_says_how_to_continue(
 
 def test_runs_with_stdin_cannot_be_continued() -> None:
     given = {"input": "-", "output": "a.jsonl"}
-    assert "cannot be continued" in COMMAND.after_interrupt(given)
+    (run,) = (each for each in COMMANDS if each.name == "run")
+    assert "cannot be continued" in run.after_interrupt(given)
 
 
 def test_the_bar_shows_texts_and_tokens_per_second(monkeypatch) -> None:

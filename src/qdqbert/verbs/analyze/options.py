@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from qdqbert.choices import Granularity, TargetName
-from qdqbert.objects import OptionalData, OptionalPath, PathOption
+from qdqbert.objects import ModelOption, OptionalData, OptionalPath
 from qdqbert.options import (
     Calibration,
     Quantizers,
@@ -20,7 +20,8 @@ class AnalyzeOptions(CalibratingCall):
     """Common options.
 
     Attributes:
-        model: Checkpoint: a local folder or a hub id; or an .onnx file.
+        model: Checkpoint: a local folder or a hub id; or an .onnx file; in Python also a
+            model in memory, as in `quantize`.
         data: Labeled examples to measure on, in the form of `calibration_data`. By default examples
             that were not used to calibrate.
         granularity: What is quantized together: all of an encoder layer, the input and the weight
@@ -31,7 +32,7 @@ class AnalyzeOptions(CalibratingCall):
         plot: File for a plot, .svg, .png or .pdf. Needs matplotlib (extra `train`).
     """
 
-    model: PathOption = option(kw_only=False)
+    model: ModelOption = option(kw_only=False)
     data: OptionalData = option(default=None)
     granularity: Granularity = "linear"
     target: TargetName = "portable"

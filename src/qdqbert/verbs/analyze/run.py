@@ -47,7 +47,7 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
     notices = [*ready.source.notices, *ready.ranges.notices, *ready.examples.notices]
     notices += ready.inputs.notices
     report = AnalyzeReport(
-        model=options.model,
+        model=str(options.model),
         task=ready.source.task,
         target=plan.target.name,
         recipe=plan.recipe.name,

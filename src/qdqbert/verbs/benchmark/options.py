@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbert.choices import EngineName, ProviderName
 from qdqbert.errors import UserInputError
-from qdqbert.objects import Several, SeveralPaths
+from qdqbert.objects import Several, SeveralModels
 from qdqbert.options import option
 from qdqbert.verbs.call import Call
 
@@ -14,8 +14,9 @@ class BenchmarkOptions(Call):
 
     Attributes:
         models: Folders that `quantize` wrote, float checkpoints, .onnx files or OpenVINO .xml
-            files. The others are compared with the first. Checkpoints are exported in float; the
-            native engine runs them in INT8, as `load` does.
+            files; in Python also models in memory, as in `quantize`. The others are compared with
+            the first. Checkpoints are exported in float; the native engine runs them in INT8, as
+            `load` does.
         engines: Engines to run them on. By default all installed engines that run the model. For
             the native engine, ONNX Runtime runs the float models, too.
         provider: Execution provider of ONNX Runtime; "cpu" by default. With it, only ONNX Runtime
@@ -28,7 +29,7 @@ class BenchmarkOptions(Call):
         seconds: Length of a time slice in seconds.
     """
 
-    models: SeveralPaths = option(kw_only=False)
+    models: SeveralModels = option(kw_only=False)
     engines: Several[EngineName] = option(default=(), flag="engine")
     provider: ProviderName | None = None
     batches: Several[int] = option(default=(1, 8), flag="batch", at_least=1)

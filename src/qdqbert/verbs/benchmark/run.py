@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
         for index, model in enumerate(options.models):
             exported = Path(scratch) / f"{index}.onnx"
             with progress.stage(f"Loading {Path(model).name}"), naming("models"):
-                found.append(_find(model, engines, exported, options.sequences))
+                found.append(_find(os.fspath(model), engines, exported, options.sequences))
         candidates = [
             dataclasses.replace(each, provider=options.provider)
             for each in _shared_engines(found, options, engines)
@@ -114,8 +115,8 @@ def _shared_engines(
     }
     if not shared:
         raise UserInputError(
-            f"No installed engine runs all of {', '.join(options.models)}. Pass the `engines` to "
-            "measure, or models that run on the same engine.",
+            f"No installed engine runs all of {', '.join(map(str, options.models))}. Pass the "
+            "`engines` to measure, or models that run on the same engine.",
             argument="engines",
         )
     kept = shared | {float_engine(engine) for engine in shared}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbert.choices import EngineName, ProviderName, TargetName
 from qdqbert.errors import UserInputError
-from qdqbert.objects import DataOption, OptionalPath, PathOption
+from qdqbert.objects import DataOption, ModelOption, OptionalModel, OptionalPath, SavedModel
 from qdqbert.options import (
     Limits,
     check_onnx_options,
@@ -19,11 +19,11 @@ class EvaluateOptions(BatchCall):
 
     Attributes:
         model: Folder that `quantize` wrote, a checkpoint (a local folder or a hub id), or an .onnx
-            file, float or quantized.
+            file, float or quantized; in Python also a model in memory, as in `quantize`.
         data: Labeled examples: a .csv, .jsonl, .json or .parquet file, a folder, CoNLL columns,
             `hub:NAME@SPLIT`; in Python also a list, DataFrame or `datasets.Dataset`.
-        reference: Float checkpoint or .onnx file to compare with, example by example. An .onnx file
-            runs on ONNX Runtime.
+        reference: Float checkpoint, .onnx file or model in memory to compare with, example by
+            example. An .onnx file runs on ONNX Runtime.
         engine: Library that runs the model. By default the one that `load` takes for a quantized
             folder, ONNX Runtime for an .onnx file, and PyTorch for a checkpoint, which the native
             engine runs in INT8, as `load` does.
@@ -38,9 +38,9 @@ class EvaluateOptions(BatchCall):
         limits: What has to hold, compared with the reference.
     """
 
-    model: PathOption = option(kw_only=False)
+    model: ModelOption = option(kw_only=False)
     data: DataOption = option(kw_only=False)
-    reference: OptionalPath = option(default=None)
+    reference: OptionalModel = option(default=None)
     engine: EngineName | None = None
     provider: ProviderName | None = None
     target: TargetName | None = None
@@ -67,7 +67,7 @@ class EvaluateOptions(BatchCall):
             check_onnx_options(self.onnx, self.model)
 
     @property
-    def onnx_files(self) -> tuple[str, ...]:
+    def onnx_files(self) -> tuple[str | SavedModel, ...]:
         """The .onnx files among the model and the reference."""
         models = (self.model, self.reference)
         return tuple(name for name in models if name is not None and is_onnx_file(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -108,11 +109,11 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
             subject.task.metrics(predictions, encoded.features, subject.id2label, task_options)
         )
     report = EvaluateReport(
-        model=options.model,
+        model=str(options.model),
         task=subject.task.name,
         engine=subject.engine,
         target=subject.target,
-        reference=options.reference,
+        reference=None if options.reference is None else str(options.reference),
         data=str(options.data),
         examples=len(dataset.examples),
         metrics=metrics,
@@ -151,7 +152,7 @@ def load_models(options: EvaluateOptions, progress: Progress) -> Models:
     """
     _check_pooling(options)
     with progress.stage(f"Loading {Path(options.model).name}"):
-        subject = load_subject(options.model, request_of_model(options))
+        subject = load_subject(os.fspath(options.model), request_of_model(options))
     notices = [*subject.notices]
     if subject.is_proxy:
         notices.append(
@@ -160,7 +161,9 @@ def load_models(options: EvaluateOptions, progress: Progress) -> Models:
     if options.reference is None:
         return Models(subject=subject, reference=None, notices=tuple(notices))
     with progress.stage(f"Loading {Path(options.reference).name}"):
-        reference = load_subject(options.reference, request_of_reference(options, subject))
+        reference = load_subject(
+            os.fspath(options.reference), request_of_reference(options, subject)
+        )
     _check_names(options, subject, reference)
     notices += [f"Reference: {notice}" for notice in reference.notices]
     if reference.max_length < subject.max_length:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def request_of_model(options: EvaluateOptions) -> Request:
 
 def request_of_reference(options: EvaluateOptions, subject: Subject) -> Request:
     """Return how the reference is to be loaded: for the task and the lengths of the model."""
-    model_folder = None if is_onnx_file(options.model) else options.model
+    model_folder = None if is_onnx_file(options.model) else os.fspath(options.model)
     return Request(
         parameter="reference",
         task=subject.task.name,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import random
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -40,8 +41,8 @@ def choose_task(options: TrainOptions) -> Task:
         UserInputError: None is requested, and the checkpoint has no head.
     """
     with naming("model"):
-        config = read_config(options.model)
-        named = options.task or infer_task(options.model)
+        config = read_config(os.fspath(options.model))
+        named = options.task or infer_task(os.fspath(options.model))
     if named is None:
         raise UserInputError(
             f"Checkpoint {options.model!r} has no head, so its task cannot be inferred. Pass "
@@ -55,7 +56,8 @@ def task_of_labels(
     task: Task, dataset: Dataset, options: TrainOptions, teacher: Checkpoint | None
 ) -> Task:
     """Return the task of a new classifier: multi-label, if its teacher or its data are."""
-    if task is not TEXT_CLASSIFICATION or task.name in tasks_of(read_config(options.model)):
+    config = read_config(os.fspath(options.model))
+    if task is not TEXT_CLASSIFICATION or task.name in tasks_of(config):
         return task
     if teacher is not None:
         return task_for(task.name, teacher.config)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from qdqbert.choices import Dropout, QatRanges, RecipeName, SchedulerName
 from qdqbert.errors import UserInputError
-from qdqbert.objects import DataOption, OptionalData, PathOption, Rows
+from qdqbert.objects import DataOption, ModelOption, OptionalData, PathOption, Rows, SavedModel
 from qdqbert.options import (
     Calibration,
     Options,
@@ -72,7 +72,8 @@ class TrainOptions(TaskCall):
     """Common options.
 
     Attributes:
-        model: Checkpoint: a local folder or a hub id. A missing head is created.
+        model: Checkpoint: a local folder or a hub id. A missing head is created. In
+            Python also a model in memory, as in `quantize`.
         output: Folder to write. Checkpoints of the run are kept in `OUTPUT-checkpoints` until it
             ends.
         train_data: Labeled examples: a .csv, .jsonl, .json or .parquet file, a folder, CoNLL
@@ -94,7 +95,7 @@ class TrainOptions(TaskCall):
         quantizers: Changes to the quantizers of the recipe.
     """
 
-    model: PathOption = option(kw_only=False)
+    model: ModelOption = option(kw_only=False)
     output: PathOption = option(kw_only=False, short="o")
     train_data: DataOption = option()
     eval_data: OptionalData = option(default=None)
@@ -172,4 +173,4 @@ class TrainOptions(TaskCall):
 
 
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Rows) else value
+    return str(value) if isinstance(value, Rows | SavedModel) else value

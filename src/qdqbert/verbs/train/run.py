@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,7 +137,10 @@ def load_student(
     """
     with progress.stage("Loading the checkpoint"), naming("model"):
         checkpoint = load_model(
-            options.model, task=task.name, new_head=classes, pooling=options.task_options.pooling
+            os.fspath(options.model),
+            task=task.name,
+            new_head=classes,
+            pooling=options.task_options.pooling,
         )
     if task is MULTI_LABEL_CLASSIFICATION:
         # transformers then computes the loss of independent classes.
@@ -244,7 +248,7 @@ def make_report(
         notices = [*notices, _few_steps(steps, options)]
     return TrainReport(
         directory=options.output,
-        checkpoint=options.model,
+        checkpoint=str(options.model),
         task=task.name,
         training_examples=len(examples.train),
         evaluation_examples=0 if examples.held is None else len(examples.held),
