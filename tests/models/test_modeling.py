@@ -298,18 +298,6 @@ def test_labels_give_transformers_loss(floats, auto) -> None:
     torch.testing.assert_close(ours, expected, atol=0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("auto", [auto for auto in AUTOS if auto != "AutoModel"])
-def test_gradients_reach_every_parameter_through_the_quantizers(floats, auto) -> None:
-    model = AUTO_CLASSES[auto].from_pretrained(floats(auto))
-    model(**inputs_for(auto), **labels_for(auto)).loss.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        # Softmax does not see what is added to all of its inputs: a key's bias has none.
-        if not name.endswith("key.bias"):
-            assert parameter.grad.any(), name
-
-
 def test_a_training_step_in_training_mode_lowers_the_loss(classifier) -> None:
     batch = {**inputs_for(CLASSIFIER), **labels_for(CLASSIFIER)}
     qdqbert.calibrate(classifier, [inputs_for(CLASSIFIER)])
@@ -326,14 +314,6 @@ def test_a_training_step_in_training_mode_lowers_the_loss(classifier) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
-
-
-def test_attentions_and_hidden_states_are_still_recorded(classifier) -> None:
-    outputs = classifier(
-        **inputs_for(CLASSIFIER), output_attentions=True, output_hidden_states=True
-    )
-    assert [tuple(each.shape) for each in outputs.hidden_states] == 3 * [(ROWS, TOKENS, 32)]
-    assert [tuple(each.shape) for each in outputs.attentions] == 2 * [(ROWS, 4, TOKENS, TOKENS)]
 
 
 # Decoders
@@ -359,15 +339,6 @@ def decoder():
     return qdqbert.calibrate(model, [batch]), batch
 
 
-def test_a_decoder_does_not_see_later_tokens(decoder) -> None:
-    model, batch = decoder
-    changed = {**batch, "input_ids": batch["input_ids"].clone()}
-    changed["input_ids"][:, 6:] = 7
-    before, after = outputs_of(model, batch)["logits"], outputs_of(model, changed)["logits"]
-    assert torch.equal(before[:, :6], after[:, :6])
-    assert not torch.equal(before[:, 6:], after[:, 6:])
-
-
 def test_cross_attention_reads_the_encoders_states_but_not_their_padding(decoder) -> None:
     model, batch = decoder
     states = batch["encoder_hidden_states"]
@@ -380,27 +351,6 @@ def test_cross_attention_reads_the_encoders_states_but_not_their_padding(decoder
     assert torch.equal(unchanged, before)
     assert torch.equal(changed[0], before[0])
     assert not torch.equal(changed[1], before[1])
-
-
-def test_a_cache_step_by_step_gives_what_the_full_forward_does(decoder) -> None:
-    model, batch = decoder
-    full = outputs_of(model, batch)["logits"]
-    rest = {name: value for name, value in batch.items() if name != "input_ids"}
-    cache, steps = None, []
-    with torch.no_grad():
-        for index in range(TOKENS):
-            outputs = model(
-                input_ids=batch["input_ids"][:, index : index + 1],
-                past_key_values=cache,
-                use_cache=True,
-                **rest,
-            )
-            cache = outputs.past_key_values
-            steps.append(outputs.logits[:, 0])
-    difference = (torch.stack(steps, dim=1) - full).abs()
-    # Sums of other shapes differ in the last bit, which moves a code at a tie to the next one.
-    assert difference.max() < 0.05 * full.abs().max()
-    assert difference.median() < 1e-6
 
 
 def test_generate_runs_and_agrees_with_its_own_greedy_argmax(decoder) -> None:
@@ -519,13 +469,6 @@ def test_a_recipe_can_be_given_to_from_pretrained(floats) -> None:
     bits = Counter(quantizer.num_bits for quantizer in quantizers_of(model).values())
     assert bits == {4: 28, 8: 12}
     assert model.config.quantizer_options == {"aprec": 4}
-
-
-def test_an_uncalibrated_model_comes_back_uncalibrated(classifier, tmp_path) -> None:
-    classifier.save_pretrained(tmp_path)
-    loaded = type(classifier).from_pretrained(tmp_path)
-    assert all(quantizer.amax is None for quantizer in quantizers_of(loaded).values())
-    assert_equal_outputs(loaded, classifier, inputs_for(CLASSIFIER))
 
 
 def test_a_saved_state_dict_gives_the_ranges_to_a_model_that_has_none(

@@ -485,15 +485,11 @@ def codes_at(exported: Exported, ending: str) -> np.ndarray:
 
 
 @EXPORTERS
-def test_a_graph_with_mixed_codes_is_valid(mixed, dynamo) -> None:
+def test_a_graph_with_mixed_codes_is_valid_and_agrees(mixed, dynamo) -> None:
     exported = mixed(dynamo)
     onnx.checker.check_model(exported.graph, full_check=True)
     assert exported.counts["QuantizeLinear"] == QUANTIZERS - MERGED * dynamo
-
-
-@EXPORTERS
-def test_a_graph_with_mixed_codes_agrees(mixed, dynamo) -> None:
-    assert_agrees(mixed(dynamo))
+    assert_agrees(exported)
 
 
 @EXPORTERS
