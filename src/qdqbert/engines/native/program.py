@@ -24,6 +24,7 @@ from qdqbert.engines.native.kernels.forward import (
     build_module,
 )
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK
+from qdqbert.engines.native.kernels.norm import NORMED_ROWS
 from qdqbert.engines.native.kernels.product import pack_table
 from qdqbert.engines.native.kernels.split import DEPTH
 from qdqbert.engines.native.memory import aligned, padded, zeros
@@ -360,7 +361,7 @@ class Scratch:
             "inner_float": zeros(
                 (INNER_BLOCK if has_floats else 0, program.up_columns), np.float32
             ),
-            "normed": zeros(program.hidden, np.float32),
+            "normed": zeros((NORMED_ROWS, program.hidden), np.float32),
             "queries": zeros((rows, deep), np.float32),
             "keys": zeros(limit * deep, np.float32),
             "values": zeros(limit * deep, np.float32),

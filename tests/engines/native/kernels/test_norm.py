@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from native_kernels import bytes_of_row, check_codes, codes_record, few, norm_record
 from native_references import codes, dynamic_codes, layer_norm
+from qdqbert.engines.native.kernels.norm import NORMED_ROWS
 from qdqbert.engines.native.memory import padded
 
 
@@ -161,7 +162,6 @@ def test_rows_are_normalized_before_they_become_codes(modern_kernels, width, is_
     norm = norm_record(weight, bias, 1e-5, width)
     modern_kernels(
         "quantize_normed",
-        norm if is_normed else 0,
         codes_record(multiplier, 0),
         x,
         x.strides[0],
@@ -170,7 +170,8 @@ def test_rows_are_normalized_before_they_become_codes(modern_kernels, width, is_
         out,
         64,
         parameters,
-        np.zeros(64, np.float32),
+        norm if is_normed else 0,
+        np.zeros((NORMED_ROWS, 64), np.float32),
     )
     np.testing.assert_array_equal(x, before)
     values = x
@@ -180,3 +181,45 @@ def test_rows_are_normalized_before_they_become_codes(modern_kernels, width, is_
     expected, scales, _ = dynamic_codes(values, multiplier)
     np.testing.assert_allclose(parameters[:, 0], scales, rtol=1e-5)
     assert np.abs(out.astype(int) - expected).max() <= 1
+
+
+def in_one_pass_and_in_two(kernels, rows, width, seed) -> list[tuple[bytes, ...]]:
+    """Return states, codes and parameters of `layer_norm_codes`, and of the kernels it is made of.
+
+    The other kernels get one row at a time.
+    """
+    rng = np.random.default_rng(seed)
+    channels = padded(width)
+    x = np.zeros((rows, channels), np.float32)
+    x[:, :width] = 3 * rng.standard_normal((rows, width))
+    weight, bias = np.zeros((2, channels), np.float32)
+    weight[:width], bias[:width] = rng.uniform(0.5, 2, width), rng.standard_normal(width)
+    norm = norm_record(weight, bias, 1e-5, width)
+    multiplier = rng.uniform(5, 20, channels).astype(np.float32)
+    record = codes_record(multiplier, 120)
+    found = []
+    for in_one_pass in (True, False):
+        states, codes, parameters = x.copy(), np.zeros(x.shape, np.uint8), np.zeros((rows, 2))
+        parameters = parameters.astype(np.float32)
+        if in_one_pass:
+            target = (codes, channels, parameters, norm)
+            source = (states, bytes_of_row(states), channels, rows)
+            kernels("layer_norm_codes", record, *source, *target)
+        else:
+            for row in range(rows):
+                some = slice(row, row + 1)
+                kernels("layer_norm", norm, states[some], channels * 4, 1)
+                source = (states[some], channels * 4, channels, 1)
+                kernels("quantize_rows", record, *source, codes[some], channels, parameters[some])
+        found.append(tuple(each.tobytes() for each in (states, codes, parameters)))
+    return found
+
+
+@few
+@given(rows=st.integers(1, 9), width=st.integers(2, 200), seed=st.integers(0, 2**32))
+def test_rows_that_are_normalized_together_have_the_same_bits(
+    kernels, dynamic_kernels, rows, width, seed
+) -> None:
+    for each in (kernels, dynamic_kernels):
+        one_pass, two_passes = in_one_pass_and_in_two(each, rows, width, seed)
+        assert one_pass == two_passes

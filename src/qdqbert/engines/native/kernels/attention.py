@@ -19,8 +19,8 @@ from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import exp2, unsigned_codes
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL
-from qdqbert.engines.native.kernels.linear import in_blocks
 from qdqbert.engines.native.kernels.product import WIDEST
 from qdqbert.engines.native.kernels.relative import emit_add_positions, relative_positions
 from qdqbert.engines.native.kernels.round_trip import rounding

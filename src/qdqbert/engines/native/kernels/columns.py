@@ -21,9 +21,9 @@ from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, ve
 from qdqbert.engines.native.kernels.attention import attend
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK
-from qdqbert.engines.native.kernels.norm import quantize_input
+from qdqbert.engines.native.kernels.norm import normalize_attention
 from qdqbert.engines.native.kernels.projections import project_all
-from qdqbert.engines.native.kernels.second_add import add_again, keep
+from qdqbert.engines.native.kernels.second_add import keep
 from qdqbert.engines.native.kernels.weights import each_layer, first_weights, weights_of
 from qdqbert.engines.native.records import JOB, LAYER, MODEL, ROW_SCALE, THREAD
 
@@ -83,14 +83,12 @@ def _feed_forward(f: Function, features: Features) -> None:
         kinds = (record["down_codes"], following[name], element)
         _linear(f, kernel, record[name], part, *kinds, *places)
 
-    def add_and_normalize(sums: Value, add: str, norm: str) -> None:
+    def add(sums: Value, name: str) -> None:
         f.call("wait", f.job)
         if features.rounds_adds:
-            f.call("add_rounded_rows", record[add], x, sums, hidden, rows)
+            f.call("add_rounded_rows", record[name], x, sums, hidden, rows)
         else:
             f.call("add_rows", x, sums, rows * hidden)
-        if not features.norms_first:
-            f.call("layer_norm", record[norm], x, hidden * 4, rows)
 
     def quantize(name: str, x: Value, channels: Value, out: Value) -> None:
         out_stride = bytes_of_codes(channels)
@@ -106,11 +104,9 @@ def _feed_forward(f: Function, features: Features) -> None:
     linear("linear_float", "output", "hidden", context, context_stride, first_sums, hidden * 4)
     if features.adds_twice:
         keep(f, x, hidden, rows)
-    add_and_normalize(first_sums, "attention_add", "attention_norm")
-    if features.adds_twice:
-        add_again(f, x, hidden, rows)
+    add(first_sums, "attention_add")
     states = (x, hidden * 4, hidden, rows, codes, codes_stride, scales)
-    quantize_input(f, features, record["up_input_norm"], record["up_codes"], *states)
+    normalize_attention(f, features, record, *states)
     if features.gated:
         linear("linear_float", "up", "inner", codes, codes_stride, inner_values, inner * 8)
         f.call("wait", f.job)
@@ -127,7 +123,9 @@ def _feed_forward(f: Function, features: Features) -> None:
         linear(kernel, "up", "inner", codes, codes_stride, inner_values, inner_stride, element=1)
         f.call("wait", f.job)
     linear("linear_float", "down", "hidden", inner_values, inner_stride, second_sums, hidden * 4)
-    add_and_normalize(second_sums, "add", "norm")
+    add(second_sums, "add")
+    if not features.norms_first:
+        f.call("layer_norm", record["norm"], x, hidden * 4, rows)
 
 
 def _linear(

@@ -107,7 +107,7 @@ def _emit_dot(module: Module, isa: InstructionSet, rows: int, vectors: int) -> N
                 for total, weight in zip(sums, weights, strict=True):
                     total.set(_add_products(f, isa, total.get(), four, weight))
             if isa.prefetches:
-                _prefetch(f, f.ahead + step * f.ahead_step)
+                prefetch(f, f.ahead + step * f.ahead_step)
         for row, sums in enumerate(totals):
             for each, total in enumerate(sums):
                 f.store(total.get(), f.sums + (f.sum_stride * row + 4 * lanes * each))
@@ -200,7 +200,7 @@ def _emit_amx(module: Module, rows: int, columns: int) -> None:
             # A step is as deep as a line is long.
             ahead = f.ahead + step * (4 * LINES_AHEAD)
             for line in range(LINES_AHEAD):
-                _prefetch(f, ahead + line * LINE)
+                prefetch(f, ahead + line * LINE)
         for row, column in grid:
             place = f.sums + (f.sum_stride * (16 * row) + 64 * column)
             move_tile(f, "tilestored64", SUM_TILES[2 * row + column], place, f.sum_stride)
@@ -211,11 +211,11 @@ def move_tile(f: Function, name: str, tile: int, place: Value, stride: Value) ->
     f.intrinsic(f"llvm.x86.{name}", VOID, place, stride, immediate=(tile,))
 
 
-def _prefetch(f: Function, place: Value) -> None:
-    """Bring the line of an address into the second-level cache; any address is allowed."""
+def prefetch(f: Function, place: Value, *, level: int = 2) -> None:
+    """Bring the line of an address into a level of the caches; any address is allowed."""
     f.module.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-    # For reading, to the second of three levels, data.
-    f.raw(f"call void @llvm.prefetch.p0(ptr {place.text}, i32 0, i32 2, i32 1)")
+    # For reading; LLVM counts the three levels from the slowest one; data.
+    f.raw(f"call void @llvm.prefetch.p0(ptr {place.text}, i32 0, i32 {4 - level}, i32 1)")
 
 
 def _emit_amx_setup(module: Module) -> None:

@@ -27,12 +27,12 @@ from qdqbert.engines.native.kernels.dot import bytes_of_codes, emit_dots
 from qdqbert.engines.native.kernels.embedding import emit_embedding
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK, emit_gate
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
-from qdqbert.engines.native.kernels.norm import emit_norms, quantize_input
+from qdqbert.engines.native.kernels.norm import emit_norms, normalize_attention
 from qdqbert.engines.native.kernels.product import emit_product
 from qdqbert.engines.native.kernels.projections import emit_projections, project_all
 from qdqbert.engines.native.kernels.rotation import emit_rotation
 from qdqbert.engines.native.kernels.round_trip import emit_round_trips
-from qdqbert.engines.native.kernels.second_add import add_again, emit_second_add, keep
+from qdqbert.engines.native.kernels.second_add import emit_second_add, keep
 from qdqbert.engines.native.kernels.split import emit_split
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
 from qdqbert.engines.native.kernels.weights import each_layer, first_weights, weights_of
@@ -234,12 +234,8 @@ def _emit_rest(module: Module, features: Features) -> None:
             keep(f, x, hidden, f.rows)
         source = (context, context_stride, f.rows)
         _linear(f, add, output, *source, *target, attention_add, up_weights)
-        if not features.norms_first:
-            f.call("layer_norm", record["attention_norm"], x, stride, f.rows)
-        if features.adds_twice:
-            add_again(f, x, hidden, f.rows)
         states = (x, stride, hidden, f.rows, codes, codes_stride, scales)
-        quantize_input(f, features, record["up_input_norm"], record["up_codes"], *states)
+        normalize_attention(f, features, record, *states)
         down_codes = record["down_codes"]
         if dynamic or features.gated:
             columns = inner * 2 if features.gated else inner

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from qdqbert.engines.native.functions import ACTIVATIONS, unsigned_codes
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Type, Value, vector
-from qdqbert.engines.native.kernels.dot import LINES_AHEAD, PANEL, amx_name, dot_name
+from qdqbert.engines.native.kernels.blocks import in_blocks
+from qdqbert.engines.native.kernels.dot import LINES_AHEAD, PANEL, amx_name, dot_name, prefetch
 from qdqbert.engines.native.kernels.round_trip import rounded_sum
 from qdqbert.engines.native.kernels.weights import weights_of
 from qdqbert.engines.native.memory import LINE
@@ -55,9 +56,11 @@ def emit_linears(
         rounds_adds: Whether inputs of residual adds are fake-quantized.
     """
     _emit(module, isa, "linear_float", _store, element=4, dynamic=dynamic)
-    _emit(module, isa, "linear_add", _add, element=4, dynamic=dynamic)
+    adds: dict[str, Finish] = {"linear_add": _add}
     if rounds_adds:
-        _emit(module, isa, "linear_add_rounded", _add_rounded, element=4, dynamic=dynamic)
+        adds["linear_add_rounded"] = _add_rounded
+    for name, add in adds.items():
+        _emit(module, isa, name, add, element=4, dynamic=dynamic, reads_out=True)
     if dynamic:
         # The scale of a row depends on all of its values.
         name, finish = f"linear_{activation}", _store_activation(activation)
@@ -139,6 +142,7 @@ def _emit(
     *,
     element: int,
     dynamic: bool,
+    reads_out: bool = False,
 ) -> None:
     """Write a kernel that computes rows of a linear layer.
 
@@ -168,14 +172,17 @@ def _emit(
         if isa.amx:
             _loop_over_amx_tiles(f, finish_name, element)
         else:
-            _loop_over_tiles(f, isa, finish_name, element)
+            _loop_over_tiles(f, isa, finish_name, element, reads_out=reads_out)
 
 
-def _loop_over_tiles(f: Function, isa: InstructionSet, finish: str, element: int) -> None:
+def _loop_over_tiles(
+    f: Function, isa: InstructionSet, finish: str, element: int, *, reads_out: bool
+) -> None:
     """Write loops over tiles; a panel of weights stays in cache for all rows.
 
     While a column of tiles is computed, each tile brings a part of the next column's weights into
-    the second-level cache. A few rows have time for a part of them only.
+    the second-level cache. A few rows have time for a part of them only. If the result is added to
+    what is there, that comes into the first-level cache meanwhile.
     """
     widths = tuple(vectors * isa.lanes // PANEL for vectors in isa.vectors)
     stride = widths[0] * PANEL * 4
@@ -188,6 +195,11 @@ def _loop_over_tiles(f: Function, isa: InstructionSet, finish: str, element: int
         name = dot_name(height, width * PANEL // isa.lanes)
         start = LINEAR.read(f, f.linear, "start") + (f.first + panel) * (4 * PANEL)
         ahead = following + row // isa.rows[0] * part
+        if reads_out and isa.prefetches:
+            place = _place(f, panel, row, element)
+            for each in range(height):
+                for line in range(width):
+                    prefetch(f, place + f.out_stride * each + line * LINE, level=1)
         _dot(f, name, panel, row, sums, stride, start, ahead, ahead_step)
         _finish(f, finish, sums, stride, panel, width, row, height, element)
 
@@ -226,28 +238,6 @@ def _loop_over_amx_tiles(f: Function, finish: str, element: int) -> None:
     in_blocks(f, f.panels, (_AMX_PANELS, 1), column)
 
 
-def in_blocks(
-    f: Function, count: Value, sizes: tuple[int, ...], body: Callable[[Value, int], None]
-) -> None:
-    """Write a loop in blocks of the first size, then one block of each smaller size if needed.
-
-    Args:
-        f: The function.
-        count: How many there are.
-        sizes: The first size, then powers of 2 down to 1 unless the first is 1.
-        body: Writes a block, from its start and size.
-    """
-    rest = count % sizes[0]
-    done = count - rest
-    with f.loop(0, done, sizes[0]) as index:
-        body(index, sizes[0])
-    for size in sizes[1:]:
-        part = rest & size
-        with f.when(part.differs(0)):
-            body(done, size)
-        done = done + part
-
-
 def _following(f: Function, panel: Value) -> Value:
     """Return the weights that are read next: of a panel, or those that follow the last panel."""
     own = weights_of(f, f.linear, f.first + panel)
@@ -282,7 +272,6 @@ def _finish(
     element: int,
 ) -> None:
     column = (f.first + panel) * PANEL
-    out = f.out + (row * f.out_stride + panel * (PANEL * element))
     f.call(
         name,
         f.linear,
@@ -291,11 +280,16 @@ def _finish(
         height,
         column,
         PANEL * width,
-        out,
+        _place(f, panel, row, element),
         f.out_stride,
         f.row_scales + row * ROW_SCALE,
         f.extra,
     )
+
+
+def _place(f: Function, panel: Value, row: Value, element: int) -> Value:
+    """Return where the result of a panel and a row is."""
+    return f.out + (row * f.out_stride + panel * (PANEL * element))
 
 
 def _emit_finish(

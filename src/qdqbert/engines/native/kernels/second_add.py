@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbert.engines.native.instruction_sets import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
-from qdqbert.engines.native.records import LAYER, THREAD
+from qdqbert.engines.native.records import THREAD
 
 
 def emit_second_add(module: Module, isa: InstructionSet) -> None:
@@ -32,6 +32,5 @@ def keep(f: Function, x: Value, hidden: Value, rows: Value) -> None:
 
 
 def add_again(f: Function, x: Value, hidden: Value, rows: Value) -> None:
-    """Write the second add of states, and the LayerNorm after it."""
+    """Write the second add of states."""
     f.call("add_kept_rows", THREAD.read(f, f.thread, "kept"), x, rows * hidden)
-    f.call("layer_norm", LAYER.read(f, f.layer, "attention_again"), x, hidden * 4, rows)

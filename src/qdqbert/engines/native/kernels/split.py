@@ -12,6 +12,7 @@ lanes of vectors. Weights have the same order along the depth: panels of 16 colu
 from __future__ import annotations
 
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, VOID, Function, Module, Value, vector
+from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import (
     PANEL,
     ROW_TILES,
@@ -19,7 +20,6 @@ from qdqbert.engines.native.kernels.dot import (
     WEIGHT_TILES,
     move_tile,
 )
-from qdqbert.engines.native.kernels.linear import in_blocks
 from qdqbert.engines.native.memory import LINE
 
 DEPTH = 32
