@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,23 +38,29 @@ class Heads:
         """Names of the outputs, in order."""
         return tuple(each["name"] for head in self._heads for each in head["outputs"])
 
-    def run(self, states: Rows, starts: NDArray[np.int64]) -> dict[str, tuple[bool, Rows]]:
-        """Return each output, and whether it has a row for each token or for each text.
+    def run(
+        self, states: Rows, starts: NDArray[np.int64], wanted: Collection[str]
+    ) -> dict[str, tuple[bool, Rows]]:
+        """Return outputs, and whether each has a row for each token or for each text.
 
         Args:
             states: Hidden states with padding, `(tokens, hidden)`.
             starts: Index of the first token of each text, and of the end.
+            wanted: Names of the outputs.
         """
         found: dict[str, tuple[bool, Rows]] = {}
         if self._final_norm is not None:
             states = self._normalized(self._final_norm, states)
         for index, head in enumerate(self._heads):
+            outputs = [each for each in head["outputs"] if each["name"] in wanted]
+            if not outputs:
+                continue
             steps = [(f"heads.{index}.{n}", step) for n, step in enumerate(head["steps"])]
             count, width = head["token_steps"], self._program.settings["hidden"]
             rows, width = self._run_steps(steps[:count], states, width)
-            rows = _pooled(rows, starts, head["pooling"])
+            rows = self._pooled(rows, starts, head["pooling"])
             rows, width = self._run_steps(steps[count:], rows, width)
-            for output in head["outputs"]:
+            for output in outputs:
                 column = output["column"]
                 values = rows[:, :width] if column is None else rows[:, column]
                 found[output["name"]] = (head["pooling"] == "none", values)
@@ -92,6 +98,22 @@ class Heads:
         rows[:, width:] = 0
         return rows, width
 
+    def _pooled(self, states: Rows, starts: NDArray[np.int64], pooling: str) -> Rows:
+        """Return a row for each text, or all rows."""
+        if pooling == "none":
+            return states
+        if pooling == "first":
+            return np.ascontiguousarray(states[starts[:-1]])
+        found = zeros((len(starts) - 1, states.shape[1]), np.float32)
+        self._program.functions[f"pool_{pooling}"](
+            states.ctypes.data,
+            states.strides[0],
+            starts.ctypes.data,
+            len(found),
+            found.ctypes.data,
+        )
+        return found
+
     def _normalized(self, record: NDArray[np.int64], rows: Rows) -> Rows:
         """Return rows after a LayerNorm."""
         rows = rows.copy()
@@ -99,18 +121,3 @@ class Heads:
             record.ctypes.data, rows.ctypes.data, rows.strides[0], len(rows)
         )
         return rows
-
-
-def _pooled(states: Rows, starts: NDArray[np.int64], pooling: str) -> Rows:
-    """Return a row for each text, or all rows."""
-    if pooling == "none":
-        return states
-    if pooling == "first":
-        return np.ascontiguousarray(states[starts[:-1]])
-    if pooling == "max":
-        found: Rows = np.maximum.reduceat(states, starts[:-1], axis=0)
-        return found
-    lengths = np.diff(starts).astype(np.float32)[:, None]
-    sums: Rows = np.add.reduceat(states, starts[:-1], axis=0)
-    divisor = np.sqrt(lengths) if pooling == "mean_sqrt_len_tokens" else lengths
-    return np.asarray(sums / divisor, np.float32)

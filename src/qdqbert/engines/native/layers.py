@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.engines.native.heads import Rows
-from qdqbert.engines.native.runner import NativeRunner, Stream, unpacked
+from qdqbert.engines.native.runner import NativeRunner, Stream
 from qdqbert.engines.native.schedule import divide
 from qdqbert.engines.native.texts import Texts
 from qdqbert.engines.runner import Outputs
@@ -44,8 +44,8 @@ class LayerRunner(NativeRunner):
             self._run_part(stream, range(0), batch.texts, None)
             found: Outputs = {}
             for index, name in enumerate(self._states):
-                found[name] = unpacked(stream.job.states[:, :width], batch.kept)
-                given = np.asarray(inputs[f"{name}.forced"], np.float32)[batch.kept]
+                found[name] = self._with_padding(stream.job.states[:, :width], batch.mask)
+                given = np.asarray(inputs[f"{name}.forced"], np.float32)[batch.mask != 0]
                 self._run_part(stream, range(index, index + 1), batch.texts, given)
             return found | self._outputs(stream.job.states, batch, inputs)
 

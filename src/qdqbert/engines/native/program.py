@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from qdqbert.engines.native.kernels.forward import (
 )
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK
 from qdqbert.engines.native.kernels.norm import NORMED_ROWS
+from qdqbert.engines.native.kernels.pooling import POOLINGS
 from qdqbert.engines.native.kernels.product import pack_table
 from qdqbert.engines.native.kernels.split import DEPTH
 from qdqbert.engines.native.memory import aligned, padded, zeros
@@ -52,6 +52,14 @@ _TILE_COLUMNS = 64
 # Heads with this number of columns are computed together.
 _GROUP_COLUMNS = 128
 
+# Where a job's record has its texts.
+_NUMBERS = ("ids", "positions", "token_types")
+_IDS, _POSITIONS, _TYPES, _FACTORS, _STARTS, _TEXTS, _THREADS = (
+    JOB.offset(name) // 8 for name in (*_NUMBERS, "word_factors", "starts", "texts", "threads")
+)
+
+_PARTS, _PART_COUNT = (THREAD.offset(name) // 8 for name in ("parts", "part_count"))
+
 _CALLED = (
     "forward",
     "forward_columns",
@@ -60,7 +68,10 @@ _CALLED = (
     "finish",
     "float_linear",
     "layer_norm",
+    "remove_padding",
+    "restore_padding",
     *(f"apply_{name}" for name in ACTIVATIONS),
+    *(f"pool_{name}" for name in POOLINGS),
 )
 
 
@@ -408,8 +419,10 @@ class Scratch:
         self.record[:6] = (rows.start, rows.stop, items.start, items.stop, heads.start, heads.stop)
         # The record has its address.
         self._parts = np.array(shares.parts[thread], np.int64)
-        self.record[THREAD.offset("parts") // 8] = self._parts.ctypes.data
-        self.record[THREAD.offset("part_count") // 8] = len(self._parts) - 1
+        self.record[_PARTS], self.record[_PART_COUNT] = (
+            self._parts.ctypes.data,
+            len(self._parts) - 1,
+        )
 
 
 class Job:
@@ -442,14 +455,15 @@ class Job:
             texts: The texts.
             threads: Number of threads that wait for each other.
         """
-        tokens = len(texts.ids)
-        if tokens > self._capacity:
+        if (tokens := int(texts.starts[-1])) > self._capacity:
             self._allocate(tokens)
-        self._texts = texts
-        for field in dataclasses.fields(texts):
-            self.record[JOB.offset(field.name) // 8] = getattr(texts, field.name).ctypes.data
-        self.record[JOB.offset("texts") // 8] = len(texts.starts) - 1
-        self.record[JOB.offset("threads") // 8] = threads
+        self._texts, record = texts, self.record
+        first, stride = texts.numbers.ctypes.data, texts.numbers.strides[0]
+        record[_IDS], record[_POSITIONS], record[_TYPES] = first, first + stride, first + 2 * stride
+        if texts.word_factors.size:
+            record[_FACTORS] = texts.word_factors.ctypes.data
+        record[_STARTS], record[_TEXTS] = texts.starts.ctypes.data, len(texts.starts) - 1
+        record[_THREADS] = threads
 
     def record_for(self, scratch: Scratch) -> NDArray[np.int64]:
         """Return the record for another thread that computes all rows, with its own states."""
@@ -461,7 +475,7 @@ class Job:
     def states(self) -> NDArray[np.float32]:
         """The hidden states, `(tokens, hidden)`. The next forward pass overwrites them."""
         assert self._texts is not None
-        found: NDArray[np.float32] = self._buffers["x"][: len(self._texts.ids)]
+        found: NDArray[np.float32] = self._buffers["x"][: self._texts.starts[-1]]
         return found
 
     def _allocate(self, tokens: int) -> None:
@@ -486,7 +500,7 @@ class Job:
         }
         self.record = JOB.make(
             {
-                **dict.fromkeys((field.name for field in dataclasses.fields(Texts)), 0),
+                **dict.fromkeys((*_NUMBERS, "word_factors", "starts"), 0),
                 **self._buffers,
                 "texts": 0,
                 "threads": 1,

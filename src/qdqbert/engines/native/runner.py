@@ -30,6 +30,8 @@ from qdqbert.machine import usable_cores
 _NEEDED = ("input_ids", "attention_mask")
 _AXES = ("batch", "seq")
 
+Integers = NDArray[np.int64]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -37,12 +39,12 @@ class Batch:
 
     Attributes:
         texts: The texts.
-        kept: `(texts, seq)`, whether a token is not padding.
+        mask: `(texts, seq)`, 0 where a token is padding.
         shape: Shape of the inputs.
     """
 
     texts: Texts
-    kept: NDArray[np.bool_]
+    mask: Integers
     shape: tuple[int, ...]
 
 
@@ -115,9 +117,11 @@ class NativeRunner:
     def _batch(self, inputs: Mapping[str, NDArray[Any]]) -> Batch:
         arrays = self._checked(inputs)
         shape = arrays["input_ids"].shape
-        flat = {name: each.reshape(-1, shape[-1]) for name, each in arrays.items()}
-        kept = flat["attention_mask"] != 0
-        return Batch(texts=self._texts(flat, kept), kept=kept, shape=shape)
+        flat = {
+            name: np.ascontiguousarray(each, np.int64).reshape(-1, shape[-1])
+            for name, each in arrays.items()
+        }
+        return Batch(texts=self._texts(flat), mask=flat["attention_mask"], shape=shape)
 
     def _checked(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return inputs as arrays of integers of the same shape."""
@@ -148,8 +152,9 @@ class NativeRunner:
     def _outputs(self, states: Rows, batch: Batch, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
         """Return the outputs of the heads and of the tail, in the shape of the inputs."""
         outputs = {}
-        for name, (is_token, rows) in self._heads.run(states, batch.texts.starts).items():
-            whole = unpacked(rows, batch.kept) if is_token else rows
+        wanted = self._heads.output_names
+        for name, (is_token, rows) in self._heads.run(states, batch.texts.starts, wanted).items():
+            whole = self._with_padding(rows, batch.mask) if is_token else rows
             outputs[name] = whole.reshape(batch.shape[:-1] + whole.shape[1:])
         return outputs if self._tail is None else self._tail.add_outputs(inputs, outputs)
 
@@ -176,47 +181,70 @@ class NativeRunner:
         convolution.add_(stream.job.states, embedded, texts.starts)
         stream.team.run(jobs, records, model=rest)
 
-    def _texts(self, inputs: Mapping[str, NDArray[Any]], kept: NDArray[np.bool_]) -> Texts:
+    def _texts(self, inputs: Mapping[str, Integers]) -> Texts:
         """Return inputs without padding."""
-        settings = self._program.settings
-        lengths = kept.sum(axis=1)
-        if not lengths.all():
+        settings, ids = self._program.settings, inputs["input_ids"]
+        has_types = settings["embeddings"]["has_types"] and "token_type_ids" in inputs
+        # Positions start at the first token of a text, whatever is before it. RoBERTa gives all
+        # padding tokens row 0, those inside a text too, and does not count them.
+        counts_all = settings["padding_id"] is None
+        numbers = np.empty((3, ids.size), np.int32)
+        # The starts of the texts and their end, and the ends of the ranges of ids and types.
+        bounds = np.empty(len(ids) + 5, np.int64)
+        starts, ends = bounds[:-4], bounds[-4:]
+        out, stride, place = numbers.ctypes.data, numbers.strides[0], bounds.ctypes.data
+        self._program.functions["remove_padding"](
+            ids.ctypes.data,
+            inputs["attention_mask"].ctypes.data,
+            inputs["token_type_ids"].ctypes.data if has_types else 0,
+            *ids.shape,
+            -1 if counts_all else settings["padding_id"],
+            0 if counts_all else 1,
+            *(out, out + stride, out + 2 * stride, place, place + starts.nbytes),
+        )
+        lengths = np.diff(starts)
+        self._check_lengths(lengths)
+        limits = {"input_ids": self._program.vocabulary, "token_type_ids": self._program.type_count}
+        for name, low, high in zip(limits, ends[::2], ends[1::2], strict=True):
+            if low < 0 or high >= limits[name]:
+                check_ids({name: inputs[name][inputs["attention_mask"] != 0]}, limits)
+        factors = np.zeros(0, np.float32)
+        if settings["dropped_id"] is not None:
+            others = np.add.reduceat(
+                numbers[0, : starts[-1]] != settings["dropped_id"], starts[:-1], dtype=np.int64
+            )
+            # A text of dropped tokens alone has no words.
+            factors = np.repeat(lengths / np.maximum(others, 1), lengths).astype(np.float32)
+        return Texts(numbers=numbers, word_factors=factors, starts=starts)
+
+    def _check_lengths(self, lengths: Integers) -> None:
+        limit = self._program.settings["limit"]
+        if not lengths.min():
             raise UserInputError(
                 f"Text {int(np.argmin(lengths))} of the batch has no tokens.",
                 argument="attention_mask",
             )
-        if lengths.max() > settings["limit"]:
+        if (most := lengths.max()) > limit:
             raise UserInputError(
-                f"Text {int(np.argmax(lengths))} of the batch has {lengths.max()} tokens; the "
-                f"model takes up to {settings['limit']}. Set `max_length={settings['limit']}`.",
+                f"Text {int(np.argmax(lengths))} of the batch has {most} tokens; the model takes "
+                f"up to {limit}. Set `max_length={limit}`.",
                 argument="input_ids",
             )
-        ids = inputs["input_ids"]
-        check_ids({"input_ids": ids[kept]}, {"input_ids": self._program.vocabulary})
-        # Positions start at the first token of a text, whatever is before it.
-        places = np.cumsum(kept, axis=1) - 1
-        if settings["padding_id"] is not None:
-            # RoBERTa gives all padding tokens row 0, those inside a text too, and does not count
-            # them.
-            counted = kept & (ids != settings["padding_id"])
-            places = np.cumsum(counted, axis=1) * counted
-        types = np.zeros(int(lengths.sum()), np.int32)
-        if settings["embeddings"]["has_types"] and "token_type_ids" in inputs:
-            chosen = inputs["token_type_ids"][kept]
-            check_ids({"token_type_ids": chosen}, {"token_type_ids": self._program.type_count})
-            types = chosen.astype(np.int32)
-        factors = np.zeros(0, np.float32)
-        if settings["dropped_id"] is not None:
-            others = (kept & (ids != settings["dropped_id"])).sum(axis=1)
-            # A text of dropped tokens alone has no words.
-            factors = np.repeat(lengths / np.maximum(others, 1), lengths).astype(np.float32)
-        return Texts(
-            ids=ids[kept].astype(np.int32),
-            positions=places[kept].astype(np.int32),
-            token_types=types,
-            word_factors=factors,
-            starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+
+    def _with_padding(self, rows: Rows, mask: Integers) -> Rows:
+        """Return rows of tokens as `(batch, seq, ...)`, with zeros at padding."""
+        found = np.empty((*mask.shape, *rows.shape[1:]), np.float32)
+        # Channels of a row follow each other.
+        assert rows.strides[1:] in ((), (rows.itemsize,))
+        self._program.functions["restore_padding"](
+            mask.ctypes.data,
+            mask.size,
+            rows.ctypes.data,
+            rows.strides[0],
+            found.size // mask.size,
+            found.ctypes.data,
         )
+        return found
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[Stream]:
@@ -226,10 +254,3 @@ class NativeRunner:
             yield stream
         finally:
             self._free.put(stream)
-
-
-def unpacked(rows: Rows, kept: NDArray[np.bool_]) -> Rows:
-    """Return rows of tokens as `(batch, seq, ...)`, with zeros at padding."""
-    found = np.zeros((*kept.shape, *rows.shape[1:]), np.float32)
-    found[kept] = rows
-    return found

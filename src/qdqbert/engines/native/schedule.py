@@ -76,6 +76,8 @@ def divide(
 
 def _parts(starts: NDArray[np.int64], first: int, last: int) -> list[int]:
     """Divide texts into parts of up to `PART_ROWS` rows, or one text."""
+    if first < last and starts[last] - starts[first] <= PART_ROWS:
+        return [first, last]
     edges = [first]
     while edges[-1] < last:
         most = int(starts[edges[-1]]) + PART_ROWS

@@ -13,15 +13,12 @@ class Texts:
     """Texts packed one after another, without padding.
 
     Attributes:
-        ids: `(tokens,)` int32.
-        positions: `(tokens,)` int32, the place of each token in its text.
-        token_types: `(tokens,)` int32.
+        numbers: Three rows of int32, which start with a number for each token: its id, its place in
+            the text, and its type.
         word_factors: `(tokens,)` float32, factors of the rows of words; empty if there are none.
         starts: `(texts + 1,)` int64, index of the first token of each text, and of the end.
     """
 
-    ids: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    token_types: NDArray[np.int32]
+    numbers: NDArray[np.int32]
     word_factors: NDArray[np.float32]
     starts: NDArray[np.int64]

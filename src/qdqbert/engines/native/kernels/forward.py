@@ -28,6 +28,8 @@ from qdqbert.engines.native.kernels.embedding import emit_embedding
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK, emit_gate
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
 from qdqbert.engines.native.kernels.norm import emit_norms, normalize_attention
+from qdqbert.engines.native.kernels.padding import emit_padding
+from qdqbert.engines.native.kernels.pooling import emit_pooling
 from qdqbert.engines.native.kernels.product import emit_product
 from qdqbert.engines.native.kernels.projections import emit_projections, project_all
 from qdqbert.engines.native.kernels.rotation import emit_rotation
@@ -68,6 +70,8 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
     emit_embedding(module, isa, features)
     emit_barrier(module, isa)
     emit_activations(module)
+    emit_padding(module, isa)
+    emit_pooling(module)
     emit_projections(module, features)
     _emit_rest(module, features)
     _emit_texts(module, dynamic=features.dynamic)
