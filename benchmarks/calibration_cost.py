@@ -82,8 +82,8 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     from qdqbert.recipes import PERCENTILE
     from qdqbert.targets import TARGETS
     from qdqbert.targets.target import make_plan
+    from qdqbert.task_kinds import TaskSettings
     from qdqbert.tasks.registry import TASKS
-    from qdqbert.tasks.task import TaskSettings
     from qdqbert.verbs.inference import encode_examples
 
     rules = {"max": Max(), "percentile": Percentile(PERCENTILE), "mse": Mse(), "entropy": Entropy()}

@@ -54,8 +54,8 @@ import qdqbert
 from qdqbert.choices import EngineName
 from qdqbert.encoding import feature_of
 from qdqbert.inference import load as loading
-from qdqbert.inference.batches import stack
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.runtime.batches import stack
 
 ENGINES: tuple[EngineName, ...] = ("onnxruntime", "openvino", "native")
 WARM_UP = 64

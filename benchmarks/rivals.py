@@ -32,8 +32,8 @@ from qdqbert import resources
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns
-from qdqbert.tasks.task import TaskSettings
 from qdqbert.verbs.benchmark.run import export_float
 from qdqbert.verbs.inference import encode_examples
 from scoring import CALIBRATION_EXAMPLES, TestSet

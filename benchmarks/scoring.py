@@ -23,9 +23,10 @@ from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.models.quantized import load_model
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Predictions, TaskSettings
+from qdqbert.tasks.task import Predictions
 from qdqbert.verbs.inference import (
     EncodedExamples,
     TorchRunner,

@@ -11,7 +11,7 @@ from qdqbert.recipes import RECIPES, QuantizerOptions
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import CHECKS, REWRITES
 from qdqbert.targets.target import CheckName, RewriteName
-from qdqbert.task_kinds import TASK_KINDS
+from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES
 from qdqbert.tasks.registry import TASKS
 
 
@@ -19,7 +19,7 @@ def test_choices_are_the_keys_of_the_tables() -> None:
     assert tuple(TARGETS) == get_args(choices.TargetName)
     assert set(choices.RECIPE_NAMES) == set(RECIPES)
     assert tuple(PROVIDERS) == choices.PROVIDER_NAMES
-    assert set(choices.TASK_NAMES) == set(TASKS) == set(TASK_KINDS)
+    assert set(TASK_NAMES) == set(TASKS) == set(TASK_KINDS)
     assert set(get_args(RewriteName)) == set(REWRITES)
     assert set(get_args(CheckName)) == set(CHECKS)
     engines = {engine for target in TARGETS.values() for engine in target.engines}

@@ -24,7 +24,7 @@ from qdqbert.options import (
     option,
 )
 from qdqbert.recipes import QuantizerOptions
-from qdqbert.tasks.task import TaskSettings
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.quantize.options import QuantizeOptions

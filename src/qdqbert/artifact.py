@@ -34,7 +34,7 @@ from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.engines.runner import RUNS_NO_ONNX
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.json_files import Fields, damaged, read_json, shown
-from qdqbert.tasks.task import TaskSettings
+from qdqbert.task_kinds import TaskSettings
 
 MODEL = "model.onnx"
 RANGES = "ranges.safetensors"

@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 
 from qdqbert.json_files import Fields
-from qdqbert.tasks.task import TaskSettings
+from qdqbert.task_kinds import TaskSettings
 
 _PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 _LARGEST_SEED = 2**63 - 1

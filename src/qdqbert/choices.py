@@ -50,19 +50,6 @@ Embeddings = Literal["int8", "float"]
 Precision = Literal["int8", "float"]
 Granularity = Literal["layer", "linear", "site"]
 
-TaskName = Literal[
-    "feature-extraction",
-    "fill-mask",
-    "multiple-choice",
-    "next-sentence-prediction",
-    "question-answering",
-    "reranking",
-    "text-classification",
-    "text-generation",
-    "token-classification",
-]
-TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
-
 PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens"]
 POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
 

@@ -1,13 +1,28 @@
-"""The models of each task: architectures, outputs and heads. Imports no library."""
+"""The names of the tasks, their settings and the models of each: architectures, outputs and heads.
+
+Imports no library.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
-from qdqbert.choices import TASK_NAMES, TaskName
 from qdqbert.errors import UserInputError
+
+TaskName = Literal[
+    "feature-extraction",
+    "fill-mask",
+    "multiple-choice",
+    "next-sentence-prediction",
+    "question-answering",
+    "reranking",
+    "text-classification",
+    "text-generation",
+    "token-classification",
+]
+TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 
 CHOICES = 4
 """Choices of an example input of a multiple-choice model, which takes any number."""
@@ -48,6 +63,28 @@ class TaskKind:
     def choices(self) -> int | None:
         """The choices in an example input; `None` if a feature is one text."""
         return CHOICES if self.has_choices else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """Settings of tasks, under transformers' names. Each task reads its own.
+
+    Attributes:
+        doc_stride: Tokens that two consecutive windows of one context share. Question answering.
+        n_best_size: How many start and end positions are paired. Question answering.
+        max_answer_length: Longest answer in tokens. Question answering.
+        null_score_diff_threshold: "No answer" is returned if its score exceeds that of the best
+            answer by more than this. Question answering with unanswerable questions.
+        mlm_probability: Share of the tokens that are masked. Masked language models.
+        seed: Seed of the choice of masked tokens.
+    """
+
+    doc_stride: int = 128
+    n_best_size: int = 20
+    max_answer_length: int = 30
+    null_score_diff_threshold: float = 0.0
+    mlm_probability: float = 0.15
+    seed: int = 0
 
 
 TASK_KINDS: Mapping[str, TaskKind] = {

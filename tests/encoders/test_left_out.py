@@ -9,11 +9,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from encoders.test_families import save_model
-from qdqbert.choices import TaskName
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.weights import WEIGHTS, Weights
 from qdqbert.errors import CheckpointError
+from qdqbert.task_kinds import TaskName
 
 
 def notices_of(folder: Path, task: TaskName, *names: str) -> list[str]:

@@ -17,8 +17,8 @@ import pytest
 
 import qdqbert
 from qdqbert.errors import DataFileError, UserInputError
-from qdqbert.inference.options import RowOptions
 from qdqbert.integrations.ray import Predictor
+from qdqbert.runtime.options import RowOptions
 
 TEXTS = [
     f"{'music and the river was good at night ' * (index % 3)}dog {index}" for index in range(9)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qdqbert.errors import UserInputError
-from qdqbert.inference.scheduler import Encoded
+from qdqbert.runtime.scheduler import Encoded
 from qdqbert.serving.batcher import Batcher, OverloadedError, TooLongError
 
 

@@ -7,10 +7,11 @@ from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Batch, Encoded
 from qdqbert.errors import DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION as TASK
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, TaskSettings
+from qdqbert.tasks.task import Features
 
 OPTIONS = TaskSettings()
 

@@ -8,12 +8,13 @@ from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Batch, make_batches
 from qdqbert.errors import CheckpointError, DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks import fill_mask
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.fill_mask import FILL_MASK as TASK
 from qdqbert.tasks.fill_mask import mask_tokens
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, TaskSettings
+from qdqbert.tasks.task import Features
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 TEXTS = [Example(text=f"the cat {word} on a river at night") for word in ("sat", "was", "came")]

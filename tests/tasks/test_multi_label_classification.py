@@ -13,10 +13,11 @@ import transformers
 import qdqbert
 from qdqbert.encoding import Encoded
 from qdqbert.errors import DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION as TASK
 from qdqbert.tasks.multi_label_classification import labels_of
-from qdqbert.tasks.task import Features, TaskSettings
+from qdqbert.tasks.task import Features
 from task_files import sentence
 
 ID2LABEL = {0: "Food", 1: "room, view", 2: "staff"}

@@ -9,11 +9,12 @@ from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Batch, Encoded, make_batches
 from qdqbert.errors import DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns, Dataset, Example
 from qdqbert.tasks.multiple_choice import MULTIPLE_CHOICE as TASK
 from qdqbert.tasks.multiple_choice import ChoiceExample
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, TaskSettings
+from qdqbert.tasks.task import Features
 
 OPTIONS = TaskSettings()
 NAMES = ("input_ids", "attention_mask", "token_type_ids")

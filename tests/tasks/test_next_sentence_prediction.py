@@ -5,10 +5,11 @@ import pytest
 
 from qdqbert.encoding import Batch, Encoded
 from qdqbert.errors import DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.next_sentence_prediction import NEXT_SENTENCE_PREDICTION as TASK
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, TaskSettings
+from qdqbert.tasks.task import Features
 
 OPTIONS = TaskSettings()
 # Decisions 0, 1, 1.

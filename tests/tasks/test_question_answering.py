@@ -15,10 +15,11 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import make_batches
 from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns, Dataset
 from qdqbert.tasks.question_answering import QUESTION_ANSWERING as TASK
 from qdqbert.tasks.questions import Answer, QuestionExample, read_questions
-from qdqbert.tasks.task import Features, TaskSettings
+from qdqbert.tasks.task import Features
 
 BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 CONTEXT = "the cat was on the old tree . rain came down by the river"

@@ -16,12 +16,13 @@ import transformers
 import qdqbert
 from qdqbert.encoding import Encoded
 from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks import data, ranking_metrics
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.lines import read_lines
 from qdqbert.tasks.reranking import RERANKING as TASK
 from qdqbert.tasks.reranking import RankingExample
-from qdqbert.tasks.task import Features, TaskSettings
+from qdqbert.tasks.task import Features
 from task_files import sentence
 
 OPTIONS = TaskSettings()

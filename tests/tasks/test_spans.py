@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.spans import predict
-from qdqbert.tasks.task import TaskSettings
 
 CONTEXT = "the cat was on the old tree . rain came down by the river"
 OPTIONS = TaskSettings()

@@ -1,6 +1,6 @@
 """Names of tasks."""
 
-from qdqbert.choices import TASK_NAMES
+from qdqbert.task_kinds import TASK_NAMES
 from qdqbert.tasks.registry import TASKS
 
 

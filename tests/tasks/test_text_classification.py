@@ -9,9 +9,10 @@ from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Batch, Encoded
 from qdqbert.errors import DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns, Dataset, Example
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, TaskSettings
+from qdqbert.tasks.task import Features
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION as TASK
 
 ID2LABEL = {0: "Negative", 1: "Neutral", 2: "Positive"}

@@ -9,9 +9,10 @@ from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import make_batches
 from qdqbert.errors import DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, TaskSettings
+from qdqbert.tasks.task import Features
 from qdqbert.tasks.text_generation import TEXT_GENERATION as TASK
 
 NAMES = ("input_ids", "attention_mask")

@@ -8,9 +8,10 @@ from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Batch, Encoded, make_batches
 from qdqbert.errors import DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.conll import TokenExample, read_sentences
 from qdqbert.tasks.data import Columns, Dataset
-from qdqbert.tasks.task import Features, TaskSettings
+from qdqbert.tasks.task import Features
 from qdqbert.tasks.token_classification import TOKEN_CLASSIFICATION as TASK
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")

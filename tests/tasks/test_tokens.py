@@ -9,8 +9,9 @@ from scipy.special import log_softmax
 
 from qdqbert.encoding import Encoded
 from qdqbert.errors import DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Example
-from qdqbert.tasks.task import Features, TaskSettings
+from qdqbert.tasks.task import Features
 from qdqbert.tasks.tokens import (
     keep_examples,
     log_probabilities,

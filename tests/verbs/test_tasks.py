@@ -22,9 +22,9 @@ from torch.nn import functional
 
 import qdqbert
 from qdqbert.errors import UserInputError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import TaskSettings
 from task_files import DOC_STRIDE, HEADS, TAGS, sentence
 
 OPTIONS = TaskSettings(doc_stride=DOC_STRIDE)

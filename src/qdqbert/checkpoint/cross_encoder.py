@@ -27,9 +27,8 @@ from qdqbert.checkpoint.sentence import (
     read_sentence_head,
     write_files,
 )
-from qdqbert.choices import TaskName
 from qdqbert.errors import CheckpointError
-from qdqbert.task_kinds import head_of
+from qdqbert.task_kinds import TaskName, head_of
 
 Activation = Literal["sigmoid", "softmax", "none"]
 """A function that turns logits into scores."""

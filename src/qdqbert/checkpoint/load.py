@@ -26,10 +26,10 @@ from qdqbert.checkpoint.folder import check_config, check_name
 from qdqbert.checkpoint.sentence import ReadFile, SentenceHead
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.checkpoint.weights import check_weights
-from qdqbert.choices import POOLING_MODES, TASK_NAMES, PoolingMode, TaskName
+from qdqbert.choices import POOLING_MODES, PoolingMode
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import read_text
-from qdqbert.task_kinds import TASK_KINDS, check_outputs, head_of, tasks_of
+from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_outputs, head_of, tasks_of
 from qdqbert.tokenizer_files import put_lower_case_first_
 
 # Tasks whose heads are all called `classifier`.

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 import transformers
 
-from qdqbert.choices import TaskName
 from qdqbert.encoders.left_out import check_left_out, count_of, refuse_adapter, root_of
 from qdqbert.errors import CheckpointError
-from qdqbert.task_kinds import TASK_KINDS
+from qdqbert.task_kinds import TASK_KINDS, TaskName
 
 # Names of DeBERTa's heads in its own code.
 _OLD_HEADS = ("lm_predictions", "mask_predictions")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from qdqbert.choices import TaskName
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.family import Family, Parts, ReadHead
@@ -14,7 +13,7 @@ from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
 from qdqbert.encoders.model import EncoderModel, Head, Layer, Pooling
 from qdqbert.encoders.weights import MissingTensorError, Weights
 from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.task_kinds import TASK_KINDS
+from qdqbert.task_kinds import TASK_KINDS, TaskName
 
 # Modules of the heads of transformers' models, of older versions too.
 _HEADS = frozenset(

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from qdqbert.choices import TaskName
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import Convolution, Embeddings, Head, Layer, Norm, Table
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.weights import Conversion, Weights
+from qdqbert.task_kinds import TaskName
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from qdqbert.choices import TaskName
 from qdqbert.errors import CheckpointError
+from qdqbert.task_kinds import TaskName
 
 # Buffers that older versions of transformers saved. They follow from the config.
 _BUFFER = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|embed_positions\.weight)$")

@@ -8,9 +8,9 @@ from typing import Any
 
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.inference.load import load
-from qdqbert.inference.model import Model
-from qdqbert.inference.options import AnswerOptions, RowOptions
-from qdqbert.inference.rows import RowFormat, Texts
+from qdqbert.runtime.model import Model
+from qdqbert.runtime.options import AnswerOptions, RowOptions
+from qdqbert.runtime.rows import RowFormat, Texts
 from qdqbert.tables.rows import Column
 from qdqbert.tasks.columns import Columns as Requested
 from qdqbert.tasks.columns import Table, quoted, resolve_columns

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
-from qdqbert.inference.batches import Feature
-from qdqbert.inference.inputs import check_batch_size, described, is_text, listed
-from qdqbert.inference.model import Model, TextEncoder
-from qdqbert.inference.options import AnswerOptions
-from qdqbert.inference.rows import LABEL, SCORE, RowFormat, classes, is_one
-from qdqbert.inference.scheduler import Encoded
+from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.inputs import check_batch_size, described, is_text, listed
+from qdqbert.runtime.model import Model, TextEncoder
+from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, classes, is_one
+from qdqbert.runtime.scheduler import Encoded
 from qdqbert.tables.rows import Column
 
 Function = Activation

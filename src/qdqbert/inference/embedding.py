@@ -14,13 +14,13 @@ from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
 from qdqbert.encoding import feature_of
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
-from qdqbert.inference.batches import Feature
-from qdqbert.inference.inputs import check_batch_size, check_text, listed_texts
-from qdqbert.inference.model import Loaded, Model, TextEncoder, rows_of
-from qdqbert.inference.options import AnswerOptions
-from qdqbert.inference.rows import RowFormat, always
-from qdqbert.inference.scheduler import Encoded, Job
 from qdqbert.progress import progress_of
+from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.inputs import check_batch_size, check_text, listed_texts
+from qdqbert.runtime.model import Loaded, Model, TextEncoder, rows_of
+from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.rows import RowFormat, always
+from qdqbert.runtime.scheduler import Encoded, Job
 from qdqbert.tables.rows import Column
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.pooling import sentence_vectors

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.inference.batches import Feature
 from qdqbert.inference.classification import apply
-from qdqbert.inference.inputs import check_batch_size, check_text, listed_texts
-from qdqbert.inference.model import Model, TextEncoder
-from qdqbert.inference.options import AnswerOptions
-from qdqbert.inference.rows import RowFormat, always
-from qdqbert.inference.scheduler import Encoded
+from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.inputs import check_batch_size, check_text, listed_texts
+from qdqbert.runtime.model import Model, TextEncoder
+from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.rows import RowFormat, always
+from qdqbert.runtime.scheduler import Encoded
 from qdqbert.tables.rows import Column
 
 _LOGGER = logging.getLogger("qdqbert")

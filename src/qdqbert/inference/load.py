@@ -16,7 +16,6 @@ from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.checksums import CHECKSUMS, require_intact
-from qdqbert.inference.batches import BatchPlan
 from qdqbert.inference.download import (
     download_graph,
     download_settings,
@@ -30,11 +29,12 @@ from qdqbert.inference.float_checkpoint import (
     is_float_checkpoint,
     open_float_checkpoint,
 )
-from qdqbert.inference.model import Loaded, Model
-from qdqbert.inference.runners import Runners
-from qdqbert.inference.scheduler import Schedule, Scheduler
 from qdqbert.machine import usable_cores
 from qdqbert.objects import ModelLike, saved
+from qdqbert.runtime.batches import BatchPlan
+from qdqbert.runtime.model import Loaded, Model
+from qdqbert.runtime.runners import Runners
+from qdqbert.runtime.scheduler import Schedule, Scheduler
 from qdqbert.tokenizer_files import TOKENIZER
 from qdqbert.tokenizing.tokenizer import Tokenizer
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from qdqbert.encoding import feature_of
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
-from qdqbert.inference.batches import Feature
 from qdqbert.inference.classification import apply
-from qdqbert.inference.inputs import described, is_text, listed
-from qdqbert.inference.model import Model
-from qdqbert.inference.rows import SCORE, RowFormat, always
-from qdqbert.inference.scheduler import Encoded
+from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.inputs import described, is_text, listed
+from qdqbert.runtime.model import Model
+from qdqbert.runtime.rows import SCORE, RowFormat, always
+from qdqbert.runtime.scheduler import Encoded
 from qdqbert.tables.rows import Column
 from qdqbert.tasks.multiple_choice import choice_example
 from qdqbert.tokenizing.tokenizer import Tokenizer

@@ -7,10 +7,10 @@ from typing import Any
 
 from qdqbert.errors import UserInputError
 from qdqbert.inference.classification import Label, is_pair, text_or_pair
-from qdqbert.inference.inputs import described, listed
-from qdqbert.inference.model import Model
-from qdqbert.inference.rows import LABEL, SCORE, RowFormat, always, classes
-from qdqbert.inference.scheduler import Encoded
+from qdqbert.runtime.inputs import described, listed
+from qdqbert.runtime.model import Model
+from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, always, classes
+from qdqbert.runtime.scheduler import Encoded
 from qdqbert.tasks.next_sentence_prediction import NAMES
 
 

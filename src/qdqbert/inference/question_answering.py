@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 from qdqbert.encoding import feature_of
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
-from qdqbert.inference.batches import Feature
-from qdqbert.inference.inputs import check_batch_size, described, is_text, listed, listed_texts
-from qdqbert.inference.model import Model, rows_of
-from qdqbert.inference.options import AnswerOptions
-from qdqbert.inference.rows import RowFormat, is_one
-from qdqbert.inference.scheduler import Encoded
+from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.inputs import check_batch_size, described, is_text, listed, listed_texts
+from qdqbert.runtime.model import Model, rows_of
+from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.rows import RowFormat, is_one
+from qdqbert.runtime.scheduler import Encoded
 from qdqbert.tables.rows import Column, Kind
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.spans import SpanPrediction, predict
-from qdqbert.tasks.task import Prediction, TaskSettings
+from qdqbert.tasks.task import Prediction
 from qdqbert.tasks.windows import Windows, context_offsets
 
 Question = Mapping[str, str]

@@ -21,11 +21,11 @@ from qdqbert.inference.classification import (
     is_pair,
     text_or_pair,
 )
-from qdqbert.inference.inputs import check_batch_size, check_text, listed, listed_texts
-from qdqbert.inference.model import Loaded
-from qdqbert.inference.rows import SCORE, RowFormat, always
-from qdqbert.inference.scheduler import Encoded
 from qdqbert.progress import progress_of
+from qdqbert.runtime.inputs import check_batch_size, check_text, listed, listed_texts
+from qdqbert.runtime.model import Loaded
+from qdqbert.runtime.rows import SCORE, RowFormat, always
+from qdqbert.runtime.scheduler import Encoded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,13 +19,13 @@ from qdqbert.choices import AggregationStrategy as Strategy
 from qdqbert.encoding import feature_of
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
-from qdqbert.inference.batches import Feature
 from qdqbert.inference.classification import apply
-from qdqbert.inference.inputs import check_batch_size, described, is_text, listed
-from qdqbert.inference.model import Model, rows_of
-from qdqbert.inference.options import AnswerOptions
-from qdqbert.inference.rows import RowFormat
-from qdqbert.inference.scheduler import Encoded
+from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.inputs import check_batch_size, described, is_text, listed
+from qdqbert.runtime.model import Model, rows_of
+from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.rows import RowFormat
+from qdqbert.runtime.scheduler import Encoded
 from qdqbert.tables.rows import Column, Kind
 from qdqbert.tokenizing.tokenizer import Tokenizer
 

@@ -17,9 +17,9 @@ from qdqbert.inference.answers import (
     read_item,
     text_columns,
 )
-from qdqbert.inference.options import RowOptions
-from qdqbert.inference.rows import RowFormat
 from qdqbert.integrations.batches import BatchKind, kind_of
+from qdqbert.runtime.options import RowOptions
+from qdqbert.runtime.rows import RowFormat
 
 
 class Predictor:

@@ -26,7 +26,7 @@ from qdqbert.checkpoint.tokenizer import load_tokenizer
 from qdqbert.choices import EngineName, KernelName
 from qdqbert.errors import UserInputError
 from qdqbert.inference.load import load
-from qdqbert.inference.model import Model
+from qdqbert.runtime.model import Model
 
 _PIPELINES = {
     "text-classification": ("text-classification", "zero-shot-classification"),

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from importlib import metadata
 
-from qdqbert.inference.model import Model
+from qdqbert.runtime.model import Model
 from qdqbert.serving.batcher import Batcher
 from qdqbert.serving.limits import (
     Application,

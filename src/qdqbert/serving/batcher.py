@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.forks import repair_in_child
-from qdqbert.inference.batches import Feature
-from qdqbert.inference.model import Model
-from qdqbert.inference.scheduler import Encoded, Job
+from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.model import Model
+from qdqbert.runtime.scheduler import Encoded, Job
 
 # Characters of the texts that a thread takes together: about a thousand tokens. Larger batches gain
 # nothing, and the last one of many requests would wait for all of them.

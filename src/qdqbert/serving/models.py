@@ -9,8 +9,8 @@ from pathlib import Path
 
 from qdqbert.errors import UserInputError
 from qdqbert.inference.load import load
-from qdqbert.inference.model import Model
 from qdqbert.progress import Progress
+from qdqbert.runtime.model import Model
 from qdqbert.serving.options import ServerOptions
 
 

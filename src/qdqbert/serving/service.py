@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from qdqbert.errors import UserInputError
-from qdqbert.inference.model import Model, TextEncoder
-from qdqbert.inference.scheduler import Job
 from qdqbert.json_files import shown
+from qdqbert.runtime.model import Model, TextEncoder
+from qdqbert.runtime.scheduler import Job
 from qdqbert.serving.batcher import Answered, Batcher, OverloadedError, TooLongError, size_of
 from qdqbert.serving.limits import BadRequestError, Limits
 from qdqbert.tokenizing.long_texts import Side

@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from qdqbert.choices import AggregationStrategy
 from qdqbert.inference.classification import TextClassifier
 from qdqbert.inference.fill_mask import MaskFiller
-from qdqbert.inference.model import Model
 from qdqbert.inference.multiple_choice import ChoiceSelector
 from qdqbert.inference.next_sentence_prediction import NextSentencePredictor
 from qdqbert.inference.question_answering import QuestionAnswerer
 from qdqbert.inference.token_classification import TokenClassifier
+from qdqbert.runtime.model import Model
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Models, count_truncated

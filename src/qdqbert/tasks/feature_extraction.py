@@ -10,20 +10,12 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch, encode
 from qdqbert.errors import DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.logits import score_answers
 from qdqbert.tasks.pooling import sentence_vectors
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
-from qdqbert.tasks.task import (
-    Answer,
-    Features,
-    Labels,
-    Prediction,
-    Predictions,
-    Score,
-    Task,
-    TaskSettings,
-)
+from qdqbert.tasks.task import Answer, Features, Labels, Prediction, Predictions, Score, Task
 from qdqbert.tasks.texts import check_label_column, truncation_notice
 from qdqbert.tokenizing.tokenizer import Tokenizer
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch
 from qdqbert.errors import CheckpointError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import read_dataset
 from qdqbert.tasks.task import (
     IGNORED,
@@ -26,7 +27,6 @@ from qdqbert.tasks.task import (
     Predictions,
     Score,
     Task,
-    TaskSettings,
     accept_all,
 )
 from qdqbert.tasks.texts import encode_texts

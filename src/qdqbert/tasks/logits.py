@@ -9,16 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qdqbert.encoding import Batch
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.metrics import accuracy
-from qdqbert.tasks.task import (
-    Answer,
-    Compute,
-    Features,
-    Prediction,
-    Predictions,
-    Score,
-    TaskSettings,
-)
+from qdqbert.tasks.task import Answer, Compute, Features, Prediction, Predictions, Score
 
 
 def logit_predictions(

@@ -15,20 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.errors import DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import class_named, class_of, name_classes, sorted_names
 from qdqbert.tasks.data import Dataset, Example, check_each, labels_place, read_dataset
 from qdqbert.tasks.logits import logit_predictions
 from qdqbert.tasks.metrics import multi_label_scores
-from qdqbert.tasks.task import (
-    Answer,
-    Compute,
-    Features,
-    Labels,
-    Predictions,
-    Score,
-    Task,
-    TaskSettings,
-)
+from qdqbert.tasks.task import Answer, Compute, Features, Labels, Predictions, Score, Task
 from qdqbert.tasks.texts import check_label_column, encode_texts
 
 # What separates labels in a cell. The first one that occurs counts.

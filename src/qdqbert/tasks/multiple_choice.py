@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from qdqbert.encoding import Encoded, encode, padding_of, stack_padded
 from qdqbert.errors import DataFileError
 from qdqbert.objects import Rows
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import (
     Columns,
     Dataset,
@@ -32,7 +33,7 @@ from qdqbert.tasks.logits import (
     logit_predictions,
     most_likely_classes,
 )
-from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, TaskSettings
+from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task
 from qdqbert.tasks.texts import truncation_notice
 from qdqbert.tokenizing.tokenizer import Tokenizer
 

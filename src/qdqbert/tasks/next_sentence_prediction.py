@@ -8,6 +8,7 @@ from typing import Any
 
 from qdqbert.errors import DataFileError
 from qdqbert.objects import Rows
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns, Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.logits import (
     accuracy_score,
@@ -15,7 +16,7 @@ from qdqbert.tasks.logits import (
     logit_predictions,
     most_likely_classes,
 )
-from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, TaskSettings
+from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task
 from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
 
 NAMES: Mapping[int, str] = {0: "is_next", 1: "not_next"}

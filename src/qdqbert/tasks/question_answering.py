@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch, Encoded, feature_of, in_chunks, padding_of
 from qdqbert.errors import DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Dataset
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import probabilities
@@ -33,7 +34,6 @@ from qdqbert.tasks.task import (
     Predictions,
     Score,
     Task,
-    TaskSettings,
     mean_percent,
 )
 from qdqbert.tasks.windows import Windows, context_offsets

@@ -16,22 +16,14 @@ from numpy.typing import ArrayLike
 
 from qdqbert.errors import DataFileError
 from qdqbert.objects import Rows
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.columns import Row, is_number
 from qdqbert.tasks.data import Columns, Dataset, Example, check_each, open_table, read_table
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import logit_predictions, of_pairs, score_answers
 from qdqbert.tasks.ranking_metrics import auc, average_precision, ndcg, rank, reciprocal_rank
 from qdqbert.tasks.scores import score_of
-from qdqbert.tasks.task import (
-    Answer,
-    Features,
-    Labels,
-    Predictions,
-    Score,
-    Task,
-    TaskSettings,
-    mean_percent,
-)
+from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, mean_percent
 from qdqbert.tasks.texts import check_label_column, encode_texts
 from qdqbert.tokenizing.tokenizer import Tokenizer
 

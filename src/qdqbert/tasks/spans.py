@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.logits import probabilities
-from qdqbert.tasks.task import Prediction, TaskSettings
+from qdqbert.tasks.task import Prediction
 
 NULL = 0
 """The position of [CLS], which means "no answer"."""

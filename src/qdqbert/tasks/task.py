@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.task_kinds import TaskSettings
+
 if TYPE_CHECKING:
     from qdqbert.encoding import Batch, Encoded
     from qdqbert.objects import Rows
@@ -26,28 +28,6 @@ Labels = Mapping[str, int | float | NDArray[np.int64] | NDArray[np.float32]]
 
 IGNORED = -100
 """transformers' label of a position that is left out of the loss."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskSettings:
-    """Settings of tasks, under transformers' names. Each task reads its own.
-
-    Attributes:
-        doc_stride: Tokens that two consecutive windows of one context share. Question answering.
-        n_best_size: How many start and end positions are paired. Question answering.
-        max_answer_length: Longest answer in tokens. Question answering.
-        null_score_diff_threshold: "No answer" is returned if its score exceeds that of the best
-            answer by more than this. Question answering with unanswerable questions.
-        mlm_probability: Share of the tokens that are masked. Masked language models.
-        seed: Seed of the choice of masked tokens.
-    """
-
-    doc_stride: int = 128
-    n_best_size: int = 20
-    max_answer_length: int = 30
-    null_score_diff_threshold: float = 0.0
-    mlm_probability: float = 0.15
-    seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

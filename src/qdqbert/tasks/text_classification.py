@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import class_of, name_classes, plain_number, sorted_names
 from qdqbert.tasks.columns import is_number
 from qdqbert.tasks.data import Dataset, Example, check_each, labels_place, read_dataset
@@ -20,7 +21,7 @@ from qdqbert.tasks.logits import (
 )
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
-from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, TaskSettings
+from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task
 from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
 
 

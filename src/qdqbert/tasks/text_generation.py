@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import read_dataset
 from qdqbert.tasks.task import (
     Answer,
@@ -18,7 +19,6 @@ from qdqbert.tasks.task import (
     Predictions,
     Score,
     Task,
-    TaskSettings,
     accept_all,
 )
 from qdqbert.tasks.texts import encode_texts

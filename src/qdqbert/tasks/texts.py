@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from qdqbert.encoding import encode
 from qdqbert.errors import DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.columns import quoted
 from qdqbert.tasks.data import Dataset, Example
 from qdqbert.tasks.lines import counted
-from qdqbert.tasks.task import Features, TaskSettings
+from qdqbert.tasks.task import Features
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 

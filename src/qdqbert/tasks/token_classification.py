@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch, Encoded, feature_of, in_chunks, padding_of
 from qdqbert.errors import DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import listed_classes, name_classes
 from qdqbert.tasks.conll import TokenExample, read_sentences
 from qdqbert.tasks.data import Dataset, check_each, labels_place
@@ -28,7 +29,6 @@ from qdqbert.tasks.task import (
     Predictions,
     Score,
     Task,
-    TaskSettings,
     share_percent,
 )
 from qdqbert.tokenizing.tokenizer import Tokenizer

@@ -15,16 +15,9 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Encoded
 from qdqbert.errors import DataFileError
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.lines import counted
-from qdqbert.tasks.task import (
-    Answer,
-    Features,
-    Prediction,
-    Predictions,
-    Score,
-    TaskSettings,
-    share_percent,
-)
+from qdqbert.tasks.task import Answer, Features, Prediction, Predictions, Score, share_percent
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 

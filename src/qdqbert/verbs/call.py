@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from qdqbert.choices import RecipeName, TaskName
+from qdqbert.choices import RecipeName
 from qdqbert.objects import OptionalData, SavedModel, saved
 from qdqbert.options import (
     Calibration,
@@ -26,6 +26,7 @@ from qdqbert.options import (
     own_options,
 )
 from qdqbert.progress import Progress, progress_of
+from qdqbert.task_kinds import TaskName
 
 _P = ParamSpec("_P")
 _Call = TypeVar("_Call", bound="Call")

@@ -23,15 +23,8 @@ from qdqbert.evidence.predictions import changed_examples, changed_rows
 from qdqbert.evidence.reports import ChangedExample
 from qdqbert.options import Limits
 from qdqbert.reference.body import Body, to_numpy
-from qdqbert.tasks.task import (
-    Features,
-    Metric,
-    Prediction,
-    Predictions,
-    Score,
-    Task,
-    TaskSettings,
-)
+from qdqbert.task_kinds import TaskSettings
+from qdqbert.tasks.task import Features, Metric, Prediction, Predictions, Score, Task
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 

@@ -10,8 +10,8 @@ from qdqbert.choices import CalibratorName
 from qdqbert.errors import UserInputError, naming
 from qdqbert.options import Quantizers, TaskOptions
 from qdqbert.recipes import PERCENTILE, QuantizerOptions
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import check_readable
-from qdqbert.tasks.task import TaskSettings
 
 # Options that name data.
 _DATA = ("data", "calibration_data", "train_data", "eval_data")

@@ -14,8 +14,8 @@ from qdqbert.options import Limits
 from qdqbert.recipes import build_recipe
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import TaskSettings
 from qdqbert.verbs.inference import Baseline
 from qdqbert.verbs.quantize.mixed_precision import Trials
 

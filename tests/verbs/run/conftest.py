@@ -13,8 +13,8 @@ import pytest
 
 import qdqbert
 from qdqbert.inference import load
-from qdqbert.inference.model import Model
-from qdqbert.inference.options import RowOptions
+from qdqbert.runtime.model import Model
+from qdqbert.runtime.options import RowOptions
 from qdqbert.verbs.run import pipeline
 
 WINDOW = 4

@@ -17,7 +17,7 @@ import pytest
 import qdqbert
 from qdqbert.errors import OutputExistsError, UserInputError
 from qdqbert.inference.load import _MODELS
-from qdqbert.inference.rows import RowFormat
+from qdqbert.runtime.rows import RowFormat
 from qdqbert.tables.inputs import open_source
 from qdqbert.tables.parquet import import_pyarrow
 from qdqbert.verbs.run import pipeline

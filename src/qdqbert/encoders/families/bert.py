@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from qdqbert.choices import TaskName
 from qdqbert.encoders.family import Encoder, Family, Parts, ReadHead, longest_text
 from qdqbert.encoders.heads import answer_spans, decoder, logits, scored_choice
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
 from qdqbert.encoders.model import Activation, Embeddings, Head, Layer, Linear, Norm, Step
 from qdqbert.encoders.reader import Reader
+from qdqbert.task_kinds import TaskName
 
 
 def read_bert(reader: Reader) -> Encoder:

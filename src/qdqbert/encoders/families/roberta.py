@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qdqbert.choices import TaskName
 from qdqbert.encoders.families.bert import (
     answer,
     choose,
@@ -16,6 +15,7 @@ from qdqbert.encoders.family import Encoder, Family, Parts, ReadHead
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.model import Head
 from qdqbert.encoders.reader import Reader
+from qdqbert.task_kinds import TaskName
 
 
 def read_roberta(reader: Reader) -> Encoder:

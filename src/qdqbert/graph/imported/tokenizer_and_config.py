@@ -20,13 +20,12 @@ from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.load import reader_of
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
-from qdqbert.choices import TASK_NAMES, TaskName
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.imported.file_errors import one_line
 from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.input_output_names import check_rank
-from qdqbert.task_kinds import TASK_KINDS, check_outputs, task_of_architecture
+from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_outputs, task_of_architecture
 from qdqbert.tokenizer_files import put_lower_case_first_
 
 # Tasks of models that sentence-transformers saves.

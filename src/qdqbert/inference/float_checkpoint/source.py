@@ -13,13 +13,12 @@ from qdqbert.artifact import CONFIG
 from qdqbert.cache import kept_digest
 from qdqbert.checkpoint.cross_encoder import is_reranker, read_layout
 from qdqbert.checkpoint.sentence import SentenceHead, folder_reader, join
-from qdqbert.choices import TaskName
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.weights import weight_files
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import parse_object, read_json
-from qdqbert.task_kinds import tasks_of
+from qdqbert.task_kinds import TaskName, tasks_of
 from qdqbert.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG
 
 SPECIAL_TOKENS = "special_tokens_map.json"

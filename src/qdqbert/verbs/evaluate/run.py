@@ -25,8 +25,9 @@ from qdqbert.options import command_line, is_onnx_file
 from qdqbert.progress import Progress
 from qdqbert.reporting.page import evaluate_page
 from qdqbert.tables.outputs import write_objects
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Dataset, fingerprint
-from qdqbert.tasks.task import Answer, Predictions, TaskSettings
+from qdqbert.tasks.task import Answer, Predictions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.evaluate.subject import (
     Subject,

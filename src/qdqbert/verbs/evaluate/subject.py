@@ -11,7 +11,7 @@ from typing import Any
 from qdqbert.artifact import Artifact, is_artifact, open_artifact, read_training
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName, TaskName
+from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName
 from qdqbert.engines.runner import Runner, check_engine, open_runner
 from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.imported.graph_runner import open_graph_file
@@ -20,7 +20,7 @@ from qdqbert.inference.engine_choice import choose_engine
 from qdqbert.inference.load import open_folder
 from qdqbert.models.quantized import load_model
 from qdqbert.options import is_onnx_file
-from qdqbert.task_kinds import check_outputs
+from qdqbert.task_kinds import TaskName, check_outputs
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task
 from qdqbert.tokenizing.tokenizer import Tokenizer

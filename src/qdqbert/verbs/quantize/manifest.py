@@ -18,7 +18,7 @@ from qdqbert.verbs.versions import versions
 if TYPE_CHECKING:
     from qdqbert.calibration.calibration import CalibrationResult
     from qdqbert.targets.target import Plan
-    from qdqbert.tasks.task import TaskSettings
+    from qdqbert.task_kinds import TaskSettings
     from qdqbert.verbs.quantize.examples import ChosenExamples
     from qdqbert.verbs.quantize.graphs import WrittenGraph
     from qdqbert.verbs.quantize.source import ModelSource

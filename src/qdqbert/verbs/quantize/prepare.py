@@ -25,8 +25,9 @@ from qdqbert.spec import Site, SiteGroup
 from qdqbert.targets import target_named
 from qdqbert.targets.files import check_encoder
 from qdqbert.targets.target import Plan, Target, make_plan, recipe_for
+from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.registry import task_for
-from qdqbert.tasks.task import Predictions, TaskSettings
+from qdqbert.tasks.task import Predictions
 from qdqbert.tokenizing.tokenizer import Tokenizer
 from qdqbert.verbs.inference import Baseline, EncodedExamples, encode_examples, predict
 from qdqbert.verbs.quantize.examples import ChosenExamples, choose_examples

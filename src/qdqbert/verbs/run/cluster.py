@@ -20,9 +20,9 @@ from typing import Any
 
 from qdqbert.errors import UserInputError
 from qdqbert.inference.answers import load_model
-from qdqbert.inference.batches import chunks
 from qdqbert.inference.download import is_hub_name
 from qdqbert.integrations.ray_cluster import address_of, alive_nodes, divide, open_ray, reporting
+from qdqbert.runtime.batches import chunks
 from qdqbert.tables.inputs import Source
 from qdqbert.tables.outputs import Writer
 from qdqbert.tables.rows import BadRow, Row

@@ -10,7 +10,7 @@ from typing import Any
 from qdqbert.choices import OutputFormat
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.inference.answers import answer_columns, read_item, text_columns
-from qdqbert.inference.rows import RowFormat
+from qdqbert.runtime.rows import RowFormat
 from qdqbert.tables.inputs import Source
 from qdqbert.tables.rows import BadRow, Layout, Row
 from qdqbert.tasks.columns import Columns as Requested

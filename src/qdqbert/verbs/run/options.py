@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from qdqbert.choices import InputFormat, OnError, OutputFormat
 from qdqbert.errors import UserInputError
-from qdqbert.inference.options import RowOptions
 from qdqbert.objects import PathOption
 from qdqbert.options import option
+from qdqbert.runtime.options import RowOptions
 from qdqbert.tables.inputs import STDIN
 from qdqbert.tables.outputs import STDOUT
 from qdqbert.verbs.call import Call

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from qdqbert.errors import DataFileError, UserInputError
-from qdqbert.inference.model import Model
-from qdqbert.inference.scheduler import Done
 from qdqbert.progress import Advance
+from qdqbert.runtime.model import Model
+from qdqbert.runtime.scheduler import Done
 from qdqbert.tables.outputs import Writer
 from qdqbert.tables.rows import BadRow, Row
 from qdqbert.verbs.run.columns import Columns

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from qdqbert.errors import UserInputError
 from qdqbert.extras import require
-from qdqbert.inference.model import Model
 from qdqbert.progress import Progress
+from qdqbert.runtime.model import Model
 from qdqbert.serving.models import open_models
 from qdqbert.verbs.serve.options import ServeOptions
 from qdqbert.verbs.serve.report import ServeReport

@@ -21,13 +21,13 @@ from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Encoded, make_batches
 from qdqbert.errors import UserInputError, naming
 from qdqbert.progress import Progress
-from qdqbert.task_kinds import TASK_KINDS, tasks_of
+from qdqbert.task_kinds import TASK_KINDS, TaskSettings, tasks_of
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.question_answering import windows_by_example
 from qdqbert.tasks.registry import TASKS, task_for
-from qdqbert.tasks.task import Features, Labels, Task, TaskSettings
+from qdqbert.tasks.task import Features, Labels, Task
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
 from qdqbert.training.dataset import TrainingDataset
 from qdqbert.verbs.settings import input_length, task_options_of

@@ -9,7 +9,8 @@ import torch
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.encoding import make_batches
-from qdqbert.tasks.task import Features, Metric, Task, TaskSettings
+from qdqbert.task_kinds import TaskSettings
+from qdqbert.tasks.task import Features, Metric, Task
 from qdqbert.verbs.inference import EncodedExamples, TorchRunner, predict
 
 

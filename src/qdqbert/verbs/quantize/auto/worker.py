@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.runner import Outputs
 from qdqbert.evidence.processes import serve
-from qdqbert.inference.batches import Feature
 from qdqbert.inference.load import load
-from qdqbert.inference.scheduler import Encoded
+from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.scheduler import Encoded
 
 
 def write_features(features: Sequence[Feature], path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import qdqbert
 from qdqbert.errors import UserInputError
-from qdqbert.inference.inputs import is_text
+from qdqbert.runtime.inputs import is_text
 
 TEXTS = ["the cat sat on the book", "music", "in the night and the dog " * 3]
 CLASSIFIER = "AutoModelForSequenceClassification"

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqbert.inference.batches import BatchPlan, chunks, stack
+from qdqbert.runtime.batches import BatchPlan, chunks, stack
 
 LENGTHS = st.lists(st.integers(1, 64), max_size=200)
 

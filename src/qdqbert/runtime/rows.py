@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from qdqbert.inference.options import AnswerOptions
-from qdqbert.inference.scheduler import Job
+from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.scheduler import Job
 from qdqbert.tables.rows import Column
 
 Texts = tuple[str, ...]

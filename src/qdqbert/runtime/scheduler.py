@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.errors import UserInputError
 from qdqbert.forks import repair_in_child
-from qdqbert.inference.batches import BatchPlan, Feature, chunks, stack
-from qdqbert.inference.runners import Runners
+from qdqbert.runtime.batches import BatchPlan, Feature, chunks, stack
+from qdqbert.runtime.runners import Runners
 
 Item = TypeVar("Item", contravariant=True)
 Answer = TypeVar("Answer", covariant=True)

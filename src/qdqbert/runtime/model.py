@@ -19,12 +19,12 @@ from qdqbert.encoding import feature_of
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import CheckpointError, ModelClosedError, UserInputError
 from qdqbert.forks import repair_in_child
-from qdqbert.inference.batches import Feature
-from qdqbert.inference.inputs import located
-from qdqbert.inference.rows import RowFormat
-from qdqbert.inference.runners import Runners
-from qdqbert.inference.scheduler import Done, Encoded, Job, Scheduler
 from qdqbert.progress import Progress, Silent
+from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.inputs import located
+from qdqbert.runtime.rows import RowFormat
+from qdqbert.runtime.runners import Runners
+from qdqbert.runtime.scheduler import Done, Encoded, Job, Scheduler
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _I = TypeVar("_I")

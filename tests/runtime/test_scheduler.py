@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from qdqbert.errors import UserInputError
-from qdqbert.inference.batches import BatchPlan
-from qdqbert.inference.runners import Runners
-from qdqbert.inference.scheduler import Encoded, Schedule, Scheduler
+from qdqbert.runtime.batches import BatchPlan
+from qdqbert.runtime.runners import Runners
+from qdqbert.runtime.scheduler import Encoded, Schedule, Scheduler
 
 SCHEDULE = Schedule(plan=BatchPlan(tokens=64, multiple=4), window=16, single_tokens=32)
 PADDING = {"input_ids": 0}

@@ -1,0 +1,1 @@
+"""Run inputs through a loaded model: batches, streams and the base class of all models."""
