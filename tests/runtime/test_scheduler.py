@@ -51,8 +51,8 @@ class SumJob:
             for item in items
         ]
 
-    def split(self, outputs, inputs, features):
-        return list(outputs["sums"])
+    def split(self, results):
+        return list(results.outputs["sums"])
 
     def answer(self, item, encoded, values):
         assert len(values) == len(encoded.features)

@@ -30,7 +30,7 @@ class Lengths:
             for item in items
         ]
 
-    def split(self, outputs: Any, inputs: Any, features: Any) -> Any:
+    def split(self, results: Any) -> Any:
         raise AssertionError
 
     def answer(self, item: str, encoded: Encoded, values: Any) -> int:

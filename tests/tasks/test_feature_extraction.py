@@ -5,8 +5,9 @@ import pytest
 
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.encoding import Batch, Encoded
+from qdqbert.encoding import Encoded
 from qdqbert.errors import DataFileError
+from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION as TASK
@@ -32,8 +33,10 @@ def features(examples: list[Example], count: int = 0) -> Features:
     return Features(examples=tuple(examples), encoded=encoded)
 
 
-def batch(mask: list[list[int]]) -> Batch:
-    return Batch(indices=tuple(range(len(mask))), inputs={"attention_mask": np.array(mask)})
+def results(mask: list[list[int]], outputs: dict[str, np.ndarray]) -> Results:
+    return Results(
+        outputs=outputs, inputs={"attention_mask": np.array(mask)}, features=(), places=()
+    )
 
 
 def test_the_task_is_listed_under_its_name() -> None:
@@ -83,14 +86,13 @@ def test_the_sentence_embedding_is_the_prediction_if_there_is_one() -> None:
         "last_hidden_state": np.zeros((2, 4, 3), np.float32),
         "sentence_embedding": embedding,
     }
-    made = TASK.predictions(outputs, batch([[1] * 4] * 2), features(PAIRS))
+    made = TASK.predictions(results([[1] * 4] * 2, outputs))
     assert [each.tolist() for each in made] == embedding.tolist()
 
 
 def test_the_prediction_of_a_plain_encoder_is_the_mean_over_text() -> None:
     states = np.array([[[1, 2], [3, 4], [100, 100]], [[5, 6], [100, 100], [100, 100]]], np.float32)
-    masked = batch([[1, 1, 0], [1, 0, 0]])
-    made = TASK.predictions({"last_hidden_state": states}, masked, features(PAIRS))
+    made = TASK.predictions(results([[1, 1, 0], [1, 0, 0]], {"last_hidden_state": states}))
     assert [each.tolist() for each in made] == [[2, 3], [5, 6]]
     assert {each.dtype for each in made} == {np.dtype(np.float32)}
 

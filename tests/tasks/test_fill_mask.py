@@ -156,7 +156,7 @@ def test_predictions_are_of_masked_positions_in_the_order_of_the_batch(tokenizer
         positions, ids = made.places[index]
         # Practically certain.
         logits[place, positions, ids] = 50
-    predictions = TASK.predictions({"logits": logits}, batch, made)
+    predictions = TASK.predictions(made.results(batch, {"logits": logits}))
     for prediction, index in zip(predictions, batch.indices, strict=True):
         assert prediction[:, 1].tolist() == made.places[index][1].tolist()
         # The tolerance is above 1000 exp(-50), the share of all other tokens.
@@ -174,7 +174,7 @@ def test_predictions_of_a_later_batch_use_its_own_places(tokenizer) -> None:
     made = encode(tokenizer, TEXTS)
     batch = Batch(indices=(2,), inputs={})
     logits = np.zeros((1, 64, len(tokenizer)), np.float32)
-    (prediction,) = TASK.predictions({"logits": logits}, batch, made)
+    (prediction,) = TASK.predictions(made.results(batch, {"logits": logits}))
     assert prediction[:, 0] == pytest.approx(-np.log(len(tokenizer)))
 
 

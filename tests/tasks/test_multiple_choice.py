@@ -7,7 +7,7 @@ import pytest
 
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.encoding import Batch, Encoded, make_batches
+from qdqbert.encoding import Encoded, make_batches
 from qdqbert.errors import DataFileError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns, Dataset, Example
@@ -206,9 +206,3 @@ def test_missing_label_is_reported_with_its_row(write_file) -> None:
     dataset = read(write_file("a.jsonl", "\n".join(map(json.dumps, rows))))
     with pytest.raises(DataFileError, match=r"^Line 2 of .*Add its number as `label`, from 0"):
         TASK.check_labels(dataset, {})
-
-
-def test_predictions_are_the_logits() -> None:
-    batch = Batch(indices=(0, 1, 2), inputs={})
-    made = TASK.predictions({"logits": np.stack(PREDICTIONS)}, batch, features(0, 0, 0))
-    np.testing.assert_array_equal(made, PREDICTIONS)

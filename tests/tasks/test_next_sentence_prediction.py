@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqbert.encoding import Batch, Encoded
+from qdqbert.encoding import Encoded
 from qdqbert.errors import DataFileError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns, Example
@@ -76,12 +76,6 @@ def test_accuracy_by_hand() -> None:
 def test_decisions_are_classes() -> None:
     assert TASK.decisions(PREDICTIONS, features("0", "0", "0"), OPTIONS) == [0, 1, 1]
     assert TASK.class_names is None
-
-
-def test_predictions_are_the_logits() -> None:
-    batch = Batch(indices=(0, 1, 2), inputs={})
-    made = TASK.predictions({"logits": np.stack(PREDICTIONS)}, batch, features("0", "0", "0"))
-    np.testing.assert_array_equal(made, PREDICTIONS)
 
 
 def test_how_numbers_and_truth_values_are_read_is_said(write_file) -> None:

@@ -313,7 +313,9 @@ def test_predictions_are_logits_without_padding(tokenizer) -> None:
     (batch,) = make_batches(features.encoded, batch_size=2)
     assert batch.indices == (1, 0)
     start = np.arange(2 * batch.inputs["input_ids"].shape[1], dtype=np.float32).reshape(2, -1)
-    long, short = TASK.predictions({"start_logits": start, "end_logits": -start}, batch, features)
+    long, short = TASK.predictions(
+        features.results(batch, {"start_logits": start, "end_logits": -start})
+    )
     assert (long.shape, short.shape) == ((20, 2), (7, 2))
     assert short[:, 0].tolist() == start[1, :7].tolist()
     assert short[:, 1].tolist() == (-start[1, :7]).tolist()

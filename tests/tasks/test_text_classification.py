@@ -7,8 +7,9 @@ import pytest
 
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.encoding import Batch, Encoded
+from qdqbert.encoding import Encoded
 from qdqbert.errors import DataFileError
+from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns, Dataset, Example
 from qdqbert.tasks.registry import TASKS
@@ -78,8 +79,7 @@ def test_truncated_texts_are_reported(tokenizer) -> None:
 
 def test_predictions_are_the_logits() -> None:
     logits = np.arange(6, dtype=np.float32).reshape(2, 3)
-    batch = Batch(indices=(0, 1), inputs={})
-    made = TASK.predictions({"logits": logits}, batch, features("0", "1"))
+    made = TASK.predictions(Results(outputs={"logits": logits}, inputs={}, features=(), places=()))
     assert [each.tolist() for each in made] == logits.tolist()
 
 

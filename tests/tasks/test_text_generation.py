@@ -73,7 +73,7 @@ def test_each_token_but_the_first_is_predicted_at_the_position_before(tokenizer)
     # Practically certain.
     np.put_along_axis(logits[:, :-1], ids[:, 1:, None], 50, axis=2)
     logits[0, 0] = 0
-    predictions = TASK.predictions({"logits": logits}, batch, made)[::-1]
+    predictions = TASK.predictions(made.results(batch, {"logits": logits}))[::-1]
     assert [each.shape for each in predictions] == [(3, 2), (7, 2)]
     for each, own in zip(predictions, made.encoded.inputs, strict=True):
         assert each[1:, 1].tolist() == own["input_ids"][2:].tolist()

@@ -125,7 +125,7 @@ def test_predictions_are_the_logits_of_first_tokens(tokenizer) -> None:
     (batch,) = make_batches(made.encoded, batch_size=2)
     assert batch.indices == (1, 0)
     logits = np.arange(2 * 6 * 5, dtype=np.float32).reshape(2, 6, 5)
-    long, short = TASK.predictions({"logits": logits}, batch, made)
+    long, short = TASK.predictions(made.results(batch, {"logits": logits}))
     assert short.tolist() == [logits[1, 1].tolist()]
     zeros = [0.0] * 5
     assert long.tolist() == [logits[0, 1].tolist(), zeros, logits[0, 4].tolist(), zeros, zeros]
@@ -135,7 +135,9 @@ def test_predictions_are_the_logits_of_first_tokens(tokenizer) -> None:
 def test_predictions_of_a_later_batch_use_its_own_places() -> None:
     made = features(CAT, RAIN)
     logits = np.arange(40, dtype=np.float32).reshape(1, 8, 5)
-    (prediction,) = TASK.predictions({"logits": logits}, Batch(indices=(1,), inputs={}), made)
+    (prediction,) = TASK.predictions(
+        made.results(Batch(indices=(1,), inputs={}), {"logits": logits})
+    )
     assert prediction.tolist() == [logits[0, 1].tolist()]
 
 

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.checkpoint.cross_encoder import Activation
-from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
-from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_batch_size, described, is_text, listed
 from qdqbert.runtime.model import Model, TextEncoder
 from qdqbert.runtime.options import AnswerOptions
@@ -49,12 +48,9 @@ class Classify(TextEncoder):
         """Return the model inputs of each text or pair."""
         return super().encode([text_or_pair(item) for item in items])
 
-    def split(
-        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
-    ) -> Sequence[Scored]:
+    def split(self, results: Results) -> Sequence[Scored]:
         """Return the scores of each feature."""
-        del inputs, features
-        logits = outputs["logits"]
+        logits = results.outputs["logits"]
         return list(map(Scored, logits, apply(self.function, logits)))
 
     def answer(self, item: Any, encoded: Encoded, values: Sequence[Scored]) -> Any:

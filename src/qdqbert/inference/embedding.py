@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
 from qdqbert.encoding import feature_of
-from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.progress import progress_of
-from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_batch_size, check_text, listed_texts
-from qdqbert.runtime.model import Loaded, Model, TextEncoder, rows_of
+from qdqbert.runtime.model import Loaded, Model, TextEncoder
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import Encoded, Job
@@ -72,11 +71,8 @@ class _Embed(_Prompted):
     dimensions: int | None
     keep_length: bool = False
 
-    def split(
-        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
-    ) -> Sequence[Embedding]:
-        del features
-        return list(self._finished(sentence_vectors(outputs, inputs["attention_mask"])))
+    def split(self, results: Results) -> Sequence[Embedding]:
+        return list(self._finished(sentence_vectors(results)))
 
     def answer(self, item: str, encoded: Encoded, values: Sequence[Embedding]) -> Embedding:
         del item, encoded
@@ -114,12 +110,9 @@ class _EmbedInChunks(_Embed):
         )
         return [self._chunks(each) for each in encodings]
 
-    def split(
-        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
-    ) -> Sequence[Embedding]:
+    def split(self, results: Results) -> Sequence[Embedding]:
         """Return the embedding of each feature as the graph computes it."""
-        del features
-        return list(sentence_vectors(outputs, inputs["attention_mask"]))
+        return list(sentence_vectors(results))
 
     def answer(self, item: str, encoded: Encoded, values: Sequence[Embedding]) -> Embedding:
         """Return the embedding of a text from the embeddings of its chunks."""
@@ -127,7 +120,7 @@ class _EmbedInChunks(_Embed):
         if len(values) == 1:
             return self._finished(values[0])
         stacked = np.stack(values)
-        vector = np.average(stacked, axis=0, weights=encoded.context).astype(np.float32)
+        vector = np.average(stacked, axis=0, weights=encoded.places).astype(np.float32)
         if _have_length_1(stacked).all():
             vector = _scaled(vector)
         return self._finished(vector)
@@ -153,7 +146,7 @@ class _EmbedInChunks(_Embed):
                 }
                 for first, last in places
             ),
-            context=[last - first for first, last in places],
+            places=[last - first for first, last in places],
         )
 
     def _prompt_part(self, encoding: tokenizers.Encoding, own: NDArray[np.int64]) -> int:
@@ -182,11 +175,8 @@ def _scaled(vectors: Embedding) -> Embedding:
 class _States(_Prompted):
     """The job of `output_value="token_embeddings"` and of calls; see `Job`."""
 
-    def split(
-        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
-    ) -> Sequence[Embedding]:
-        del inputs
-        return rows_of(features, outputs["last_hidden_state"])
+    def split(self, results: Results) -> Sequence[Embedding]:
+        return results.rows("last_hidden_state")
 
     def answer(self, item: str, encoded: Encoded, values: Sequence[Embedding]) -> Embedding:
         del item, encoded

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.engines.runner import Outputs
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.inference.classification import apply
-from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_batch_size, check_text, listed_texts
 from qdqbert.runtime.model import Model, TextEncoder
 from qdqbert.runtime.options import AnswerOptions
@@ -58,14 +57,11 @@ class _Fill(TextEncoder):
             f"Each text must have a mask token {mask!r}; {item!r:.60} has none{where}."
         )
 
-    def split(
-        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
-    ) -> Sequence[Best]:
+    def split(self, results: Results) -> Sequence[Best]:
         """Return the best tokens for each mask. The rest of the logits is not kept."""
-        del inputs
         return [
             self._best(logits[np.flatnonzero(feature["input_ids"] == self.mask_id)])
-            for logits, feature in zip(outputs["logits"], features, strict=True)
+            for logits, feature in zip(results.outputs["logits"], results.features, strict=True)
         ]
 
     def _best(self, logits: NDArray[np.float32]) -> Best:

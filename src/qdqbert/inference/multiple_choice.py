@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoding import feature_of
-from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.classification import apply
-from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import described, is_text, listed
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.rows import SCORE, RowFormat, always
@@ -66,12 +65,9 @@ class _Choose:
             )
         return encoded
 
-    def split(
-        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
-    ) -> Sequence[NDArray[np.float32]]:
+    def split(self, results: Results) -> Sequence[NDArray[np.float32]]:
         """Return the logit of each choice, `(1,)`."""
-        del inputs, features
-        return list(outputs["logits"])
+        return list(results.outputs["logits"])
 
     def answer(self, item: Any, encoded: Encoded, values: Sequence[NDArray[np.float32]]) -> Choice:
         """Return the best choice."""

@@ -9,22 +9,18 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-import numpy as np
-from numpy.typing import NDArray
-
 from qdqbert.encoding import feature_of
-from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
-from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_batch_size, described, is_text, listed, listed_texts
-from qdqbert.runtime.model import Model, rows_of
+from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat, is_one
 from qdqbert.runtime.scheduler import Encoded
 from qdqbert.tables.rows import Column, Kind
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.lines import counted
-from qdqbert.tasks.spans import SpanPrediction, predict
+from qdqbert.tasks.spans import SpanPrediction, predict, span_logits
 from qdqbert.tasks.task import Prediction
 from qdqbert.tasks.windows import Windows, context_offsets
 
@@ -64,26 +60,22 @@ class _Ask:
         return [
             Encoded(
                 features=tuple(feature_of(part, self.input_names) for part in each.windows),
-                context=[context_offsets(part) for part in each.windows],
+                places=[context_offsets(part) for part in each.windows],
                 truncated=each.is_cut,
                 error=each.error,
             )
             for each in self.windows.encode([_checked(item) for item in items])
         ]
 
-    def split(
-        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
-    ) -> Sequence[Prediction]:
+    def split(self, results: Results) -> Sequence[Prediction]:
         """Return each token's scores as start and as end, `(tokens, 2)`."""
-        del inputs
-        logits = np.stack([outputs["start_logits"], outputs["end_logits"]], axis=-1)
-        return rows_of(features, logits)
+        return span_logits(results)
 
     def answer(
         self, item: Question, encoded: Encoded, values: Sequence[Prediction]
     ) -> list[Answer]:
         """Return the best answers, the chosen one first."""
-        windows = list(zip(values, encoded.context, strict=True))
+        windows = list(zip(values, encoded.places, strict=True))
         found = predict(windows, item["context"], self.options, has_null=self.has_null)
         return _answers(found)[: self.top_k]
 

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from qdqbert.choices import AggregationStrategy as Strategy
 from qdqbert.encoding import feature_of
-from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.inference.classification import apply
-from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_batch_size, described, is_text, listed
-from qdqbert.runtime.model import Model, rows_of
+from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.scheduler import Encoded
@@ -93,22 +92,19 @@ class _Tag:
             encoded.append(
                 Encoded(
                     features=tuple(feature_of(part, self.input_names) for part in parts),
-                    context=list(self._windows(item, parts)),
+                    places=list(self._windows(item, parts)),
                 )
             )
         return encoded
 
-    def split(
-        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
-    ) -> Sequence[Scores]:
+    def split(self, results: Results) -> Sequence[Scores]:
         """Return the probabilities of the classes for each token, `(tokens, classes)`."""
-        del inputs
-        return [apply("softmax", each) for each in rows_of(features, outputs["logits"])]
+        return [apply("softmax", each) for each in results.rows("logits")]
 
     def answer(self, item: Any, encoded: Encoded, values: Sequence[Scores]) -> list[Entity]:
         """Return the tagged tokens, or the entities."""
         text = " ".join(item) if self.words else item
-        windows: list[_Window] = encoded.context
+        windows: Sequence[_Window] = encoded.places
         pairs = [
             (window, scores[window.places]) for window, scores in zip(windows, values, strict=True)
         ]

@@ -16,6 +16,31 @@ Feature = Mapping[str, NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Results:
+    """A batch that ran through a model.
+
+    Attributes:
+        outputs: Outputs of the model by name, `(batch, ...)`.
+        inputs: Its inputs by name, padded.
+        features: The inputs without padding.
+        places: The place of each feature in the text or example that it is a part of, as its task
+            describes it; `None` where the task needs none.
+    """
+
+    outputs: Mapping[str, NDArray[np.float32]]
+    inputs: Mapping[str, NDArray[Any]]
+    features: Sequence[Feature]
+    places: Sequence[Any]
+
+    def rows(self, name: str) -> list[NDArray[np.float32]]:
+        """Return an output `(batch, tokens, ...)` of each feature, without padding."""
+        return [
+            row[: feature["input_ids"].shape[-1]]
+            for row, feature in zip(self.outputs[name], self.features, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchPlan:
     """How inputs are grouped; measured in docs/benchmarks.md.
 

@@ -20,7 +20,6 @@ from qdqbert.engines.runner import Outputs
 from qdqbert.errors import CheckpointError, ModelClosedError, UserInputError
 from qdqbert.forks import repair_in_child
 from qdqbert.progress import Progress, Silent
-from qdqbert.runtime.batches import Feature
 from qdqbert.runtime.inputs import located
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.runners import Runners
@@ -369,10 +368,3 @@ class TextEncoder:
             Encoded(features=(feature_of(each, self.input_names),), truncated=each.truncated)
             for each in self.tokenizer.encode_start(items)
         ]
-
-
-def rows_of(features: Sequence[Feature], values: NDArray[Any]) -> list[NDArray[Any]]:
-    """Split `values`, `(batch, tokens, ...)`, into one array for each feature, without padding."""
-    return [
-        row[: feature["input_ids"].shape[-1]] for row, feature in zip(values, features, strict=True)
-    ]

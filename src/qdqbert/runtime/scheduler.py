@@ -17,12 +17,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
-from numpy.typing import NDArray
-
-from qdqbert.engines.runner import Outputs, Runner
+from qdqbert.engines.runner import Runner
 from qdqbert.errors import UserInputError
 from qdqbert.forks import repair_in_child
-from qdqbert.runtime.batches import BatchPlan, Feature, chunks, stack
+from qdqbert.runtime.batches import BatchPlan, Feature, Results, chunks, stack
 from qdqbert.runtime.runners import Runners
 
 Item = TypeVar("Item", contravariant=True)
@@ -40,13 +38,13 @@ class Encoded:
 
     Attributes:
         features: One model input, or several for an item that is run in windows.
-        context: What `Job.answer` needs to know about the item.
+        places: What the job needs to know about each feature; empty if it needs nothing.
         truncated: Whether a part of the item was cut off.
         error: Why the item cannot be answered; it then has no features.
     """
 
     features: tuple[Feature, ...]
-    context: Any = None
+    places: Sequence[Any] = ()
     truncated: bool = False
     error: UserInputError | None = None
 
@@ -62,9 +60,7 @@ class Job(Protocol[Item, Answer]):
         """
         ...
 
-    def split(
-        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
-    ) -> Sequence[Any]:
+    def split(self, results: Results) -> Sequence[Any]:
         """Return the part of a batch's outputs that is kept, one value for each feature."""
         ...
 
@@ -112,7 +108,8 @@ class _Chunk(Generic[_I]):
     items: Sequence[_I]
     encoded: Sequence[Encoded]
     features: list[Feature]
-    batches: list[tuple[list[int], Future[Sequence[Any]]]]
+    places: list[Any]
+    batches: list[tuple[Sequence[int], Future[Sequence[Any]]]]
 
 
 class Scheduler:
@@ -217,9 +214,8 @@ class Scheduler:
         for number, (indices, length) in enumerate(groups):
             if number:
                 pause()
-            features = [chunk.features[index] for index in indices]
             future: Future[Sequence[Any]] = Future()
-            future.set_result(self._run_batch(job, runner, features, length))
+            future.set_result(self._run_batch(job, runner, chunk, indices, length))
             chunk.batches.append((indices, future))
         return list(_answers(job, chunk, lambda done: None))
 
@@ -265,13 +261,14 @@ class Scheduler:
     ) -> Iterator[_A | UserInputError]:
         """Run all items as one batch on all cores, without another thread."""
         values: Sequence[Any] = ()
-        if chunk.features:
+        everything = range(len(chunk.features))
+        if everything:
             longest = max(_length(feature) for feature in chunk.features)
             length = self._schedule.plan.rounded(longest, limit=self._limit)
-            values = self._run_batch(job, self._runners.single, chunk.features, length)
+            values = self._run_batch(job, self._runners.single, chunk, everything, length)
         future: Future[Sequence[Any]] = Future()
         future.set_result(values)
-        chunk.batches = [(list(range(len(chunk.features))), future)]
+        chunk.batches = [(everything, future)]
         yield from _answers(job, chunk, advance)
 
     def _submit(
@@ -285,21 +282,33 @@ class Scheduler:
             limit=self._limit,
         )
         for indices, length in groups:
-            features = [chunk.features[index] for index in indices]
-            future = streams.submit(self._run_batch, job, runner, features, length)
+            future = streams.submit(self._run_batch, job, runner, chunk, indices, length)
             chunk.batches.append((indices, future))
         return chunk
 
     def _run_batch(
-        self, job: Job[Any, Any], runner: Runner, features: Sequence[Feature], length: int
+        self,
+        job: Job[Any, Any],
+        runner: Runner,
+        chunk: _Chunk[Any],
+        indices: Sequence[int],
+        length: int,
     ) -> Sequence[Any]:
         """Return the value of each feature, or the error of the engine about it."""
 
-        def run(some: Sequence[Feature]) -> Sequence[Any]:
-            inputs = stack(some, self._padding, length)
-            return job.split(runner.run(inputs), inputs, some)
+        def run(some: Sequence[int]) -> Sequence[Any]:
+            features = [chunk.features[index] for index in some]
+            inputs = stack(features, self._padding, length)
+            return job.split(
+                Results(
+                    outputs=runner.run(inputs),
+                    inputs=inputs,
+                    features=features,
+                    places=[chunk.places[index] for index in some],
+                )
+            )
 
-        return _by_halves(run, features, lambda error: error)
+        return _by_halves(run, indices, lambda error: error)
 
 
 def _length(feature: Feature) -> int:
@@ -313,8 +322,13 @@ def _encode(job: Job[_I, Any], items: Sequence[_I]) -> _Chunk[_I]:
         _refused(item) if isinstance(item, UserInputError) else _with_tokens(next(usable))
         for item in items
     ]
-    features = [feature for each in encoded for feature in each.features]
-    return _Chunk(items=items, encoded=encoded, features=features, batches=[])
+    return _Chunk(
+        items=items,
+        encoded=encoded,
+        features=[feature for each in encoded for feature in each.features],
+        places=[place for each in encoded for place in each.places or [None] * len(each.features)],
+        batches=[],
+    )
 
 
 def _answers(

@@ -15,12 +15,9 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from numpy.typing import NDArray
-
-from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.forks import repair_in_child
-from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.batches import Results
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.scheduler import Encoded, Job
 
@@ -92,10 +89,8 @@ class _Counted:
         )
         return Encoded(features=(), error=TooLongError(message, argument="inputs"))
 
-    def split(
-        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
-    ) -> Sequence[Any]:
-        return self.job.split(outputs, inputs, features)
+    def split(self, results: Results) -> Sequence[Any]:
+        return self.job.split(results)
 
     def answer(self, item: _Input, encoded: Encoded, values: Sequence[Any]) -> Answered:
         tokens = sum(each["input_ids"].size for each in encoded.features)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoding import Batch, encode
+from qdqbert.encoding import encode
 from qdqbert.errors import DataFileError
+from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.logits import score_answers
@@ -52,11 +53,8 @@ def _encode(
     )
 
 
-def _predictions(
-    outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
-) -> list[Prediction]:
-    del features
-    return list(sentence_vectors(outputs, batch.inputs["attention_mask"]))
+def _predictions(results: Results) -> list[Prediction]:
+    return list(sentence_vectors(results))
 
 
 def _scores(

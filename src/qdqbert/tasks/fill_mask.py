@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoding import Batch
 from qdqbert.errors import CheckpointError
+from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import read_dataset
 from qdqbert.tasks.task import (
@@ -119,13 +119,10 @@ def mask_tokens(
     return masked, (chosen.astype(np.int32), ids[chosen])
 
 
-def _predictions(
-    outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
-) -> list[Prediction]:
-    places: list[Place] = [features.places[index] for index in batch.indices]
+def _predictions(results: Results) -> list[Prediction]:
     return [
         score_tokens(logits[positions], ids)
-        for logits, (positions, ids) in zip(outputs["logits"], places, strict=True)
+        for logits, (positions, ids) in zip(results.outputs["logits"], results.places, strict=True)
     ]
 
 

@@ -8,18 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qdqbert.encoding import Batch
+from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.metrics import accuracy
 from qdqbert.tasks.task import Answer, Compute, Features, Prediction, Predictions, Score
 
 
-def logit_predictions(
-    outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
-) -> list[Prediction]:
+def logit_predictions(results: Results) -> list[Prediction]:
     """Return the logits of each feature, `(classes,)`."""
-    del batch, features
-    return list(outputs["logits"])
+    return list(results.outputs["logits"])
 
 
 def most_likely_classes(

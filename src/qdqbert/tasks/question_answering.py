@@ -17,20 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoding import Batch, Encoded, feature_of, in_chunks, padding_of
+from qdqbert.encoding import Encoded, feature_of, in_chunks, padding_of
 from qdqbert.errors import DataFileError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Dataset
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import probabilities
 from qdqbert.tasks.questions import QuestionExample, read_questions
-from qdqbert.tasks.spans import NULL, SpanPrediction, predict
+from qdqbert.tasks.spans import NULL, SpanPrediction, predict, span_logits
 from qdqbert.tasks.squad import scores_v1, scores_v2
 from qdqbert.tasks.task import (
     Answer,
     Features,
     Labels,
-    Prediction,
     Predictions,
     Score,
     Task,
@@ -96,15 +95,6 @@ def encode_windows(
         places=tuple(places),
         notices=(notice,) if cut else (),
     )
-
-
-def _predictions(
-    outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
-) -> list[Prediction]:
-    """Return each token's score as start and as end, `(tokens, 2)`, without padding."""
-    logits = np.stack([outputs["start_logits"], outputs["end_logits"]], axis=-1)
-    lengths = [len(features.places[index].offsets) for index in batch.indices]
-    return [each[:length] for each, length in zip(logits, lengths, strict=True)]
 
 
 def _scores(
@@ -263,7 +253,7 @@ QUESTION_ANSWERING = Task(
     read=read_questions,
     encode=encode_windows,
     check_labels=_check_labels,
-    predictions=_predictions,
+    predictions=span_logits,
     scores=_scores,
     decided="question",
     decisions=_decisions,

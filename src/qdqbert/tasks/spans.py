@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.logits import probabilities
 from qdqbert.tasks.task import Prediction
@@ -37,6 +38,12 @@ class SpanPrediction:
     n_best: list[dict[str, Any]]
     spans: list[tuple[int, int]]
     null_odds: float | None
+
+
+def span_logits(results: Results) -> list[Prediction]:
+    """Return each token's scores as start and as end, `(tokens, 2)`, for each feature."""
+    ends = (results.rows("start_logits"), results.rows("end_logits"))
+    return [np.stack(each, axis=-1) for each in zip(*ends, strict=True)]
 
 
 def predict(

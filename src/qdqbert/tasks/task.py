@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.encoding import Batch, Encoded
+from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
 
 if TYPE_CHECKING:
-    from qdqbert.encoding import Batch, Encoded
     from qdqbert.objects import Rows
     from qdqbert.tasks.data import Columns, Dataset
     from qdqbert.tokenizing.tokenizer import Tokenizer
@@ -113,6 +114,15 @@ class Features:
     places: tuple[Any, ...] = ()
     notices: tuple[str, ...] = ()
 
+    def results(self, batch: Batch, outputs: Mapping[str, NDArray[np.float32]]) -> Results:
+        """Return a batch of the features with a model's outputs for it."""
+        return Results(
+            outputs=outputs,
+            inputs=batch.inputs,
+            features=[self.encoded.inputs[index] for index in batch.indices],
+            places=[self.places[index] if self.places else None for index in batch.indices],
+        )
+
 
 class Reader(Protocol):
     """Reads a file, a folder, a hub data set or an object into examples of a task."""
@@ -206,8 +216,7 @@ class Task:
         check_metrics: Raises `DataFileError` if a metric of the data is not defined, such as a
             correlation with equal scores. Called after `check_labels`, before a model is
             evaluated.
-        predictions: Splits a model's outputs `(batch, ...)`, by name, for one batch of the
-            features into one prediction for each feature of the batch.
+        predictions: Returns the prediction for each feature of a batch that ran.
         scores: Returns the results that metrics are computed from, those of the main metric first,
             from predictions, features, the config's `id2label` and options. The labels are those
             that `read_labels` returns.
@@ -232,7 +241,7 @@ class Task:
     read: Reader
     encode: Encoder
     check_labels: Callable[[Dataset, Mapping[int, str]], None]
-    predictions: Callable[[Mapping[str, NDArray[np.float32]], Batch, Features], list[Prediction]]
+    predictions: Callable[[Results], list[Prediction]]
     scores: Callable[[Predictions, Features, Mapping[int, str], TaskSettings], list[Score]]
     decisions: Callable[[Predictions, Features, TaskSettings], Sequence[Hashable] | None]
     labels: Callable[[Features, Mapping[int, str]], Sequence[Labels | None]]

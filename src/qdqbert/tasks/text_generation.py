@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoding import Batch
+from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import read_dataset
 from qdqbert.tasks.task import (
@@ -49,14 +49,11 @@ def _encode(
     return keep_examples(features, keep, why="with a single token, so nothing to predict")
 
 
-def _predictions(
-    outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
-) -> list[Prediction]:
+def _predictions(results: Results) -> list[Prediction]:
     """Score every token but the first. Special tokens are predicted too, as in run_clm."""
-    ids = [features.encoded.inputs[index]["input_ids"] for index in batch.indices]
     return [
-        score_tokens(logits[: len(own) - 1], own[1:])
-        for logits, own in zip(outputs["logits"], ids, strict=True)
+        score_tokens(logits[:-1], feature["input_ids"][1:])
+        for logits, feature in zip(results.rows("logits"), results.features, strict=True)
     ]
 
 

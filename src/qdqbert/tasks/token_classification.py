@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoding import Batch, Encoded, feature_of, in_chunks, padding_of
+from qdqbert.encoding import Encoded, feature_of, in_chunks, padding_of
 from qdqbert.errors import DataFileError
+from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import listed_classes, name_classes
 from qdqbert.tasks.conll import TokenExample, read_sentences
@@ -107,15 +108,12 @@ def _places(word_ids: Sequence[int | None], words: int) -> _Places:
     return places
 
 
-def _predictions(
-    outputs: Mapping[str, NDArray[np.float32]], batch: Batch, features: Features
-) -> list[Prediction]:
+def _predictions(results: Results) -> list[Prediction]:
     """Return the logits of the first token of each word, zeros for a word without tokens."""
-    predictions: list[Prediction] = []
-    for index, logits in zip(batch.indices, outputs["logits"], strict=True):
-        places = features.places[index]
-        predictions.append(np.where(places[:, None] < 0, np.float32(0), logits[places]))
-    return predictions
+    return [
+        np.where(places[:, None] < 0, np.float32(0), logits[places])
+        for logits, places in zip(results.outputs["logits"], results.places, strict=True)
+    ]
 
 
 def _scores(

@@ -123,7 +123,7 @@ def predict_batches(
     predictions: dict[int, Prediction] = {}
     for batch in batches:
         inputs = {name: batch.inputs[name] for name in runner.input_names}
-        outputs = task.predictions(runner.run(inputs), batch, features)
+        outputs = task.predictions(features.results(batch, runner.run(inputs)))
         predictions.update(zip(batch.indices, outputs, strict=True))
         advance()
     return predictions
@@ -273,7 +273,7 @@ def batch_invariance_of(
     for index in chosen:
         batch = make_batch(features.encoded, [index])
         inputs = {name: batch.inputs[name] for name in runner.input_names}
-        [alone[index]] = task.predictions(runner.run(inputs), batch, features)
+        [alone[index]] = task.predictions(features.results(batch, runner.run(inputs)))
     replaced = [alone.get(index, each) for index, each in enumerate(together)]
     decisions = decisions_of(task, together, replaced, features, options)
     return compare_alone(together, alone, decisions)

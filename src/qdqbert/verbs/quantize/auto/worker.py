@@ -8,17 +8,15 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from qdqbert.engines.runner import Outputs
 from qdqbert.evidence.processes import serve
 from qdqbert.inference.load import load
-from qdqbert.runtime.batches import Feature
+from qdqbert.runtime.batches import Feature, Results
 from qdqbert.runtime.scheduler import Encoded
 
 
@@ -35,12 +33,9 @@ class Passes:
         """Return the inputs as they are."""
         return [Encoded(features=(each,)) for each in items]
 
-    def split(
-        self, outputs: Outputs, inputs: Mapping[str, NDArray[Any]], features: Sequence[Feature]
-    ) -> list[None]:
+    def split(self, results: Results) -> list[None]:
         """Keep nothing of the outputs."""
-        del outputs, inputs
-        return [None for _ in features]
+        return [None for _ in results.features]
 
     def answer(self, item: Feature, encoded: Encoded, values: Sequence[None]) -> None:
         """Return nothing."""
