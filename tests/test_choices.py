@@ -19,7 +19,7 @@ def test_choices_are_the_keys_of_the_tables() -> None:
     assert tuple(TARGETS) == get_args(choices.TargetName)
     assert set(choices.RECIPE_NAMES) == set(RECIPES)
     assert tuple(PROVIDERS) == choices.PROVIDER_NAMES
-    assert set(TASK_NAMES) == set(TASKS) == set(TASK_KINDS)
+    assert tuple(TASKS) == tuple(TASK_KINDS) == TASK_NAMES
     assert set(get_args(RewriteName)) == set(REWRITES)
     assert set(get_args(CheckName)) == set(CHECKS)
     engines = {engine for target in TARGETS.values() for engine in target.engines}

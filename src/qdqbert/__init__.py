@@ -36,17 +36,7 @@ if TYPE_CHECKING:
     from qdqbert.evidence.reports import QuantizeReport as QuantizeReport
     from qdqbert.evidence.reports import TargetReport as TargetReport
     from qdqbert.evidence.reports import TrainReport as TrainReport
-    from qdqbert.inference.classification import TextClassifier as TextClassifier
-    from qdqbert.inference.embedding import Embedder as Embedder
-    from qdqbert.inference.fill_mask import MaskFiller as MaskFiller
     from qdqbert.inference.load import load as load
-    from qdqbert.inference.multiple_choice import ChoiceSelector as ChoiceSelector
-    from qdqbert.inference.next_sentence_prediction import (
-        NextSentencePredictor as NextSentencePredictor,
-    )
-    from qdqbert.inference.question_answering import QuestionAnswerer as QuestionAnswerer
-    from qdqbert.inference.reranking import Reranker as Reranker
-    from qdqbert.inference.token_classification import TokenClassifier as TokenClassifier
     from qdqbert.models.calibrate import calibrate as calibrate
     from qdqbert.models.configuration import QDQBertConfig as QDQBertConfig
     from qdqbert.models.modeling import QDQBertForMaskedLM as QDQBertForMaskedLM
@@ -73,7 +63,17 @@ if TYPE_CHECKING:
     from qdqbert.options import TaskOptions as TaskOptions
     from qdqbert.progress import Progress as Progress
     from qdqbert.recipes import QuantizerOptions as QuantizerOptions
+    from qdqbert.tasks.feature_extraction import Embedder as Embedder
+    from qdqbert.tasks.fill_mask import MaskFiller as MaskFiller
+    from qdqbert.tasks.multiple_choice import ChoiceSelector as ChoiceSelector
+    from qdqbert.tasks.next_sentence_prediction import (
+        NextSentencePredictor as NextSentencePredictor,
+    )
+    from qdqbert.tasks.question_answering import QuestionAnswerer as QuestionAnswerer
+    from qdqbert.tasks.reranking import Reranker as Reranker
     from qdqbert.tasks.task import Metric as Metric
+    from qdqbert.tasks.text_classification import TextClassifier as TextClassifier
+    from qdqbert.tasks.token_classification import TokenClassifier as TokenClassifier
     from qdqbert.training.distillation import Distillation as Distillation
     from qdqbert.verbs.analyze import analyze as analyze
     from qdqbert.verbs.benchmark import benchmark as benchmark
@@ -103,13 +103,13 @@ _MODULES = {
     "Calibration": "qdqbert.options",
     "CalibrationError": "qdqbert.errors",
     "CheckpointError": "qdqbert.errors",
-    "ChoiceSelector": "qdqbert.inference.multiple_choice",
+    "ChoiceSelector": "qdqbert.tasks.multiple_choice",
     "Columns": "qdqbert.options",
     "DataFileError": "qdqbert.errors",
     "Distillation": "qdqbert.training.distillation",
     "doctor": "qdqbert.verbs.doctor",
     "DoctorReport": "qdqbert.verbs.doctor.report",
-    "Embedder": "qdqbert.inference.embedding",
+    "Embedder": "qdqbert.tasks.feature_extraction",
     "evaluate": "qdqbert.verbs.evaluate",
     "EvaluateReport": "qdqbert.evidence.reports",
     "export": "qdqbert.verbs.export",
@@ -120,10 +120,10 @@ _MODULES = {
     "Limits": "qdqbert.options",
     "load": "qdqbert.inference.load",
     "LoweringCheck": "qdqbert.evidence.lowering",
-    "MaskFiller": "qdqbert.inference.fill_mask",
+    "MaskFiller": "qdqbert.tasks.fill_mask",
     "Metric": "qdqbert.tasks.task",
     "MissingExtraError": "qdqbert.errors",
-    "NextSentencePredictor": "qdqbert.inference.next_sentence_prediction",
+    "NextSentencePredictor": "qdqbert.tasks.next_sentence_prediction",
     "ModelClosedError": "qdqbert.errors",
     "Onnx": "qdqbert.options",
     "Optimization": "qdqbert.verbs.train.options",
@@ -148,8 +148,8 @@ _MODULES = {
     "QuantizeReport": "qdqbert.evidence.reports",
     "QuantizerOptions": "qdqbert.recipes",
     "Quantizers": "qdqbert.options",
-    "QuestionAnswerer": "qdqbert.inference.question_answering",
-    "Reranker": "qdqbert.inference.reranking",
+    "QuestionAnswerer": "qdqbert.tasks.question_answering",
+    "Reranker": "qdqbert.tasks.reranking",
     "run": "qdqbert.verbs.run",
     "RunReport": "qdqbert.verbs.run.report",
     "serve": "qdqbert.verbs.serve",
@@ -158,9 +158,9 @@ _MODULES = {
     "TargetReport": "qdqbert.evidence.reports",
     "TaskOptions": "qdqbert.options",
     "TensorQuantizer": "qdqbert.compat.nn.tensor_quantizer",
-    "TextClassifier": "qdqbert.inference.classification",
+    "TextClassifier": "qdqbert.tasks.text_classification",
     "Timing": "qdqbert.evidence.latency",
-    "TokenClassifier": "qdqbert.inference.token_classification",
+    "TokenClassifier": "qdqbert.tasks.token_classification",
     "train": "qdqbert.verbs.train",
     "TrainingError": "qdqbert.errors",
     "TrainReport": "qdqbert.evidence.reports",

@@ -10,7 +10,7 @@ import pytest
 from qdqbert.errors import UserInputError
 from qdqbert.runtime.batches import BatchPlan
 from qdqbert.runtime.runners import Runners
-from qdqbert.runtime.scheduler import Encoded, Schedule, Scheduler
+from qdqbert.runtime.scheduler import EncodedItem, Schedule, Scheduler
 
 SCHEDULE = Schedule(plan=BatchPlan(tokens=64, multiple=4), window=16, single_tokens=32)
 PADDING = {"input_ids": 0}
@@ -42,9 +42,9 @@ class SumJob:
 
     def encode(self, items):
         return [
-            Encoded(features=(), error=UserInputError("odd"))
+            EncodedItem(features=(), error=UserInputError("odd"))
             if item == "odd"
-            else Encoded(
+            else EncodedItem(
                 features=tuple({"input_ids": np.array(ids, np.int32)} for ids in item),
                 truncated=len(item) > 2,
             )

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from qdqbert.errors import UserInputError
-from qdqbert.runtime.scheduler import Encoded
+from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.serving.batcher import Batcher, OverloadedError, TooLongError
 
 
 class Lengths:
     """A job that answers with the length of each text, and fails on some."""
 
-    def encode(self, items: Any) -> list[Encoded]:
+    def encode(self, items: Any) -> list[EncodedItem]:
         if "crash" in items:
             raise RuntimeError("no")
         return [
-            Encoded(features=(), error=UserInputError("bad text"))
+            EncodedItem(features=(), error=UserInputError("bad text"))
             if item == "bad"
-            else Encoded(
+            else EncodedItem(
                 features=({"input_ids": np.zeros(min(len(item), 9), np.int32)},),
                 truncated=len(item) > 9,
             )
@@ -33,7 +33,7 @@ class Lengths:
     def split(self, results: Any) -> Any:
         raise AssertionError
 
-    def answer(self, item: str, encoded: Encoded, values: Any) -> int:
+    def answer(self, item: str, encoded: EncodedItem, values: Any) -> int:
         return len(item)
 
 

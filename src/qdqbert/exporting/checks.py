@@ -14,7 +14,7 @@ from qdqbert.checkpoint.sample_texts import HARD
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import to_decibels
 from qdqbert.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Source
-from qdqbert.inference.classification import Classify
+from qdqbert.tasks.text_classification import Classify
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 LEAST_SQNR_DB = 15.0

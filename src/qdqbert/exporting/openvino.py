@@ -34,7 +34,7 @@ from qdqbert.exporting.source import (
     Source,
     refuse_truncate_dim,
 )
-from qdqbert.inference.classification import apply
+from qdqbert.tasks.logits import apply
 
 with openvino_telemetry_disabled():
     import openvino_genai

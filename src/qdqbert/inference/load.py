@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
 import os
 from pathlib import Path
@@ -32,9 +31,10 @@ from qdqbert.inference.float_checkpoint import (
 from qdqbert.machine import usable_cores
 from qdqbert.objects import ModelLike, saved
 from qdqbert.runtime.batches import BatchPlan
-from qdqbert.runtime.model import Loaded, Model
+from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import Schedule, Scheduler
+from qdqbert.tasks.registry import TASKS, model_class
 from qdqbert.tokenizer_files import TOKENIZER
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
@@ -50,17 +50,6 @@ _SCHEDULES: dict[str, Schedule] = {
 }
 # Targets that are made of a float checkpoint when it is loaded.
 _FLOAT_TARGETS = (None, "float", "native", "native-dynamic")
-# Class of the model of each task, and its module, which is imported when it is needed.
-_MODELS: dict[str, tuple[str, str]] = {
-    "feature-extraction": ("embedding", "Embedder"),
-    "fill-mask": ("fill_mask", "MaskFiller"),
-    "multiple-choice": ("multiple_choice", "ChoiceSelector"),
-    "next-sentence-prediction": ("next_sentence_prediction", "NextSentencePredictor"),
-    "question-answering": ("question_answering", "QuestionAnswerer"),
-    "reranking": ("reranking", "Reranker"),
-    "text-classification": ("classification", "TextClassifier"),
-    "token-classification": ("token_classification", "TokenClassifier"),
-}
 
 
 def load(
@@ -149,10 +138,14 @@ def load(
             engine=engine,
             target=target,
         )
-    if artifact.task not in _MODELS:
+    config = artifact.read_config()
+    # transformers' default is two classes.
+    model = model_class(artifact.task, classes=len(config.get("id2label") or range(2)))
+    if model is None:
+        known = [name for name, task in TASKS.items() if task.model is not None]
         raise UserInputError(
             f"{called!r} is a model for {artifact.task!r}, which `load` does not run. It runs: "
-            f"{', '.join(_MODELS)}."
+            f"{', '.join(known)}."
         )
     chosen, reason = choose_engine(artifact, engine=engine, provider=provider, kernel=kernel)
     name = artifact.target_for(chosen, target)
@@ -162,7 +155,6 @@ def load(
     if chosen == "native" and kernel is None:
         warn_of_slow_kernel(artifact)
     _check_files(artifact, artifact.model_for(chosen, name))
-    config = artifact.read_config()
     schedule = _SCHEDULES[chosen]
     if batch_invariant and not schedule.is_invariant:
         alone = BatchPlan(tokens=1, multiple=1)
@@ -188,7 +180,7 @@ def load(
         tokenizer=tokenizer,
         config=config,
     )
-    return _model_class(loaded)(loaded)
+    return model(loaded)
 
 
 def open_folder(
@@ -275,15 +267,6 @@ def _runners(
     # A GPU runs one batch after another.
     streams = cores if provider in (None, "cpu") else 1
     return Runners(open_graph, threads=cores, streams=streams)
-
-
-def _model_class(loaded: Loaded) -> type[Model]:
-    task = loaded.artifact.task
-    if task == "text-classification" and len(loaded.id2label) == 1:
-        task = "reranking"
-    module, name = _MODELS[task]
-    found: type[Model] = getattr(importlib.import_module(f"qdqbert.inference.{module}"), name)
-    return found
 
 
 def _check_ids(tokenizer: Tokenizer, engine: EngineName, model: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from qdqbert.errors import UserInputError
-from qdqbert.inference.embedding import Embedder
 from qdqbert.inference.load import load
+from qdqbert.tasks.feature_extraction import Embedder
 
 
 def open_embedder(path: str, framework: str, **options: Any) -> Embedder:

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qdqbert.errors import MissingExtraError
-from qdqbert.inference.embedding import Embedder
 from qdqbert.integrations.embedders import open_embedder
+from qdqbert.tasks.feature_extraction import Embedder
 
 if importlib.util.find_spec("llama_index") is None:
     raise MissingExtraError(

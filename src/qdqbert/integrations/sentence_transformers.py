@@ -24,8 +24,8 @@ import torch
 from qdqbert.checkpoint.sentence import read_model_settings
 from qdqbert.errors import MissingExtraError, UserInputError
 from qdqbert.inference import load as inference
-from qdqbert.inference.embedding import Embedder
-from qdqbert.inference.reranking import Reranker
+from qdqbert.tasks.feature_extraction import Embedder
+from qdqbert.tasks.reranking import Reranker
 
 if importlib.util.find_spec("sentence_transformers") is None:
     raise MissingExtraError(

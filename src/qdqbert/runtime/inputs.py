@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from qdqbert.errors import UserInputError
+
+Text = str | tuple[str, str]
+"""A text, or a pair of texts."""
 
 # Iterables whose items are not the inputs: characters, bytes, names of fields, in no order.
 _NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
@@ -86,6 +89,37 @@ def is_text(value: Any) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def text_or_pair(value: Any) -> Text:
+    """Return a text, or a pair given as a mapping, a tuple or a list.
+
+    Raises:
+        UserInputError: It is something else.
+    """
+    if is_text(value):
+        return str(value)
+    parts: Any = value
+    if isinstance(value, Mapping) and not value.keys() - {"text", "text_pair"}:
+        parts = (value.get("text"), value.get("text_pair"))
+        if parts[1] is None and is_text(parts[0]):
+            return str(parts[0])
+    if not is_pair(parts) or not all(map(is_text, parts)):
+        raise UserInputError(
+            "Each input has to be a text or a pair of texts, as (first, second) or {'text': ..., "
+            f"'text_pair': ...}}; got {described(value)}."
+        )
+    return parts[0], parts[1]
+
+
+def is_pair(value: Any) -> bool:
+    """Return whether a value is a sequence of two strings."""
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and len(value) == 2
+        and all(isinstance(each, str) for each in value)
+    )
 
 
 def check_batch_size(value: int | None) -> None:

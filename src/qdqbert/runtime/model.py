@@ -23,7 +23,7 @@ from qdqbert.progress import Progress, Silent
 from qdqbert.runtime.inputs import located
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.runners import Runners
-from qdqbert.runtime.scheduler import Done, Encoded, Job, Scheduler
+from qdqbert.runtime.scheduler import Done, EncodedItem, Job, Scheduler
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _I = TypeVar("_I")
@@ -362,9 +362,9 @@ class TextEncoder:
     tokenizer: Tokenizer
     input_names: Sequence[str]
 
-    def encode(self, items: Sequence[Any]) -> list[Encoded]:
+    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
         """Return the model inputs of each item."""
         return [
-            Encoded(features=(feature_of(each, self.input_names),), truncated=each.truncated)
+            EncodedItem(features=(feature_of(each, self.input_names),), truncated=each.truncated)
             for each in self.tokenizer.encode_start(items)
         ]

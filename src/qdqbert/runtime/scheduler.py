@@ -33,7 +33,7 @@ _RUNNING_CHUNKS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Encoded:
+class EncodedItem:
     """Model inputs of one item.
 
     Attributes:
@@ -52,10 +52,10 @@ class Encoded:
 class Job(Protocol[Item, Answer]):
     """The steps of a task around the graph. Its methods are called from several threads."""
 
-    def encode(self, items: Sequence[Item]) -> list[Encoded]:
+    def encode(self, items: Sequence[Item]) -> list[EncodedItem]:
         """Return the model inputs of each item.
 
-        What is wrong with an item is returned as its `Encoded.error`, or raised as
+        What is wrong with an item is returned as its `EncodedItem.error`, or raised as
         `UserInputError`. The items are then encoded by halves.
         """
         ...
@@ -64,7 +64,7 @@ class Job(Protocol[Item, Answer]):
         """Return the part of a batch's outputs that is kept, one value for each feature."""
         ...
 
-    def answer(self, item: Item, encoded: Encoded, values: Sequence[Any]) -> Answer:
+    def answer(self, item: Item, encoded: EncodedItem, values: Sequence[Any]) -> Answer:
         """Return the answer to an item, from the values of its features."""
         ...
 
@@ -106,7 +106,7 @@ class _Chunk(Generic[_I]):
     """Some items, their inputs, and their batches once they were submitted."""
 
     items: Sequence[_I]
-    encoded: Sequence[Encoded]
+    encoded: Sequence[EncodedItem]
     features: list[Feature]
     places: list[Any]
     batches: list[tuple[Sequence[int], Future[Sequence[Any]]]]
@@ -382,11 +382,11 @@ def _by_halves(
     ]
 
 
-def _refused(error: UserInputError) -> Encoded:
-    return Encoded(features=(), error=error)
+def _refused(error: UserInputError) -> EncodedItem:
+    return EncodedItem(features=(), error=error)
 
 
-def _with_tokens(encoded: Encoded) -> Encoded:
+def _with_tokens(encoded: EncodedItem) -> EncodedItem:
     """Refuse an item without tokens, such as an empty text without special tokens."""
     if all(feature["input_ids"].size for feature in encoded.features):
         return encoded

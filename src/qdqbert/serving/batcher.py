@@ -19,7 +19,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.forks import repair_in_child
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.model import Model
-from qdqbert.runtime.scheduler import Encoded, Job
+from qdqbert.runtime.scheduler import EncodedItem, Job
 
 # Characters of the texts that a thread takes together: about a thousand tokens. Larger batches gain
 # nothing, and the last one of many requests would wait for all of them.
@@ -76,23 +76,23 @@ class _Counted:
     job: Job[Any, Any]
     max_length: int
 
-    def encode(self, items: Sequence[_Input]) -> list[Encoded]:
+    def encode(self, items: Sequence[_Input]) -> list[EncodedItem]:
         encoded = self.job.encode([item.value for item in items])
         return [self._checked(item, each) for item, each in zip(items, encoded, strict=True)]
 
-    def _checked(self, item: _Input, encoded: Encoded) -> Encoded:
+    def _checked(self, item: _Input, encoded: EncodedItem) -> EncodedItem:
         if item.truncate or not encoded.truncated:
             return encoded
         message = (
             f"An input is longer than {self.max_length} tokens. Send a shorter one, or leave "
             "`truncate` out, so that it is cut."
         )
-        return Encoded(features=(), error=TooLongError(message, argument="inputs"))
+        return EncodedItem(features=(), error=TooLongError(message, argument="inputs"))
 
     def split(self, results: Results) -> Sequence[Any]:
         return self.job.split(results)
 
-    def answer(self, item: _Input, encoded: Encoded, values: Sequence[Any]) -> Answered:
+    def answer(self, item: _Input, encoded: EncodedItem, values: Sequence[Any]) -> Answered:
         tokens = sum(each["input_ids"].size for each in encoded.features)
         answer = self.job.answer(item.value, encoded, values)
         return Answered(answer=answer, tokens=tokens, truncated=encoded.truncated)

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, Field, StrictInt
 
-from qdqbert.inference.embedding import Embedder, TokenIds
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import NAME, Route
 from qdqbert.serving.service import Models, check_width, count_truncated
+from qdqbert.tasks.feature_extraction import Embedder, TokenIds
 
 
 class EmbeddingsBody(BaseModel):

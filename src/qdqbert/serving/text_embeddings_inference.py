@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from qdqbert.inference.classification import TextClassifier, apply
-from qdqbert.inference.embedding import Embedder
-from qdqbert.inference.reranking import Reranker
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Models, check_width, count_truncated
+from qdqbert.tasks.feature_extraction import Embedder
+from qdqbert.tasks.logits import apply
+from qdqbert.tasks.reranking import Reranker
+from qdqbert.tasks.text_classification import TextClassifier
 
 Texts = Annotated[list[str], Field(min_length=1)]
 TextOrPair = Annotated[list[str], Field(min_length=1, max_length=2)]

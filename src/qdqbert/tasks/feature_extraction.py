@@ -1,20 +1,33 @@
-"""Embeddings, scored by how well the cosine of two texts agrees with human scores."""
+"""Embeddings, scored by how well the cosine of two texts agrees with human scores.
+
+The model has the interface of sentence-transformers' `SentenceTransformer`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
 
-from qdqbert.encoding import encode
-from qdqbert.errors import DataFileError
+from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
+from qdqbert.encoding import encode, feature_of
+from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Results
+from qdqbert.runtime.inputs import check_batch_size, check_text, listed_texts
+from qdqbert.runtime.model import Loaded, Model, TextEncoder
+from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.rows import RowFormat, always
+from qdqbert.runtime.scheduler import EncodedItem, Job
+from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
+from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import score_answers
-from qdqbert.tasks.pooling import sentence_vectors
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
 from qdqbert.tasks.task import Answer, Features, Labels, Prediction, Predictions, Score, Task
 from qdqbert.tasks.texts import check_label_column, truncation_notice
@@ -51,6 +64,20 @@ def _encode(
         encoded=encoded,
         notices=truncation_notice(encoded.truncated, len(texts), max_length),
     )
+
+
+def sentence_vectors(results: Results) -> NDArray[np.float32]:
+    """Return the sentence embeddings or, for a plain encoder, the mean of the token states.
+
+    Returns:
+        Shape `(batch, hidden)`.
+    """
+    if "sentence_embedding" in results.outputs:
+        return results.outputs["sentence_embedding"]
+    mask = results.inputs["attention_mask"][..., None].astype(np.float32)
+    sums = (results.outputs["last_hidden_state"] * mask).sum(axis=1)
+    means: NDArray[np.float32] = sums / mask.sum(axis=1)
+    return means
 
 
 def _predictions(results: Results) -> list[Prediction]:
@@ -100,6 +127,413 @@ def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
     return [{"scores": (score - low) / (high - low)} for score in scores]
 
 
+Embedding = NDArray[np.float32]
+
+# Largest difference from 1 of the length of a vector that the graph normalized, in bfloat16 too.
+_LENGTH_TOLERANCE = 0.01
+
+
+class TokenIds(tuple[int, ...]):
+    """Token ids of a text, as the model's tokenizer makes them, with special tokens."""
+
+    __slots__ = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Prompted(TextEncoder):
+    """Puts a prompt before each text.
+
+    Attributes:
+        prompt: The prompt; empty for none. Token ids get none.
+    """
+
+    prompt: str
+
+    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
+        """Return the model inputs of each text, or of its token ids."""
+        texts = [self.prompt + check_text(item) for item in items if not isinstance(item, TokenIds)]
+        made = iter(super().encode(texts))
+        return [self._of_ids(item) if isinstance(item, TokenIds) else next(made) for item in items]
+
+    def _of_ids(self, ids: TokenIds) -> EncodedItem:
+        kept = self.tokenizer.keep_ids(ids)
+        return EncodedItem(features=(feature_of(kept, self.input_names),), truncated=kept.truncated)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Embed(_Prompted):
+    """The job of `encode`; see `Job`.
+
+    Attributes:
+        normalize: Whether vectors are scaled to length 1.
+        dimensions: Number of leading values to keep; `None` for all.
+        keep_length: Whether the kept values of a vector of length 1 are scaled to length 1.
+    """
+
+    normalize: bool
+    dimensions: int | None
+    keep_length: bool = False
+
+    def split(self, results: Results) -> Sequence[Embedding]:
+        return list(self._finished(sentence_vectors(results)))
+
+    def answer(self, item: str, encoded: EncodedItem, values: Sequence[Embedding]) -> Embedding:
+        del item, encoded
+        return values[0]
+
+    def _finished(self, vectors: Embedding) -> Embedding:
+        """Return vectors `(..., dimensions)`, cut and scaled as requested."""
+        cut = vectors[..., : self.dimensions]
+        if self.normalize:
+            return _scaled(cut)
+        if self.keep_length and cut.shape != vectors.shape:
+            return np.where(_have_length_1(vectors), _scaled(cut), cut)
+        return cut
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _EmbedInChunks(_Embed):
+    """The job of `encode` with `chunk_overlap`; see `Job`.
+
+    A long text makes a feature for each chunk: the special tokens, the prompt, and a part of the
+    text.
+
+    Attributes:
+        overlap: Number of tokens of a text that neighboring chunks share.
+        prompt_tokens: Number of tokens of the prompt alone.
+    """
+
+    overlap: int
+    prompt_tokens: int
+
+    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
+        """Return the model inputs of each chunk of each text."""
+        encodings = self.tokenizer.cutting(None).encode_batch(
+            [self.prompt + check_text(item) for item in items], offsets=bool(self.prompt)
+        )
+        return [self._chunks(each) for each in encodings]
+
+    def split(self, results: Results) -> Sequence[Embedding]:
+        """Return the embedding of each feature as the graph computes it."""
+        return list(sentence_vectors(results))
+
+    def answer(self, item: str, encoded: EncodedItem, values: Sequence[Embedding]) -> Embedding:
+        """Return the embedding of a text from the embeddings of its chunks."""
+        del item
+        if len(values) == 1:
+            return self._finished(values[0])
+        stacked = np.stack(values)
+        vector = np.average(stacked, axis=0, weights=encoded.places).astype(np.float32)
+        if _have_length_1(stacked).all():
+            vector = _scaled(vector)
+        return self._finished(vector)
+
+    def _chunks(self, encoding: tokenizers.Encoding) -> EncodedItem:
+        feature = feature_of(encoding, self.input_names)
+        count, limit = len(encoding.ids), self.tokenizer.max_length
+        if limit is None or count <= limit:
+            return EncodedItem(features=(feature,))
+        own = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
+        end = int(own[-1]) + 1
+        start = int(own[0]) + self._prompt_part(encoding, own)
+        room = limit - start - (count - end)
+        places = [
+            (first, min(first + room, end))
+            for first in range(start, end - self.overlap, room - self.overlap)
+        ]
+        return EncodedItem(
+            features=tuple(
+                {
+                    name: np.concatenate([values[:start], values[first:last], values[end:]])
+                    for name, values in feature.items()
+                }
+                for first, last in places
+            ),
+            places=[last - first for first, last in places],
+        )
+
+    def _prompt_part(self, encoding: tokenizers.Encoding, own: NDArray[np.int64]) -> int:
+        """Return the number of tokens that are in the prompt only."""
+        if not self.prompt:
+            return 0
+        ends = np.array([end for _, end in encoding.offsets])[own]
+        # The first token of the text can contain the last character of the prompt, a space.
+        return min(int((ends <= len(self.prompt)).sum()), self.prompt_tokens)
+
+
+def _have_length_1(vectors: Embedding) -> NDArray[np.bool_]:
+    """Return whether the graph scaled vectors `(..., dimensions)` to length 1. Shape `(..., 1)`."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(np.abs(lengths - 1) < _LENGTH_TOLERANCE)
+
+
+def _scaled(vectors: Embedding) -> Embedding:
+    """Return vectors `(..., dimensions)`, scaled to length 1."""
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    # As torch.nn.functional.normalize, which returns zeros for zeros.
+    return np.asarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _States(_Prompted):
+    """The job of `output_value="token_embeddings"` and of calls; see `Job`."""
+
+    def split(self, results: Results) -> Sequence[Embedding]:
+        return results.rows("last_hidden_state")
+
+    def answer(self, item: str, encoded: EncodedItem, values: Sequence[Embedding]) -> Embedding:
+        del item, encoded
+        return values[0]
+
+
+def _embed(model: Embedder, options: AnswerOptions) -> Job[Any, Any]:
+    return model.job(
+        prompt_name=options.prompt_name,
+        prompt=options.prompt,
+        normalize_embeddings=options.normalize,
+        truncate_dim=options.truncate_dim,
+        chunk_overlap=options.chunk_overlap,
+    )
+
+
+class Embedder(Model):
+    """Computes embeddings of texts."""
+
+    rows = RowFormat(
+        name="an embedder",
+        options=("normalize", "truncate_dim", "prompt", "prompt_name", "chunk_overlap"),
+        columns=always(Column(name="embedding", kind="numbers")),
+        job=_embed,
+        values=lambda answer, _: (answer,),
+    )
+
+    def __init__(self, loaded: Loaded) -> None:
+        """Read the prompts of the folder."""
+        super().__init__(loaded)
+        settings = read_model_settings(loaded.artifact.directory)
+        self._default_prompt_name = settings.default_prompt_name
+        self._truncate_dim = settings.truncate_dim
+        self._similarity = settings.similarity
+        self.prompts: dict[str, str] = dict(settings.prompts)
+
+    def encode(
+        self,
+        sentences: str | Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        output_value: Literal["sentence_embedding", "token_embeddings"] = "sentence_embedding",
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        chunk_overlap: int | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+    ) -> Any:
+        """Compute embeddings, as `SentenceTransformer.encode` of sentence-transformers does.
+
+        A model without sentence-transformers' files returns the mean of the token states.
+
+        Args:
+            sentences: A text, or a list of texts.
+            prompt_name: Name of the prompt, a key of `prompts`, that is put before each text. The
+                folder's default prompt, if it has one, is used by default.
+            prompt: Text that is put before each text, instead of a named prompt.
+            output_value: What is returned for each text: its embedding, or the states of all of
+                its tokens.
+            normalize_embeddings: Whether embeddings are scaled to length 1. Those of models that
+                end with normalization are, in any case.
+            truncate_dim: Number of leading dimensions to keep, for models trained for it. The
+                folder's setting by default.
+            chunk_overlap: If given, texts that are longer than `max_length` are embedded in chunks
+                that share this number of tokens, 0 or more, instead of being cut. Each chunk has
+                the prompt. The embedding of the text is the mean of those of its chunks, weighted
+                by their numbers of tokens of the text, and scaled to length 1 if theirs are.
+            batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
+                Texts of similar length are put into batches by their tokens.
+            show_progress_bar: Whether to show a bar on stderr.
+
+        Returns:
+            float32, `(dimensions,)` for a text and `(texts, dimensions)` for a list. For
+            "token_embeddings" `(tokens, hidden)`, or a list of such arrays.
+
+        Raises:
+            UserInputError: `prompt_name` is unknown, or `sentences` is not a text or a list of
+                texts, or the graph has no token states, or `chunk_overlap` is too large or used
+                with token states.
+
+        Example:
+            >>> vectors = model.encode(["Where is the river?", "It is near the house."])
+            >>> vectors.shape
+            (2, 384)
+        """
+        check_batch_size(batch_size)
+        is_one = isinstance(sentences, str)
+        job = self.job(
+            prompt_name=prompt_name,
+            prompt=prompt,
+            output_value=output_value,
+            normalize_embeddings=normalize_embeddings,
+            truncate_dim=truncate_dim,
+            chunk_overlap=chunk_overlap,
+        )
+        texts = listed_texts(sentences, "sentences")
+        vectors = self._all(job, texts, progress=progress_of(bool(show_progress_bar)))
+        if is_one:
+            return vectors[0]
+        if output_value == "token_embeddings":
+            return vectors
+        if not vectors:
+            return np.zeros((0, self._width(truncate_dim)), np.float32)
+        return np.stack(vectors)
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Embedding:
+        """Compare all pairs of embeddings, as `SentenceTransformer.similarity` does.
+
+        Args:
+            embeddings1: Embeddings `(texts, dimensions)`, or one of them, `(dimensions,)`.
+            embeddings2: The same.
+
+        Returns:
+            float32, `(texts of embeddings1, texts of embeddings2)`: cosines, or what the folder's
+            `similarity_fn_name` says: "dot", "euclidean" or "manhattan". The last two are distances
+            with a minus sign.
+
+        Raises:
+            UserInputError: The shapes do not fit, or the folder's function is unknown.
+        """
+        a, b = (np.atleast_2d(np.asarray(each, np.float32)) for each in (embeddings1, embeddings2))
+        if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
+            raise UserInputError(
+                "`embeddings1` and `embeddings2` have to be (texts, dimensions) with the same "
+                f"number of dimensions; got shapes {a.shape} and {b.shape}.",
+                argument="embeddings2",
+            )
+        match self._similarity:
+            case "dot":
+                return np.asarray(a @ b.T)
+            case "euclidean":
+                return np.asarray(-np.linalg.norm(a[:, None] - b[None], axis=-1))
+            case "manhattan":
+                return np.asarray(-np.abs(a[:, None] - b[None]).sum(axis=-1))
+            case "cosine" | None:
+                return np.asarray(_scaled(a) @ _scaled(b).T)
+            case name:
+                raise UserInputError(
+                    f"`similarity_fn_name={name!r:.80}` in the folder's "
+                    "config_sentence_transformers.json is unknown. Known: cosine, dot, euclidean, "
+                    "manhattan."
+                )
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """Return the number of dimensions of an embedding, as sentence-transformers does."""
+        return self._width(None)
+
+    def _width(self, truncate_dim: int | None) -> int:
+        return len(self._all(self.job(prompt="", truncate_dim=truncate_dim), ["a"])[0])
+
+    def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """Compute embeddings of queries: `encode` with the prompt "query", if there is one."""
+        return self.encode(sentences, **self._with_prompt("query", options))
+
+    def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """Compute embeddings of documents: `encode` with the document prompt, if there is one.
+
+        It is the first of the prompts "document", "passage" and "corpus" that the folder has.
+        """
+        names = ("document", "passage", "corpus")
+        name = next((each for each in names if each in self.prompts), "document")
+        return self.encode(sentences, **self._with_prompt(name, options))
+
+    def __call__(self, texts: str | Sequence[str]) -> list[Any]:
+        """Return the states of all tokens, as transformers' pipeline "feature-extraction" does.
+
+        Args:
+            texts: A text, or a list of texts.
+
+        Returns:
+            For each text a float32 array `(1, tokens, hidden)`. A list of lists of arrays for a
+            list of texts.
+
+        Raises:
+            UserInputError: The graph has no token states.
+        """
+        job = self.job(output_value="token_embeddings", prompt="")
+        return [each[None] for each in self._all(job, listed_texts(texts, "texts"))]
+
+    def job(
+        self,
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        output_value: str = "sentence_embedding",
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        chunk_overlap: int | None = None,
+        keep_length: bool = False,
+    ) -> Job[str, Embedding]:
+        """Return the job of `encode` with these options, for `stream`.
+
+        With `keep_length`, embeddings of length 1 have it also with fewer dimensions, which those
+        of sentence-transformers do not.
+        """
+        loaded = self._loaded
+        shared: dict[str, Any] = {
+            "tokenizer": loaded.tokenizer,
+            "input_names": loaded.artifact.input_names,
+            "prompt": choose_prompt(
+                self.prompts, self._default_prompt_name, name=prompt_name, text=prompt
+            ),
+        }
+        if output_value == "sentence_embedding":
+            shared["normalize"] = normalize_embeddings
+            shared["dimensions"] = truncate_dim or self._truncate_dim
+            shared["keep_length"] = keep_length
+            if chunk_overlap is None:
+                return _Embed(**shared)
+            prompt_tokens = self._prompt_tokens(shared["prompt"], chunk_overlap)
+            return _EmbedInChunks(**shared, overlap=chunk_overlap, prompt_tokens=prompt_tokens)
+        if output_value != "token_embeddings":
+            raise UserInputError(
+                f"`output_value={output_value!r}` is unknown. Known: sentence_embedding, "
+                "token_embeddings.",
+                argument="output_value",
+            )
+        if chunk_overlap is not None:
+            raise UserInputError(
+                f"`chunk_overlap={chunk_overlap}` applies to sentence embeddings only. Leave it "
+                "out.",
+                argument="chunk_overlap",
+            )
+        if "last_hidden_state" not in loaded.runners.single.output_names:
+            raise UserInputError(
+                "`output_value='token_embeddings'`: the graph returns sentence embeddings only.",
+                argument="output_value",
+            )
+        return _States(**shared)
+
+    def _prompt_tokens(self, prompt: str, overlap: int) -> int:
+        """Return the number of tokens of a prompt; refuse chunks that share all of their text."""
+        tokenizer = self._loaded.tokenizer.cutting(None)
+        special = len(tokenizer.encode("").ids)
+        tokens = len(tokenizer.encode(prompt).ids) - special
+        room = self.max_length - special - tokens
+        if not 0 <= overlap < room:
+            prompts = f" and {counted(tokens, 'token')} of the prompt" if tokens else ""
+            raise UserInputError(
+                f"`chunk_overlap` must be at least 0 and below {max(room, 0)}, the number of "
+                f"tokens of a text that fit into {self.max_length} next to {special} special "
+                f"ones{prompts}; got {overlap}.",
+                argument="chunk_overlap",
+            )
+        return tokens
+
+    def _with_prompt(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        if options.get("prompt") is not None or options.get("prompt_name") is not None:
+            return dict(options)
+        # No fallback to the default prompt, as in sentence-transformers.
+        return {**options, "prompt": self.prompts.get(name, "")}
+
+
 FEATURE_EXTRACTION = Task(
     name="feature-extraction",
     read=read_dataset,
@@ -112,4 +546,5 @@ FEATURE_EXTRACTION = Task(
     labels=_labels,
     answers=_answers,
     is_embedding=True,
+    model=Embedder,
 )

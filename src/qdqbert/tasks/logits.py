@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from qdqbert.checkpoint.cross_encoder import Activation
+from qdqbert.errors import UserInputError
 from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.metrics import accuracy
@@ -34,12 +36,36 @@ def accuracy_score(predictions: Predictions, labels: Sequence[int]) -> Score:
     return Score(name="accuracy", rows=rows, compute=of_pairs(accuracy))
 
 
+def apply(function: Activation, logits: NDArray[Any]) -> NDArray[Any]:
+    """Return scores from logits `(..., classes)`, in their type: transformers computes in float32.
+
+    Args:
+        function: What turns logits into scores.
+        logits: The logits.
+    """
+    if function == "sigmoid":
+        # Large negative logits have the score 0.
+        with np.errstate(over="ignore"):
+            return np.asarray(1 / (1 + np.exp(-logits)))
+    if function == "softmax":
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+    return logits
+
+
+def check_function(function: Activation | None, argument: str) -> Activation | None:
+    """Return the name of a function; raise `UserInputError` if it is unknown."""
+    if function is not None and function not in get_args(Activation):
+        raise UserInputError(
+            f"`{argument}={function!r}` is unknown. Known: {', '.join(get_args(Activation))}.",
+            argument=argument,
+        )
+    return function
+
+
 def probabilities(logits: ArrayLike) -> NDArray[np.float64]:
     """Return the softmax over the last axis, in float64. Same shape."""
-    exact = np.asarray(logits, dtype=np.float64)
-    powers = np.exp(exact - exact.max(axis=-1, keepdims=True))
-    shares: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
-    return shares
+    return apply("softmax", np.asarray(logits, dtype=np.float64))
 
 
 def class_answers(

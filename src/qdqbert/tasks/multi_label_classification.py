@@ -18,7 +18,7 @@ from qdqbert.errors import DataFileError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import class_named, class_of, name_classes, sorted_names
 from qdqbert.tasks.data import Dataset, Example, check_each, labels_place, read_dataset
-from qdqbert.tasks.logits import logit_predictions
+from qdqbert.tasks.logits import apply, logit_predictions
 from qdqbert.tasks.metrics import multi_label_scores
 from qdqbert.tasks.task import Answer, Compute, Features, Labels, Predictions, Score, Task
 from qdqbert.tasks.texts import check_label_column, encode_texts
@@ -152,8 +152,7 @@ def _answers(
     del tokenizer, options
     answers = []
     for logits, example in zip(predictions, features.examples, strict=True):
-        # The sigmoid, without an exponential that overflows.
-        found = (1 + np.tanh(logits.astype(np.float64) / 2)) / 2
+        found = apply("sigmoid", logits.astype(np.float64))
         chosen = [int(each) for each in np.argsort(-logits, kind="stable") if logits[each] > 0]
         answers.append(
             Answer(

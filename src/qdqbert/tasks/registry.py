@@ -1,35 +1,42 @@
-"""All tasks by name."""
+"""All tasks by name.
+
+The file of a task has its name, and so has the `Task` in it: "fill-mask" is `FILL_MASK` in
+`fill_mask.py`. It is imported when it is first needed, as `load` runs one task.
+"""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION
-from qdqbert.tasks.fill_mask import FILL_MASK
-from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
-from qdqbert.tasks.multiple_choice import MULTIPLE_CHOICE
-from qdqbert.tasks.next_sentence_prediction import NEXT_SENTENCE_PREDICTION
-from qdqbert.tasks.question_answering import QUESTION_ANSWERING
-from qdqbert.tasks.reranking import RERANKING
+from qdqbert.runtime.model import Model
+from qdqbert.task_kinds import TASK_NAMES
 from qdqbert.tasks.task import Task
-from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
-from qdqbert.tasks.text_generation import TEXT_GENERATION
-from qdqbert.tasks.token_classification import TOKEN_CLASSIFICATION
 
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        FEATURE_EXTRACTION,
-        FILL_MASK,
-        MULTIPLE_CHOICE,
-        NEXT_SENTENCE_PREDICTION,
-        QUESTION_ANSWERING,
-        RERANKING,
-        TEXT_CLASSIFICATION,
-        TEXT_GENERATION,
-        TOKEN_CLASSIFICATION,
-    )
-}
+
+class _Tasks(Mapping[str, Task]):
+    """Imports tasks."""
+
+    def __getitem__(self, name: str) -> Task:
+        if name not in TASK_NAMES:
+            raise KeyError(name)
+        return _imported(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(TASK_NAMES)
+
+    def __len__(self) -> int:
+        return len(TASK_NAMES)
+
+
+def _imported(name: str) -> Task:
+    file = name.replace("-", "_")
+    task: Task = getattr(importlib.import_module(f"qdqbert.tasks.{file}"), file.upper())
+    return task
+
+
+TASKS: Mapping[str, Task] = _Tasks()
 
 
 def task_for(name: str, config: Any) -> Task:
@@ -41,5 +48,17 @@ def task_for(name: str, config: Any) -> Task:
     """
     is_multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
     if name == "text-classification" and is_multi_label:
-        return MULTI_LABEL_CLASSIFICATION
+        return _imported("multi-label-classification")
     return TASKS[name]
+
+
+def model_class(name: str, *, classes: int) -> type[Model] | None:
+    """Return the class of what `load` returns; `None` for a task that it does not run.
+
+    Args:
+        name: Name of the task.
+        classes: Number of outputs of a classifier. One with a single output scores pairs.
+    """
+    if name == "text-classification" and classes == 1:
+        name = "reranking"
+    return TASKS[name].model if name in TASKS else None

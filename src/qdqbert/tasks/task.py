@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch, Encoded
 from qdqbert.runtime.batches import Results
+from qdqbert.runtime.model import Model
+from qdqbert.runtime.routes import TaskRoute
 from qdqbert.task_kinds import TaskSettings
 
 if TYPE_CHECKING:
@@ -233,6 +235,8 @@ class Task:
         reads_texts: Whether plain texts, such as the built-in ones, can be used for calibration.
         is_embedding: Whether predictions are vectors of which only the direction matters.
         signal: Returns the part of a prediction that is compared by SQNR.
+        model: Class of what `load` returns; `None` for tasks that it does not run.
+        route: What a server answers for the task; `None` if it has other routes only.
         files: Returns the contents of the files that the task writes, as JSON values by file
             name, from predictions, features and options; `None` if it writes none.
     """
@@ -254,6 +258,8 @@ class Task:
     is_embedding: bool = False
     decided: str = "text"
     signal: Callable[[Prediction], Prediction] = identity
+    model: type[Model] | None = None
+    route: TaskRoute | None = None
     files: Callable[[Predictions, Features, TaskSettings], dict[str, Any]] | None = None
 
     def read_labels(self, dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:

@@ -1,18 +1,28 @@
-"""Tags of words: named entities, parts of speech. The first token of a word predicts its tag."""
+"""Tags of words: named entities, parts of speech. The first token of a word predicts its tag.
+
+The model has the interface of transformers' pipeline "token-classification".
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.choices import AggregationStrategy as Strategy
 from qdqbert.encoding import Encoded, feature_of, in_chunks, padding_of
-from qdqbert.errors import DataFileError
+from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.runtime.batches import Results
+from qdqbert.runtime.inputs import check_batch_size, listed
+from qdqbert.runtime.model import Model
+from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.routes import TaskRoute
+from qdqbert.runtime.rows import RowFormat
+from qdqbert.tables.rows import Column, Kind
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import listed_classes, name_classes
 from qdqbert.tasks.conll import TokenExample, read_sentences
@@ -20,6 +30,7 @@ from qdqbert.tasks.data import Dataset, check_each, labels_place
 from qdqbert.tasks.entities import OUTSIDE, EntityCounts, count_entities, total
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import probabilities
+from qdqbert.tasks.tagging import Tag
 from qdqbert.tasks.task import (
     IGNORED,
     Answer,
@@ -277,6 +288,129 @@ def _class_names(dataset: Dataset) -> list[str]:
     return sorted(tags, key=lambda tag: (len(tag) if tag.isdecimal() else 0, tag))
 
 
+def _entity_columns(options: AnswerOptions) -> tuple[Column, ...]:
+    is_token = options.aggregation_strategy == "none"
+    place: tuple[tuple[str, Kind], ...] = (("start", "integer"), ("end", "integer"))
+    fields: tuple[tuple[str, Kind], ...] = (
+        ("entity" if is_token else "entity_group", "text"),
+        ("score", "number"),
+        *((("index", "integer"),) if is_token else ()),
+        ("word", "text"),
+        *place,
+    )
+    return (Column(name="entities", kind="records", fields=fields),)
+
+
+class TokenClassifier(Model):
+    """Tags the tokens of texts: named entities, parts of speech."""
+
+    rows = RowFormat(
+        name="a model for token classification",
+        options=("aggregation_strategy",),
+        columns=_entity_columns,
+        job=lambda model, options: model.job(
+            aggregation_strategy=options.aggregation_strategy or "simple"
+        ),
+        values=lambda answer, _: (answer,),
+    )
+
+    reads_windows = True
+
+    def __call__(
+        self,
+        inputs: Any,
+        *,
+        aggregation_strategy: Strategy = "none",
+        ignore_labels: Sequence[str] = ("O",),
+        stride: int | None = None,
+        is_split_into_words: bool = False,
+        batch_size: int | None = None,
+    ) -> Any:
+        """Tag tokens, as transformers' pipeline "token-classification" does.
+
+        A text that is longer than `max_length` is read in windows that share tokens.
+
+        Args:
+            inputs: A text, or a list of texts. With `is_split_into_words`, a list of words, or a
+                list of such lists.
+            aggregation_strategy: How tokens are joined to entities: not at all ("none"), tokens
+                with the same tag ("simple"), or words with the same tag, where the tag of a word is
+                that of its first token ("first"), that of its most confident token ("max"), or that
+                with the highest mean score ("average").
+            ignore_labels: Names of classes that are left out.
+            stride: Number of tokens that neighboring windows share. A quarter of `max_length` by
+                default. Where windows overlap, the longer entity counts, and the more confident one
+                of two that are equally long. Without aggregation, the tag of a token comes from the
+                window in which it is farther from the ends.
+            is_split_into_words: Whether inputs are lists of words. Positions then refer to the
+                words joined by spaces.
+            batch_size: Has no effect. It is there for code that passes it to transformers.
+
+        Returns:
+            For each text a list of `{"entity": ..., "score": ..., "index": ..., "word": ...,
+            "start": ..., "end": ...}`. With aggregation, of `{"entity_group": ..., "score": ...,
+            "word": ..., "start": ..., "end": ...}`. As in transformers, the result for one list of
+            words is in a list, too.
+
+        Raises:
+            UserInputError: An input is not a text or a list of words, or an option has a wrong
+                value.
+
+        Example:
+            >>> model("Ada lived in London", aggregation_strategy="simple")
+            [{'entity_group': 'PER', 'score': 0.99, 'word': 'Ada', 'start': 0, 'end': 3},
+             {'entity_group': 'LOC', 'score': 0.98, 'word': 'London', 'start': 13, 'end': 19}]
+        """
+        check_batch_size(batch_size)
+        is_one = isinstance(inputs, str)
+        wanted = "a list of words" if is_split_into_words else "a text"
+        items = [inputs] if is_one else listed(inputs, "inputs", f"{wanted} or a list of them")
+        if is_split_into_words and not all(isinstance(each, list | tuple) for each in items):
+            items = [items]
+        job = self.job(
+            aggregation_strategy=aggregation_strategy,
+            ignore_labels=ignore_labels,
+            stride=stride,
+            is_split_into_words=is_split_into_words,
+        )
+        answers = self._all(job, items)
+        return answers[0] if is_one else answers
+
+    def job(
+        self,
+        *,
+        aggregation_strategy: Strategy = "none",
+        ignore_labels: Sequence[str] = ("O",),
+        stride: int | None = None,
+        is_split_into_words: bool = False,
+    ) -> Tag:
+        """Return the job of a call with these options, for `stream`."""
+        if aggregation_strategy not in get_args(Strategy):
+            raise UserInputError(
+                f"`aggregation_strategy={aggregation_strategy!r}` is unknown. Known: "
+                f"{', '.join(get_args(Strategy))}.",
+                argument="aggregation_strategy",
+            )
+        tokenizer = self._loaded.tokenizer
+        room = self.max_length - tokenizer.backend.num_special_tokens_to_add(is_pair=False)
+        shared = self.max_length // 4 if stride is None else stride
+        if not 0 <= shared < room:
+            raise UserInputError(
+                f"`stride` must be at least 0 and below {room}, the number of tokens of a text "
+                f"that fit into {self.max_length}; got {shared}.",
+                argument="stride",
+            )
+        return Tag(
+            tokenizer=tokenizer.cutting(self.max_length, stride=shared, words=is_split_into_words),
+            input_names=self._loaded.artifact.input_names,
+            id2label=self._loaded.id2label,
+            strategy=aggregation_strategy,
+            ignore_labels=tuple(ignore_labels),
+            stride=shared,
+            words=is_split_into_words,
+        )
+
+
 TOKEN_CLASSIFICATION = Task(
     name="token-classification",
     read=read_sentences,
@@ -291,4 +425,6 @@ TOKEN_CLASSIFICATION = Task(
     answers=_answers,
     class_names=_class_names,
     reads_texts=False,
+    model=TokenClassifier,
+    route=TaskRoute(inputs=(str,), parameters={"aggregation_strategy": "simple"}),
 )

@@ -9,6 +9,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from qdqbert.encoding import feature_of
 from qdqbert.errors import UserInputError
 from qdqbert.tasks.lines import counted
 from qdqbert.tokenizing.tokenizer import Tokenizer
@@ -26,6 +27,15 @@ class Asked(NamedTuple):
     windows: Sequence[tokenizers.Encoding]
     is_cut: bool
     error: UserInputError | None = None
+
+    def features(self, input_names: Sequence[str]) -> tuple[dict[str, NDArray[np.int32]], ...]:
+        """Return the model inputs of each window."""
+        return tuple(feature_of(each, input_names) for each in self.windows)
+
+    @property
+    def offsets(self) -> list[NDArray[np.int32]]:
+        """The characters of the context that each token of each window stands for."""
+        return [context_offsets(each) for each in self.windows]
 
 
 class Windows(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 from qdqbert.evidence.processes import serve
 from qdqbert.inference.load import load
 from qdqbert.runtime.batches import Feature, Results
-from qdqbert.runtime.scheduler import Encoded
+from qdqbert.runtime.scheduler import EncodedItem
 
 
 def write_features(features: Sequence[Feature], path: Path) -> None:
@@ -29,15 +29,15 @@ def write_features(features: Sequence[Feature], path: Path) -> None:
 class Passes:
     """Runs inputs, and leaves out tokenizing and answers, which take the same time everywhere."""
 
-    def encode(self, items: Sequence[Feature]) -> list[Encoded]:
+    def encode(self, items: Sequence[Feature]) -> list[EncodedItem]:
         """Return the inputs as they are."""
-        return [Encoded(features=(each,)) for each in items]
+        return [EncodedItem(features=(each,)) for each in items]
 
     def split(self, results: Results) -> list[None]:
         """Keep nothing of the outputs."""
         return [None for _ in results.features]
 
-    def answer(self, item: Feature, encoded: Encoded, values: Sequence[None]) -> None:
+    def answer(self, item: Feature, encoded: EncodedItem, values: Sequence[None]) -> None:
         """Return nothing."""
         del item, encoded, values
 

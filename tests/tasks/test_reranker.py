@@ -11,7 +11,7 @@ import transformers
 
 import qdqbert
 from qdqbert.errors import UserInputError
-from qdqbert.inference.reranking import Reranker
+from qdqbert.tasks.reranking import Reranker
 
 HEAD = "AutoModelForSequenceClassification"
 # Weights so large that most logits are beyond 17, where float32 sigmoids are 1.

@@ -13,7 +13,7 @@ import transformers
 
 import qdqbert
 from qdqbert.errors import UserInputError
-from qdqbert.inference import embedding
+from qdqbert.tasks import feature_extraction
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 TEXTS = ["the cat sat on the book", "music", "in the night and the dog " * 3, "", "a Book of rain"]
@@ -126,7 +126,7 @@ def test_chunks_hold_the_prompt_and_a_part_of_the_text(
 ) -> None:
     folder = metaspace if family == "metaspace" else checkpoints(family)
     tokenizer = Tokenizer.from_folder(folder, max_length=20)
-    job = embedding._EmbedInChunks(
+    job = feature_extraction._EmbedInChunks(
         tokenizer=tokenizer,
         input_names=("input_ids",),
         prompt=prompt,
@@ -142,7 +142,7 @@ def test_chunks_hold_the_prompt_and_a_part_of_the_text(
     assert len(chunks) > 3
     assert {len(chunk) for chunk in chunks[:-1]} == {20}
     assert len(chunks[-1]) <= 20
-    first = len(chunks[0]) - 2 - encoded.context[0]
+    first = len(chunks[0]) - 2 - encoded.places[0]
     assert 0 <= first <= job.prompt_tokens
     assert bool(first) == bool(prompt)
     joined = chunks[0][:-1]

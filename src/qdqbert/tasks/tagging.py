@@ -1,4 +1,4 @@
-"""Classes of tokens and entities, with the interface of the pipeline "token-classification".
+"""Tags of the tokens of texts, and the entities that they make, as in transformers' pipelines.
 
 Source: transformers, `pipelines/token_classification.py`. The answers are equal, except that long
 texts are read in windows instead of being cut.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -18,14 +18,10 @@ from numpy.typing import NDArray
 from qdqbert.choices import AggregationStrategy as Strategy
 from qdqbert.encoding import feature_of
 from qdqbert.errors import UserInputError
-from qdqbert.inference.classification import apply
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_batch_size, described, is_text, listed
-from qdqbert.runtime.model import Model
-from qdqbert.runtime.options import AnswerOptions
-from qdqbert.runtime.rows import RowFormat
-from qdqbert.runtime.scheduler import Encoded
-from qdqbert.tables.rows import Column, Kind
+from qdqbert.runtime.inputs import described, is_text
+from qdqbert.runtime.scheduler import EncodedItem
+from qdqbert.tasks.logits import apply
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 Scores = NDArray[np.float32]
@@ -60,7 +56,7 @@ class _Window:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Tag:
+class Tag:
     """The job whose answer is the tagged tokens, or the entities, of each text; see `Job`.
 
     Attributes:
@@ -81,7 +77,7 @@ class _Tag:
     stride: int
     words: bool
 
-    def encode(self, items: Sequence[Any]) -> list[Encoded]:
+    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
         """Return the model inputs of each window of each text."""
         for item in items:
             _check(item, words=self.words)
@@ -90,7 +86,7 @@ class _Tag:
         for item, each in zip(items, made, strict=True):
             parts = [each, *each.overflowing]
             encoded.append(
-                Encoded(
+                EncodedItem(
                     features=tuple(feature_of(part, self.input_names) for part in parts),
                     places=list(self._windows(item, parts)),
                 )
@@ -101,7 +97,7 @@ class _Tag:
         """Return the probabilities of the classes for each token, `(tokens, classes)`."""
         return [apply("softmax", each) for each in results.rows("logits")]
 
-    def answer(self, item: Any, encoded: Encoded, values: Sequence[Scores]) -> list[Entity]:
+    def answer(self, item: Any, encoded: EncodedItem, values: Sequence[Scores]) -> list[Entity]:
         """Return the tagged tokens, or the entities."""
         text = " ".join(item) if self.words else item
         windows: Sequence[_Window] = encoded.places
@@ -230,129 +226,6 @@ class _Tag:
         begins[0] = True
         begins[1:] |= numbers[1:] != numbers[:-1]
         return begins
-
-
-def _entity_columns(options: AnswerOptions) -> tuple[Column, ...]:
-    is_token = options.aggregation_strategy == "none"
-    place: tuple[tuple[str, Kind], ...] = (("start", "integer"), ("end", "integer"))
-    fields: tuple[tuple[str, Kind], ...] = (
-        ("entity" if is_token else "entity_group", "text"),
-        ("score", "number"),
-        *((("index", "integer"),) if is_token else ()),
-        ("word", "text"),
-        *place,
-    )
-    return (Column(name="entities", kind="records", fields=fields),)
-
-
-class TokenClassifier(Model):
-    """Tags the tokens of texts: named entities, parts of speech."""
-
-    rows = RowFormat(
-        name="a model for token classification",
-        options=("aggregation_strategy",),
-        columns=_entity_columns,
-        job=lambda model, options: model.job(
-            aggregation_strategy=options.aggregation_strategy or "simple"
-        ),
-        values=lambda answer, _: (answer,),
-    )
-
-    reads_windows = True
-
-    def __call__(
-        self,
-        inputs: Any,
-        *,
-        aggregation_strategy: Strategy = "none",
-        ignore_labels: Sequence[str] = ("O",),
-        stride: int | None = None,
-        is_split_into_words: bool = False,
-        batch_size: int | None = None,
-    ) -> Any:
-        """Tag tokens, as transformers' pipeline "token-classification" does.
-
-        A text that is longer than `max_length` is read in windows that share tokens.
-
-        Args:
-            inputs: A text, or a list of texts. With `is_split_into_words`, a list of words, or a
-                list of such lists.
-            aggregation_strategy: How tokens are joined to entities: not at all ("none"), tokens
-                with the same tag ("simple"), or words with the same tag, where the tag of a word is
-                that of its first token ("first"), that of its most confident token ("max"), or that
-                with the highest mean score ("average").
-            ignore_labels: Names of classes that are left out.
-            stride: Number of tokens that neighboring windows share. A quarter of `max_length` by
-                default. Where windows overlap, the longer entity counts, and the more confident one
-                of two that are equally long. Without aggregation, the tag of a token comes from the
-                window in which it is farther from the ends.
-            is_split_into_words: Whether inputs are lists of words. Positions then refer to the
-                words joined by spaces.
-            batch_size: Has no effect. It is there for code that passes it to transformers.
-
-        Returns:
-            For each text a list of `{"entity": ..., "score": ..., "index": ..., "word": ...,
-            "start": ..., "end": ...}`. With aggregation, of `{"entity_group": ..., "score": ...,
-            "word": ..., "start": ..., "end": ...}`. As in transformers, the result for one list of
-            words is in a list, too.
-
-        Raises:
-            UserInputError: An input is not a text or a list of words, or an option has a wrong
-                value.
-
-        Example:
-            >>> model("Ada lived in London", aggregation_strategy="simple")
-            [{'entity_group': 'PER', 'score': 0.99, 'word': 'Ada', 'start': 0, 'end': 3},
-             {'entity_group': 'LOC', 'score': 0.98, 'word': 'London', 'start': 13, 'end': 19}]
-        """
-        check_batch_size(batch_size)
-        is_one = isinstance(inputs, str)
-        wanted = "a list of words" if is_split_into_words else "a text"
-        items = [inputs] if is_one else listed(inputs, "inputs", f"{wanted} or a list of them")
-        if is_split_into_words and not all(isinstance(each, list | tuple) for each in items):
-            items = [items]
-        job = self.job(
-            aggregation_strategy=aggregation_strategy,
-            ignore_labels=ignore_labels,
-            stride=stride,
-            is_split_into_words=is_split_into_words,
-        )
-        answers = self._all(job, items)
-        return answers[0] if is_one else answers
-
-    def job(
-        self,
-        *,
-        aggregation_strategy: Strategy = "none",
-        ignore_labels: Sequence[str] = ("O",),
-        stride: int | None = None,
-        is_split_into_words: bool = False,
-    ) -> _Tag:
-        """Return the job of a call with these options, for `stream`."""
-        if aggregation_strategy not in get_args(Strategy):
-            raise UserInputError(
-                f"`aggregation_strategy={aggregation_strategy!r}` is unknown. Known: "
-                f"{', '.join(get_args(Strategy))}.",
-                argument="aggregation_strategy",
-            )
-        tokenizer = self._loaded.tokenizer
-        room = self.max_length - tokenizer.backend.num_special_tokens_to_add(is_pair=False)
-        shared = self.max_length // 4 if stride is None else stride
-        if not 0 <= shared < room:
-            raise UserInputError(
-                f"`stride` must be at least 0 and below {room}, the number of tokens of a text "
-                f"that fit into {self.max_length}; got {shared}.",
-                argument="stride",
-            )
-        return _Tag(
-            tokenizer=tokenizer.cutting(self.max_length, stride=shared, words=is_split_into_words),
-            input_names=self._loaded.artifact.input_names,
-            id2label=self._loaded.id2label,
-            strategy=aggregation_strategy,
-            ignore_labels=tuple(ignore_labels),
-            stride=shared,
-            words=is_split_into_words,
-        )
 
 
 def _check(item: Any, *, words: bool) -> None:
