@@ -42,6 +42,8 @@ class TaskKind:
             `(batch, seq)`.
         has_classes: Whether the values of an output are classes, or one score.
         has_choices: Whether a feature is several texts, of which one is chosen.
+        is_embedding: Whether there is no head: the outputs are states and embeddings.
+        is_causal: Whether a token sees the tokens before it only.
         predicts_words: Whether the values of an output are the vocabulary.
         hub_tag: The hub's name of the task, if it is not transformers'.
         call: An example of a call of the loaded model, if it does not depend on the model.
@@ -55,6 +57,8 @@ class TaskKind:
     rank: int = 2
     has_classes: bool = False
     has_choices: bool = False
+    is_embedding: bool = False
+    is_causal: bool = False
     predicts_words: bool = False
     hub_tag: str | None = None
     call: str | None = None
@@ -63,6 +67,11 @@ class TaskKind:
     def choices(self) -> int | None:
         """The choices in an example input; `None` if a feature is one text."""
         return CHOICES if self.has_choices else None
+
+    @property
+    def is_of_whole_texts(self) -> bool:
+        """Whether a text or pair gets one vector, or classes, as in sentence-transformers."""
+        return self.is_embedding or (self.has_classes and not self.of_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +104,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         outputs=("last_hidden_state",),
         of_tokens=True,
         rank=3,
+        is_embedding=True,
         call='model.encode(["A fine film.", "A dull one."])',
     ),
     "fill-mask": TaskKind(
@@ -143,6 +153,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         head="fill-mask",
         of_tokens=True,
         rank=3,
+        is_causal=True,
         predicts_words=True,
     ),
     "token-classification": TaskKind(
@@ -170,7 +181,7 @@ def check_outputs(task: str, outputs: int) -> None:
         )
 
 
-def head_of(task: TaskName) -> TaskName:
+def head_of(task: str) -> str:
     """Return the task under which `tasks_of` names the head of a task.
 
     Rerankers have the head of text classifiers, with one output.

@@ -34,7 +34,7 @@ class GraphBody(nn.Module):
         self.head = head
         # transformers computes causal masks, and masks of inputs with choices, itself.
         kind = TASK_KINDS[task]
-        self.mask = "plain" if task == "text-generation" or kind.has_choices else mask
+        self.mask = "plain" if kind.is_causal or kind.has_choices else mask
         outputs = kind.outputs
         self.output_names = (*outputs, *([EMBEDDING] if head else []))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from qdqbert.checkpoint.sentence import (
     write_files,
 )
 from qdqbert.errors import CheckpointError
-from qdqbert.task_kinds import TaskName, head_of
+from qdqbert.task_kinds import TaskName, head_of, task_of_architecture
 
 Activation = Literal["sigmoid", "softmax", "none"]
 """A function that turns logits into scores."""
@@ -93,6 +93,25 @@ def write_cross_encoder(files: CrossEncoderFiles, folder: Path) -> None:
     # Without a task, sentence-transformers would load an encoder.
     defaults = {SETTINGS: json.dumps({"transformer_task": "sequence-classification"}) + "\n"}
     write_files(folder, {"Transformer": ""}, {**defaults, **files.files})
+
+
+def task_of_files(
+    architectures: Sequence[str], config: Mapping[str, Any], files: object
+) -> TaskName | None:
+    """Return the task of a checkpoint; `None` if its architecture is not known.
+
+    Args:
+        architectures: Names of transformers' classes in the config. The first one counts.
+        config: Content of config.json.
+        files: The files of sentence-transformers, if there are some.
+    """
+    # Embedders were often trained from masked language models, which their configs still name.
+    if isinstance(files, SentenceHead):
+        return "feature-extraction"
+    task = task_of_architecture(architectures[0]) if architectures else None
+    if task == "text-classification" and is_reranker(config, files):
+        return "reranking"
+    return task
 
 
 def is_reranker(config: Mapping[str, Any], files: object) -> bool:

@@ -17,8 +17,8 @@ from transformers.utils.hub import cached_file
 
 from qdqbert.checkpoint.cross_encoder import (
     CrossEncoderFiles,
-    is_reranker,
     read_layout,
+    task_of_files,
     used_files,
 )
 from qdqbert.checkpoint.families import Family, family_of
@@ -33,7 +33,7 @@ from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_outputs, 
 from qdqbert.tokenizer_files import put_lower_case_first_
 
 # Tasks whose heads are all called `classifier`.
-_CLASSIFIERS = ("text-classification", "token-classification", "multiple-choice")
+_CLASSIFIERS = {name for name, kind in TASK_KINDS.items() if kind.has_classes or kind.has_choices}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,8 +213,8 @@ def infer_task(name: str) -> TaskName | None:
     check_name(name)
     stored, config = _read_configs(name)
     task = _inferred_task(config, stored)
-    is_known = isinstance(stored, SentenceHead) or task != "feature-extraction"
-    return task if is_known else None
+    has_head = task is None or not TASK_KINDS[task].is_embedding
+    return task if has_head or isinstance(stored, SentenceHead) else None
 
 
 def check_positions(config: Any) -> None:
@@ -248,20 +248,16 @@ def _choose_task(
 
 
 def _inferred_task(config: Any, stored: SentenceHead | CrossEncoderFiles | None) -> TaskName | None:
-    # Embedders were often trained from masked language models, which their configs still name.
-    if isinstance(stored, SentenceHead):
-        return "feature-extraction"
-    task = tasks_of(config)[0]
-    if task == "text-classification" and is_reranker(config.to_dict(), stored):
-        return "reranking"
-    return task
+    return task_of_files(
+        getattr(config, "architectures", None) or ["Model"], config.to_dict(), stored
+    )
 
 
 def _choose_head(
     name: str, stored: SentenceHead | None, task: TaskName, pooling: str | None
 ) -> tuple[SentenceHead | None, tuple[str, ...]]:
     """Return the pooling and normalization of an embedder, and notices about them."""
-    if task != "feature-extraction":
+    if not TASK_KINDS[task].is_embedding:
         if pooling is not None:
             raise UserInputError(
                 f"`pooling={pooling!r}` is for task `feature-extraction`, got task `{task}`. Leave "
@@ -305,7 +301,7 @@ def _pooling_mode(pooling: str) -> PoolingMode:
 def _check_config(config: Any, task: TaskName, family: Family) -> None:
     if family.sites is not None:
         check_positions(config)
-    if task == "text-generation":
+    if TASK_KINDS[task].is_causal:
         # Without it BERT's causal head would see the tokens that it has to predict.
         config.is_decoder, config.use_cache = True, False
     elif getattr(config, "is_decoder", False):
@@ -315,7 +311,7 @@ def _check_config(config: Any, task: TaskName, family: Family) -> None:
         )
 
 
-def _check_other_heads(name: str, config: Any, task: TaskName) -> None:
+def _check_other_heads(name: str, config: Any, task: str) -> None:
     """Refuse another task's head with equal names of weights, which would be loaded by mistake."""
     classifiers = [each for each in tasks_of(config) if each in _CLASSIFIERS]
     if task in _CLASSIFIERS and classifiers and task not in classifiers:

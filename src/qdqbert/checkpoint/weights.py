@@ -64,7 +64,8 @@ def _check_missing(
             f"encoder that its config.json describes, among them `{min(encoder)}`. Download or "
             "copy it again, or correct config.json."
         )
-    head = [] if task == "feature-extraction" else [key for key in missing if key not in encoder]
+    has_head = not TASK_KINDS[task].is_embedding
+    head = [key for key in missing if key not in encoder] if has_head else []
     if head and needs_head:
         named = getattr(model.config, "architectures", None) or []
         hint = (

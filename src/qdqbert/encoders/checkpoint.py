@@ -59,8 +59,7 @@ def read_encoder(
     Args:
         weights: Tensors of the checkpoint.
         config: Its config.
-        task: The task. "reranking" has the head of "text-classification", and "text-generation" the
-            head of "fill-mask".
+        task: The task. Some have the head of another one; see `TaskKind.head`.
         pooling: How an embedder makes one vector of the token states; `None` for token states only.
             Families with a way of their own ignore it.
         normalize: Whether an embedder scales this vector to length 1.
@@ -73,23 +72,28 @@ def read_encoder(
         UserInputError: The family has no such head.
     """
     family = family_of(config)
-    is_decoder = task == "text-generation"
+    kind = TASK_KINDS[task]
+    is_decoder = kind.is_causal
     if config.flag("is_decoder", False) != is_decoder:
         raise config.refuse(
             "is_decoder", "it has to be true for the task `text-generation`, and false for others."
         )
-    parts = family.read(weights, config, has_head=task != "feature-extraction")
+    parts = family.read(weights, config, has_head=not kind.is_embedding)
     tensors = parts.root.weights
     path = str(tensors.path)
     refuse_adapter(path, tensors.unused)
     is_inner = _inner_names(parts)
-    if task == "feature-extraction":
+    if kind.is_embedding:
         own = family.embedding
         heads = states(pooling, normalize=normalize) if own is None else own(parts)
     else:
-        read = family.heads.get(TASK_KINDS[task].head or task)
+        read = family.heads.get(kind.head or task)
         if read is None:
-            known = ("feature-extraction", *sorted(family.heads))
+            known = [
+                name
+                for name, each in TASK_KINDS.items()
+                if each.is_embedding or name in family.heads
+            ]
             raise UserInputError(
                 f"`task={task!r}`: models of type `{family.model_type}` have no such head. Known: "
                 f"{', '.join(known)}.",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from qdqbert.errors import CheckpointError
-from qdqbert.task_kinds import TaskName
+from qdqbert.task_kinds import TASK_KINDS, TaskName
 
 # Buffers that older versions of transformers saved. They follow from the config.
 _BUFFER = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|embed_positions\.weight)$")
@@ -81,7 +81,7 @@ def check_left_out(
     modules = dict.fromkeys(
         found[2] if (found := _MODULE.search(each)) else root_of(each) for each in others
     )
-    if task == "feature-extraction":
+    if TASK_KINDS[task].is_embedding:
         # It belongs to the encoder, and embedders do not read it.
         modules.pop("pooler", None)
     if modules:

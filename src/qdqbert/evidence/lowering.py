@@ -35,7 +35,13 @@ LAST_BITS = 1e-6
 _LEAST_DB = 25.0
 # In float16, values are close enough to the middle of two codes a thousand times as often.
 _LEAST_DB_IN_HALF = 12.0
-_SPANS = TASK_KINDS["question-answering"].outputs
+# Outputs with one value for each token.
+_OF_TOKENS = {
+    name
+    for kind in TASK_KINDS.values()
+    for name in kind.outputs
+    if kind.of_tokens and kind.rank == 2
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -312,5 +318,5 @@ def _text_only(name: str, values: NDArray[np.float32], reference: Reference) -> 
     """Return the values at text positions. Values without positions are flattened."""
     mask = reference.inputs["attention_mask"].astype(bool)
     # For encoder layers, each choice is a text of its own.
-    has_positions = values.ndim == 3 or name in _SPANS
+    has_positions = values.ndim == 3 or name in _OF_TOKENS
     return values[mask.reshape(-1, mask.shape[-1])] if has_positions else values.reshape(-1)

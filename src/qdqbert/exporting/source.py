@@ -18,6 +18,7 @@ from qdqbert.checkpoint.sentence import (
 )
 from qdqbert.choices import EngineName, ExportedOutputs, TargetName
 from qdqbert.errors import UserInputError
+from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 LAST_HIDDEN_STATE: Literal["last_hidden_state"] = "last_hidden_state"
@@ -26,7 +27,7 @@ SENTENCE_EMBEDDING: Literal["sentence_embedding"] = "sentence_embedding"
 # A name also names a folder, and is a part of addresses.
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
-TASKS = ("feature-extraction", "reranking", "text-classification")
+TASKS = tuple(name for name, kind in TASK_KINDS.items() if kind.is_of_whole_texts)
 """Tasks whose models can be exported: those that make one result of each text or pair."""
 
 
@@ -62,7 +63,7 @@ class Source:
     @property
     def is_embedder(self) -> bool:
         """Whether the model makes embeddings."""
-        return self.artifact.task == "feature-extraction"
+        return TASK_KINDS[self.artifact.task].is_embedding
 
     @property
     def takes_pairs(self) -> bool:
@@ -174,7 +175,7 @@ def open_source(
             f"{', '.join(TASKS)}.",
             argument="model",
         )
-    if pairs and artifact.task == "feature-extraction":
+    if pairs and TASK_KINDS[artifact.task].is_embedding:
         raise UserInputError(
             f"`pairs=True` applies to classifiers and rerankers. {str(folder)!r} is an embedder, "
             "which takes single texts. Leave it out.",
@@ -204,7 +205,7 @@ def _outputs(
     artifact: Artifact, wanted: ExportedOutputs | None, default: ExportedOutputs
 ) -> tuple[str, ...]:
     there = tuple(str(each) for each in artifact.quantization["outputs"])
-    if artifact.task != "feature-extraction":
+    if not TASK_KINDS[artifact.task].is_embedding:
         if wanted is not None:
             raise UserInputError(
                 f"`returns={wanted!r}` applies to embedders. A model for {artifact.task} returns "

@@ -106,7 +106,7 @@ def load(
             quantizers that the native engine does not have; or the graph or the tokenizer differs
             from its checksum in SHA256SUMS.
         UserInputError: An argument has a wrong value, the folder has no graph for the engine, or
-            the task is "text-generation".
+            the model generates text.
         MissingExtraError: The engine or the provider is not installed.
 
     Example:

@@ -21,7 +21,7 @@ def open_embedder(path: str, framework: str, **options: Any) -> Embedder:
         model.close()
         raise UserInputError(
             f"`path={str(path)!r}` is a model for {model.task!r}. {framework}'s embeddings need an "
-            "embedder (task 'feature-extraction').",
+            "embedder.",
             argument="path",
         )
     return model

@@ -545,6 +545,5 @@ FEATURE_EXTRACTION = Task(
     decisions=lambda predictions, features, options: None,
     labels=_labels,
     answers=_answers,
-    is_embedding=True,
     model=Embedder,
 )

@@ -13,7 +13,7 @@ from qdqbert.encoding import Batch, Encoded
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.routes import TaskRoute
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.task_kinds import TASK_KINDS, TaskSettings
 
 if TYPE_CHECKING:
     from qdqbert.objects import Rows
@@ -233,7 +233,6 @@ class Task:
             classes.
         max_length: Default of the longest feature in tokens; `None` for the checkpoint's.
         reads_texts: Whether plain texts, such as the built-in ones, can be used for calibration.
-        is_embedding: Whether predictions are vectors of which only the direction matters.
         signal: Returns the part of a prediction that is compared by SQNR.
         model: Class of what `load` returns; `None` for tasks that it does not run.
         route: What a server answers for the task; `None` if it has other routes only.
@@ -255,12 +254,16 @@ class Task:
     class_names: Callable[[Dataset], list[str]] | None = None
     max_length: int | None = None
     reads_texts: bool = True
-    is_embedding: bool = False
     decided: str = "text"
     signal: Callable[[Prediction], Prediction] = identity
     model: type[Model] | None = None
     route: TaskRoute | None = None
     files: Callable[[Predictions, Features, TaskSettings], dict[str, Any]] | None = None
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether predictions are vectors of which only the direction matters."""
+        return TASK_KINDS[self.name].is_embedding
 
     def read_labels(self, dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
         """Return the data with labels that can be scored; see `name_labels` and `check_labels`.

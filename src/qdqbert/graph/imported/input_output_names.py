@@ -37,8 +37,8 @@ class OutputNames:
 
 def task_outputs(task: str) -> tuple[str, ...]:
     """Return transformers' names of all outputs that a task can read."""
-    pooled = (EMBEDDING,) if task == "feature-extraction" else ()
-    return (*TASK_KINDS[task].outputs, *pooled)
+    kind = TASK_KINDS[task]
+    return (*kind.outputs, EMBEDDING) if kind.is_embedding else kind.outputs
 
 
 def name_inputs(model: ir.Model, given: Mapping[str, str]) -> tuple[str, ...]:

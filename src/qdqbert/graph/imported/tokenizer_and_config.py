@@ -11,8 +11,8 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from qdqbert.checkpoint.cross_encoder import (
     CrossEncoderFiles,
-    is_reranker,
     read_layout,
+    task_of_files,
     used_files,
 )
 from qdqbert.checkpoint.families import FAMILIES
@@ -25,11 +25,9 @@ from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.imported.file_errors import one_line
 from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.input_output_names import check_rank
-from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_outputs, task_of_architecture
+from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_outputs
 from qdqbert.tokenizer_files import put_lower_case_first_
 
-# Tasks of models that sentence-transformers saves.
-_WITH_LAYOUT = ("feature-extraction", "reranking", "text-classification")
 _DEFAULT_LENGTH = 512
 # Tokenizers without a limit have a `model_max_length` far above this.
 _UNLIMITED = 1_000_000
@@ -81,12 +79,7 @@ def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskN
         return found
     fields = _config_fields(tokenizer, path)
     architectures = [each for each in fields.get("architectures") or [] if isinstance(each, str)]
-    inferred = task_of_architecture(architectures[0]) if architectures else None
-    layout = _read_layout(tokenizer, path)
-    if isinstance(layout, SentenceHead):
-        return "feature-extraction"
-    if inferred == "text-classification" and is_reranker(fields, layout):
-        return "reranking"
+    inferred = task_of_files(architectures, fields, _read_layout(tokenizer, path))
     if inferred is None:
         reason = (
             f"its config names the architecture {architectures[0]}"
@@ -154,7 +147,7 @@ def load_tokenizer_and_config(
     model_type = getattr(config, "model_type", None)
     layout: SentenceHead | CrossEncoderFiles | None = None
     # A pooled graph is complete, whatever modules it was made of.
-    if task in _WITH_LAYOUT and EMBEDDING not in runner.output_names:
+    if TASK_KINDS[task].is_of_whole_texts and EMBEDDING not in runner.output_names:
         layout = _read_layout(tokenizer, path)
     if layout and layout.lower_case:
         put_lower_case_first_(loaded.backend_tokenizer)
@@ -178,7 +171,8 @@ def load_tokenizer_and_config(
             argument="tokenizer",
         )
     cross_encoder, pair_notices = used_files(layout, config.to_dict(), task)
-    pooling_notices = _pooling_notices(path, layout, runner) if task == "feature-extraction" else ()
+    is_embedding = TASK_KINDS[task].is_embedding
+    pooling_notices = _pooling_notices(path, layout, runner) if is_embedding else ()
     return TokenizerAndConfig(
         tokenizer=loaded,
         config=config,

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import CONFIG
 from qdqbert.cache import kept_digest
-from qdqbert.checkpoint.cross_encoder import is_reranker, read_layout
+from qdqbert.checkpoint.cross_encoder import read_layout, task_of_files
 from qdqbert.checkpoint.sentence import SentenceHead, folder_reader, join
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.weights import weight_files
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import parse_object, read_json
-from qdqbert.task_kinds import TaskName, tasks_of
+from qdqbert.task_kinds import TaskName
 from qdqbert.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG
 
 SPECIAL_TOKENS = "special_tokens_map.json"
@@ -82,17 +81,13 @@ def read_checkpoint(folder: Path) -> FloatCheckpoint:
 
 
 def _task(config: Config, layout: Any) -> TaskName:
-    if isinstance(layout, SentenceHead):
-        return "feature-extraction"
-    named = config.values.get("architectures") or []
-    task = tasks_of(types.SimpleNamespace(architectures=named))[0]
+    named = config.values.get("architectures") or ["Model"]
+    task = task_of_files(named, config.values, layout)
     if task is None:
         raise UserInputError(
             f"The task of architecture `{named[0]}` in {config.path} is not known, so the "
             "checkpoint cannot be run as it is. `quantize` takes the task as an option.",
         )
-    if task == "text-classification" and is_reranker(config.values, layout):
-        return "reranking"
     return task
 
 

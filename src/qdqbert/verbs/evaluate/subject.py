@@ -20,7 +20,7 @@ from qdqbert.inference.engine_choice import choose_engine
 from qdqbert.inference.load import open_folder
 from qdqbert.models.quantized import load_model
 from qdqbert.options import is_onnx_file
-from qdqbert.task_kinds import TaskName, check_outputs
+from qdqbert.task_kinds import TaskName, check_outputs, head_of
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task
 from qdqbert.tokenizing.tokenizer import Tokenizer
@@ -271,9 +271,8 @@ def _folder_of(graph: Path) -> Path | None:
 def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
     config = artifact.load_config()
     task = request.task or artifact.task
-    # Both read the same output.
-    is_reranker = {task, artifact.task} == {"reranking", "text-classification"}
-    if task != artifact.task and not is_reranker:
+    # Rerankers and classifiers read the same output.
+    if head_of(task) != head_of(artifact.task):
         raise UserInputError(
             f"`task={request.task!r}` does not fit {name!r}, which is a model for "
             f"{artifact.task!r}.",

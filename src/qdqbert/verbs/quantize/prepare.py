@@ -26,7 +26,7 @@ from qdqbert.targets import target_named
 from qdqbert.targets.files import check_encoder
 from qdqbert.targets.target import Plan, Target, make_plan, recipe_for
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.registry import task_for
+from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Predictions
 from qdqbert.tokenizing.tokenizer import Tokenizer
 from qdqbert.verbs.inference import Baseline, EncodedExamples, encode_examples, predict
@@ -171,7 +171,7 @@ def choose_targets(options: QuantizeOptions, task: str) -> list[Target]:
 
 def _default_targets(task: str) -> list[TargetName]:
     """Return a target for each engine that is installed, so that `load` can take the fastest."""
-    if task == "text-generation":
+    if TASKS[task].model is None:
         # `load` does not run it, so that any runtime may.
         return ["portable"]
     return [name for name in ENGINE_NAMES if is_installed(name)]
@@ -222,7 +222,7 @@ def _open_checkpoint(name: str, options: QuantizeOptions) -> ModelSource:
 
 def _check_timed(options: QuantizeOptions, task: str) -> None:
     """Refuse the target `auto` for a task that `load` does not run."""
-    if options.is_auto and task == "text-generation":
+    if options.is_auto and TASKS[task].model is None:
         raise UserInputError(
             "`targets=['auto']` times a model as `load` runs it, and `load` does not run task "
             f"{task!r}. Pass other `targets`, such as 'portable'.",

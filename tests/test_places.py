@@ -1,0 +1,50 @@
+"""Count the files that name each task: adding one has to stay a change of few places."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import qdqbert
+from qdqbert.task_kinds import TASK_NAMES
+
+SOURCE = Path(qdqbert.__file__).parent
+MOST_FILES = 3
+
+# Files that may name tasks besides, and why.
+EXCEPTIONS = {
+    "encoders/families/": "a family lists the heads that it can read",
+    "exporting/source.py": "whether an exported classifier takes pairs",
+    "integrations/transformers.py": "transformers' names of its pipelines",
+    "reporting/model_card.py": "example calls that depend on the model",
+    "tasks/multi_label_classification.py": "the second task of text classifiers",
+    "tasks/registry.py": "which of the tasks of text classifiers a config means",
+    "verbs/quantize/manifest.py": "facts that only the examples of a task show",
+}
+
+
+def names_of(path: Path) -> set[str]:
+    """Return the tasks that a file names: in a string, or as its own name."""
+    strings = {
+        node.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    return (strings | {path.stem.replace("_", "-")}) & set(TASK_NAMES)
+
+
+def test_each_task_is_named_in_few_files() -> None:
+    files: dict[str, list[str]] = {name: [] for name in TASK_NAMES}
+    for path in sorted(SOURCE.rglob("*.py")):
+        file = path.relative_to(SOURCE).as_posix()
+        if not any(file.startswith(each) for each in EXCEPTIONS):
+            for name in names_of(path):
+                files[name].append(file)
+    found = [f"{name}: {', '.join(each)}" for name, each in files.items() if len(each) > MOST_FILES]
+    assert not found, "\n".join(found)
+
+
+def test_no_exception_is_left_over() -> None:
+    for each in EXCEPTIONS:
+        paths = (SOURCE / each).rglob("*.py") if each.endswith("/") else [SOURCE / each]
+        assert any(names_of(path) for path in paths), each
