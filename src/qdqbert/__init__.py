@@ -29,13 +29,8 @@ if TYPE_CHECKING:
     from qdqbert.evidence.fidelity import Fidelity as Fidelity
     from qdqbert.evidence.latency import Timing as Timing
     from qdqbert.evidence.lowering import LoweringCheck as LoweringCheck
-    from qdqbert.evidence.reports import AnalyzeReport as AnalyzeReport
-    from qdqbert.evidence.reports import BenchmarkReport as BenchmarkReport
-    from qdqbert.evidence.reports import EvaluateReport as EvaluateReport
     from qdqbert.evidence.reports import LatencyReport as LatencyReport
-    from qdqbert.evidence.reports import QuantizeReport as QuantizeReport
     from qdqbert.evidence.reports import TargetReport as TargetReport
-    from qdqbert.evidence.reports import TrainReport as TrainReport
     from qdqbert.inference.load import load as load
     from qdqbert.models.calibrate import calibrate as calibrate
     from qdqbert.models.configuration import QDQBertConfig as QDQBertConfig
@@ -63,6 +58,17 @@ if TYPE_CHECKING:
     from qdqbert.options import TaskOptions as TaskOptions
     from qdqbert.progress import Progress as Progress
     from qdqbert.recipes import QuantizerOptions as QuantizerOptions
+    from qdqbert.reporting.analyze import AnalyzeReport as AnalyzeReport
+    from qdqbert.reporting.benchmark import BenchmarkReport as BenchmarkReport
+    from qdqbert.reporting.doctor import DoctorReport as DoctorReport
+    from qdqbert.reporting.evaluate import EvaluateReport as EvaluateReport
+    from qdqbert.reporting.export import ExportReport as ExportReport
+    from qdqbert.reporting.push import PushReport as PushReport
+    from qdqbert.reporting.quantize import QuantizeReport as QuantizeReport
+    from qdqbert.reporting.run import RunReport as RunReport
+    from qdqbert.reporting.serve import ServeReport as ServeReport
+    from qdqbert.reporting.train import TrainReport as TrainReport
+    from qdqbert.reporting.verify import VerifyReport as VerifyReport
     from qdqbert.tasks.feature_extraction import Embedder as Embedder
     from qdqbert.tasks.fill_mask import MaskFiller as MaskFiller
     from qdqbert.tasks.multiple_choice import ChoiceSelector as ChoiceSelector
@@ -78,27 +84,21 @@ if TYPE_CHECKING:
     from qdqbert.verbs.analyze import analyze as analyze
     from qdqbert.verbs.benchmark import benchmark as benchmark
     from qdqbert.verbs.doctor import doctor as doctor
-    from qdqbert.verbs.doctor.report import DoctorReport as DoctorReport
     from qdqbert.verbs.evaluate import evaluate as evaluate
     from qdqbert.verbs.export import export as export
-    from qdqbert.verbs.export.report import ExportReport as ExportReport
     from qdqbert.verbs.push import push as push
-    from qdqbert.verbs.push.report import PushReport as PushReport
     from qdqbert.verbs.quantize import quantize as quantize
     from qdqbert.verbs.run import run as run
-    from qdqbert.verbs.run.report import RunReport as RunReport
     from qdqbert.verbs.serve import serve as serve
-    from qdqbert.verbs.serve.report import ServeReport as ServeReport
     from qdqbert.verbs.train import train as train
     from qdqbert.verbs.train.options import Optimization as Optimization
     from qdqbert.verbs.verify import verify as verify
-    from qdqbert.verbs.verify.report import VerifyReport as VerifyReport
 
 _MODULES = {
     "analyze": "qdqbert.verbs.analyze",
-    "AnalyzeReport": "qdqbert.evidence.reports",
+    "AnalyzeReport": "qdqbert.reporting.analyze",
     "benchmark": "qdqbert.verbs.benchmark",
-    "BenchmarkReport": "qdqbert.evidence.reports",
+    "BenchmarkReport": "qdqbert.reporting.benchmark",
     "calibrate": "qdqbert.models.calibrate",
     "Calibration": "qdqbert.options",
     "CalibrationError": "qdqbert.errors",
@@ -108,12 +108,12 @@ _MODULES = {
     "DataFileError": "qdqbert.errors",
     "Distillation": "qdqbert.training.distillation",
     "doctor": "qdqbert.verbs.doctor",
-    "DoctorReport": "qdqbert.verbs.doctor.report",
+    "DoctorReport": "qdqbert.reporting.doctor",
     "Embedder": "qdqbert.tasks.feature_extraction",
     "evaluate": "qdqbert.verbs.evaluate",
-    "EvaluateReport": "qdqbert.evidence.reports",
+    "EvaluateReport": "qdqbert.reporting.evaluate",
     "export": "qdqbert.verbs.export",
-    "ExportReport": "qdqbert.verbs.export.report",
+    "ExportReport": "qdqbert.reporting.export",
     "Fidelity": "qdqbert.evidence.fidelity",
     "GraphError": "qdqbert.errors",
     "LatencyReport": "qdqbert.evidence.reports",
@@ -131,7 +131,7 @@ _MODULES = {
     "prepare": "qdqbert.models.prepare",
     "Progress": "qdqbert.progress",
     "push": "qdqbert.verbs.push",
-    "PushReport": "qdqbert.verbs.push.report",
+    "PushReport": "qdqbert.reporting.push",
     "QDQBertConfig": "qdqbert.models.configuration",
     "QdqBertError": "qdqbert.errors",
     "QDQBertForMaskedLM": "qdqbert.models.modeling",
@@ -145,15 +145,15 @@ _MODULES = {
     "QDQBertPreTrainedModel": "qdqbert.models.modeling",
     "QuantDescriptor": "qdqbert.compat.tensor_quant",
     "quantize": "qdqbert.verbs.quantize",
-    "QuantizeReport": "qdqbert.evidence.reports",
+    "QuantizeReport": "qdqbert.reporting.quantize",
     "QuantizerOptions": "qdqbert.recipes",
     "Quantizers": "qdqbert.options",
     "QuestionAnswerer": "qdqbert.tasks.question_answering",
     "Reranker": "qdqbert.tasks.reranking",
     "run": "qdqbert.verbs.run",
-    "RunReport": "qdqbert.verbs.run.report",
+    "RunReport": "qdqbert.reporting.run",
     "serve": "qdqbert.verbs.serve",
-    "ServeReport": "qdqbert.verbs.serve.report",
+    "ServeReport": "qdqbert.reporting.serve",
     "SpecError": "qdqbert.errors",
     "TargetReport": "qdqbert.evidence.reports",
     "TaskOptions": "qdqbert.options",
@@ -163,12 +163,12 @@ _MODULES = {
     "TokenClassifier": "qdqbert.tasks.token_classification",
     "train": "qdqbert.verbs.train",
     "TrainingError": "qdqbert.errors",
-    "TrainReport": "qdqbert.evidence.reports",
+    "TrainReport": "qdqbert.reporting.train",
     "UncalibratedError": "qdqbert.errors",
     "UnmatchedRuleError": "qdqbert.errors",
     "UserInputError": "qdqbert.errors",
     "verify": "qdqbert.verbs.verify",
-    "VerifyReport": "qdqbert.verbs.verify.report",
+    "VerifyReport": "qdqbert.reporting.verify",
 }
 
 __all__ = sorted(_MODULES, key=str.casefold)

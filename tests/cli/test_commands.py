@@ -369,8 +369,8 @@ def test_training_prints_a_table_or_json(train, write_file, out) -> None:
     assert not Path(f"{out}-checkpoints").exists()
     table = run([*train, "--overwrite"])
     assert table.exit_code == 0, table.output
-    assert "float training, 2 steps" in " ".join(table.stdout.split())
-    assert "Trained on 8 examples" in table.stdout
+    assert ": float training" in " ".join(table.stdout.split())
+    assert "Pass `--eval-data` to see metrics." in " ".join(table.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_evaluate_prints_a_table_or_json(quantized, write_file) -> None:
     table, report = (run([*arguments, *more]) for more in ([], ["--json"]))
     assert table.exit_code == 0, table.output
     assert "accuracy" in table.stdout
-    assert "3 examples" in table.stdout
+    assert "on 3 examples of" in " ".join(table.stdout.split())
     parsed = strict_json(report.stdout)
     assert parsed["metrics"][0]["name"] == "accuracy"
     assert parsed["fidelity"]["texts"] == 3
@@ -423,7 +423,10 @@ def test_a_limit_that_is_not_met_gives_an_exit_code_of_its_own(checkpoints, writ
     arguments = ["evaluate", folder, "--data", data, "--reference", folder]
     met = run([*arguments, "--max-drop", "0", "--min-sqnr", "40"])
     assert met.exit_code == 0, met.output
-    assert "--max-drop 0: met, 0 (0 to 0)" in met.stdout
+    rows = [[cell.strip() for cell in line.split("│")] for line in met.stdout.splitlines()]
+    assert ["loss of accuracy of at most 0", "+0.00 (+0.00 to +0.00)", "met"] in [
+        row[2:5] for row in rows
+    ]
     # No changed prediction of two, which says little about others.
     unknown = run([*arguments, "--max-flips", "10", "--json"])
     assert unknown.exit_code == 3

@@ -10,34 +10,41 @@ import pytest
 
 from qdqbert.cli._errors import fail
 from qdqbert.cli._output import print_report
-from qdqbert.cli._tables import doctor_table
 from qdqbert.cli.app import main
-from qdqbert.verbs.doctor.report import Cache, DoctorReport, Part
+from qdqbert.options import declared_options
+from qdqbert.reporting.doctor import Cache, DoctorReport, Part
+from qdqbert.reporting.document import Document
+from qdqbert.reporting.report import Report
+from qdqbert.verbs.quantize.options import QuantizeOptions
 
 
-@dataclasses.dataclass(frozen=True)
-class Noted:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Noted(Report):
     """A report with messages."""
 
     warnings: tuple[str, ...]
     notices: tuple[str, ...]
     directory: str
 
+    def document(self) -> Document:
+        return Document(title="reviews[bold]", summary="Pass `eval_data`.")
 
-def test_text_from_outside_is_no_markup(capsys) -> None:
+
+def test_text_from_outside_is_no_markup_and_options_are_flags(capsys) -> None:
     report = Noted(
-        warnings=("Label '[bold]' has no examples.",),
-        notices=("Column '[/red]' and ':smile:' are left out.",),
+        warnings=("Label '[bold]' has no examples. Pass more `calibration_data`.",),
+        notices=("Column '[/red]' and ':smile:' are left out. Pass `overwrite=True`.",),
         directory="[x]/:smile:",
     )
-    print_report(report, (), lambda _: "reviews[bold]", as_json=False)
+    print_report(report, declared_options(QuantizeOptions), as_json=False)
     with pytest.raises(SystemExit):
         fail("`--input [x]` and ':smile:' are no [/files].", 2, as_json=False)
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [
         "reviews[bold]",
-        "WARNING: Label '[bold]' has no examples.",
-        "Note: Column '[/red]' and ':smile:' are left out.",
+        "Pass `--eval-data`.",
+        "WARNING: Label '[bold]' has no examples. Pass more `--calibration-data`.",
+        "Note: Column '[/red]' and ':smile:' are left out. Pass `--overwrite`.",
         "Written to [x]/:smile:",
     ]
     assert printed.err == "Error: `--input [x]` and ':smile:' are no [/files].\n"
@@ -78,7 +85,7 @@ def test_doctor_shows_the_cache_and_the_extra_that_is_missing(capsys, models, wo
         ),
         notices=(),
     )
-    print_report(report, (), doctor_table, as_json=False)
+    print_report(report, (), as_json=False)
     printed = capsys.readouterr().out
     assert "missing: pip install 'qdqbert[openvino]'" in printed
     assert words in printed

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from qdqbert.reporting.page import evaluate_page, quantize_page
+from qdqbert.reporting.page import page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 pytestmark = [
@@ -42,9 +42,9 @@ window.onload = () => {
 """
 
 
-def view(page: str, folder: Path, *, width: int = PHONE, dark: bool = False) -> dict[str, Any]:
+def view(text: str, folder: Path, *, width: int = PHONE, dark: bool = False) -> dict[str, Any]:
     """Open a page, and return what Chromium measured, with the lines of its console."""
-    (folder / "page.html").write_text(page)
+    (folder / "page.html").write_text(text)
     (folder / "viewer.html").write_text(VIEWER.replace("WIDTH", str(width)))
     handler = functools.partial(QuietHandler, directory=str(folder))
     with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
@@ -87,13 +87,13 @@ def open_page(url: str, folder: Path, *, dark: bool) -> subprocess.CompletedProc
 
 
 @pytest.fixture(params=["quantize", "evaluate"])
-def page(request, quantize_report, evaluate_report, candidates, check) -> str:
+def shown(request, quantize_report, evaluate_report, candidates, check) -> str:
     """A report with all of its parts, and with long names."""
     if request.param == "evaluate":
-        return evaluate_page(dataclasses.replace(evaluate_report, limits=(check,)))
+        return page(dataclasses.replace(evaluate_report, limits=(check,)))
     name = "organization/a-model-with-a-very-long-name-" + "x" * 60
     target = dataclasses.replace(quantize_report.targets[0], limits=(check,))
-    return quantize_page(
+    return page(
         dataclasses.replace(
             quantize_report,
             checkpoint=name,
@@ -106,16 +106,16 @@ def page(request, quantize_report, evaluate_report, candidates, check) -> str:
 
 
 @pytest.mark.parametrize("width", [PHONE, 1280])
-def test_pages_fit_the_window_and_load_nothing(page, width, tmp_path) -> None:
-    found = view(page, tmp_path, width=width)
+def test_pages_fit_the_window_and_load_nothing(shown, width, tmp_path) -> None:
+    found = view(shown, tmp_path, width=width)
     assert found["width"] == width
     assert found["content"] <= width
     assert found["loaded"] == 0
     assert found["console"] == []
 
 
-def test_pages_are_dark_where_the_reader_prefers_it(page, tmp_path) -> None:
-    light, dark = view(page, tmp_path), view(page, tmp_path, dark=True)
+def test_pages_are_dark_where_the_reader_prefers_it(shown, tmp_path) -> None:
+    light, dark = view(shown, tmp_path), view(shown, tmp_path, dark=True)
     assert light["background"] == "rgb(255, 255, 255)"
     assert sum(map(int, re.findall(r"\d+", dark["background"]))) < 150
     assert sum(map(int, re.findall(r"\d+", dark["color"]))) > 600

@@ -18,7 +18,7 @@ from qdqbert.cli._errors import (
     show_messages,
     silence_libraries,
 )
-from qdqbert.cli._output import Renderer, print_report
+from qdqbert.cli._output import print_report
 from qdqbert.errors import UserInputError
 from qdqbert.options import Declared, declared_options, in_groups
 from qdqbert.progress import Bars
@@ -35,24 +35,20 @@ class Command:
     Attributes:
         function: The public function, whose name the command has.
         positional: Names of the options that are arguments without a flag.
-        render: Makes what is printed from the function's report.
         example: A command line for `--help`.
         first: Names of the options that `--help` begins with; all that are in no group if empty.
         after_interrupt: What is left when the command is interrupted.
         runs_artifacts: Whether the command needs no transformers, and shows messages of the log.
-        closing: Makes the last lines that are printed from the function's report.
         rewrite: Returns the words of a command line as they are parsed. It adds values to options
             that may have none.
     """
 
     function: Any
-    render: Renderer
     example: str
     positional: tuple[str, ...] = ("model",)
     first: tuple[str, ...] = ()
     after_interrupt: Callable[[Mapping[str, Any]], str] = lambda _: "Nothing was written."
     runs_artifacts: bool = False
-    closing: Callable[[Any], Sequence[str]] = lambda _: ()
     rewrite: Callable[[list[str]], list[str]] = lambda words: words
 
     @property
@@ -87,8 +83,8 @@ def add_command(app: App, command: Command) -> None:
         )
         # Of a distributed run, one process reports.
         if int(os.environ.get("RANK", "0")) == 0:
-            print_report(report, options, command.render, command.closing, as_json=json)
-        if not getattr(report, "meets_limits", True):
+            print_report(report, options, as_json=json)
+        if not report.meets_limits:
             sys.exit(int(ExitCode.QUALITY_GATE))
 
     call.__doc__ = in_flags(_summary(command.function), options)

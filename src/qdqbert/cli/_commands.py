@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import qdqbert
-from qdqbert.cli import _tables
 from qdqbert.cli._command import Command
 from qdqbert.cli._ray_address import with_ray_address
-from qdqbert.reporting.usage import closing_lines
 
 
 def _after_run(given: Mapping[str, Any]) -> str:
@@ -22,8 +20,6 @@ COMMANDS = (
     Command(
         function=qdqbert.quantize,
         first=("model", "output", "targets", "calibration_data", "eval_data", "max_drop"),
-        render=_tables.quantize_table,
-        closing=closing_lines,
         rewrite=with_ray_address,
         example=(
             "qdqbert quantize ./my-classifier --calibration-data train.csv --eval-data dev.csv"
@@ -32,7 +28,6 @@ COMMANDS = (
     Command(
         function=qdqbert.evaluate,
         first=("model", "data", "reference", "output", "engine", "max_drop"),
-        render=_tables.evaluate_table,
         example=(
             "qdqbert evaluate ./my-classifier-int8 --data dev.tsv --engine openvino "
             "--reference ./my-classifier"
@@ -41,13 +36,11 @@ COMMANDS = (
     Command(
         function=qdqbert.analyze,
         first=("model", "data", "calibration_data", "granularity", "target", "plot"),
-        render=_tables.analyze_table,
         example="qdqbert analyze ./my-classifier --calibration-data train.csv --data dev.csv",
     ),
     Command(
         function=qdqbert.train,
         first=("model", "output", "train_data", "eval_data", "qat", "distill_from"),
-        render=_tables.train_table,
         example=(
             "qdqbert train ./my-classifier -o ./my-qat --train-data train.csv --eval-data dev.csv "
             "--qat --distill-from ./my-classifier"
@@ -59,7 +52,6 @@ COMMANDS = (
     Command(
         function=qdqbert.benchmark,
         positional=("models",),
-        render=_tables.benchmark_table,
         example=(
             "qdqbert benchmark ./my-classifier ./my-classifier-int8 --batch 1,8 --sequence 32,128 "
             "--threads 2"
@@ -67,7 +59,6 @@ COMMANDS = (
     ),
     Command(
         function=qdqbert.run,
-        render=_tables.run_table,
         example=(
             "qdqbert run ./my-classifier-int8 --input reviews.parquet --output answers.parquet "
             "--resume"
@@ -79,19 +70,16 @@ COMMANDS = (
     Command(
         function=qdqbert.serve,
         positional=("models",),
-        render=_tables.serve_table,
         example="qdqbert serve ./my-embedder-int8 ./my-reranker-int8 --port 8080",
         after_interrupt=lambda _: "The server has stopped.",
         runs_artifacts=True,
     ),
     Command(
         function=qdqbert.export,
-        render=_tables.export_table,
         example="qdqbert export ./my-embedder-int8 --to openvino",
     ),
     Command(
         function=qdqbert.verify,
-        render=_tables.verify_table,
         example="qdqbert verify ./my-classifier-int8",
         after_interrupt=lambda _: "Nothing was changed.",
         runs_artifacts=True,
@@ -99,7 +87,6 @@ COMMANDS = (
     Command(
         function=qdqbert.push,
         positional=("model", "repo"),
-        render=_tables.push_table,
         example="qdqbert push ./my-classifier-int8 me/my-classifier-int8 --dry-run",
         after_interrupt=lambda _: "The repository has all files or none of them.",
         runs_artifacts=True,
@@ -107,7 +94,6 @@ COMMANDS = (
     Command(
         function=qdqbert.doctor,
         positional=(),
-        render=_tables.doctor_table,
         example="qdqbert doctor",
         runs_artifacts=True,
     ),

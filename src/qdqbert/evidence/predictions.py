@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from qdqbert.evidence.fidelity import Decisions
-from qdqbert.evidence.reports import ChangedExample
 from qdqbert.tasks.task import Answer
 
 PREDICTIONS = "predictions.jsonl"
@@ -21,6 +21,21 @@ _SHOWN = 10
 _LONGEST = 300
 # Columns of a row that are no text.
 _NO_TEXTS = ("change", "changed", "row", "id", "label", "reference")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChangedExample:
+    """An example whose prediction changed.
+
+    Attributes:
+        text: Its text or texts, shortened.
+        before: Prediction of the float model.
+        after: Prediction of the quantized model.
+    """
+
+    text: str
+    before: str
+    after: str
 
 
 def prediction_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:

@@ -10,11 +10,9 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from qdqbert.evidence.reports import QuantizeReport
-from qdqbert.reporting.facts import comparison_rows, counted, graph_name
-from qdqbert.reporting.rendering import markdown_code, render
-from qdqbert.reporting.usage import package, winner_text
-from qdqbert.reporting.verdict import quantize_verdict
+from qdqbert.reporting.document import Section, counted
+from qdqbert.reporting.graphs import graph_name
+from qdqbert.reporting.quantize import QuantizeReport
 from qdqbert.task_kinds import TASK_KINDS
 
 _MOST_LABELS = 20
@@ -57,25 +55,50 @@ def model_card(report: QuantizeReport, origin: Origin) -> str:
         origin: Where the model comes from.
     """
     assert report.directory is not None
-    name = Path(report.directory).name
-    return render(
-        "model_card.md.jinja",
-        metadata=_metadata(report, origin, name).to_yaml(),
-        name=name,
-        source=origin.hub_id or Path(report.checkpoint).name,
-        hub_id=origin.hub_id,
-        report=report,
-        verdict=quantize_verdict(report),
-        # A card names no folder of this machine.
-        winner=winner_text(dataclasses.replace(report, directory=name)),
-        graphs=[graph_name(each) for each in report.targets],
-        rows=comparison_rows(report),
-        calibrated=counted(report.calibration_texts, "text"),
-        heldout=counted(report.heldout_texts, "text"),
-        package=package(report),
-        call=example_call(report.task, origin),
-        labels=_labels(report.task, origin),
+    name, source = Path(report.directory).name, markdown_code(Path(report.checkpoint).name)
+    if origin.hub_id is not None:
+        source = f"[{origin.hub_id}](https://huggingface.co/{origin.hub_id})"
+    document = dataclasses.replace(report, directory=name).document()
+    facts = f": {', '.join(document.facts)}" if document.facts else ""
+    verdict = f"**{document.verdict}**{facts}."
+    place = f", on {markdown_code(report.cpu)} with {report.cores} cores" if report.cpu else ""
+    parts = [
+        f"---\n{_metadata(report, origin, name).to_yaml()}\n---",
+        f"# {markdown_code(name)}",
+        f"{source} in INT8,\nquantized and measured by qdqbert. {verdict}",
+        f"Ranges were taken from {counted(report.calibration_texts, 'text')}. INT8 is compared "
+        f"with float on {counted(report.heldout_texts, 'text')} that were not used to "
+        f"calibrate{place}.",
+        *(_section(each) for each in document.sections if not (each.is_detail or each.is_folded)),
+    ]
+    if report.warnings:
+        parts += ["## Warnings", "\n".join(f"- {each}" for each in report.warnings)]
+    parts.append(
+        "`report.html` has plots and everything else that was measured, and `quantization.json` "
+        "how the model was made."
     )
+    labels = _labels(report.task, origin)
+    return "\n\n".join([*parts, *([f"Labels: {labels}."] if labels else [])]) + "\n"
+
+
+def _section(section: Section) -> str:
+    """Return a section as Markdown."""
+    parts = [f"## {section.title}", section.text]
+    if section.table is not None:
+        names = [markdown_code(each) if each else "" for each, _ in section.table.formats]
+        rows = [names, ["---"] * len(names)]
+        for first, *cells in section.table.cells:
+            rows.append([first.text, *(markdown_code(each.text) for each in cells)])
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    if section.code:
+        parts.append(f"```\n{section.code}\n```")
+    return "\n\n".join(filter(None, parts))
+
+
+def markdown_code(text: str) -> str:
+    """Return a name as code in Markdown, in which nothing of it has a meaning."""
+    plain = " ".join(text.replace("`", "'").replace("|", "/").split())
+    return f"`{plain}`" if plain else ""
 
 
 def example_call(task: str, origin: Origin) -> str | None:

@@ -1,168 +1,148 @@
-"""A report as one HTML file, which loads nothing and runs no script."""
+"""A report as HTML, which loads nothing and runs no script."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
 
-from qdqbert.evidence.reports import EvaluateReport, QuantizeReport, TargetReport
-from qdqbert.reporting.facts import (
-    MEGABYTE,
-    Row,
-    changed_predictions,
-    counted,
-    evaluation_rows,
-    graph_name,
-    size_text,
-)
-from qdqbert.reporting.rendering import render
-from qdqbert.reporting.sections import Section, evaluate_sections, quantize_sections
-from qdqbert.reporting.usage import by_speed, winner
-from qdqbert.reporting.verdict import Verdict, evaluate_verdict, quantize_verdict, span
+from qdqbert.reporting.document import Cell, Section, Table
+from qdqbert.reporting.report import Report
+
+_HEAD = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+"""
+_MARKS = {"good": "✓ ", "doubtful": "! ", "bad": "✗ ", "plain": ""}
+# Length of the axis of a drawing, in its own units.
+_AXIS = 120
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tile:
-    """One of the most important numbers.
-
-    Attributes:
-        title: Name of the tile.
-        value: The number.
-        note: Explanation, below the value.
-    """
-
-    title: str
-    value: str
-    note: str
+def page(report: Report) -> str:
+    """Return a report as a file for a browser."""
+    title = _element("title", escape(report.document().title))
+    body = _element("body", *_parts(report), style="qdqbert")
+    return f"{_HEAD}{title}{_style()}</head>\n{body}</html>\n"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Page:
-    """The values of the template.
-
-    Attributes:
-        title: Title of the page.
-        summary: The call in a sentence or two.
-        verdict: The result in one line.
-        tiles: The most important numbers.
-        warnings: Results that make the model doubtful or useless.
-        notices: Other messages.
-        sections: Everything else.
-        command: Command line that makes the same report.
-    """
-
-    title: str
-    summary: str
-    verdict: Verdict
-    tiles: tuple[Tile, ...]
-    warnings: tuple[str, ...]
-    notices: tuple[str, ...]
-    sections: tuple[Section, ...]
-    command: str
+def fragment(report: Report) -> str:
+    """Return a report as a part of another page, such as a notebook."""
+    return _style() + _element("div", *_parts(report), style="qdqbert")
 
 
-def quantize_page(report: QuantizeReport) -> str:
-    """Return the report of `quantize` as HTML."""
-    report = dataclasses.replace(report, targets=by_speed(report))
-    page = Page(
-        title=f"{_short(report.checkpoint)} in INT8",
-        summary=_quantize_summary(report),
-        verdict=quantize_verdict(report),
-        tiles=_quantize_tiles(report),
-        warnings=report.warnings,
-        notices=report.notices,
-        sections=quantize_sections(report),
-        command=report.command,
-    )
-    return render("page.html.jinja", page=page)
+@functools.cache
+def _style() -> str:
+    return _element("style", Path(__file__).with_name("page.css").read_text())
 
 
-def evaluate_page(report: EvaluateReport) -> str:
-    """Return the report of `evaluate` as HTML."""
-    on = report.engine if report.target is None else f"{report.engine}, graph for {report.target}"
-    compared = "" if report.reference is None else f" It is compared with {report.reference}."
-    page = Page(
-        title=f"{_short(report.model)}: evaluation",
-        summary=(
-            f"The metrics of {report.task} on {counted(report.examples, 'example')} of "
-            f"{report.data}. {report.model} ran on {on}.{compared}"
-        ),
-        verdict=evaluate_verdict(report),
-        tiles=tuple(_evaluation_tile(row) for row in evaluation_rows(report)[:4]),
-        warnings=(),
-        notices=report.notices,
-        sections=evaluate_sections(report),
-        command=report.command,
-    )
-    return render("page.html.jinja", page=page)
+def _parts(report: Report) -> Iterator[str]:
+    document = report.document()
+    yield _element("h1", escape(document.title))
+    if document.summary:
+        yield _element("p", _with_code(document.summary), style="summary")
+    if document.verdict:
+        facts = f": {', '.join(document.facts)}." if document.facts else "."
+        verdict = f"{_MARKS[document.level]}<strong>{escape(document.verdict)}</strong>"
+        yield _element("p", verdict, escape(facts), style=f"verdict {document.level}")
+    yield _element("div", *(_tile(*each) for each in document.tiles), style="tiles")
+    said = [(f"Warning: {each}", "warning") for each in getattr(report, "warnings", ())]
+    said += [(each, "") for each in getattr(report, "notices", ())]
+    if said:
+        yield _element("h2", "Warnings and notes")
+        messages = (_element("li", _with_code(each), style=style) for each, style in said)
+        yield _element("ul", *messages, style="messages")
+    yield from map(_section, document.sections)
+    command = getattr(report, "command", None)
+    if command is not None:
+        yield _section(Section("Make it again", code=command))
 
 
-def _short(name: str) -> str:
-    """Return the name of a model for a title: of an absolute path, the last two parts."""
-    path = Path(name)
-    return "/".join(path.parts[-2:]) if path.is_absolute() else name.removeprefix("./")
+def _tile(name: str, value: str, note: str) -> str:
+    parts = (("name", name), ("value", value), ("note", note))
+    shown = (_element("div", escape(text), style=style) for style, text in parts)
+    return _element("div", *shown, style="tile")
 
 
-def _evaluation_tile(row: Row) -> Tile:
-    reference = f"reference {row.reference}, " if row.reference else ""
-    return Tile(title=row.name, value=row.value, note=f"{reference}{row.difference}")
+def _section(section: Section) -> str:
+    outer, title = ("details", "summary") if section.is_folded else ("section", "h2")
+    parts = [_element(title, escape(section.title))]
+    if section.text:
+        parts.append(_element("p", _with_code(section.text), style="text"))
+    if section.table is not None:
+        parts.append(_element("div", _table(section.table), style="scroll"))
+    if section.code:
+        parts.append(_element("pre", escape(section.code)))
+    return _element(outer, *parts)
 
 
-def _quantize_summary(report: QuantizeReport) -> str:
-    made = (
-        f"{report.checkpoint} ({report.task}) was quantized to INT8. Its ranges were taken from "
-        f"{counted(report.calibration_texts, 'text')}."
-    )
-    if not report.targets:
-        return f"{made} No engine that is installed here runs its graphs."
-    graphs = ", ".join(dict.fromkeys(graph_name(each) for each in report.targets))
-    heldout = counted(report.heldout_texts, "other text")
-    return f"{made} INT8 is compared with float on {heldout}, on {report.cpu}: {graphs}."
-
-
-def _quantize_tiles(report: QuantizeReport) -> tuple[Tile, ...]:
-    targets = report.targets
-    if not targets:
-        return (Tile(title="size in float", value=size_text(report.float_size_bytes), note=""),)
-    tiles = []
-    best = winner(report)
-    if best is not None and best.ratio is not None:
-        note = f"as fast as float on {best.reference}, its best engine here"
-        tiles.append(Tile(title=f"fastest: {best.name}", value=f"{best.ratio:.1f} x", note=note))
-    floats = {each.name: each.value for each in report.float_metrics}
-    if targets[0].metrics:
-        name = targets[0].metrics[0].name
-        values = span([each.metrics[0].value for each in targets], ".2f")
-        tiles.append(Tile(title=name, value=values, note=f"float: {floats[name]:.2f}"))
-    tiles.append(_fidelity_tile(targets, report.task))
-    ratio = span([100 * each.size_ratio for each in targets], ".0f")
-    sizes = span([each.size_bytes / MEGABYTE for each in targets], ".1f")
-    note = f"float {size_text(report.float_size_bytes)}, INT8 {sizes} MB"
-    tiles.append(Tile(title="size compared with float", value=f"{ratio} %", note=note))
-    return tuple(tiles)
-
-
-def _fidelity_tile(targets: Sequence[TargetReport], task: str) -> Tile:
-    fidelities = [each.fidelity for each in targets]
-    flips = [each.flips_percent for each in fidelities if each.flips_percent is not None]
-    if flips:
-        worst = max(fidelities, key=lambda each: each.flips_percent or 0.0)
-        assert worst.flips_interval is not None
-        *_, decided = changed_predictions(worst, task).partition(", ")
-        low, high = worst.flips_interval.low, worst.flips_interval.high
-        return Tile(
-            title="changed predictions",
-            value=f"{span(flips, '.2f')} %",
-            note=f"of {decided}; other texts may give {low:.2f} to {high:.2f} %",
+def _table(table: Table) -> str:
+    names = (_element("th", escape(name), scope="col") for name, _ in table.formats)
+    head = _element("thead", _element("tr", *names)) if table.columns else ""
+    cells = table.cells
+    columns = list(zip(*cells, strict=True))
+    rows = (
+        _element(
+            "tr",
+            *(
+                _cell(cell, index, row if table.compares_rows else columns[index])
+                for index, cell in enumerate(row)
+            ),
         )
-    cosines = [each.cosine_mean for each in fidelities if each.cosine_mean is not None]
-    if cosines:
-        worst_cosine = min(each.cosine_min for each in fidelities if each.cosine_min is not None)
-        return Tile(
-            title="cosine to float",
-            value=span(cosines, ".4f"),
-            note=f"mean over the texts; the worst text has {worst_cosine:.4f}",
+        for row in cells
+    )
+    return _element("table", head, _element("tbody", *rows))
+
+
+def _cell(cell: Cell, index: int, compared: Sequence[Cell]) -> str:
+    """Return a cell, with its number on the axis of the cells that it is compared with."""
+    name, scope = ("td", "") if index else ("th", "row")
+    return _element(
+        name, escape(cell.text), _drawing(cell, compared), style=cell.level, scope=scope
+    )
+
+
+def _drawing(cell: Cell, compared: Sequence[Cell]) -> str:
+    """Return a bar from 0, or a point with its interval. An end that is not finite is cut."""
+    if cell.value is None:
+        return ""
+    numbers = [0.0]
+    for each in compared:
+        ends = [] if each.interval is None else [each.interval.low, each.interval.high]
+        numbers += [x for x in (each.value, *ends) if x is not None and math.isfinite(x)]
+    first, last = min(numbers), max(numbers)
+    scale = _AXIS / ((last - first) or 1)
+
+    def x(value: float) -> str:
+        return f"{scale * (min(max(value, first), last) - first):.2f}"
+
+    zero, point = x(0), x(cell.value)
+    if cell.interval is None:
+        mark = f'<line class="bar" x1="{zero}" x2="{point}" y1="5" y2="5"></line>'
+    else:
+        low, high = x(cell.interval.low), x(cell.interval.high)
+        mark = (
+            f'<line class="zero" x1="{zero}" x2="{zero}" y1="0" y2="10"></line>'
+            f'<line class="interval" x1="{low}" x2="{high}" y1="5" y2="5"></line>'
+            f'<circle class="point" cx="{point}" cy="5" r="3.5"></circle>'
         )
-    decibels = span([each.sqnr_db for each in fidelities], ".1f")
-    return Tile(title="SQNR to float", value=f"{decibels} dB", note="more is better")
+    # Marks at the ends of the axis are not cut.
+    return f'<svg viewBox="-5 0 {_AXIS + 10} 10" aria-hidden="true">{mark}</svg>'
+
+
+def _element(name: str, *parts: str, style: str = "", scope: str = "") -> str:
+    """Return an element around parts that are HTML."""
+    given = (("class", style), ("scope", scope))
+    attributes = "".join(f' {key}="{value}"' for key, value in given if value)
+    return f"<{name}{attributes}>{''.join(parts)}</{name}>\n"
+
+
+def _with_code(text: str) -> str:
+    """Return a text as HTML. What stands between backticks is code."""
+    parts = enumerate(escape(text).split("`"))
+    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in parts)

@@ -19,8 +19,7 @@ from qdqbert.evidence.limits import (
     check_limits,
     metric_differences,
 )
-from qdqbert.evidence.predictions import changed_examples, changed_rows
-from qdqbert.evidence.reports import ChangedExample
+from qdqbert.evidence.predictions import ChangedExample, changed_examples, changed_rows
 from qdqbert.options import Limits
 from qdqbert.reference.body import Body, to_numpy
 from qdqbert.task_kinds import TaskSettings

@@ -13,7 +13,7 @@ from scipy import stats
 import flat
 import qdqbert
 from qdqbert.errors import CheckpointError, MissingExtraError, UserInputError
-from qdqbert.reporting.page import evaluate_page
+from qdqbert.reporting.page import page
 
 CLASSES = "text,label\nthe cat sat on the book,positive\nrain,0\na dog in the city,NEUTRAL\nme,2\n"
 PAIRS = """sentence1,sentence2,score
@@ -248,7 +248,7 @@ def test_the_report_is_a_page_in_the_output(checkpoints, write_file, tmp_path) -
     assert report.directory == str(tmp_path / "files")
     assert {path.name for path in (tmp_path / "files").iterdir()} == set(report.files)
     assert report.files == ("predictions.jsonl", "report.html")
-    assert (tmp_path / "files" / "report.html").read_text() == evaluate_page(report)
+    assert (tmp_path / "files" / "report.html").read_text() == page(report)
 
 
 @pytest.mark.parametrize("option", [{"engine": "onnxruntime"}, {"target": "portable"}])

@@ -15,7 +15,7 @@ from conftest import WORDS
 from qdqbert.artifact import open_artifact
 from qdqbert.errors import UserInputError
 from qdqbert.progress import Silent
-from qdqbert.reporting.page import quantize_page
+from qdqbert.reporting.page import page
 
 LABELS = ("Negative", "Neutral", "Positive")
 # Texts that no calibration has seen.
@@ -116,7 +116,7 @@ def test_without_enough_examples_nothing_is_written_but_the_report(quantized, tm
 def test_the_report_is_a_page_if_its_name_says_so(quantized, tmp_path) -> None:
     path = tmp_path / "missed.HTML"
     report = quantize(quantized("classifier"), tmp_path / "int8", min_sqnr=300, report=path)
-    assert path.read_text() == quantize_page(report)
+    assert path.read_text() == page(report)
     assert "SQNR of at least 300 dB is missed" in path.read_text()
 
 

@@ -19,7 +19,7 @@ from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.latency import Timing
 from qdqbert.machine import cpu_features, usable_cores
-from qdqbert.reporting.page import quantize_page
+from qdqbert.reporting.page import page
 from qdqbert.targets.target import recipe_for
 from qdqbert.tokenizing.tokenizer import Tokenizer
 from qdqbert.verbs.quantize import measure, prepare
@@ -103,7 +103,7 @@ def test_the_report_names_the_cpu(quantized) -> None:
 
 def test_the_folder_holds_a_page_and_a_model_card(quantized) -> None:
     made = quantized("sentence")
-    assert (made.directory / "report.html").read_text() == quantize_page(made.report)
+    assert (made.directory / "report.html").read_text() == page(made.report)
     data = ModelCard.load(made.directory / "README.md").data
     assert data.pipeline_tag == "feature-extraction"
     assert {"bert", "sentence-transformers", "onnx"} <= set(data.tags)

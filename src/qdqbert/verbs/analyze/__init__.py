@@ -11,7 +11,7 @@ from qdqbert.verbs.call import public
 from qdqbert.verbs.settings import check_data
 
 if TYPE_CHECKING:
-    from qdqbert.evidence.reports import AnalyzeReport
+    from qdqbert.reporting.analyze import AnalyzeReport
 
 
 @public(AnalyzeOptions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qdqbert.errors import MissingExtraError, UserInputError
-from qdqbert.evidence.reports import AnalyzeReport
+from qdqbert.reporting.analyze import AnalyzeReport
 
 FORMATS = (".svg", ".png", ".pdf")
 # Units that are shown. Those after them cost hardly anything.

@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from qdqbert.evidence.reports import AnalyzeReport, Cost, UnitReport
 from qdqbert.progress import Progress
+from qdqbert.reporting.analyze import AnalyzeReport, Cost, UnitReport
 from qdqbert.search.units import Unit, make_units
 from qdqbert.tasks.task import Predictions
 from qdqbert.verbs.analyze.options import AnalyzeOptions

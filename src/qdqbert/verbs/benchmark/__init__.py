@@ -10,7 +10,7 @@ from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.call import public
 
 if TYPE_CHECKING:
-    from qdqbert.evidence.reports import BenchmarkReport
+    from qdqbert.reporting.benchmark import BenchmarkReport
 
 
 @public(BenchmarkOptions)

@@ -15,7 +15,6 @@ from qdqbert.engines.providers import check_provider
 from qdqbert.engines.runner import check_engine, float_engine, is_installed
 from qdqbert.errors import CheckpointError, UserInputError, naming
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
-from qdqbert.evidence.reports import BenchmarkReport
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import graph_of
 from qdqbert.graph.qdq import float_graph
@@ -23,6 +22,7 @@ from qdqbert.inference.load import open_folder
 from qdqbert.models.quantized import load_model
 from qdqbert.options import is_onnx_file
 from qdqbert.progress import Progress
+from qdqbert.reporting.benchmark import BenchmarkReport
 from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.settings import check_sequences

@@ -8,7 +8,7 @@ from qdqbert.progress import Progress
 from qdqbert.verbs.call import Call, public
 
 if TYPE_CHECKING:
-    from qdqbert.verbs.doctor.report import DoctorReport
+    from qdqbert.reporting.doctor import DoctorReport
 
 
 @public(Call)

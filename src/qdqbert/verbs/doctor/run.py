@@ -12,7 +12,7 @@ from qdqbert import cache
 from qdqbert.engines.providers import PROVIDERS
 from qdqbert.engines.runner import install_command, is_installed
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
-from qdqbert.verbs.doctor.report import Cache, DoctorReport, Part
+from qdqbert.reporting.doctor import Cache, DoctorReport, Part
 from qdqbert.verbs.versions import version_of
 
 # What the features of `machine.cpu_features` mean.

@@ -11,7 +11,7 @@ from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.settings import check_data
 
 if TYPE_CHECKING:
-    from qdqbert.evidence.reports import EvaluateReport
+    from qdqbert.reporting.evaluate import EvaluateReport
 
 
 @public(EvaluateOptions)

@@ -17,13 +17,13 @@ from qdqbert.evidence.predictions import (
     changed_rows,
     prediction_rows,
 )
-from qdqbert.evidence.reports import EvaluateReport
 from qdqbert.files import json_bytes, write_bytes
 from qdqbert.graph.imported.input_output_names import INPUTS, task_outputs
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.options import command_line, is_onnx_file
 from qdqbert.progress import Progress
-from qdqbert.reporting.page import evaluate_page
+from qdqbert.reporting.evaluate import EvaluateReport
+from qdqbert.reporting.page import page
 from qdqbert.tables.outputs import write_objects
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Dataset, fingerprint
@@ -314,7 +314,7 @@ def _write_files(
         output.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             write_bytes(output / name, content)
-        write_bytes(output / REPORT_PAGE, evaluate_page(report).encode())
+        write_bytes(output / REPORT_PAGE, page(report).encode())
     except OSError as error:
         raise UserInputError(
             f"`output={str(output)!r}` cannot be written: {error.strerror}. Pass another folder.",

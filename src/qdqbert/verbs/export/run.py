@@ -12,8 +12,8 @@ from qdqbert.exporting.formats import Format, format_named
 from qdqbert.exporting.source import Source, open_source
 from qdqbert.files import digest_of, json_values, write_json
 from qdqbert.progress import Progress
+from qdqbert.reporting.export import ExportReport
 from qdqbert.verbs.export.options import ExportOptions
-from qdqbert.verbs.export.report import ExportReport
 from qdqbert.verbs.versions import version_of, versions
 
 EXPORT_FORMAT = "qdqbert-export/1"

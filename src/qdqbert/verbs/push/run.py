@@ -12,9 +12,9 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.checksums import check_files
 from qdqbert.json_files import read_json
 from qdqbert.progress import Progress
+from qdqbert.reporting.push import PushReport
 from qdqbert.tasks.lines import counted
 from qdqbert.verbs.push.options import PushOptions
-from qdqbert.verbs.push.report import PushReport
 
 # What the hub answers if the user is not logged in, or may not write.
 _REFUSED = (401, 403)

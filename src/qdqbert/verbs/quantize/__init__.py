@@ -12,7 +12,7 @@ from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.settings import check_data
 
 if TYPE_CHECKING:
-    from qdqbert.evidence.reports import QuantizeReport
+    from qdqbert.reporting.quantize import QuantizeReport
 
 
 @public(QuantizeOptions)

@@ -27,7 +27,6 @@ from qdqbert.checkpoint.demo import DEMO_NAME
 from qdqbert.checkpoint.sentence import write_sentence_head
 from qdqbert.checkpoint.tokenizer import write_tokenizer
 from qdqbert.evidence.lengths import TextLengths, text_lengths
-from qdqbert.evidence.reports import QuantizeReport, json_ready
 from qdqbert.evidence.saturation import Overflow, SaturationCheck
 from qdqbert.evidence.verification import VerificationRow, write_rows
 from qdqbert.files import write_bytes, write_json
@@ -37,7 +36,9 @@ from qdqbert.machine import cpu_features, cpu_name, release_memory, usable_cores
 from qdqbert.options import command_line
 from qdqbert.progress import Progress
 from qdqbert.reporting.model_card import Origin, example_call, model_card
-from qdqbert.reporting.page import quantize_page
+from qdqbert.reporting.page import page
+from qdqbert.reporting.quantize import QuantizeReport
+from qdqbert.reporting.report import json_ready
 from qdqbert.search.units import Unit
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan
@@ -298,7 +299,7 @@ def write_report(
     if rows:
         write_rows(rows, folder / VERIFICATION)
     write_json(folder / REPORT, json_ready(report))
-    write_bytes(folder / REPORT_PAGE, quantize_page(report).encode())
+    write_bytes(folder / REPORT_PAGE, page(report).encode())
     write_bytes(folder / CARD, model_card(report, origin).encode())
 
 

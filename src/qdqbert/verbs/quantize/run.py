@@ -10,10 +10,11 @@ from qdqbert.artifact import Artifact, is_artifact, writing
 from qdqbert.checkpoint.card import CARD
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.checksums import write_checksums
-from qdqbert.evidence.reports import QuantizeReport, json_ready
 from qdqbert.files import write_bytes, write_json
 from qdqbert.progress import Progress
-from qdqbert.reporting.page import quantize_page
+from qdqbert.reporting.page import page
+from qdqbert.reporting.quantize import QuantizeReport
+from qdqbert.reporting.report import json_ready
 from qdqbert.verbs.quantize.auto.run import fill_with_fastest
 from qdqbert.verbs.quantize.folder import fill_folder
 from qdqbert.verbs.quantize.options import QuantizeOptions
@@ -71,7 +72,7 @@ class _LimitsMissedError(Exception):
 def _write_report(report: QuantizeReport, path: Path) -> None:
     try:
         if path.suffix.lower() == ".html":
-            write_bytes(path, quantize_page(report).encode())
+            write_bytes(path, page(report).encode())
         else:
             write_json(path, json_ready(report))
     except OSError as error:

@@ -19,6 +19,7 @@ from qdqbert.errors import OutputExistsError, UserInputError
 from qdqbert.inference.answers import entry_of, load_model
 from qdqbert.integrations.ray_cluster import import_ray
 from qdqbert.progress import Progress
+from qdqbert.reporting.run import RunReport
 from qdqbert.tables.inputs import STDIN, Source, open_source
 from qdqbert.tables.outputs import STDOUT, Writer, format_of, is_folder
 from qdqbert.tables.rows import BadRow, Row
@@ -34,7 +35,6 @@ from qdqbert.verbs.run.parts import (
     parts_path,
     remove_rest,
 )
-from qdqbert.verbs.run.report import RunReport
 from qdqbert.verbs.run.windows import Block, RowRun, Totals
 
 _LOGGER = logging.getLogger("qdqbert")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from qdqbert.errors import UserInputError
 from qdqbert.extras import require
 from qdqbert.progress import Progress
+from qdqbert.reporting.serve import ServeReport
 from qdqbert.runtime.model import Model
 from qdqbert.serving.models import open_models
 from qdqbert.verbs.serve.options import ServeOptions
-from qdqbert.verbs.serve.report import ServeReport
 
 if TYPE_CHECKING:
     from qdqbert.serving.metrics import Metrics

@@ -13,7 +13,7 @@ from qdqbert.verbs.settings import check_data
 from qdqbert.verbs.train.options import TrainOptions
 
 if TYPE_CHECKING:
-    from qdqbert.evidence.reports import TrainReport
+    from qdqbert.reporting.train import TrainReport
 
 
 @public(TrainOptions)

@@ -19,7 +19,6 @@ from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import write_sentence_head
 from qdqbert.checkpoint.tokenizer import write_tokenizer
 from qdqbert.errors import MissingExtraError, UserInputError, naming
-from qdqbert.evidence.reports import TrainReport, json_ready
 from qdqbert.files import json_values, write_json
 from qdqbert.models.calibrate import calibrate
 from qdqbert.models.prepare import prepare_with_options
@@ -29,6 +28,8 @@ from qdqbert.numerics.threads import usable_torch_threads
 from qdqbert.options import command_line
 from qdqbert.progress import Progress, Silent
 from qdqbert.reference.sited_model import sited_model
+from qdqbert.reporting.report import json_ready
+from qdqbert.reporting.train import TrainReport
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.task import Metric, Task

@@ -14,8 +14,8 @@ from qdqbert.evidence.verification import lowest_sqnr, measure_rows, read_rows
 from qdqbert.json_files import Fields
 from qdqbert.machine import cpu_features, cpu_name
 from qdqbert.progress import Progress
+from qdqbert.reporting.verify import FidelityCheck, VerifyReport, VersionCheck
 from qdqbert.verbs.verify.options import VerifyOptions
-from qdqbert.verbs.verify.report import FidelityCheck, VerifyReport, VersionCheck
 from qdqbert.verbs.versions import versions
 
 

@@ -12,11 +12,12 @@ from typing import Any
 from qdqbert.artifact import QUANTIZATION, Artifact
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import install_command
-from qdqbert.evidence.reports import CandidateReport, QuantizeReport, TargetReport
+from qdqbert.evidence.reports import CandidateReport, TargetReport
 from qdqbert.files import write_json
 from qdqbert.machine import cpu_features
 from qdqbert.options import Limits
 from qdqbert.progress import Progress, Silent
+from qdqbert.reporting.quantize import QuantizeReport
 from qdqbert.search.units import Unit
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan

@@ -1,12 +1,15 @@
-"""Result of `run`."""
+"""The report of `run`."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from qdqbert.reporting.document import Document, Section, Table, counted, short_name
+from qdqbert.reporting.report import Report
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunReport:
+class RunReport(Report):
     """Result of `run`.
 
     Attributes:
@@ -42,3 +45,18 @@ class RunReport:
     rows_per_second: float
     tokens_per_second: float
     notices: tuple[str, ...]
+
+    def document(self) -> Document:
+        """Return the numbers of rows and tokens, and the speed."""
+        continued = ""
+        if self.resumed_rows:
+            continued = f" Continued after {counted(self.resumed_rows, 'row')}."
+        columns = "rows {:,} | tokens {:,} | seconds {:.1f} | rows/s {:,.0f} | tokens/s {:,.0f}"
+        speeds = (self.rows_per_second, self.tokens_per_second)
+        table = Table(columns, [(self.rows, self.tokens, self.seconds, *speeds)])
+        return Document(
+            title=f"{short_name(self.model)}: {self.input} to {self.output}",
+            summary=f"{self.model} ({self.task}) ran on {self.engine}, graph for "
+            f"{self.target}.{continued}",
+            sections=[Section("Speed", table=table)],
+        )

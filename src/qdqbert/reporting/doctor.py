@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from qdqbert.reporting.document import MEGABYTE, Document, Section, Table, counted
+from qdqbert.reporting.report import Report
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
@@ -44,7 +47,7 @@ class Cache:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DoctorReport:
+class DoctorReport(Report):
     """Result of `doctor`.
 
     Attributes:
@@ -72,3 +75,39 @@ class DoctorReport:
     extras: tuple[Part, ...]
     cache: Cache
     notices: tuple[str, ...]
+
+    def document(self) -> Document:
+        """Return the machine, the engines, and what is missing."""
+        machine = [
+            ("CPU", f"{self.cpu}, {counted(self.cores, 'core')}"),
+            *self.cpu_features.items(),
+            *(("GPU", name) for name in self.gpus),
+            ("system", f"{self.system}, Python {self.python}"),
+            ("cache", _cache_text(self.cache)),
+        ]
+        parts = [
+            (
+                each.name,
+                each.version or f"missing: {each.install}",
+                ", ".join((each.purpose, *each.details)),
+            )
+            for each in (*self.engines, *self.extras)
+        ]
+        table = Table("part | version | what it is for", parts)
+        return Document(
+            title="This machine",
+            verdict=self.verdict.removesuffix("."),
+            sections=[
+                Section("Machine", table=Table("", machine)),
+                Section("Parts of the package", table=table),
+            ],
+        )
+
+
+def _cache_text(cache: Cache) -> str:
+    """Return the content of the cache in words: "FOLDER: 2 models, 45.9 MB of at most 20 GB"."""
+    limit = f"{cache.limit_bytes / 1e9:.3g} GB"
+    if cache.models is None or cache.size_bytes is None:
+        return f"{cache.folder} cannot be read ({cache.problem}), at most {limit}"
+    size = f"{cache.size_bytes / MEGABYTE:.1f} MB"
+    return f"{cache.folder}: {counted(cache.models, 'model')}, {size} of at most {limit}"

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from qdqbert.evidence.checksums import FileCheck
+from qdqbert.reporting.document import Cell, Document, Section, Table, counted
+from qdqbert.reporting.report import Report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class FidelityCheck:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VerifyReport:
+class VerifyReport(Report):
     """Result of `verify`.
 
     Attributes:
@@ -76,3 +78,39 @@ class VerifyReport:
         """Whether all files are as they were written, and all graphs as close to float."""
         are_intact = all(each.verdict == "intact" for each in self.files)
         return self.has_checksums and are_intact and all(each.is_close for each in self.fidelity)
+
+    def document(self) -> Document:
+        """Return damaged files, packages whose versions differ, and fidelity then and now."""
+        damaged = [
+            (each.name, Cell(text=each.verdict, level="bad"))
+            for each in self.files
+            if each.verdict != "intact"
+        ]
+        versions = [
+            (each.name, each.stored, each.installed or "not installed")
+            for each in self.versions
+            if each.stored != each.installed
+        ]
+        fidelity = [
+            (
+                f"{each.target} on {each.engine}",
+                each.stored_db,
+                Cell(text=f"{each.sqnr_db:.1f} dB", level="good" if each.is_close else "bad"),
+                each.lowest_db,
+            )
+            for each in self.fidelity
+        ]
+        levels = "graph | SQNR then {:.1f} dB | SQNR now {} | at least {:.1f} dB"
+        tables = {
+            "Damaged files": Table("file | verdict", damaged),
+            "Other versions": Table("package | then | now", versions),
+            "Is it as close to float?": Table(levels, fidelity),
+        }
+        is_intact = self.has_checksums and not damaged
+        return Document(
+            title=f"{self.model} on {self.cpu}",
+            level="good" if self.meets_limits else "bad",
+            verdict="Verified" if self.meets_limits else "Not verified",
+            facts=[f"all {counted(len(self.files), 'file')} are intact"] if is_intact else [],
+            sections=[Section(title, table=table) for title, table in tables.items() if table.rows],
+        )

@@ -1,0 +1,213 @@
+"""Parts of reports that compare models with a reference: metrics, fidelity and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from qdqbert.evidence.fidelity import Fidelity
+from qdqbert.evidence.limits import LimitCheck, MetricDifference
+from qdqbert.reporting.document import (
+    Cell,
+    Level,
+    Section,
+    Table,
+    counted,
+    decibels,
+    interval_text,
+    span,
+)
+from qdqbert.tasks.registry import TASKS
+from qdqbert.tasks.task import Metric
+
+# Name of what each limit is about, its unit, and the format of measurements.
+_LIMITED: Mapping[str, tuple[str, str, str]] = {
+    "max_drop": ("loss of {}", "", "+.2f"),
+    "max_flips": ("changed predictions", " %", ".2f"),
+    "min_sqnr": ("SQNR", " dB", ".1f"),
+    "min_cosine": ("lowest cosine", "", ".4f"),
+}
+_LEVELS: Mapping[str, Level] = {"met": "good", "missed": "bad", "not shown": "bad"}
+_TERMS = (
+    (
+        "float, INT8",
+        "The model before and after quantization. INT8 stores weights and computes linear layers "
+        "with integers of 8 bits, which takes a quarter of the memory.",
+    ),
+    (
+        "changed predictions",
+        "Share of the decisions in which both models differ, right or wrong.",
+    ),
+    (
+        "SQNR",
+        "Signal-to-quantization-noise ratio of the outputs, the float model's being the signal. "
+        "More is better: at 20 dB the noise is a tenth of the signal, at 40 dB a hundredth.",
+    ),
+    ("cosine", "Similarity of a text's two embeddings. 1 is equal."),
+    (
+        "interval",
+        "What other examples of the same kind would give, at a confidence of 95 %. It is shown as "
+        "a line around a point, or in parentheses.",
+    ),
+)
+TERMS = Section("What do the words mean?", table=Table("", _TERMS), is_folded=True)
+"""Explains the words of a report."""
+
+
+class Compared(Protocol):
+    """Measurements of a model next to its reference."""
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Its metrics, if the texts have labels."""
+        ...
+
+    @property
+    def differences(self) -> tuple[MetricDifference, ...]:
+        """Its metrics minus the reference's."""
+        ...
+
+    @property
+    def fidelity(self) -> Fidelity | None:
+        """How close it is to the reference."""
+        ...
+
+    @property
+    def limits(self) -> tuple[LimitCheck, ...]:
+        """Check of each limit of the call."""
+        ...
+
+
+def quality(
+    models: Mapping[str, Compared], reference: str, metrics: Sequence[Metric], task: str
+) -> Table:
+    """Compare models with their reference.
+
+    Args:
+        models: The models by name.
+        reference: Name of the reference; empty if there is none.
+        metrics: Its metrics.
+        task: Task of all of them.
+    """
+    found = {each.name: {reference: Cell(text=f"{each.value:.2f}")} for each in metrics}
+    for name, model in models.items():
+        for row, cell in _quality(model, reference, task).items():
+            found.setdefault(row, {})[name] = cell
+    columns = ["", *([reference] if reference else []), *models]
+    names = " | ".join(f"{each} {{}}" if each else "" for each in columns)
+    rows = [(row, *map(cells.get, columns[1:])) for row, cells in found.items()]
+    return Table(names, rows, compares_rows=True)
+
+
+def _quality(model: Compared, reference: str, task: str) -> dict[str, Cell]:
+    """Return what says how good a model is, by name."""
+    cells = {each.name: Cell(text=f"{each.value:.2f}") for each in model.metrics}
+    for each in model.differences:
+        cells[f"{each.name}, difference (95 %)"] = Cell(
+            text=difference_text(each), value=each.value, interval=each.interval
+        )
+    fidelity = model.fidelity
+    if fidelity is None:
+        return cells
+    if fidelity.flips_percent is not None and fidelity.flips_interval is not None:
+        cells[f"changed predictions, {_decided(fidelity, task)}"] = Cell(
+            text=f"{fidelity.flips_percent:.2f} % {interval_text(fidelity.flips_interval, '.2f')}",
+            value=fidelity.flips_percent,
+            interval=fidelity.flips_interval,
+        )
+    if fidelity.cosine_mean is not None:
+        cosines = f"{fidelity.cosine_mean:.4f} / {fidelity.cosine_min:.4f}"
+        cells[f"cosine to {reference}, mean / worst"] = Cell(text=cosines)
+    interval = interval_text(fidelity.sqnr_interval, ".1f")
+    level = decibels(fidelity.sqnr_db)
+    cells[f"SQNR to {reference}"] = Cell(
+        text=level if level == "equal" else f"{level} {interval}",
+        value=fidelity.sqnr_db,
+        interval=fidelity.sqnr_interval,
+    )
+    return cells
+
+
+def difference_text(difference: MetricDifference) -> str:
+    """Return a difference with its interval: "+0.46 (-0.23 to +1.15)"."""
+    return f"{difference.value:+.2f} {interval_text(difference.interval, '+.2f')}"
+
+
+def _decided(fidelity: Fidelity, task: str) -> str:
+    return counted(fidelity.decisions or 0, TASKS[task].decided)
+
+
+def closeness(
+    models: Sequence[Compared], task: str, reference: str
+) -> tuple[tuple[str, str, str], str] | None:
+    """Return a tile and a phrase on how close models are, by what users of the task notice."""
+    found = [each.fidelity for each in models if each.fidelity is not None]
+    flips = [(each.flips_percent, each) for each in found if each.flips_percent is not None]
+    if flips:
+        share = f"{span([percent for percent, _ in flips], '.2f')} %"
+        _, worst = max(flips, key=lambda pair: pair[0])
+        assert worst.flips_interval is not None
+        low, high = worst.flips_interval.low, worst.flips_interval.high
+        note = f"of {_decided(worst, task)}; other texts may give {low:.2f} to {high:.2f} %"
+        return ("changed predictions", share, note), f"{share} of the predictions changed"
+    cosines = [each.cosine_mean for each in found if each.cosine_mean is not None]
+    if cosines:
+        name, mean = f"cosine to {reference}", span(cosines, ".4f")
+        lowest = min(each.cosine_min for each in found if each.cosine_min is not None)
+        note = f"mean over the texts; the worst text has {lowest:.4f}"
+        return (name, mean, note), f"mean {name} {mean}"
+    if found:
+        name, level = f"SQNR to {reference}", f"{span([each.sqnr_db for each in found], '.1f')} dB"
+        return (name, level, "more is better"), f"{name} {level}"
+    return None
+
+
+def limit_sections(models: Mapping[str, Compared]) -> list[Section]:
+    """Show which limits are met; nothing without limits."""
+    rows = [
+        (name, _limit_text(each, check), *_limit_result(each, check))
+        for name, each in models.items()
+        for check in each.limits
+    ]
+    text = (
+        "A limit is met if it holds for the whole interval, and not shown if there are too few "
+        "examples to tell."
+    )
+    table = Table("model | limit | measured | verdict", rows)
+    return [Section("Limits", text, table)] if rows else []
+
+
+def _limit_text(model: Compared, check: LimitCheck) -> str:
+    """Return a limit in words: "changed predictions of at most 2 %"."""
+    name, unit, _ = _LIMITED[check.option]
+    if check.option == "max_drop":
+        name = name.format(model.differences[0].name)
+    bound = "at most" if check.option.startswith("max") else "at least"
+    return f"{name} of {bound} {check.limit:g}{unit}"
+
+
+def _limit_result(model: Compared, check: LimitCheck) -> tuple[str, Cell]:
+    """Return what was measured, and the verdict. A loss is shown as the difference elsewhere is."""
+    verdict = Cell(text=check.verdict, level=_LEVELS[check.verdict])
+    if check.option == "max_drop":
+        return difference_text(model.differences[0]), verdict
+    _, unit, digits = _LIMITED[check.option]
+    return f"{check.value:{digits}}{unit} {interval_text(check.interval, digits)}", verdict
+
+
+def unmet_text(models: Sequence[Compared]) -> str:
+    """Return a sentence about the first limit that is missed, or else not shown."""
+    unmet = [(each, check) for each in models for check in each.limits if check.verdict != "met"]
+    model, worst = min(unmet, key=lambda pair: pair[1].verdict != "missed")
+    limit = _limit_text(model, worst)
+    missed = worst.verdict == "missed"
+    return f"{limit} is missed" if missed else f"too few examples to show {limit}"
+
+
+def environment(
+    cpu: str, features: Sequence[str], cores: int, versions: Mapping[str, str]
+) -> Section:
+    """Show where something was measured."""
+    rows = [("CPU", cpu), ("its features for INT8", ", ".join(features)), ("cores", cores)]
+    table = Table("", [*rows, *versions.items()])
+    return Section("Where was it measured?", table=table, is_detail=True)

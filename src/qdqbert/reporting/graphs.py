@@ -1,0 +1,246 @@
+"""Parts of the report of `quantize`: tables of one kind of measurement of graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+
+from qdqbert.engines.runner import float_engine
+from qdqbert.evidence.batch_invariance import BatchInvariance
+from qdqbert.evidence.lengths import TextLengths
+from qdqbert.evidence.reports import CandidateReport, LatencyReport, TargetReport
+from qdqbert.reporting.document import MEGABYTE, Cell, Level, Section, Table, bar, counted
+from qdqbert.targets import target_named
+
+_VERDICTS: dict[str, Level] = {"chosen": "good", "rejected": "bad", "slower": "plain"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Winner:
+    """The fastest graph of a report.
+
+    Attributes:
+        name: Its name.
+        engine: Engine that runs it.
+        ratio: How many times as fast it is as the float model on its best engine; `None` if the
+            float model was not timed.
+        reference: The best engine of the float model.
+    """
+
+    name: str
+    engine: str
+    ratio: float | None
+    reference: str
+
+
+def graph_name(each: TargetReport | CandidateReport) -> str:
+    """Return the name of a graph: its engine, and its target if that has another name."""
+    return each.engine if each.target == each.engine else f"{each.target} on {each.engine}"
+
+
+def by_speed(targets: Sequence[TargetReport]) -> list[TargetReport]:
+    """Return the graphs with the fastest one first, and those that were not timed last."""
+    return sorted(targets, key=lambda each: (not each.latency, _mean_ms(each, "int8_ms")))
+
+
+def find_winner(
+    targets: Sequence[TargetReport], candidates: Sequence[CandidateReport]
+) -> Winner | None:
+    """Return the fastest graph, by the geometric mean over the shapes; `None` without timings.
+
+    With the target `auto`, return the candidate that it chose.
+    """
+    chosen = next((each for each in candidates if each.verdict == "chosen"), None)
+    if chosen is not None:
+        floats = [each for each in candidates if each.recipe == "float"]
+        best = min(floats, key=lambda each: each.relative_time, default=None)
+        return Winner(
+            name=graph_name(chosen),
+            engine=chosen.engine,
+            ratio=None if best is None else best.relative_time / chosen.relative_time,
+            reference="" if best is None else best.engine,
+        )
+    timed = [each for each in by_speed(targets) if each.latency]
+    if candidates or not timed:
+        return None
+    slow = _best_float(timed)
+    return Winner(
+        name=graph_name(timed[0]),
+        engine=timed[0].engine,
+        ratio=_mean_ms(slow, "float_ms") / _mean_ms(timed[0], "int8_ms"),
+        reference=float_engine(slow.engine),
+    )
+
+
+def _best_float(timed: Sequence[TargetReport]) -> TargetReport:
+    """Return the graph next to which the float model was fastest."""
+    return min(timed, key=lambda each: _mean_ms(each, "float_ms"))
+
+
+def _mean_ms(each: TargetReport, field: str) -> float:
+    """Return the geometric mean of latencies; 0 if there are none."""
+    times = [getattr(shape, field) for shape in each.latency]
+    return statistics.geometric_mean(times) if times else 0.0
+
+
+def speed(targets: Sequence[TargetReport], float_bytes: int) -> Section:
+    """Compare latencies and sizes with the float model's on its best engine."""
+    timed = [each for each in targets if each.latency]
+    slow = _best_float(timed) if timed else None
+    rows: list[tuple[str | Cell | None, ...]] = []
+    for shape in slow.latency if slow else ():
+        found = [_at(each, shape) for each in targets]
+        texts = f"{counted(shape.batch, 'text')} of {shape.sequence} tokens"
+        times = (None if each is None else _time(shape.float_ms, each) for each in found)
+        rows.append((texts, bar(shape.float_ms, "{:.1f} ms"), *times))
+        if shape.batch > 1:
+            latencies = [shape.float_ms, *(x.int8_ms if x else None for x in found)]
+            speeds = (None if ms is None else 1000 * shape.batch / ms for ms in latencies)
+            cells = (None if x is None else bar(x, "{:,.0f}/s") for x in speeds)
+            rows.append(("the same, in texts per second", *cells))
+    sizes = (
+        bar(each.size_bytes / MEGABYTE, f"{{:.1f}} MB ({each.size_ratio:.2f})") for each in targets
+    )
+    rows.append(("size", bar(float_bytes / MEGABYTE, "{:.1f} MB"), *sizes))
+    rows.append(("recipe", None, *(each.recipe for each in targets)))
+    if any(each.units_in_float for each in targets):
+        units = ("\n".join(each.units_in_float) for each in targets)
+        rows.append(("left in float to meet the limits", None, *units))
+    on = f"float on {float_engine(slow.engine)}" if slow else "float"
+    names = " | ".join(f"{each} {{}}" for each in (on, *map(graph_name, targets)))
+    text = "Median latency of one inference. Times as fast as float are in parentheses."
+    table = Table(f" | {names}", rows, compares_rows=True)
+    return Section("How fast and how large is it?", text if slow else "", table)
+
+
+def _at(each: TargetReport, shape: LatencyReport) -> LatencyReport | None:
+    """Return the latency at the shape of another one."""
+    sizes = (shape.batch, shape.sequence)
+    return next((x for x in each.latency if (x.batch, x.sequence) == sizes), None)
+
+
+def _time(float_ms: float, each: LatencyReport) -> Cell:
+    varied = ", timings varied" if each.varied else ""
+    return bar(each.int8_ms, f"{{:.1f}} ms ({float_ms / each.int8_ms:.2f} x{varied})")
+
+
+def candidate_sections(found: Sequence[CandidateReport], reason: str | None) -> list[Section]:
+    """Show what the target `auto` chose from."""
+    rows: list[tuple[str | Cell, ...]] = [
+        (
+            _candidate_name(each),
+            bar(each.single_ms, "{:.2f} ms"),
+            bar(each.texts_per_second, "{:,.0f}/s"),
+            bar(each.relative_time, "{:.2f}"),
+            Cell(text=each.verdict, level=_VERDICTS[each.verdict]),
+            each.reason,
+        )
+        for each in found
+    ]
+    columns = "candidate | 1 text {} | many texts {} | relative time {} | verdict | reason"
+    if not any(each.reason for each in found):
+        columns, rows = columns.removesuffix(" | reason"), [row[:-1] for row in rows]
+    text = (
+        f"{reason or ''} Relative time is the geometric mean of the times for one text and for "
+        "many, divided by that of the fastest candidate."
+    )
+    return [Section("What was it chosen from?", text, Table(columns, rows))] if rows else []
+
+
+def _candidate_name(each: CandidateReport) -> str:
+    if each.recipe == "float":
+        return f"{each.engine}, {each.precision}"
+    name = each.engine if each.target == each.engine else each.target
+    precision = "" if each.precision == "float32" else f", {each.precision}"
+    return f"{name}, INT8 {each.recipe}{precision}"
+
+
+def changed_sections(each: TargetReport) -> list[Section]:
+    """Show examples whose prediction changed."""
+    rows = [(example.text, example.before, example.after) for example in each.changed]
+    text = (
+        f"Held-out examples whose prediction by {graph_name(each)} differs from float's, at most "
+        "ten, the largest change first."
+    )
+    table = Table("example | float | INT8", rows)
+    return [Section("Which predictions changed?", text, table, is_detail=True)] if rows else []
+
+
+def checks(targets: Sequence[TargetReport]) -> Section:
+    """Show whether graphs compute what they should."""
+    rows = [
+        (
+            graph_name(each),
+            f"{each.lowering.worst_layer_db:.1f} dB"
+            f"{'' if each.lowering.is_exact else ' (too low!)'}",
+            _batches(each.batch_invariance),
+            f"{'yes' if each.lowering.saturates else 'no'} ({each.lowering.native_db:.1f} dB)",
+            _overflows(each),
+        )
+        for each in targets
+    ]
+    columns = (
+        "graph | worst layer | results that depend on the batch | sums saturate here | "
+        "on CPUs without VNNI"
+    )
+    text = (
+        "Every layer is compared with PyTorch's fake quantization, by SQNR. Each text ran in a "
+        "batch with other texts and padding, and alone. CPUs without VNNI add int8 products in 16 "
+        "bits, which can be too few; in parentheses is the SQNR to exact arithmetic."
+    )
+    return Section("Does it compute what it should?", text, Table(columns, rows), is_folded=True)
+
+
+def _batches(found: BatchInvariance) -> str:
+    if found.is_exact:
+        return f"none of {found.texts}"
+    decisions = f", {found.changed_decisions} decisions" if found.changed_decisions else ""
+    differing = f"{found.differing} of {found.texts}{decisions}"
+    return f"{differing}, by up to {found.largest_difference:.1g}"
+
+
+def _overflows(each: TargetReport) -> str:
+    if each.overflows is None:
+        is_for_cpus = target_named(each.target).adjacent_sum_limit is not None
+        return "no, exact on all CPUs" if is_for_cpus else "not for CPUs"
+    found = [f"{layer.site}: {layer.percent:.3f} % of the sums" for layer in each.overflows]
+    return "\n".join(found) or "no, on these texts"
+
+
+def layer_sections(targets: Sequence[TargetReport]) -> list[Section]:
+    """Show the noise of layers, once for the targets that quantize in the same way."""
+    same: dict[tuple[tuple[str, float], ...], dict[str, None]] = {}
+    for each in targets:
+        after = [(f"after {layer.name}", layer.sqnr_db) for layer in each.layers]
+        only = [(f"only {part.name} in INT8", part.sqnr_db) for part in each.sensitivity]
+        same.setdefault((*after, *only), {})[each.target] = None
+    text = (
+        "SQNR to float, of PyTorch's fake quantization. After a layer, it contains the noise of "
+        "all layers before. With only one part in INT8, it is that of the outputs: the shortest "
+        "bar is the part that costs most. The command analyze does the same for each linear layer."
+    )
+    return [
+        Section(
+            f"Where does it differ? ({', '.join(names)})",
+            text,
+            Table("part | SQNR {}", [(name, bar(level, "{:.1f} dB")) for name, level in levels]),
+            is_folded=True,
+        )
+        for levels, names in same.items()
+    ]
+
+
+def length_sections(found: TextLengths | None) -> list[Section]:
+    """Show the lengths of the texts that ranges were taken from."""
+    if found is None:
+        return []
+    text = (
+        f"The {counted(found.texts, 'text')} have {found.shortest} to {found.longest} tokens, and "
+        f"a median of {found.median:g}. Ranges fit texts of these lengths and this kind best. "
+        f"Truncated, as they were longer than the limit: {counted(found.truncated, 'text')}."
+    )
+    bins = zip(found.edges[:-1], found.edges[1:], found.counts, strict=True)
+    rows = [(f"{low:g} to {high - 1:g}", bar(count, "{}")) for low, high, count in bins]
+    table = Table("tokens | texts {}", rows)
+    return [Section("What was it calibrated on?", text, table, is_detail=True)]

@@ -1,0 +1,217 @@
+"""The report of `quantize`."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+
+from qdqbert.evidence.lengths import TextLengths
+from qdqbert.evidence.reports import CandidateReport, TargetReport
+from qdqbert.reporting import graphs
+from qdqbert.reporting.comparison import (
+    TERMS,
+    closeness,
+    environment,
+    limit_sections,
+    quality,
+    unmet_text,
+)
+from qdqbert.reporting.document import (
+    MEGABYTE,
+    Document,
+    Level,
+    Section,
+    counted,
+    short_name,
+    span,
+)
+from qdqbert.reporting.graphs import Winner, by_speed, find_winner, graph_name
+from qdqbert.reporting.report import Report
+from qdqbert.tasks.task import Metric
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantizeReport(Report):
+    """Result of `quantize`.
+
+    Attributes:
+        directory: The output folder; `None` if a limit is not met, as nothing is written then.
+        checkpoint: The model that was quantized.
+        task: Its task.
+        calibration_texts: Number of texts that ranges were taken from.
+        calibration_lengths: Their lengths; `None` if the ranges are from an earlier calibration.
+        heldout_texts: Number of other texts, on which fidelity was measured.
+        float_metrics: Metrics of the float model, if the texts have labels.
+        float_size_bytes: Size of the float graph.
+        targets: One report for each target and engine. With the target `auto`, the chosen
+            candidate's report, or all of them if none was chosen.
+        cpu: Name of the CPU that all measurements are from.
+        cpu_features: Its features that matter for INT8, under Linux' names.
+        cores: Number of its cores that were used.
+        versions: Versions of Python and of the packages that determine numbers, by name.
+        command: Command line that is equivalent to the call.
+        warnings: Results that make the model doubtful or useless.
+        notices: Other messages for the user.
+        candidates: Candidates of the target `auto`, the fastest one first.
+        reason: Why it chose that one, in words; `None` for other targets.
+        call: An example of a call of the model, in Python; `None` if `load` does not run it.
+    """
+
+    directory: str | None
+    checkpoint: str
+    task: str
+    calibration_texts: int
+    calibration_lengths: TextLengths | None
+    heldout_texts: int
+    float_metrics: tuple[Metric, ...]
+    float_size_bytes: int
+    targets: tuple[TargetReport, ...]
+    cpu: str
+    cpu_features: tuple[str, ...]
+    cores: int
+    versions: Mapping[str, str]
+    command: str
+    warnings: tuple[str, ...]
+    notices: tuple[str, ...]
+    candidates: tuple[CandidateReport, ...] = ()
+    reason: str | None = None
+    call: str | None = None
+
+    @property
+    def meets_limits(self) -> bool:
+        """Whether every graph meets all limits of the call on every engine.
+
+        With the target `auto`, whether one could be chosen.
+        """
+        if self.candidates:
+            return any(each.verdict == "chosen" for each in self.candidates)
+        checks = (check for each in self.targets for check in each.limits)
+        return all(each.verdict == "met" for each in checks)
+
+    @property
+    def winner(self) -> Winner | None:
+        """The fastest graph; `None` if nothing was timed."""
+        return find_winner(self.targets, self.candidates)
+
+    @property
+    def package(self) -> str:
+        """The argument of `pip install` for the folder: with the extra of its fastest engine."""
+        best = self.winner
+        engines = {each.engine for each in self.targets} if best is None else {best.engine}
+        return "'qdqbert[openvino]'" if engines == {"openvino"} else "qdqbert"
+
+    def document(self) -> Document:
+        """Return what people read of the report, the fastest graph first."""
+        targets = by_speed(self.targets)
+        models = {graph_name(each): each for each in targets}
+        sections = self._usage()
+        if targets:
+            text = (
+                f"Both models answered {counted(self.heldout_texts, 'text')} that were not used to "
+                "calibrate. In parentheses is the interval at a confidence of 95 %."
+            )
+            table = quality(models, "float", self.float_metrics, self.task)
+            sections += [
+                Section("Is it as good as the float model?", text, table),
+                *limit_sections(models),
+                graphs.speed(targets, self.float_size_bytes),
+                *graphs.candidate_sections(self.candidates, self.reason),
+                *graphs.changed_sections(targets[0]),
+                graphs.checks(targets),
+                *graphs.layer_sections(targets),
+            ]
+        place = environment(self.cpu, self.cpu_features, self.cores, self.versions)
+        level, verdict = self._verdict()
+        return Document(
+            title=f"{short_name(self.checkpoint)} in INT8",
+            summary=self._summary(),
+            level=level,
+            verdict=verdict,
+            facts=self._facts(),
+            tiles=self._tiles(),
+            sections=(*sections, *graphs.length_sections(self.calibration_lengths), place, TERMS),
+        )
+
+    def _summary(self) -> str:
+        made = (
+            f"{self.checkpoint} ({self.task}) was quantized to INT8. Its ranges were taken from "
+            f"{counted(self.calibration_texts, 'text')}."
+        )
+        if not self.targets:
+            return f"{made} No engine that is installed here runs its graphs."
+        names = ", ".join(dict.fromkeys(graph_name(each) for each in by_speed(self.targets)))
+        heldout = counted(self.heldout_texts, "other text")
+        return f"{made} INT8 is compared with float on {heldout}, on {self.cpu}: {names}."
+
+    def _facts(self) -> list[str]:
+        """Return the numbers behind the verdict."""
+        best, close = self.winner, closeness(self.targets, self.task, "float")
+        if close is None:
+            return []
+        ratios = [100 * each.size_ratio for each in self.targets]
+        facts = [close[1], f"{span(ratios, '.0f')} % of the size"]
+        if best is not None and best.ratio is not None:
+            facts.insert(0, f"{best.ratio:.1f} times as fast on {best.engine}")
+        return facts
+
+    def _verdict(self) -> tuple[Level, str]:
+        """Judge all graphs together."""
+        has_limits = any(each.limits for each in self.targets)
+        if not self.targets:
+            return "doubtful", "Nothing was measured"
+        if not self.meets_limits:
+            if has_limits:
+                return "bad", f"Nothing was written: {unmet_text(self.targets)}"
+            # Without limits, the target `auto` rejects candidates by their fidelity alone.
+            reason = (self.reason or "").removesuffix(".")
+            return "bad", f"{reason}, so nothing was written"
+        if self.warnings or not all(each.lowering.is_exact for each in self.targets):
+            return "doubtful", "Read the warnings and notes before you use it"
+        return "good", "All limits are met" if has_limits else "INT8 is close to float"
+
+    def _tiles(self) -> list[tuple[str, str, str]]:
+        """Return the most important numbers: speed, metric, closeness and size."""
+        size = f"{self.float_size_bytes / MEGABYTE:.1f} MB"
+        best, close = self.winner, closeness(self.targets, self.task, "float")
+        if close is None:
+            return [("size in float", size, "")]
+        tiles = []
+        if best is not None and best.ratio is not None:
+            note = f"as fast as float on {best.reference}, its best engine here"
+            tiles.append((f"fastest: {best.name}", f"{best.ratio:.1f} x", note))
+        if self.targets[0].metrics:
+            name = self.targets[0].metrics[0].name
+            floats = {each.name: each.value for each in self.float_metrics}
+            values = span([each.metrics[0].value for each in self.targets], ".2f")
+            tiles.append((name, values, f"float: {floats[name]:.2f}"))
+        ratios = span([100 * each.size_ratio for each in self.targets], ".0f")
+        sizes = span([each.size_bytes / MEGABYTE for each in self.targets], ".1f")
+        note = f"float {size}, INT8 {sizes} MB"
+        return [*tiles, close[0], ("size compared with float", f"{ratios} %", note)]
+
+    def _usage(self) -> list[Section]:
+        """Show which graph is the fastest, and the lines that run the folder, if `load` does."""
+        if self.directory is None or self.call is None:
+            return []
+        load = f"model = qdqbert.load({self.directory!a})"
+        lines = [f"pip install {self.package}", "", "import qdqbert", load, f"print({self.call})"]
+        text = f"{self._speed()} The lines of Python run it."
+        # No shell takes a line break in a name.
+        if self.directory.isprintable():
+            text = f"{text[:-1]}, and the last command answers requests over HTTP."
+            lines += ["", f"qdqbert serve {shlex.quote(self.directory)}"]
+        code = "\n".join(lines)
+        return [Section("How to run it", text, code=code)]
+
+    def _speed(self) -> str:
+        """Say which graph is the fastest and by how much, or how to measure it."""
+        best = self.winner
+        if best is None:
+            return f"No speed was measured. To measure it: `qdqbert benchmark {self.directory}`."
+        if self.candidates and self.reason:
+            return self.reason
+        return (
+            f"The fastest here is {best.name}: {best.ratio:.2f} x as fast as the float model on "
+            f"its best engine, {best.reference}."
+        )

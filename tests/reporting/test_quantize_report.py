@@ -1,0 +1,336 @@
+"""What the report of `quantize` says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from qdqbert.evidence.predictions import ChangedExample
+from qdqbert.evidence.reports import CandidateReport, LatencyReport
+from qdqbert.reporting.document import span
+from qdqbert.reporting.graphs import by_speed
+from qdqbert.verbs.quantize.auto.candidates import reason_of
+
+
+def section(report, title: str):
+    """Return the section of a title; `None` if the report has none."""
+    found = [each for each in report.document().sections if each.title == title]
+    return found[0] if found else None
+
+
+def rows(report, title: str) -> dict[str, list[str]]:
+    """Return the cells of a section's table, by the first one of each row."""
+    cells = section(report, title).table.cells
+    return {row[0].text: [cell.text for cell in row[1:]] for row in cells}
+
+
+@pytest.fixture
+def with_limits(quantize_report, check):
+    """Return a report with one limit of each of these verdicts."""
+
+    def make(*verdicts: str):
+        limits = tuple(dataclasses.replace(check, verdict=each) for each in verdicts)
+        target = dataclasses.replace(quantize_report.targets[0], limits=limits)
+        return dataclasses.replace(quantize_report, targets=(target,))
+
+    return make
+
+
+def test_a_model_without_warnings_is_close_to_float(quantize_report) -> None:
+    document = quantize_report.document()
+    assert (document.level, document.verdict) == ("good", "INT8 is close to float")
+    assert document.facts == [
+        "2.4 times as fast on onnxruntime",
+        "1.50 % of the predictions changed",
+        "25 % of the size",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "level", "judgement"),
+    [
+        (["met"], "good", "All limits are met"),
+        (
+            ["met", "missed"],
+            "bad",
+            "Nothing was written: changed predictions of at most 5 % is missed",
+        ),
+        (
+            ["not shown"],
+            "bad",
+            "Nothing was written: too few examples to show changed predictions of at most 5 %",
+        ),
+        # What is missed is worse than what is not shown.
+        (
+            ["not shown", "missed"],
+            "bad",
+            "Nothing was written: changed predictions of at most 5 % is missed",
+        ),
+    ],
+)
+def test_limits_decide_if_there_are_some(with_limits, verdicts, level, judgement) -> None:
+    document = with_limits(*verdicts).document()
+    assert (document.level, document.verdict) == (level, judgement)
+
+
+def test_without_limits_the_target_auto_says_why_nothing_was_written(quantize_report) -> None:
+    candidate = CandidateReport(
+        target="portable",
+        engine="onnxruntime",
+        precision="float32",
+        recipe="linear",
+        single_ms=1.0,
+        texts_per_second=1.0,
+        relative_time=1.0,
+        verdict="rejected",
+        reason="far from float: 1.0 dB SQNR",
+    )
+    report = dataclasses.replace(
+        quantize_report, candidates=(candidate,), reason=reason_of([candidate])
+    )
+    document = report.document()
+    assert (document.level, document.verdict) == (
+        "bad",
+        "No candidate is close enough to float, so nothing was written",
+    )
+
+
+def test_warnings_make_a_model_doubtful(quantize_report, with_limits) -> None:
+    warned = dataclasses.replace(with_limits("met"), warnings=("Far from float.",))
+    assert warned.document().level == "doubtful"
+    (target,) = quantize_report.targets
+    lowering = dataclasses.replace(target.lowering, worst_layer_db=5.0)
+    inexact = dataclasses.replace(target, lowering=lowering)
+    report = dataclasses.replace(quantize_report, targets=(inexact,))
+    assert report.document().level == "doubtful"
+
+
+def test_without_an_engine_nothing_is_judged(quantize_report) -> None:
+    document = dataclasses.replace(quantize_report, targets=()).document()
+    assert (document.level, document.verdict) == ("doubtful", "Nothing was measured")
+    assert document.facts == []
+
+
+def test_embedders_are_judged_by_cosines(quantize_report) -> None:
+    (target,) = quantize_report.targets
+    fidelity = dataclasses.replace(
+        target.fidelity, flips_percent=None, cosine_mean=0.99, cosine_min=0.9
+    )
+    report = dataclasses.replace(
+        quantize_report, targets=(dataclasses.replace(target, fidelity=fidelity),)
+    )
+    assert report.document().facts[1] == "mean cosine to float 0.9900"
+
+
+def timed(target, engine: str, float_ms: float, int8_ms: float):
+    latency = [
+        LatencyReport(
+            batch=batch,
+            sequence=32,
+            float_ms=factor * float_ms,
+            int8_ms=factor * int8_ms,
+            speedup=float_ms / int8_ms,
+        )
+        for batch, factor in ((1, 1.0), (8, 4.0))
+    ]
+    return dataclasses.replace(target, target=engine, engine=engine, latency=tuple(latency))
+
+
+@pytest.fixture
+def three(quantize_report):
+    """Three engines, the native one the fastest, and OpenVINO the best one in float."""
+    (target,) = quantize_report.targets
+    targets = [
+        timed(target, "onnxruntime", 12.0, 6.0),
+        timed(target, "openvino", 6.0, 4.0),
+        timed(target, "native", 12.0, 2.0),
+    ]
+    return dataclasses.replace(quantize_report, targets=tuple(targets), call='model("A film.")')
+
+
+def test_the_winner_is_compared_with_float_on_its_best_engine(three) -> None:
+    best = three.winner
+    assert (best.name, best.reference) == ("native", "openvino")
+    assert math.isclose(best.ratio, 3.0)
+    assert [each.engine for each in by_speed(three.targets)] == [
+        "native",
+        "openvino",
+        "onnxruntime",
+    ]
+    assert usage(three)[0].startswith(
+        "The fastest here is native: 3.00 x as fast as the float model on its best engine, "
+        "openvino."
+    )
+
+
+def test_the_choice_of_auto_is_the_winner(quantize_report, candidates) -> None:
+    report = dataclasses.replace(
+        quantize_report, candidates=candidates, reason="It is fast.", call="model('')"
+    )
+    best = report.winner
+    assert (best.name, best.reference, best.ratio) == ("native", "openvino", 1.25)
+    assert usage(report)[0].startswith("It is fast. ")
+
+
+def usage(report) -> tuple[str, list[str]]:
+    """Return the text and the code that say how to run a folder."""
+    found = section(report, "How to run it")
+    return found.text, found.code.splitlines()
+
+
+def test_the_lines_run_the_folder(three) -> None:
+    assert usage(three)[1] == [
+        "pip install qdqbert",
+        "",
+        "import qdqbert",
+        "model = qdqbert.load('out/my-int8')",
+        'print(model("A film."))',
+        "",
+        "qdqbert serve out/my-int8",
+    ]
+
+
+def test_the_extra_is_that_of_the_fastest_engine(three) -> None:
+    target = three.targets[1]
+    only = dataclasses.replace(three, targets=(target, timed(target, "onnxruntime", 9.0, 8.0)))
+    assert usage(only)[1][0] == "pip install 'qdqbert[openvino]'"
+
+
+def test_without_timings_the_report_says_how_to_measure(three) -> None:
+    targets = tuple(dataclasses.replace(each, latency=()) for each in three.targets)
+    untimed = dataclasses.replace(three, targets=targets)
+    assert untimed.winner is None
+    assert usage(untimed)[0].startswith(
+        "No speed was measured. To measure it: `qdqbert benchmark out/my-int8`."
+    )
+    assert list(rows(untimed, "How fast and how large is it?")) == ["size", "recipe"]
+
+
+def test_a_folder_that_was_not_written_or_that_load_does_not_run_is_not_run(three) -> None:
+    for changes in ({"directory": None}, {"call": None}):
+        assert section(dataclasses.replace(three, **changes), "How to run it") is None
+
+
+def test_graphs_are_compared_with_float_the_fastest_one_first(three) -> None:
+    table = section(three, "How fast and how large is it?").table
+    assert [name for name, _ in table.formats] == [
+        "",
+        "float on openvino",
+        "native",
+        "openvino",
+        "onnxruntime",
+    ]
+    # 8 texts in 24 and in 8 ms.
+    assert rows(three, "How fast and how large is it?") == {
+        "1 text of 32 tokens": ["6.0 ms", "2.0 ms (3.00 x)", "4.0 ms (1.50 x)", "6.0 ms (1.00 x)"],
+        "8 texts of 32 tokens": [
+            "24.0 ms",
+            "8.0 ms (3.00 x)",
+            "16.0 ms (1.50 x)",
+            "24.0 ms (1.00 x)",
+        ],
+        "the same, in texts per second": ["333/s", "1,000/s", "500/s", "333/s"],
+        "size": ["100.0 MB", *["25.0 MB (0.25)"] * 3],
+        "recipe": ["", *["linear"] * 3],
+    }
+
+
+def test_quality_is_compared_with_float(quantize_report) -> None:
+    assert rows(quantize_report, "Is it as good as the float model?") == {
+        "accuracy": ["91.00", "90.50"],
+        "accuracy, difference (95 %)": ["", "-0.50 (-1.25 to +0.25)"],
+        "changed predictions, 200 texts": ["", "1.50 % (0.25 to 4.00)"],
+        "SQNR to float": ["", "25.5 dB (24.5 to 26.2)"],
+    }
+
+
+def test_checks_lengths_layers_and_the_machine_are_shown(quantize_report) -> None:
+    assert rows(quantize_report, "Does it compute what it should?") == {
+        "portable on onnxruntime": [
+            "60.0 dB",
+            "3 of 64, by up to 1e-06",
+            "no (60.0 dB)",
+            "layer.0.dense_input_quantizer: 0.125 % of the sums",
+        ]
+    }
+    layers = rows(quantize_report, "Where does it differ? (portable)")
+    assert layers["after layer.0"] == ["30.0 dB"]
+    assert layers["only encoder.layer.1 in INT8"] == ["28.5 dB"]
+    lengths = section(quantize_report, "What was it calibrated on?")
+    assert "3 to 40 tokens, and a median of 6.5" in lengths.text
+    assert sum(int(row[1].text) for row in lengths.table.cells) == 6
+    machine = rows(quantize_report, "Where was it measured?")
+    assert machine["its features for INT8"] == ["avx2, avx512_vnni"]
+    assert machine["onnxruntime"] == ["1.23.0"]
+
+
+def test_targets_with_the_same_arithmetic_share_the_table_of_their_layers(quantize_report) -> None:
+    (target,) = quantize_report.targets
+    others = [dataclasses.replace(target, target=name) for name in ("onnxruntime", "openvino")]
+    report = dataclasses.replace(quantize_report, targets=(target, *others))
+    titles = [each.title for each in report.document().sections]
+    assert [each for each in titles if "differ" in each] == [
+        "Where does it differ? (portable, onnxruntime, openvino)"
+    ]
+
+
+def test_the_choice_of_auto_is_shown_with_all_candidates(quantize_report, candidates) -> None:
+    report = dataclasses.replace(quantize_report, candidates=candidates, reason="It is fast.")
+    title = "What was it chosen from?"
+    assert section(report, title).text.startswith("It is fast. Relative time is")
+    assert rows(report, title) == {
+        "native, INT8 linear": ["1.50 ms", "1,000/s", "1.00", "chosen", ""],
+        "openvino, bf16": ["2.00 ms", "800/s", "1.25", "rejected", "SQNR of 20.0 dB"],
+    }
+    assert section(quantize_report, title) is None
+    # Without a reason, the column is left out.
+    chosen = dataclasses.replace(report, candidates=candidates[:1])
+    assert rows(chosen, title)["native, INT8 linear"][-1] == "chosen"
+
+
+def test_limits_are_in_a_table_with_their_verdicts(quantize_report, check) -> None:
+    drop = dataclasses.replace(check, option="max_drop", limit=0.5, value=0.5, verdict="not shown")
+    target = dataclasses.replace(quantize_report.targets[0], limits=(check, drop))
+    report = dataclasses.replace(quantize_report, targets=(target,))
+    cells = section(report, "Limits").table.cells
+    assert [[cell.text for cell in row[1:]] for row in cells] == [
+        ["changed predictions of at most 5 %", "1.50 % (0.25 to 4.00)", "met"],
+        # The sign is that of the difference, as everywhere.
+        ["loss of accuracy of at most 0.5", "-0.50 (-1.25 to +0.25)", "not shown"],
+    ]
+    assert [row[-1].level for row in cells] == ["good", "bad"]
+    assert section(quantize_report, "Limits") is None
+
+
+def test_changed_predictions_are_shown_with_their_texts(quantize_report) -> None:
+    (target,) = quantize_report.targets
+    changed = (ChangedExample(text="a <dull> film", before="Negative", after="Positive"),)
+    target = dataclasses.replace(target, changed=changed)
+    title = "Which predictions changed?"
+    report = dataclasses.replace(quantize_report, targets=(target,))
+    assert rows(report, title) == {"a <dull> film": ["Negative", "Positive"]}
+    assert section(quantize_report, title) is None
+
+
+def test_what_was_not_measured_is_left_out(quantize_report) -> None:
+    nothing = dataclasses.replace(quantize_report, targets=(), calibration_lengths=None)
+    document = nothing.document()
+    assert document.tiles == [("size in float", "100.0 MB", "")]
+    assert [each.title for each in document.sections] == [
+        "Where was it measured?",
+        "What do the words mean?",
+    ]
+
+
+def test_the_title_is_short_where_the_model_is_a_long_path(quantize_report) -> None:
+    path = "/data/models/2026/my-model"
+    document = dataclasses.replace(quantize_report, checkpoint=path).document()
+    assert document.title == "2026/my-model in INT8"
+    assert path in document.summary
+
+
+@pytest.mark.parametrize(("values", "text"), [([2.0], "2.0"), ([3.01, 1.5, 3.0], "1.5 to 3.0")])
+def test_a_span_has_two_ends_unless_they_are_equal(values, text) -> None:
+    assert span(values, ".1f") == text
