@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import sys
+import types
 
 import pytest
 from rich.console import Console
 
-from qdqbert.progress import Bars
+from qdqbert.progress import Bars, Silent, progress_of
 
 
 class Clock:
@@ -120,3 +122,17 @@ def test_a_log_shows_no_percentage_of_an_unknown_size(clock, capsys) -> None:
         clock.seconds += 60
         advance()
     assert "%" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "shown"), [({"IPKernelApp": {}}, Bars), ({"TerminalIPythonApp": {}}, Silent)]
+)
+def test_bars_are_the_default_in_notebooks_only(monkeypatch, config, shown) -> None:
+    assert isinstance(progress_of(None), Silent)
+    shell = types.SimpleNamespace(config=config)
+    ipython = types.SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "ipykernel", types.SimpleNamespace())
+    assert isinstance(progress_of(None), shown)
+    assert isinstance(progress_of(False), Silent)
+    assert isinstance(progress_of(True), Bars)

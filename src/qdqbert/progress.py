@@ -1,4 +1,4 @@
-"""Progress of long calls. Nothing is shown by default."""
+"""Progress of long calls. By default, it is shown in notebooks only."""
 
 from __future__ import annotations
 
@@ -193,8 +193,21 @@ def _ignore(*, rows: int, tokens: int, position: int) -> None:
     del rows, tokens, position
 
 
-def progress_of(shown: Progress | bool) -> Progress:
-    """Return the progress that an argument of a public function asks for."""
+def progress_of(shown: Progress | bool | None) -> Progress:
+    """Return the progress that an argument of a public function asks for.
+
+    Args:
+        shown: Whether to show bars; `None` for bars in notebooks only.
+    """
+    if shown is None:
+        shown = _is_notebook()
     if isinstance(shown, bool):
         return Bars() if shown else Silent()
     return shown
+
+
+def _is_notebook() -> bool:
+    """Return whether a kernel of a notebook runs this process. Only it has loaded ipykernel."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return "ipykernel" in sys.modules and "IPKernelApp" in getattr(shell, "config", {})

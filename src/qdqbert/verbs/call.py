@@ -37,10 +37,11 @@ class Call(Options):
     """Common options.
 
     Attributes:
-        progress: Show progress bars on stderr. A `Progress` object receives the stages instead.
+        progress: Show progress bars on stderr; in notebooks by default. A `Progress` object
+            receives the stages instead.
     """
 
-    progress: Progress | bool = option(default=False, python_only=True)
+    progress: Progress | bool | None = option(default=None, python_only=True)
 
 
 class TaskCall(Call):
@@ -115,7 +116,7 @@ def public(
                 others = {k: v for k, v in kwargs.items() if k not in signature.parameters}
                 advice = _advice(kind, others)
                 raise TypeError(f"{function.__name__}() {error}.{advice}") from None
-            progress = progress_of(arguments.pop("progress", False))
+            progress = progress_of(arguments.pop("progress", None))
             with contextlib.ExitStack() as stack:
                 for each in own_options(kind):
                     if each.item_type == str | SavedModel and each.field in arguments:

@@ -190,8 +190,9 @@ def test_nothing_is_written_if_no_candidate_is_close_enough(
     assert {each["verdict"] for each in stored["candidates"]} == {"rejected"}
     assert len(stored["targets"]) == len(stored["candidates"])
     printed = capsys.readouterr().out
-    assert "no candidate is close enough to float" in printed
-    assert "Rejected: float (float) on onnxruntime, max_flips 0.5: not shown" in printed
+    assert "Nothing was written: too few examples to show changed predictions" in printed
+    assert "onnxruntime, float32" in printed
+    assert "rejected" in printed
 
 
 def test_a_model_far_from_float_is_rejected_without_limits(quantized, times, tmp_path) -> None:
