@@ -24,6 +24,7 @@ from qdqbert.options import (
     option,
 )
 from qdqbert.recipes import QuantizerOptions
+from qdqbert.reporting.serve import ServeReport
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
@@ -226,8 +227,10 @@ def test_the_stored_command_gives_the_same_options_again(monkeypatch) -> None:
     line = command_line("quantize", options)
     assert line.startswith("qdqbert quantize m.onnx --output 'o ut' --target onnxruntime --target")
     called = []
-    monkeypatch.setattr("qdqbert.verbs.quantize.run.run", lambda given, _: called.append(given))
-    monkeypatch.setattr("qdqbert.cli._command.print_report", lambda *_, **__: None)
+    report = ServeReport(requests=0, inputs=0, tokens=0, seconds=0.0)
+    monkeypatch.setattr(
+        "qdqbert.verbs.quantize.run.run", lambda given, _: called.append(given) or report
+    )
     with pytest.raises(SystemExit, match="0"):
         main(shlex.split(line)[1:])
     assert called == [options]
