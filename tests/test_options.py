@@ -19,11 +19,10 @@ from qdqbert.options import (
     Options,
     command_line,
     declared_options,
-    described,
+    helps_of,
     in_groups,
     option,
 )
-from qdqbert.recipes import QuantizerOptions
 from qdqbert.reporting.serve import ServeReport
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.verbs.analyze.options import AnalyzeOptions
@@ -44,7 +43,7 @@ GROUPS = (
 
 
 def test_each_option_is_in_one_group_and_has_its_help_there() -> None:
-    names = [name for group in GROUPS for name in described(group, "Attributes")]
+    names = [name for group in GROUPS for name in helps_of(group)]
     fields = [field.name for group in GROUPS for field in dataclasses.fields(group)]
     assert names == fields
     # Both draw examples, of the calibration and of the training.
@@ -55,15 +54,6 @@ def test_quantize_takes_few_options_besides_the_groups() -> None:
     parameters = inspect.signature(qdqbert.quantize).parameters
     assert len([each for each in parameters.values() if each.default.__class__ not in GROUPS]) == 14
     assert len(inspect.getdoc(qdqbert.quantize).splitlines()) < 80
-
-
-def test_quantizers_of_a_call_are_the_quantizer_options_without_the_calibrator() -> None:
-    names = {field.name for field in dataclasses.fields(qdqbert.Quantizers)}
-    graphs = {"weights_for", "embeddings", "dedicated_qdq_pairs"}
-    separate = {"calibrator", "percentile", "recalibrate_weights"}
-    assert (
-        names - graphs == {field.name for field in dataclasses.fields(QuantizerOptions)} - separate
-    )
 
 
 def test_task_options_of_a_call_are_the_settings_of_tasks() -> None:

@@ -207,14 +207,14 @@ class TaskOptions(Options):
     mlm_probability: float | None = option(default=None, above=0, below=1)
 
 
-class Quantizers(Options):
+class QuantizerChanges(Options):
     """Quantizers.
 
-    Most are options of QDQBERT's SQuAD example, which change the quantizers of a recipe.
+    Options of QDQBERT's SQuAD example, which change the quantizers of a recipe.
 
     Attributes:
-        wprec: Bits of weights, 2 to 8; 8 by default.
-        aprec: Bits of activations, 2 to 8; 8 by default.
+        wprec: Bits of weights, 2 to 8.
+        aprec: Bits of activations, 2 to 8.
         quant_per_tensor: Use one scale per weight instead of one per output channel.
         quant_disable: Leave everything in float, except for `quant_enable_layer_module`.
         quant_disable_keyword: Regular expressions. Quantizers whose name matches stay in float.
@@ -225,15 +225,10 @@ class Quantizers(Options):
         fuse_qkv: Use one range for query, key and value. With `quant_per_tensor`, also for their
             weights.
         clip_gelu: Largest value that the output of a GELU can take.
-        weights_for: CPUs that the weights are encoded for: "vnni" uses all 8 bits, which is exact
-            only on CPUs with VNNI; "any" is exact on all of them.
-        embeddings: How embedding tables are stored.
-        dedicated_qdq_pairs: Write one Q/DQ pair for each reader of an activation instead of one
-            per activation.
     """
 
-    wprec: int | None = option(default=None, at_least=2, at_most=8)
-    aprec: int | None = option(default=None, at_least=2, at_most=8)
+    wprec: int = option(default=8, at_least=2, at_most=8)
+    aprec: int = option(default=8, at_least=2, at_most=8)
     quant_per_tensor: bool = False
     quant_disable: bool = False
     quant_disable_keyword: Several[str] = option(default=())
@@ -241,6 +236,21 @@ class Quantizers(Options):
     quant_enable_layer_module: str | None = None
     fuse_qkv: bool = False
     clip_gelu: float | None = option(default=None, above=0)
+
+
+class Quantizers(QuantizerChanges):
+    """Quantizers.
+
+    Most are options of QDQBERT's SQuAD example, which change the quantizers of a recipe.
+
+    Attributes:
+        weights_for: CPUs that the weights are encoded for: "vnni" uses all 8 bits, which is exact
+            only on CPUs with VNNI; "any" is exact on all of them.
+        embeddings: How embedding tables are stored.
+        dedicated_qdq_pairs: Write one Q/DQ pair for each reader of an activation instead of one
+            per activation.
+    """
+
     weights_for: WeightsFor = "any"
     embeddings: Embeddings = "int8"
     dedicated_qdq_pairs: bool = False

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from qdqbert.choices import CALIBRATOR_NAMES, CalibratorName, Embeddings
+from qdqbert.choices import CalibratorName, Embeddings
 from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
+from qdqbert.options import QuantizerChanges, option
 from qdqbert.spec import (
     Range,
     Recipe,
@@ -214,30 +215,18 @@ QKV_WEIGHTS = tuple(
 """Weights of query, key and value, which `fuse_qkv` gives a common range, by end of name."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class QuantizerOptions:
+class QuantizerOptions(QuantizerChanges):
     """Changes to a recipe, and the calibrator: the options of QDQBERT's SQuAD example.
 
     Patterns are regular expressions, searched in the names of quantizers and of the linear layers
     that these belong to. Disabling patterns apply first, then `quant_enable_layer_module`: together
-    with `quant_disable`, only its modules are quantized.
+    with `quant_disable`, only its modules are quantized. The other options are those of
+    `Quantizers`.
 
     Attributes:
-        wprec: Bits of weights, 2 to 8.
-        aprec: Bits of activations, 2 to 8.
-        quant_per_tensor: Use one scale per weight instead of one per output channel.
-        quant_disable: Keep all tensors in float.
-        quant_disable_keyword: Patterns of quantizers that stay in float.
-        quant_disable_layer_module: Pattern of modules that stay in float in every layer. It is
-            matched after `layer.N.`.
-        quant_enable_layer_module: Pattern of modules that are quantized in every layer, although
-            another option disables them.
         calibrator: Rule that turns statistics into a range.
         percentile: Share of the magnitudes to cover, in percent. Required by the calibrator
             `percentile`, and only allowed with it.
-        fuse_qkv: Share one range among query, key and value of the attention matmuls, as engines
-            with a fused matmul need. With `quant_per_tensor`, share one among their weights too.
-        clip_gelu: Upper limit of the range of GELU's output, in real units. `None` sets no limit.
         recalibrate_weights: Use the ranges of the weights' values, not those that are stored.
 
     Source: transformers' `quantization-qdqbert` example, `quant_trainer.py`. Differs from upstream:
@@ -245,44 +234,20 @@ class QuantizerOptions:
     matches nothing is an error, and options are stored with the checkpoint.
     """
 
-    wprec: int = 8
-    aprec: int = 8
-    quant_per_tensor: bool = False
-    quant_disable: bool = False
-    quant_disable_keyword: Sequence[str] = ()
-    quant_disable_layer_module: str | None = None
-    quant_enable_layer_module: str | None = None
     calibrator: CalibratorName = "max"
-    percentile: float | None = None
-    fuse_qkv: bool = False
-    clip_gelu: float | None = None
+    percentile: float | None = option(default=None, above=0, at_most=100)
     recalibrate_weights: bool = False
 
     def __post_init__(self) -> None:
-        keywords = self.quant_disable_keyword
-        object.__setattr__(
-            self,
-            "quant_disable_keyword",
-            (keywords,) if isinstance(keywords, str) else tuple(keywords),
-        )
-        for name in ("wprec", "aprec"):
-            if not 2 <= getattr(self, name) <= 8:
-                raise SpecError(
-                    f"`{name}` must be between 2 and 8, got {getattr(self, name)}.", argument=name
-                )
-        self._check_calibrator()
-        if self.clip_gelu is not None and not self.clip_gelu > 0:
-            raise SpecError(
-                f"`clip_gelu` must be above 0, got {self.clip_gelu}.", argument="clip_gelu"
-            )
-        self._check_patterns()
+        """Check the values.
 
-    def _check_calibrator(self) -> None:
-        if self.calibrator not in CALIBRATOR_NAMES:
-            known = ", ".join(CALIBRATOR_NAMES)
-            raise SpecError(
-                f"Invalid calibrator {self.calibrator!r}. Known: {known}.", argument="calibrator"
-            )
+        Raises:
+            SpecError: A value is not allowed, or two options contradict each other.
+        """
+        try:
+            super().__post_init__()
+        except UserInputError as error:
+            raise SpecError(str(error), argument=error.argument) from error
         if self.calibrator == "percentile" and self.percentile is None:
             raise SpecError(
                 "Specify `percentile` when using the percentile calibrator.", argument="percentile"
@@ -293,11 +258,7 @@ class QuantizerOptions:
                 f"{self.calibrator!r}.",
                 argument="percentile",
             )
-        if self.percentile is not None and not 0 < self.percentile <= 100:
-            raise SpecError(
-                f"`percentile` must be above 0 and at most 100, got {self.percentile}.",
-                argument="percentile",
-            )
+        self._check_patterns()
 
     def _check_patterns(self) -> None:
         for name, pattern, _, _ in self._patterns():

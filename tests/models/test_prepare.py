@@ -409,7 +409,9 @@ def test_a_model_whose_ranges_are_still_trained_loads_as_it_was(
 
 
 def calibrated(model: Any, recipe: str = "full", **options: Any) -> Any:
-    qdqbert.prepare(model, recipe, **options)
+    exclude = options.pop("exclude", ())
+    quantizers = qdqbert.Quantizers(**options)
+    qdqbert.prepare(model, recipe, exclude=exclude, quantizers=quantizers)
     return qdqbert.calibrate(model, inputs_for(model))
 
 
@@ -496,9 +498,14 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[QdqBertError], str]] = {
     "regular expression": ({"exclude": ("(",)}, SpecError, "is not a regular expression"),
     "recipe": ({"recipe": "lineal"}, UserInputError, "Recipe 'lineal' is unknown"),
     "quantizer_options": (
-        {"quant_disable_keyword": ("qerry",)},
+        {"quantizers": qdqbert.Quantizers(quant_disable_keyword=("qerry",))},
         UnmatchedRuleError,
         "`quant_disable_keyword` 'qerry' matches none",
+    ),
+    "option of graphs": (
+        {"quantizers": qdqbert.Quantizers(embeddings="float")},
+        SpecError,
+        r"Unknown quantizer options \['embeddings'\]",
     ),
 }
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from qdqbert.encoders.stored import FORMAT
 from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
 from qdqbert.models.quantized import put_quantizers_in_, quantized_class
+from qdqbert.options import Quantizers
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.reference.sited_model import sited_model
 
@@ -25,15 +26,7 @@ def prepare(
     recipe: str = "full",
     *,
     exclude: str | Sequence[str] = (),
-    wprec: int = 8,
-    aprec: int = 8,
-    quant_per_tensor: bool = False,
-    quant_disable: bool = False,
-    quant_disable_keyword: str | Sequence[str] = (),
-    quant_disable_layer_module: str | None = None,
-    quant_enable_layer_module: str | None = None,
-    fuse_qkv: bool = False,
-    clip_gelu: float | None = None,
+    quantizers: Quantizers = Quantizers(),
 ) -> _Model:
     """Put quantizers into a transformers model of any family. Changes `model` in place.
 
@@ -50,40 +43,19 @@ def prepare(
             per layer.
         exclude: Patterns of modules or quantizers that stay in float. Heads, poolers and
             embeddings have no quantizers, but can be named.
-        wprec: Bits of weights, 2 to 8.
-        aprec: Bits of activations, 2 to 8.
-        quant_per_tensor: Use one scale per weight instead of one per output channel.
-        quant_disable: Keep all tensors in float.
-        quant_disable_keyword: Patterns of quantizers that stay in float.
-        quant_disable_layer_module: Pattern of modules that stay in float in every layer. It is
-            matched after `layer.N.`.
-        quant_enable_layer_module: Pattern of modules that are quantized in every layer, although
-            another option disables them.
-        fuse_qkv: Share one range among query, key and value of the attention matmuls. With
-            `quant_per_tensor`, share one among their weights too.
-        clip_gelu: Upper limit of the range of GELU's output, in real units. `None` sets no limit.
+        quantizers: Bits, patterns and ranges, as in `train`.
 
     Returns:
         The model, with the same parameters.
 
     Raises:
-        SpecError: The model has quantizers already, an option is out of its range, or a pattern is
+        SpecError: The model has quantizers already, an option does not apply here, or a pattern is
             not a regular expression.
         UserInputError: The recipe is unknown, or the model is not a transformers model.
         CheckpointError: The model's family is not supported.
         UnmatchedRuleError: A pattern matches nothing.
     """
-    options = QuantizerOptions(
-        wprec=wprec,
-        aprec=aprec,
-        quant_per_tensor=quant_per_tensor,
-        quant_disable=quant_disable,
-        quant_disable_keyword=quant_disable_keyword,
-        quant_disable_layer_module=quant_disable_layer_module,
-        quant_enable_layer_module=quant_enable_layer_module,
-        fuse_qkv=fuse_qkv,
-        clip_gelu=clip_gelu,
-    )
+    options = QuantizerOptions.from_dict(quantizers.given())
     return prepare_with_options(model, recipe, options, exclude=exclude)
 
 

@@ -168,7 +168,7 @@ def _advice(options: type, unknown: Mapping[str, Any]) -> str:
     for name, value in unknown.items():
         for each in declared_options(options):
             if each.is_grouped and name in (each.name, each.field):
-                key = (each.parameter, each.group.__name__)
+                key = (each.parameter, groups_of(options)[each.parameter][0].__name__)
                 found.setdefault(key, []).append(f"{each.field}={value!r:.100}")
     advice = [
         f"`{parameter}=qdqbert.{group}({', '.join(values)})`"

@@ -151,7 +151,8 @@ class TrainOptions(TaskCall):
         return [
             each.name
             for each in declared_options(TrainOptions)
-            if (each.name in names or each.group is Quantizers) and each.value(self) != each.default
+            if (each.name in names or each.parameter == "quantizers")
+            and each.value(self) != each.default
         ]
 
     def schedule(self, name: Literal["epochs", "learning_rate", "lr_scheduler"]) -> Any:
