@@ -98,7 +98,8 @@ def load(
 
     Returns:
         An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,
-        `Reranker` with `predict` and `rank`, and so on.
+        `Reranker` with `predict` and `rank`, and so on. The task is read from the folder, so that
+        type checkers do not know the class; name it: `model: Embedder = load(...)`.
 
     Raises:
         CheckpointError: There is no such folder, and no such model on the hub or no connection; the
