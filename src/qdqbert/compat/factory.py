@@ -10,10 +10,11 @@ from qdqbert.choices import CalibratorName
 from qdqbert.compat.nn.linear import QuantLinear
 from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer
 from qdqbert.quantizers.quantizer import Quantizer
+from qdqbert.reference.factory import QuantizerFactory
 from qdqbert.spec import Site
 
 
-class ToolkitFactory:
+class ToolkitFactory(QuantizerFactory):
     """Creates quantizers from the default descriptors of `QuantLinear`, as QDQBERT does."""
 
     def activation(self, site: Site) -> TensorQuantizer:

@@ -148,3 +148,39 @@ def read_layer(
         down=reader.linear(paths.down, inputs=sizes.inner, outputs=sizes.hidden),
         residual=Residual(norm=None if norms_first else second),
     )
+
+
+def read_layers(
+    reader: Reader,
+    paths: LayerPaths,
+    sizes: Sizes,
+    *,
+    path: str = "encoder.layer",
+    activation: Activation | None = None,
+    norms_first: bool = False,
+    change: Callable[[Attention], Attention] = lambda attention: attention,
+) -> tuple[Layer, ...]:
+    """Read all layers of an encoder; see `read_layer`.
+
+    Args:
+        reader: Reader of the encoder.
+        paths: Paths of the parts of a layer.
+        sizes: Sizes of a layer.
+        path: Path of the layers.
+        activation: Activation function of the feed-forward parts; by default the config's.
+        norms_first: See `read_layer`.
+        change: See `read_layer`.
+    """
+    config = reader.config
+    activation = activation or config.activation("hidden_act", "gelu")
+    return tuple(
+        read_layer(
+            reader.at(f"{path}.{index}"),
+            paths,
+            sizes,
+            activation=activation,
+            norms_first=norms_first,
+            change=change,
+        )
+        for index in range(config.integer("num_hidden_layers"))
+    )

@@ -13,6 +13,9 @@ from qdqbert.graph.qdq import SITE_DOMAIN
 from qdqbert.graph.writer import make_graph
 from qdqbert.spec import SiteGroup
 
+TAIL = "tail."
+"""Start of the names of nodes and values of a tail."""
+
 
 def sited_graph(model: EncoderModel, groups: Collection[SiteGroup]) -> ir.Model:
     """Return the float graph of a model, in which every site is a `qdqbert::Site` node.
@@ -57,7 +60,7 @@ def _append(model: ir.Model, tail: Tail, states: str) -> None:
     constants = list(added.graph.initializers.values())
     for value in (*constants, *(each for node in nodes for each in node.outputs)):
         if value not in outputs:
-            value.name = f"tail.{value.name}"
+            value.name = f"{TAIL}{value.name}"
             # Names of sizes mean something else in the other graph.
             value.shape = value.shape if value in constants else None
     added.graph.outputs.clear()
@@ -66,7 +69,7 @@ def _append(model: ir.Model, tail: Tail, states: str) -> None:
     for constant in constants:
         model.graph.register_initializer(constant)
     for index, node in enumerate(nodes):
-        node.name = f"tail.{index}"
+        node.name = f"{TAIL}{index}"
     model.graph.extend(nodes)
     model.graph.outputs.extend(outputs)
     for value in outputs:

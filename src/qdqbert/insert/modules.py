@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from qdqbert.insert.factory import QuantizerFactory
+from qdqbert.reference.factory import QuantizerFactory
 from qdqbert.spec import (
     Site,
     Source,

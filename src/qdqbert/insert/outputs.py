@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from qdqbert.checkpoint.families import Family
 from qdqbert.errors import CheckpointError
-from qdqbert.insert.factory import QuantizerFactory
 from qdqbert.quantizers.quantizer import Quantizer
+from qdqbert.reference.factory import QuantizerFactory
 from qdqbert.spec import output_sites
 
 

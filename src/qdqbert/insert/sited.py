@@ -9,7 +9,6 @@ from torch import nn
 from qdqbert.checkpoint.families import Family, LayerSites
 from qdqbert.errors import CheckpointError
 from qdqbert.insert.blocks import BLOCKS, quantized_block
-from qdqbert.insert.factory import PLAIN, QuantizerFactory
 from qdqbert.insert.modules import (
     ATTENTION,
     QuantResidualOutput,
@@ -19,6 +18,7 @@ from qdqbert.insert.modules import (
     register_attention,
 )
 from qdqbert.insert.outputs import add_output_quantizers_, check_outputs
+from qdqbert.reference.factory import PLAIN, QuantizerFactory
 from qdqbert.reference.modules import QuantEmbedding
 from qdqbert.reference.sited_model import SitedModel, sited_model
 from qdqbert.spec import CROSS_SEQUENCE_AXES, MATMUL_SEQUENCE_AXES, SiteGroup

@@ -17,7 +17,6 @@ from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.load import Checkpoint, check_positions, load_checkpoint
 from qdqbert.encoders.stored import BUFFERS, check_format
 from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.insert.factory import PLAIN, QuantizerFactory
 from qdqbert.insert.modules import ATTENTION
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.models.configuration import (
@@ -34,6 +33,7 @@ from qdqbert.models.state import (
     stored_state,
 )
 from qdqbert.recipes import QuantizerOptions, build_recipe
+from qdqbert.reference.factory import PLAIN, QuantizerFactory
 from qdqbert.reference.sited_model import SitedModel, sited_model
 
 _RANGES = tuple(f"_quantizer.{buffer}" for buffer in BUFFERS)

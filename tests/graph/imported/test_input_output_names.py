@@ -145,45 +145,28 @@ def test_an_inner_value_with_an_inputs_new_name_is_renamed(run_plainly) -> None:
 
 def test_an_output_gets_the_name_that_the_task_reads(run_plainly) -> None:
     model = heads_of("o0")
-    assert name_outputs(model, "text-classification").task == ("logits",)
+    assert name_outputs(model, "text-classification") == ("logits",)
     x = np.array([[1, -2]], np.float32)
     np.testing.assert_array_equal(run_plainly(model, {"x": x})["logits"], np.abs(x))
 
 
 def test_outputs_that_the_task_does_not_read_are_kept_behind_those_that_it_reads() -> None:
     model = heads_of("hidden", "logits", "attentions", shape=OF_TOKENS)
-    found = name_outputs(model, "token-classification")
-    assert (found.task, found.extra) == (("logits",), ("hidden", "attentions"))
+    assert name_outputs(model, "token-classification") == ("logits",)
     assert names_of(model.graph.outputs) == ["logits", "hidden", "attentions"]
 
 
 def test_outputs_that_the_task_does_not_read_can_be_dropped() -> None:
     model = heads_of("hidden", "logits", shape=OF_TOKENS)
-    assert name_outputs(model, "token-classification", keep_extra=False).extra == ()
+    name_outputs(model, "token-classification", keep_extra=False)
     assert names_of(model.graph.outputs) == ["logits"]
-
-
-def test_an_extra_output_that_nodes_read_and_one_that_is_an_input_are_copies(run_plainly) -> None:
-    model = ir.from_onnx_text(
-        '<ir_version: 10, opset_import: ["" : 21]> g (float[n, 2] x) => '
-        "(float[n, 2] hidden, float[n, 2] out, float[n, 2] x) "
-        "{ hidden = Abs (x) out = Neg (hidden) }"
-    )
-    given = {"logits": "out"}
-    assert name_outputs(model, "text-classification", given).extra == ("hidden", "x.output")
-    assert all(not list(value.uses()) for value in model.graph.outputs)
-    x = np.array([[1, -2]], np.float32)
-    result = run_plainly(model, {"x": x})
-    np.testing.assert_array_equal(result["hidden"], np.abs(x))
-    np.testing.assert_array_equal(result["x.output"], x)
-    np.testing.assert_array_equal(result["logits"], -np.abs(x))
 
 
 def test_the_first_output_is_taken_where_none_has_the_name() -> None:
     model = heads_of("o0", "o1", shape=OF_TOKENS)
     first = model.graph.outputs[0]
-    found = name_outputs(model, "feature-extraction")
-    assert (found.task, found.extra) == (("last_hidden_state",), ("o1",))
+    name_outputs(model, "feature-extraction")
+    assert names_of(model.graph.outputs) == ["last_hidden_state", "o1"]
     assert model.graph.outputs[0] is first
 
 
@@ -202,7 +185,7 @@ def test_question_answering_reads_two_outputs_in_order(names, given, order) -> N
     model = heads_of(*names)
     outputs = list(model.graph.outputs)
     found = name_outputs(model, "question-answering", given, keep_extra=False)
-    assert found.task == ("start_logits", "end_logits")
+    assert found == ("start_logits", "end_logits")
     assert list(model.graph.outputs) == [outputs[index] for index in order]
     assert names_of(model.graph.outputs) == ["start_logits", "end_logits"]
 
@@ -210,8 +193,8 @@ def test_question_answering_reads_two_outputs_in_order(names, given, order) -> N
 def test_a_given_output_takes_precedence_over_one_with_the_name() -> None:
     model = heads_of("logits", "scores")
     second = model.graph.outputs[1]
-    found = name_outputs(model, "text-classification", {"logits": "scores"})
-    assert (found.task, found.extra) == (("logits",), ("logits.extra",))
+    name_outputs(model, "text-classification", {"logits": "scores"})
+    assert names_of(model.graph.outputs) == ["logits", "logits.extra"]
     assert model.graph.outputs[0] is second
 
 
@@ -255,8 +238,8 @@ def test_a_sentence_embedding_is_kept(others) -> None:
     model = heads_of("sentence_embedding", *others, shape=OF_TOKENS)
     found = name_outputs(model, "feature-extraction")
     states = ("last_hidden_state",) if others else ()
-    assert found.task == (*states, "sentence_embedding")
-    assert found.extra == others[1:]
+    assert found == (*states, "sentence_embedding")
+    assert names_of(model.graph.outputs) == [*found, *others[1:]]
 
 
 def test_an_inner_value_with_an_outputs_new_name_is_renamed(run_plainly) -> None:

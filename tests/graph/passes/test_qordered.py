@@ -24,7 +24,7 @@ from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import MICROSOFT, add_constant, constant_array, replace, tidy
 from qdqbert.graph.of_checkpoint import graph_of
-from qdqbert.graph.passes.qordered import LAYER_NODES, fuse_qordered
+from qdqbert.graph.passes.qordered import fuse_qordered
 from qdqbert.graph.qdq import insert_qdq
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Max
@@ -40,6 +40,13 @@ from qordered_reference import run_reference
 ANY_RECIPE = dataclasses.replace(TARGETS["qordered"], required_groups=())
 # CamemBERT and XLM-RoBERTa have the layout of RoBERTa.
 BERT_LIKE = ("bert", "electra", "roberta")
+# How many nodes of each type a layer becomes.
+LAYER_NODES = {
+    "QOrderedAttention": 1,
+    "QOrderedGelu": 1,
+    "QOrderedLayerNormalization": 2,
+    "QOrderedMatMul": 3,
+}
 # The kernels need heads of 16 channels.
 HEADS = {"num_attention_heads": 2}
 LENGTHS = (1, 5, 16, 20, 33)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from qdqbert.encoders.families.bert import (
-    answer,
-    classify_tokens,
+    bert_heads,
     pooled_heads,
     read_bert_like,
     transform,
@@ -80,11 +79,5 @@ ALBERT = Family(
     model_type="albert",
     prefix="albert",
     encoder=read_albert,
-    heads={
-        "fill-mask": fill_mask,
-        "multiple-choice": choose,
-        "question-answering": answer,
-        "text-classification": classify,
-        "token-classification": classify_tokens,
-    },
+    heads=bert_heads(fill_mask, classify, choose),
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from qdqbert.encoders.family import Encoder, Family, Parts, ReadHead, longest_text
 from qdqbert.encoders.heads import answer_spans, decoder, logits, scored_choice
-from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
+from qdqbert.encoders.layers import BERT_LAYER, LayerPaths, Sizes, read_layers
 from qdqbert.encoders.model import Activation, Embeddings, Head, Layer, Linear, Norm, Step
 from qdqbert.encoders.reader import Reader
 from qdqbert.task_kinds import TaskName
@@ -25,6 +25,8 @@ def read_bert_like(
     width: int | None = None,
     projection: str = "",
     always_projects: bool = False,
+    paths: LayerPaths = BERT_LAYER,
+    norms_first: bool = False,
     layers: Callable[[Reader, Sizes], tuple[Layer, ...]] | None = None,
 ) -> Encoder:
     """Read a model with embeddings like BERT's.
@@ -36,7 +38,9 @@ def read_bert_like(
         width: Channels of the embeddings; by default as many as the hidden states have.
         projection: Path of the linear layer that follows embeddings of another width.
         always_projects: Whether there is such a layer for embeddings of the same width, too.
-        layers: Reads the layers; BERT's by default.
+        paths: Paths of the parts of a layer.
+        norms_first: Whether layers normalize first.
+        layers: Reads the layers; by default one layer after the other.
     """
     check_absolute_positions(reader)
     sizes = Sizes.of(reader)
@@ -47,7 +51,9 @@ def read_bert_like(
         embeddings = dataclasses.replace(embeddings, projection=linear)
     return Encoder(
         embeddings=embeddings,
-        layers=(layers or read_layers)(reader, sizes),
+        layers=layers(reader, sizes)
+        if layers
+        else read_layers(reader, paths, sizes, norms_first=norms_first),
         limit=longest_text(embeddings),
         has_token_types=reader.config.integer("type_vocab_size", 2) > 1,
     )
@@ -77,15 +83,6 @@ def read_embeddings(
         padding_id=padding_id,
         # No token has a position before the padding's.
         first_position=padding_id or 0,
-    )
-
-
-def read_layers(reader: Reader, sizes: Sizes) -> tuple[Layer, ...]:
-    """Read all layers of BERT's layout."""
-    activation = reader.config.activation("hidden_act", "gelu")
-    return tuple(
-        read_layer(reader.at(f"encoder.layer.{index}"), BERT_LAYER, sizes, activation=activation)
-        for index in range(reader.config.integer("num_hidden_layers"))
     )
 
 
@@ -165,13 +162,22 @@ def follow(parts: Parts) -> tuple[Head, ...]:
     return logits("first", *pooled(parts), scores)
 
 
+def bert_heads(
+    fill_mask: ReadHead, classify: ReadHead, choose: ReadHead
+) -> Mapping[TaskName, ReadHead]:
+    """Return the heads of a family that scores tokens and answers as BERT does."""
+    return {
+        "fill-mask": fill_mask,
+        "multiple-choice": choose,
+        "question-answering": answer,
+        "text-classification": classify,
+        "token-classification": classify_tokens,
+    }
+
+
 BERT_HEADS: Mapping[TaskName, ReadHead] = {
-    "fill-mask": fill_mask,
-    "multiple-choice": choose,
+    **bert_heads(fill_mask, classify, choose),
     "next-sentence-prediction": follow,
-    "question-answering": answer,
-    "text-classification": classify,
-    "token-classification": classify_tokens,
 }
 
 BERT = Family(model_type="bert", prefix="bert", encoder=read_bert, heads=BERT_HEADS)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.families.bert import answer, classify_tokens, pooled_heads, transform
+from qdqbert.encoders.families.bert import bert_heads, pooled_heads, transform
 from qdqbert.encoders.families.bert import fill_mask as fill_mask_as_bert
 from qdqbert.encoders.family import Encoder, Family, Parts, with_words
 from qdqbert.encoders.heads import decoder, logits
@@ -267,11 +267,5 @@ DEBERTA_V2 = Family(
     model_type="deberta-v2",
     prefix="deberta",
     encoder=read_deberta,
-    heads={
-        "fill-mask": fill_mask,
-        "multiple-choice": choose,
-        "question-answering": answer,
-        "text-classification": classify,
-        "token-classification": classify_tokens,
-    },
+    heads=bert_heads(fill_mask, classify, choose),
 )

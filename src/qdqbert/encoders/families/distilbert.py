@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbert.encoders.families.bert import answer, classify_tokens, pooled_heads, read_embeddings
+from qdqbert.encoders.families.bert import bert_heads, pooled_heads, read_embeddings
 from qdqbert.encoders.family import Encoder, Family, Parts, longest_text
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.layers import LayerPaths, Sizes, read_layer
@@ -70,11 +70,5 @@ DISTILBERT = Family(
     model_type="distilbert",
     prefix="distilbert",
     encoder=read_distilbert,
-    heads={
-        "fill-mask": fill_mask,
-        "multiple-choice": choose,
-        "question-answering": answer,
-        "text-classification": classify,
-        "token-classification": classify_tokens,
-    },
+    heads=bert_heads(fill_mask, classify, choose),
 )

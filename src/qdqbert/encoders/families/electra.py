@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qdqbert.encoders.families.bert import (
-    answer,
-    classify_tokens,
+    bert_heads,
     pooled_heads,
     read_bert_like,
     transform,
@@ -70,11 +69,5 @@ ELECTRA = Family(
     model_type="electra",
     prefix="electra",
     encoder=read_electra,
-    heads={
-        "fill-mask": fill_mask,
-        "multiple-choice": choose,
-        "question-answering": answer,
-        "text-classification": classify,
-        "token-classification": classify_tokens,
-    },
+    heads=bert_heads(fill_mask, classify, choose),
 )

@@ -9,8 +9,8 @@ import numpy as np
 from qdqbert.encoders.families.bert import classify_tokens
 from qdqbert.encoders.families.roberta import classify, fill_mask
 from qdqbert.encoders.family import Encoder, Family, Parts, longest_text, with_words
-from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
-from qdqbert.encoders.model import Attention, Embeddings, Head, Table
+from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layers
+from qdqbert.encoders.model import Embeddings, Head, Table
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.rotation import rotation
 
@@ -30,22 +30,15 @@ def read_esm(reader: Reader) -> Encoder:
     # Rotated positions have no limit of their own.
     limit = config.integer("max_position_embeddings", 1026)
     rotary = None if kind == "absolute" else rotation(sizes.head, 10_000.0, limit)
-
-    def rotated(attention: Attention) -> Attention:
-        return dataclasses.replace(attention, rotary=rotary)
-
     return Encoder(
         embeddings=embeddings,
-        layers=tuple(
-            read_layer(
-                reader.at(f"encoder.layer.{index}"),
-                _LAYER,
-                sizes,
-                activation="gelu",
-                norms_first=True,
-                change=rotated,
-            )
-            for index in range(config.integer("num_hidden_layers"))
+        layers=read_layers(
+            reader,
+            _LAYER,
+            sizes,
+            activation="gelu",
+            norms_first=True,
+            change=lambda attention: dataclasses.replace(attention, rotary=rotary),
         ),
         limit=longest_text(embeddings) if kind == "absolute" else limit,
         final_norm=reader.norm(

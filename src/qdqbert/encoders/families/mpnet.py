@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from qdqbert.encoders.families.bert import read_embeddings
 from qdqbert.encoders.families.roberta import ROBERTA_HEADS
 from qdqbert.encoders.family import Encoder, Family, longest_text
-from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
-from qdqbert.encoders.model import Attention, Floats
+from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layers
+from qdqbert.encoders.model import Floats
 from qdqbert.encoders.reader import Reader
 
 # transformers does not read `pad_token_id` here.
@@ -34,20 +34,11 @@ def read_mpnet(reader: Reader) -> Encoder:
     embeddings = read_embeddings(reader, sizes.hidden, sizes.epsilon, padding_id=_PADDING_ID)
     limit = longest_text(embeddings)
     bias = _position_bias(reader, sizes.heads, limit)
-
-    def with_bias(attention: Attention) -> Attention:
-        return dataclasses.replace(attention, position_bias=bias)
-
-    activation = reader.config.activation("hidden_act", "gelu")
-    layers = tuple(
-        read_layer(
-            reader.at(f"encoder.layer.{index}"),
-            _LAYER,
-            sizes,
-            activation=activation,
-            change=with_bias,
-        )
-        for index in range(reader.config.integer("num_hidden_layers"))
+    layers = read_layers(
+        reader,
+        _LAYER,
+        sizes,
+        change=lambda attention: dataclasses.replace(attention, position_bias=bias),
     )
     return Encoder(embeddings=embeddings, layers=layers, limit=limit)
 

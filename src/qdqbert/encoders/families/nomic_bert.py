@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from qdqbert.encoders.families.bert import classify, classify_tokens, transform
 from qdqbert.encoders.family import Encoder, Family, Parts
 from qdqbert.encoders.heads import decoder, logits
-from qdqbert.encoders.layers import LayerPaths, Sizes, read_layer
-from qdqbert.encoders.model import Attention, Embeddings, Head
+from qdqbert.encoders.layers import LayerPaths, Sizes, read_layers
+from qdqbert.encoders.model import Embeddings, Head
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.rotation import read_rotation
 from qdqbert.encoders.weights import Conversion
@@ -89,13 +89,8 @@ def read_rotated(
     sizes = Sizes.of(reader)
     limit = config.integer("max_position_embeddings")
     rotary = read_rotation(config, sizes.head, limit, theta=theta)
-
-    def rotated(attention: Attention) -> Attention:
-        return dataclasses.replace(attention, rotary=rotary)
-
     at = reader.at("embeddings")
     has_types = at.has("token_type_embeddings.weight")
-    function = config.activation("hidden_act", activation)
     return Encoder(
         embeddings=Embeddings(
             words=at.table("word_embeddings", width=sizes.hidden),
@@ -105,11 +100,13 @@ def read_rotated(
             else None,
             norm=at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon),
         ),
-        layers=tuple(
-            read_layer(
-                reader.at(f"layers.{index}"), paths, sizes, activation=function, change=rotated
-            )
-            for index in range(config.integer("num_hidden_layers"))
+        layers=read_layers(
+            reader,
+            paths,
+            sizes,
+            path="layers",
+            activation=config.activation("hidden_act", activation),
+            change=lambda attention: dataclasses.replace(attention, rotary=rotary),
         ),
         limit=limit,
         has_token_types=config.integer("type_vocab_size", types) > 1,

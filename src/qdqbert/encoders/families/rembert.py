@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from qdqbert.encoders.families.bert import (
-    answer,
+    bert_heads,
     choose,
     classify,
-    classify_tokens,
     read_bert_like,
     transform,
 )
@@ -38,11 +37,5 @@ REMBERT = Family(
     model_type="rembert",
     prefix="rembert",
     encoder=read_rembert,
-    heads={
-        "fill-mask": fill_mask,
-        "multiple-choice": choose,
-        "question-answering": answer,
-        "text-classification": classify,
-        "token-classification": classify_tokens,
-    },
+    heads=bert_heads(fill_mask, classify, choose),
 )

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from qdqbert.encoders.families.bert import (
-    answer,
-    choose,
-    classify_tokens,
-    read_bert_like,
-    transform,
-)
-from qdqbert.encoders.family import Encoder, Family, Parts, ReadHead
+from qdqbert.encoders.families.bert import bert_heads, choose, read_bert_like, transform
+from qdqbert.encoders.family import Encoder, Family, Parts
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.model import Head
 from qdqbert.encoders.reader import Reader
@@ -37,13 +29,7 @@ def fill_mask(parts: Parts) -> tuple[Head, ...]:
     return logits("none", *steps, decoder(at, "decoder", "bias", parts.encoder.embeddings))
 
 
-ROBERTA_HEADS: Mapping[TaskName, ReadHead] = {
-    "fill-mask": fill_mask,
-    "multiple-choice": choose,
-    "question-answering": answer,
-    "text-classification": classify,
-    "token-classification": classify_tokens,
-}
+ROBERTA_HEADS = bert_heads(fill_mask, classify, choose)
 
 ROBERTA, XLM_ROBERTA, CAMEMBERT = (
     Family(model_type=name, prefix="roberta", encoder=read_roberta, heads=ROBERTA_HEADS)

@@ -7,8 +7,7 @@ import dataclasses
 from qdqbert.encoders.families.bert import read_bert_like
 from qdqbert.encoders.families.roberta import ROBERTA_HEADS
 from qdqbert.encoders.family import Encoder, Family
-from qdqbert.encoders.layers import BERT_LAYER, LayerPaths, Sizes, read_layer
-from qdqbert.encoders.model import Layer
+from qdqbert.encoders.layers import BERT_LAYER, LayerPaths, Sizes
 from qdqbert.encoders.reader import Reader
 
 _LAYER = dataclasses.replace(
@@ -33,23 +32,9 @@ def read_norms_first(
         last: Path of the LayerNorm after the last layer.
         padding_id: See `read_bert_like`.
     """
-
-    def layers(reader: Reader, sizes: Sizes) -> tuple[Layer, ...]:
-        activation = reader.config.activation("hidden_act", "gelu")
-        return tuple(
-            read_layer(
-                reader.at(f"encoder.layer.{index}"),
-                paths,
-                sizes,
-                activation=activation,
-                norms_first=True,
-            )
-            for index in range(reader.config.integer("num_hidden_layers"))
-        )
-
     sizes = Sizes.of(reader)
     return dataclasses.replace(
-        read_bert_like(reader, padding_id=padding_id, layers=layers),
+        read_bert_like(reader, padding_id=padding_id, paths=paths, norms_first=True),
         final_norm=reader.norm(last, size=sizes.hidden, epsilon=sizes.epsilon),
     )
 

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoders.families.bert import answer, classify_tokens, fill_mask, pooled_heads
+from qdqbert.encoders.families.bert import bert_heads, fill_mask, pooled_heads
 from qdqbert.encoders.families.electra import summary
 from qdqbert.encoders.family import Encoder, Family, Parts
 from qdqbert.encoders.heads import logits
-from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
+from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layers
 from qdqbert.encoders.model import Attention, Embeddings, Head, Linear, Rotary
 from qdqbert.encoders.reader import Reader
 
@@ -30,19 +30,9 @@ def read_roformer(reader: Reader) -> Encoder:
         query, key = (_reordered(each, order) for each in (attention.query, attention.key))
         return dataclasses.replace(attention, query=query, key=key, rotary=rotary)
 
-    activation = config.activation("hidden_act", "gelu")
     return Encoder(
         embeddings=_embeddings(reader, sizes),
-        layers=tuple(
-            read_layer(
-                reader.at(f"encoder.layer.{index}"),
-                BERT_LAYER,
-                sizes,
-                activation=activation,
-                change=rotated,
-            )
-            for index in range(config.integer("num_hidden_layers"))
-        ),
+        layers=read_layers(reader, BERT_LAYER, sizes, change=rotated),
         limit=limit,
         has_token_types=config.integer("type_vocab_size", 2) > 1,
     )
@@ -97,11 +87,5 @@ ROFORMER = Family(
     model_type="roformer",
     prefix="roformer",
     encoder=read_roformer,
-    heads={
-        "fill-mask": fill_mask,
-        "multiple-choice": choose,
-        "question-answering": answer,
-        "text-classification": classify,
-        "token-classification": classify_tokens,
-    },
+    heads=bert_heads(fill_mask, classify, choose),
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Callable, Hashable, Mapping
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import from_numpy, special
 
 from qdqbert.encoders.model import Activation, Pooling
 from qdqbert.graph.encoder.probe import Array
@@ -15,15 +16,24 @@ from qdqbert.graph.encoder.probe import Array
 Doubles = NDArray[np.float64]
 RowFunction = Activation | Literal["normalize"]
 
-# Both forms of GELU differ by up to 5e-4.
-_TOLERANCE = 2e-5
+Key = TypeVar("Key", bound=Hashable)
+
+# Some exporters round constants of GELU, such as the root of 2. Its two forms differ by up to 5e-4.
+_TOLERANCE = 3e-4
+# Elements of a row of length 1 are smaller.
+_TOLERANCE_OF_UNITS = 2e-5
 # Points at which activation functions are compared. Some clip values above 10.
 _POINTS = np.linspace(-12, 12, 193)
 
 
+def erf(x: Array) -> Array:
+    """Return the error function of an array."""
+    result: Array = special.erf(from_numpy(np.ascontiguousarray(x))).numpy()
+    return result
+
+
 def _gelu(x: Doubles) -> Doubles:
-    erf = np.array([math.erf(each / math.sqrt(2)) for each in x.ravel()]).reshape(x.shape)
-    result: Doubles = x * 0.5 * (1 + erf)
+    result: Doubles = x * 0.5 * (1 + erf(x / math.sqrt(2)))
     return result
 
 
@@ -76,13 +86,11 @@ def match_rows(x: Array, y: Array) -> tuple[RowFunction, ...] | None:
     rows, made = x.astype(np.float64), y.reshape(x.shape)
     candidates: dict[tuple[RowFunction, ...], Doubles] = {(): rows}
     candidates |= {(name,): function(rows) for name, function in ACTIVATIONS.items()}
-    for names, expected in candidates.items():
-        if _is_close(made, expected):
-            return names
-    for names, expected in candidates.items():
-        if _is_close(made, _normalize(expected)):
-            return (*names, "normalize")
-    return None
+    names = closest(made, candidates)
+    if names is not None:
+        return names
+    units = {(*names, "normalize"): _normalize(each) for names, each in candidates.items()}
+    return closest(made, units, tolerance=_TOLERANCE_OF_UNITS)
 
 
 def match_pooling(
@@ -120,5 +128,16 @@ def match_column(x: Array, y: Array) -> int | None:
     return None
 
 
-def _is_close(made: Array, expected: Doubles) -> bool:
-    return bool(np.allclose(made, expected, rtol=1e-5, atol=_TOLERANCE))
+def closest(
+    made: Array, candidates: Mapping[Key, Doubles], *, tolerance: float = _TOLERANCE
+) -> Key | None:
+    """Return the key of the candidate that an array is; `None` if it is another one.
+
+    Args:
+        made: The array.
+        candidates: Arrays of its shape.
+        tolerance: Largest difference, besides the rounding of float32.
+    """
+    found = min(candidates, key=lambda key: float(np.abs(made - candidates[key]).max(initial=0)))
+    is_close = np.allclose(made, candidates[found], rtol=1e-5, atol=tolerance)
+    return found if is_close else None

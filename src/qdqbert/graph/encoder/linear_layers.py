@@ -18,13 +18,11 @@ class LinearNodes:
 
     Attributes:
         source: The value that the layer reads.
-        end: The layer's output.
         linear: Its arrays.
         nodes: Its nodes.
     """
 
     source: ir.Value
-    end: ir.Value
     linear: Linear
     nodes: tuple[ir.Node, ...]
 
@@ -40,13 +38,8 @@ def linear_ends(graph: ir.Graph) -> dict[ir.Value, ir.Node]:
     return ends
 
 
-def read_linear(end: ir.Value, matmul: ir.Node) -> LinearNodes:
-    """Read a linear layer.
-
-    Args:
-        end: Its output.
-        matmul: Its MatMul.
-    """
+def read_linear(matmul: ir.Node) -> LinearNodes:
+    """Read the linear layer of a MatMul."""
     matrix, source = _matrix_of(matmul), matmul.inputs[0]
     assert matrix is not None
     assert source is not None
@@ -56,7 +49,6 @@ def read_linear(end: ir.Value, matmul: ir.Node) -> LinearNodes:
     bias = np.zeros(len(weight), np.float32) if given is None else given.astype(np.float32)
     return LinearNodes(
         source=source,
-        end=end,
         linear=Linear(weight=weight, weight_scale=None, bias=bias, codes=None),
         nodes=(matmul,) if add is None else (matmul, add),
     )

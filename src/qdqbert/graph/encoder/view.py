@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from qdqbert.graph.edit import constant_array
-from qdqbert.graph.encoder.functions import ACTIVATIONS
+from qdqbert.graph.encoder.functions import ACTIVATIONS, erf
 from qdqbert.graph.encoder.linear_layers import LinearNodes, linear_ends, read_linear
 from qdqbert.graph.encoder.probe import Array, Probe, make_probe
 from qdqbert.graph.encoder.refusal import refuse
@@ -40,6 +40,15 @@ class Gelu(OpRun):
     def _run(self, x: Array, approximate: str) -> tuple[Array]:
         function = ACTIVATIONS["gelu_tanh" if approximate == "tanh" else "gelu"]
         return (function(x.astype(np.float64)).astype(x.dtype),)
+
+
+class Erf(OpRun):
+    """Erf, which onnx's evaluator computes an element at a time."""
+
+    op_domain = ""
+
+    def _run(self, x: Array) -> tuple[Array]:
+        return (erf(x),)
 
 
 class GatherElements(OpRun):
@@ -125,7 +134,7 @@ class GraphView:
 
     def linear(self, end: ir.Value) -> LinearNodes:
         """Read the linear layer that a value is the output of."""
-        found = read_linear(end, self.linear_layers[end])
+        found = read_linear(self.linear_layers[end])
         self.mark_read(*found.nodes)
         return found
 
@@ -304,7 +313,7 @@ class GraphView:
         if node not in self._evaluators:
             proto = ir.serde.serialize_node(node)
             self._evaluators[node] = ReferenceEvaluator(
-                proto, opsets=self._opsets, new_ops=[Gelu, GatherElements]
+                proto, opsets=self._opsets, new_ops=[Erf, Gelu, GatherElements]
             )
         return self._evaluators[node]
 

@@ -2,7 +2,7 @@
 
 In canonical form constants are initializers, floats are float32, there is no Dropout,
 onnxruntime's fused operators and ONNX's Attention are decomposed, a Gemm is a MatMul and an Add,
-and LayerNorm and GELU are one node each. The graph computes the same values as before.
+and LayerNorm is one node. The graph computes the same values as before.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common
 
 from qdqbert.graph.edit import (
@@ -22,15 +23,24 @@ from qdqbert.graph.edit import (
     tidy,
 )
 from qdqbert.graph.imported.fused_operators import decompose_fused_operators
-from qdqbert.graph.imported.layer_norm_and_gelu import fuse_gelus, fuse_layer_norms
+from qdqbert.graph.imported.layer_norm import fuse_layer_norms
 
 _WIDENED = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
+_FOLDED = ("Cast", "Transpose")
 
 
 def lift_constants(model: ir.Model) -> ir.Model:
-    """Make each Constant an initializer, drop Identity nodes, and return `model`."""
+    """Make each Constant an initializer, drop Identity and Dropout nodes, and return `model`.
+
+    Dropout does nothing in inference.
+    """
+    for node in list(model.graph):
+        if node.op_type == "Dropout" and not node.domain:
+            plain = ir.node("Identity", [node.inputs[0]])
+            replace(model.graph, node, plain, old=node.outputs[0])
     for step in (
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.RemoveUnusedNodesPass(),
         common.IdentityEliminationPass(),
     ):
         model = step(model).model
@@ -78,19 +88,6 @@ def _drop_float_casts(model: ir.Model) -> None:
             node.outputs[0].replace_all_uses_with(source)
 
 
-def drop_dropout(model: ir.Model) -> ir.Model:
-    """Drop Dropout, which does nothing in inference, and return `model`."""
-    for node in list(model.graph):
-        if node.op_type == "Dropout" and not node.domain and node.inputs[0] is not None:
-            if node.outputs[0].is_graph_output():
-                replace(
-                    model.graph, node, ir.node("Identity", [node.inputs[0]]), old=node.outputs[0]
-                )
-            else:
-                node.outputs[0].replace_all_uses_with(node.inputs[0])
-    return tidy(model)
-
-
 def split_gemms(model: ir.Model) -> ir.Model:
     """Replace each Gemm of a constant weight with MatMul and Add, and return `model`."""
     graph = model.graph
@@ -119,21 +116,23 @@ def split_gemms(model: ir.Model) -> ir.Model:
     return tidy(model)
 
 
-def fold_transposes(model: ir.Model) -> ir.Model:
-    """Replace each Transpose of a constant matrix with its result, and return `model`."""
+def fold_constants(model: ir.Model) -> ir.Model:
+    """Compute each cast and each transpose of a constant, and return `model`."""
     graph = model.graph
     for node in list(graph):
         source = node.inputs[0] if node.inputs else None
         array = constant_array(source)
-        if node.op_type != "Transpose" or node.domain or array is None or array.ndim != 2:
-            continue
-        if "perm" in node.attributes and list(node.attributes["perm"].as_ints()) != [1, 0]:
+        result = node.outputs[0]
+        if node.op_type not in _FOLDED or node.domain or array is None or result.is_graph_output():
             continue
         assert source is not None
-        folded = add_constant(graph, f"{source.name}.transposed", array.T)
-        folded.shape, folded.type = node.outputs[0].shape, node.outputs[0].type
-        if not node.outputs[0].is_graph_output():
-            node.outputs[0].replace_all_uses_with(folded)
+        evaluator = ReferenceEvaluator(
+            ir.serde.serialize_node(node), opsets=dict(model.opset_imports)
+        )
+        (made,) = evaluator.run(None, {str(source.name): array})
+        folded = add_constant(graph, f"{source.name}.folded", np.asarray(made))
+        folded.shape, folded.type = result.shape, result.type
+        result.replace_all_uses_with(folded)
     return tidy(model)
 
 
@@ -156,17 +155,6 @@ def convert_bool_masks(model: ir.Model) -> ir.Model:
                 added = ir.node("Where", [value, *ends], name=f"{stem}.mask")
                 graph.insert_before(node, added)
                 node.replace_input_with(index, added.outputs[0])
-    return model
-
-
-def put_constants_second(model: ir.Model) -> ir.Model:
-    """Make the constant of each Mul and Add its second input, and return `model`."""
-    for node in model.graph:
-        if node.op_type in ("Add", "Mul") and not node.domain:
-            first, second = node.inputs
-            if constant_array(first) is not None and constant_array(second) is None:
-                node.replace_input_with(0, second)
-                node.replace_input_with(1, first)
     return model
 
 
@@ -195,12 +183,9 @@ REWRITES: tuple[Callable[[ir.Model], ir.Model], ...] = (
     decompose_fused_operators,
     unflatten_softmaxes,
     widen_floats,
-    drop_dropout,
     split_gemms,
-    fold_transposes,
+    fold_constants,
     fuse_layer_norms,
-    fuse_gelus,
-    put_constants_second,
 )
 
 

@@ -175,19 +175,13 @@ class Builder:
         return self.add("Less", positions, ends)
 
 
-def _bias_gelu(b: Builder) -> dict[int, ir.Value]:
-    return {0: b.add("Gelu", b.add("Add", b.input(0), b.input(1)))}
-
-
 def _gelu(b: Builder) -> dict[int, ir.Value]:
-    return {0: b.add("Gelu", b.input(0))}
-
-
-def _fast_gelu(b: Builder) -> dict[int, ir.Value]:
+    """Inputs are x, and a bias or none."""
     x = b.input(0)
     if b.input(1) is not None:
         x = b.add("Add", x, b.input(1))
-    return {0: b.add("Gelu", x, approximate="tanh")}
+    form = {"approximate": "tanh"} if b.node.op_type == "FastGelu" else {}
+    return {0: b.add("Gelu", x, **form)}
 
 
 def _skip_layer_norm(b: Builder) -> dict[int, ir.Value]:
@@ -324,9 +318,9 @@ def _last_size(value: ir.Value | None) -> int:
 
 
 _DECOMPOSITIONS: Mapping[tuple[str, str], Callable[[Builder], dict[int, ir.Value]]] = {
-    (MICROSOFT, "BiasGelu"): _bias_gelu,
+    (MICROSOFT, "BiasGelu"): _gelu,
     (MICROSOFT, "Gelu"): _gelu,
-    (MICROSOFT, "FastGelu"): _fast_gelu,
+    (MICROSOFT, "FastGelu"): _gelu,
     (MICROSOFT, "SkipLayerNormalization"): _skip_layer_norm,
     (MICROSOFT, "EmbedLayerNormalization"): _embed_layer_norm,
     (MICROSOFT, "Attention"): _attention,

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Outputs, Runner, open_runner
 from qdqbert.errors import CheckpointError, QdqBertError, UserInputError
-from qdqbert.graph.imported.file_errors import one_line
+from qdqbert.graph.imported.file_errors import file_errors, one_line
 from qdqbert.graph.imported.fixed_shapes import at_any_size
+from qdqbert.graph.imported.onnx_file import load_graph
 from qdqbert.graph.imported.renamed_copy import write_renamed_copy
 
 
@@ -135,21 +136,30 @@ def open_graph_file(
         provider: Execution provider of ONNX Runtime.
         input_names: As in `write_renamed_copy`.
         output_names: As in `write_renamed_copy`.
-        skip_unknown_names: As in `write_renamed_copy`.
+        skip_unknown_names: Ignore names that the file does not have: they belong to another file of
+            the same call.
 
     Raises:
         UserInputError: The file cannot be read, does not fit the task, or does not run on the
             engine.
     """
+    inputs, outputs = input_names or {}, output_names or {}
     with tempfile.TemporaryDirectory() as scratch:
-        copy = write_renamed_copy(
-            path,
-            task=task,
-            input_names=input_names or {},
-            output_names=output_names or {},
-            scratch=Path(scratch),
-            skip_unknown_names=skip_unknown_names,
-        )
+        with file_errors(path):
+            model = load_graph(path)
+            if skip_unknown_names:
+                known = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+                inputs, outputs = (
+                    {role: name for role, name in names.items() if name in known}
+                    for names in (inputs, outputs)
+                )
+            copy = write_renamed_copy(
+                model,
+                Path(scratch) / path.name,
+                task=task,
+                input_names=inputs,
+                output_names=outputs,
+            )
         try:
             runner = open_runner(engine, copy.path, provider=provider)
         # It names the copy.
@@ -164,7 +174,7 @@ def open_graph_file(
         at_any_size(runner, copy.sizes, task),
         path,
         vocabulary_size=copy.vocabulary_size,
-        matched_names=copy.matched_names,
+        matched_names=frozenset((*inputs, *outputs)),
         max_length=copy.max_length,
     )
 

@@ -14,23 +14,14 @@ from qdqbert.encoders.sites import tables_of
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import Runner
 from qdqbert.errors import UserInputError
-from qdqbert.graph.check import save_graph
 from qdqbert.graph.encoder import ReadGraph, read_encoder
 from qdqbert.graph.imported.canonical_form import to_canonical_form
 from qdqbert.graph.imported.file_errors import file_errors, one_line
-from qdqbert.graph.imported.fixed_shapes import (
-    FixedSizes,
-    at_any_size,
-    fixed_sizes,
-    tolerance_of,
-)
+from qdqbert.graph.imported.fixed_shapes import FixedSizes, at_any_size, tolerance_of
 from qdqbert.graph.imported.graph_runner import GraphRunner
-from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import read_graph
-from qdqbert.graph.imported.position_limit import longest_input
+from qdqbert.graph.imported.renamed_copy import write_renamed_copy
 from qdqbert.graph.imported.same_values import check_same_values
-from qdqbert.graph.imported.vocabulary import vocabulary_size
-from qdqbert.task_kinds import TASK_KINDS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,16 +121,17 @@ def import_onnx(
         model = read_graph(path)
         tolerance = tolerance_of(model)
         model = to_canonical_form(model)
-        inputs = name_inputs(model, input_names)
-        outputs = name_outputs(model, task, output_names)
-        sizes = fixed_sizes(model)
-        float_path = scratch / "float.onnx"
-        save_graph(model, float_path, temporary=True)
-        words = vocabulary_size(model)
-        positions = longest_input(model, choices=TASK_KINDS[task].has_choices)
+        copy = write_renamed_copy(
+            model,
+            scratch / "float.onnx",
+            task=task,
+            input_names=input_names,
+            output_names=output_names or {},
+            keep_extra=True,
+        )
 
         def opened() -> Runner:
-            return at_any_size(_open_float(float_path), sizes, task)
+            return at_any_size(_open_float(copy.path), copy.sizes, task)
 
         return ImportedModel(
             path,
@@ -147,13 +139,13 @@ def import_onnx(
             GraphRunner(
                 opened(),
                 path,
-                vocabulary_size=words,
-                max_length=sizes.sequence or positions,
+                vocabulary_size=copy.vocabulary_size,
+                max_length=copy.max_length,
                 reopen=opened,
             ),
-            input_names=inputs,
-            output_names=outputs.task,
-            notices=_of_fixed(sizes),
+            input_names=copy.input_names,
+            output_names=copy.output_names,
+            notices=_of_fixed(copy.sizes),
             tolerance=tolerance,
         )
 

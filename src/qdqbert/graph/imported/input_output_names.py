@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 
@@ -20,19 +19,6 @@ _ALIASES = {
 }
 # Inputs that no tokenizer produces, by transformers' names.
 _NOT_FROM_TOKENIZER = re.compile(r"position|head_mask|embeds|past|cache")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OutputNames:
-    """The outputs of a graph after `name_outputs`, in order.
-
-    Attributes:
-        task: transformers' names of the outputs that the task reads.
-        extra: Names of the other outputs, as in the file.
-    """
-
-    task: tuple[str, ...]
-    extra: tuple[str, ...]
 
 
 def task_outputs(task: str) -> tuple[str, ...]:
@@ -160,7 +146,7 @@ def _convert_to_int64(graph: ir.Graph, value: ir.Value, name: str) -> None:
 
 def name_outputs(
     model: ir.Model, task: str, given: Mapping[str, str] | None = None, *, keep_extra: bool = True
-) -> OutputNames:
+) -> tuple[str, ...]:
     """Rename the outputs that a task reads to transformers' names, and put them first.
 
     Outputs with transformers' names are recognized; otherwise the first ones are taken.
@@ -172,6 +158,9 @@ def name_outputs(
             names.
         keep_extra: Whether outputs that the task does not read stay in the graph, under their
             own names.
+
+    Returns:
+        The new names, in transformers' order.
 
     Raises:
         UserInputError: There are too few outputs, `given` does not fit the graph, or the shape of
@@ -191,25 +180,9 @@ def name_outputs(
             value.name = f"{value.name}.{'extra' if value.is_graph_output() else 'inner'}"
     for name, value in chosen.items():
         value.name = name
-    extra = [_separate(graph, value) for value in kept[len(chosen) :]]
     graph.outputs.clear()
-    graph.outputs.extend([*chosen.values(), *extra])
-    return OutputNames(task=tuple(chosen), extra=tuple(value.name or "" for value in extra))
-
-
-def _separate(graph: ir.Graph, value: ir.Value) -> ir.Value:
-    """Return an output without other readers, so that rewrites of inner values do not change it."""
-    if value.producer() is not None and not list(value.uses()):
-        return value
-    node = ir.node("Identity", [value], name=f"{value.name}.identity")
-    output = node.outputs[0]
-    output.shape, output.type = value.shape, value.type
-    if value.is_graph_input():
-        output.name = f"{value.name}.output"
-    else:
-        output.name, value.name = value.name, f"{value.name}.inner"
-    graph.append(node)
-    return output
+    graph.outputs.extend(kept)
+    return tuple(chosen)
 
 
 def _choose_outputs(model: ir.Model, task: str, given: Mapping[str, str]) -> dict[str, ir.Value]:

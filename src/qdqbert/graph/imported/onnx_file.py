@@ -77,16 +77,7 @@ def read_graph(path: Path) -> ir.Model:
         TypeError,
     ) as error:
         raise _unusable(path, f"it is invalid: {_first_line(error)}") from error
-    try:
-        read = ir.from_proto(model)
-        _restore_large_weights(read.graph, weights, path)
-        _drop_initializers_from_inputs(read.graph)
-        return _without_metadata(read)
-    except UserInputError:
-        raise
-    # Damaged graphs raise exceptions that no library documents.
-    except Exception as error:
-        raise _unusable(path, f"it is damaged: {_first_line(error)}") from error
+    return _from_proto(model, path, weights)
 
 
 def load_graph(path: Path) -> ir.Model:
@@ -101,10 +92,22 @@ def load_graph(path: Path) -> ir.Model:
     for tensor in _tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             _locate(tensor, path)
+    return _from_proto(model, path, {})
+
+
+def _from_proto(
+    model: onnx.ModelProto, path: Path, weights: Mapping[str, onnx.TensorProto]
+) -> ir.Model:
+    """Return a graph with its weights, which old exporters list as inputs too."""
     try:
         read = ir.from_proto(model)
         ir.external_data.set_base_dir(read.graph, path.parent.resolve())
-        _drop_initializers_from_inputs(read.graph)
+        _restore_large_weights(read.graph, weights, path)
+        for step in (
+            common.RemoveInitializersFromInputsPass(),
+            common.ClearMetadataAndDocStringPass(),
+        ):
+            read = step(read).model
         return read
     # Damaged graphs raise exceptions that no library documents.
     except Exception as error:
@@ -365,7 +368,6 @@ def _hide_newer_operators(model: onnx.ModelProto, version: int) -> bool:
         for node in model.graph.node
         if node.domain in ("", "ai.onnx")
         and onnx.defs.has(node.op_type)
-        and onnx.defs.get_schema(node.op_type).since_version > version
         and not _has_schema(node.op_type, version)
     ]
     for node in later:
@@ -390,18 +392,6 @@ def _restore_newer_operators(model: onnx.ModelProto) -> None:
     for each in list(model.opset_import):
         if each.domain == _HIDDEN_DOMAIN:
             model.opset_import.remove(each)
-
-
-def _drop_initializers_from_inputs(graph: ir.Graph) -> None:
-    """Remove weights from the inputs, where old exporters list them."""
-    for value in list(graph.inputs):
-        if value.name in graph.initializers:
-            graph.inputs.remove(value)
-
-
-def _without_metadata(model: ir.Model) -> ir.Model:
-    cleared: ir.Model = common.ClearMetadataAndDocStringPass()(model).model
-    return cleared
 
 
 def _unusable(path: Path, reason: str) -> UserInputError:

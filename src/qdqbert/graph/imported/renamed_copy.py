@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+import onnx_ir as ir
+
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.imported.file_errors import file_errors
 from qdqbert.graph.imported.fixed_shapes import FixedSizes, fixed_sizes
 from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
-from qdqbert.graph.imported.onnx_file import load_graph
-from qdqbert.graph.imported.position_limit import longest_input
-from qdqbert.graph.imported.vocabulary import vocabulary_size
+from qdqbert.graph.imported.tables import longest_input, vocabulary_size
 from qdqbert.task_kinds import TASK_KINDS
 
 
@@ -22,63 +21,53 @@ class RenamedCopy:
 
     Attributes:
         path: The file.
-        vocabulary_size: Rows of its table of word embeddings, `None` if there is no such table.
-        matched_names: transformers' names of the inputs and outputs that were found by the names
-            that the user gave.
+        input_names: Names of its inputs, in transformers' order.
+        output_names: Names of the outputs that the task reads, in transformers' order.
         sizes: Sizes of its inputs.
+        vocabulary_size: Rows of its table of word embeddings, `None` if there is no such table.
         max_length: Longest input in tokens that it takes; `None` for any.
     """
 
     path: Path
-    vocabulary_size: int | None
-    matched_names: frozenset[str]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
     sizes: FixedSizes
+    vocabulary_size: int | None
     max_length: int | None
 
 
 def write_renamed_copy(
+    model: ir.Model,
     path: Path,
     *,
     task: str,
     input_names: Mapping[str, str],
-    scratch: Path,
-    output_names: Mapping[str, str] | None = None,
-    skip_unknown_names: bool = False,
+    output_names: Mapping[str, str],
+    keep_extra: bool = False,
 ) -> RenamedCopy:
-    """Write a copy whose inputs and outputs have transformers' names.
-
-    Operators stay as they are. Outputs that the task does not read are dropped.
+    """Give inputs and outputs of a graph transformers' names, and write it to a file to be run.
 
     Args:
-        path: The .onnx file.
+        model: The graph, changed in place. Operators stay as they are.
+        path: The file.
         task: transformers' name of its task.
         input_names: Maps transformers' names to names of the graph's inputs, for inputs with
             unusual names.
-        scratch: A folder for the copy; engines read it when they load.
         output_names: Maps transformers' names to names of the graph's outputs.
-        skip_unknown_names: Ignore names that the file does not have: they belong to another file of
-            the same call.
+        keep_extra: Whether outputs that the task does not read are kept.
 
     Raises:
-        UserInputError: The file cannot be read, or lacks the inputs or outputs of its task.
+        UserInputError: The graph lacks the inputs or outputs of its task.
     """
-    with file_errors(path):
-        model = load_graph(path)
-        inputs, outputs = dict(input_names), dict(output_names or {})
-        if skip_unknown_names:
-            known = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
-            inputs = {role: name for role, name in inputs.items() if name in known}
-            outputs = {role: name for role, name in outputs.items() if name in known}
-        name_inputs(model, inputs)
-        name_outputs(model, task, outputs, keep_extra=False)
-        copy = scratch / path.name
-        save_graph(model, copy, temporary=True)
-        sizes = fixed_sizes(model)
-        choices = TASK_KINDS[task].has_choices
-        return RenamedCopy(
-            path=copy,
-            vocabulary_size=vocabulary_size(model),
-            matched_names=frozenset((*inputs, *outputs)),
-            sizes=sizes,
-            max_length=sizes.sequence or longest_input(model, choices=choices),
-        )
+    inputs = name_inputs(model, input_names)
+    outputs = name_outputs(model, task, output_names, keep_extra=keep_extra)
+    save_graph(model, path, temporary=True)
+    sizes = fixed_sizes(model)
+    return RenamedCopy(
+        path=path,
+        input_names=inputs,
+        output_names=outputs,
+        sizes=sizes,
+        vocabulary_size=vocabulary_size(model),
+        max_length=sizes.sequence or longest_input(model, choices=TASK_KINDS[task].has_choices),
+    )

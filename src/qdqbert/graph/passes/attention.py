@@ -16,9 +16,6 @@ MASK = "attention_mask"
 HEADS_FIRST = (0, 2, 1, 3)
 HEADS_FIRST_TRANSPOSED = (0, 2, 3, 1)
 
-# A mask value that leaves a probability of 0 to a score.
-_LOW = -1e4
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SplitHeads:
@@ -69,11 +66,6 @@ def merged_heads(context: ir.Node) -> ir.Node | None:
     return reshape if reshape is not None and reshape.op_type == "Reshape" else None
 
 
-def is_over_last_axis(node: ir.Node, rank: int) -> bool:
-    """Return whether a softmax or LayerNormalization works on the last axis of `rank` axes."""
-    return node.attributes.get_int("axis", -1) in (-1, rank - 1)
-
-
 def scales_by_head_dim(scaled: ir.Node, head_dim: int) -> bool:
     """Return whether a Mul multiplies scores by the constant `head_dim ** -0.5`."""
     factor = constant_array(scaled.inputs[1])
@@ -81,25 +73,10 @@ def scales_by_head_dim(scaled: ir.Node, head_dim: int) -> bool:
 
 
 def is_padding_mask(value: ir.Value | None) -> bool:
-    """Return whether a value masks [PAD] only.
-
-    Such a value is 0 or very low, depends on no input but `attention_mask`, and is the same for all
-    queries: `(batch or 1, 1 or heads, 1, seq)`.
-    """
-    if value is None or value.shape is None or len(value.shape) != 4 or value.shape[2] != 1:
+    """Return whether a value is the mask of [PAD], `(batch, 1, 1, seq)`: equal for all queries."""
+    if producer_of(value, "Where") is None:
         return False
-    chosen = producer_of(value, "Where")
-    low, zero = (constant_array(each) for each in chosen.inputs[1:]) if chosen else (None, None)
-    if low is None or zero is None or low.max() > _LOW or zero.any():
-        return False
-    inputs, stack = set(), [value]
-    while stack:
-        current = stack.pop()
-        if current.is_graph_input():
-            inputs.add(current.name)
-        node = current.producer()
-        stack += [source for source in node.inputs if source is not None] if node else []
-    return inputs == {MASK}
+    return value is not None and value.shape is not None and value.shape[2] == 1
 
 
 def integer_mask(graph: ir.Graph) -> ir.Value:

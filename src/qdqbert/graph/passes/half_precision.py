@@ -3,13 +3,12 @@
     every float32 constant and value        ->  float16
     an output of the graph                  ->  Cast to float32
     what is computed from an output         ->  float32: it reads that Cast
-    what becomes an integer, Sin, Cos       ->  float32, and all that they are computed from
+    an unknown head of an .onnx file        ->  float32, and all that is computed from it
     the lowest float32, as in a mask        ->  -32768
 
 Inputs and integers keep their types. After an output comes pooling, which sums over tokens, and
-divides by 1e-9 where there are none. Angles and positions are whole numbers in the thousands, of
-which float16 represents every second or fourth. A mask is added to scores, so it leaves half of
-float16's range to them: a row of sums that are all -inf would become NaN.
+divides by 1e-9 where there are none. A mask is added to scores, so it leaves half of float16's
+range to them: a row of sums that are all -inf would become NaN.
 
 Refuses a constant that float16 cannot represent, a scale that it represents with an error above
 1 %, and nodes that contain graphs.
@@ -26,6 +25,7 @@ from onnx_ir.passes import common
 
 from qdqbert.errors import GraphError
 from qdqbert.graph.edit import add_constant, constant_array, tidy
+from qdqbert.graph.sited_graph import TAIL
 
 # Replaces the lowest float32. Its exponential is 0 in every float type.
 MASK = np.float16(-32768)
@@ -34,8 +34,6 @@ _LOWEST = np.finfo(np.float32).min
 _HIGHEST_HALF = float(np.finfo(np.float16).max)
 _SCALE_ERROR = 0.01
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
-# ONNX's Range has no float16.
-_FLOAT_ONLY = ("Sin", "Cos", "Range")
 
 
 def to_half_precision(model: ir.Model) -> ir.Model:
@@ -76,22 +74,15 @@ def to_half_precision(model: ir.Model) -> ir.Model:
 def _kept_in_float(graph: ir.Graph) -> set[ir.Node]:
     """Return the nodes whose float32 values stay float32."""
     nodes = list(graph)
-    # The nodes after an output, and the nodes that only these read.
-    tail = _descendants(graph.outputs)
+    # The nodes after an output, those of an unknown head, and the nodes that only these read.
+    tail = {node for node in nodes if str(node.name).startswith(TAIL)}
+    tail |= _descendants([*graph.outputs, *(value for node in tail for value in node.outputs)])
     for node in reversed(nodes):
         readers = [reader for value in node.outputs for reader in value.consumers()]
         is_output = any(value.is_graph_output() for value in node.outputs)
         if readers and not is_output and tail.issuperset(readers):
             tail.add(node)
-    exact = [node for node in nodes if node.op_type in _FLOAT_ONLY and _is_float(node.outputs[0])]
-    exact += [
-        node
-        for node in nodes
-        if node.op_type == "Cast"
-        and _is_float(node.inputs[0])
-        and node.outputs[0].dtype in (ir.DataType.INT32, ir.DataType.INT64)
-    ]
-    return tail | _float_ancestors(exact)
+    return tail
 
 
 def _descendants(values: Iterable[ir.Value]) -> set[ir.Node]:
@@ -103,26 +94,6 @@ def _descendants(values: Iterable[ir.Value]) -> set[ir.Node]:
             found.add(node)
             waiting += [reader for value in node.outputs for reader in value.consumers()]
     return found
-
-
-def _float_ancestors(nodes: Iterable[ir.Node]) -> set[ir.Node]:
-    """Return the nodes, and all nodes before them along float32 values."""
-    found: set[ir.Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node in found:
-            continue
-        found.add(node)
-        for value in node.inputs:
-            producer = value.producer() if value is not None else None
-            if producer is not None and _is_float(value):
-                waiting.append(producer)
-    return found
-
-
-def _is_float(value: ir.Value | None) -> bool:
-    return value is not None and value.dtype == ir.DataType.FLOAT
 
 
 def _convert_constants(graph: ir.Graph, kept: set[ir.Node]) -> None:

@@ -37,7 +37,6 @@ from qdqbert.graph.passes.attention import (
     HEADS_FIRST,
     HEADS_FIRST_TRANSPOSED,
     integer_mask,
-    is_over_last_axis,
     is_padding_mask,
     merged_heads,
     scales_by_head_dim,
@@ -63,8 +62,6 @@ def fuse_integer_attention(model: ir.Model) -> ir.Model:
 
 
 def _fuse(graph: ir.Graph, softmax: ir.Node) -> None:
-    if not is_over_last_axis(softmax, rank=4):
-        return
     masked = producer_of(softmax.inputs[0], "Add")
     scaled = producer_of(masked.inputs[0], "Mul") if masked else None
     scores = producer_of(scaled.inputs[0], "MatMul") if scaled else None

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import collections
-import math
-from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -11,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdqbert.graph.imported.canonical_form import lift_constants
-from qdqbert.graph.imported.layer_norm_and_gelu import fuse_gelus, fuse_layer_norms
+from qdqbert.graph.imported.layer_norm import fuse_layer_norms
 
 WIDTH = 8
 RNG = np.random.default_rng(0)
@@ -37,12 +35,6 @@ CONSTANTS = {
     "axis2": "int64[1] axis2 = {2}",
     "half": "float half = {0.5}",
     "one": "float one = {1.0}",
-    "sqrt2": f"float sqrt2 = {{{math.sqrt(2)}}}",
-    "rsqrt2": "float rsqrt2 = {0.7071}",
-    "cube": "float cube = {3.0}",
-    "c044": "float c044 = {0.044715}",
-    "c079": f"float c079 = {{{math.sqrt(2 / math.pi)}}}",
-    "c1702": "float c1702 = {1.702}",
 }
 
 
@@ -283,83 +275,6 @@ def test_whatever_scale_and_shift_the_values_stay(run_plainly, name, gamma, beta
     )
 
 
-ERF = "e = Erf (a) f = Add (e, one)"
-GELUS = {
-    "div": f"a = Div (x, sqrt2) {ERF} g = Mul (x, f) y = Mul (g, half)",
-    "half-first": f"h = Mul (x, half) a = Div (x, sqrt2) {ERF} y = Mul (h, f)",
-    "half-of-the-sum": f"a = Div (x, sqrt2) {ERF} h = Mul (f, half) y = Mul (x, h)",
-    "rounded-root": f"a = Mul (x, rsqrt2) {ERF} g = Mul (f, x) y = Mul (half, g)",
-    "divided-by-two": f"a = Div (x, sqrt2) {ERF} g = Mul (x, f) y = Div (g, two)",
-}
-TANH = "t = Tanh (a) f = Add (t, one)"
-INNER = "b = Mul (c, c044) i = Add (x, b) a = Mul (i, c079)"
-TANH_GELUS = {
-    "pow": f"c = Pow (x, cube) {INNER} {TANH} h = Mul (x, half) y = Mul (h, f)",
-    "products": f"q = Mul (x, x) c = Mul (q, x) {INNER} {TANH} g = Mul (x, f) y = Mul (g, half)",
-    "factored": "q = Mul (x, x) b = Mul (q, c044) i = Add (b, one) j = Mul (x, c079) "
-    f"a = Mul (j, i) {TANH} h = Mul (half, x) y = Mul (h, f)",
-}
-
-
-def named_gelu(body: str, run, **options) -> tuple[ir.Model, ir.Model]:
-    before = model_of(body, **options)
-    after = fuse_gelus(lift_constants(before.clone()))
-    np.testing.assert_allclose(
-        run(after, {"x": X})["y"], run(before, {"x": X})["y"], rtol=1e-4, atol=1e-4
-    )
-    return before, after
-
-
-@pytest.mark.parametrize("name", GELUS)
-def test_an_exact_gelu_is_one_node_however_it_was_written(run_plainly, name) -> None:
-    _, after = named_gelu(GELUS[name], run_plainly)
-    node = next(node for node in after.graph if node.op_type == "Gelu")
-    assert ops(after) == {"Gelu": 1}
-    assert node.attributes["approximate"].as_string() == "none"
-
-
-@pytest.mark.parametrize("name", TANH_GELUS)
-def test_a_gelu_by_tanh_is_one_node_however_it_was_written(run_plainly, name) -> None:
-    _, after = named_gelu(TANH_GELUS[name], run_plainly)
-    node = next(node for node in after.graph if node.op_type == "Gelu")
-    assert ops(after) == {"Gelu": 1}
-    assert node.attributes["approximate"].as_string() == "tanh"
-
-
-@pytest.mark.parametrize("form", [GELUS["div"], TANH_GELUS["pow"]], ids=["erf", "tanh"])
-def test_a_bias_in_front_of_a_gelu_stays(run_plainly, form) -> None:
-    body = "u = Add (x, beta) " + form.replace("(x,", "(u,").replace(", x)", ", u)")
-    _, after = named_gelu(body, run_plainly)
-    assert ops(after) == {"Add": 1, "Gelu": 1}
-
-
-def test_a_gelu_of_a_sum_that_is_read_elsewhere_keeps_the_sum(run_plainly) -> None:
-    body = "u = Add (x, x) " + GELUS["div"].replace("(x,", "(u,") + " z = Abs (u)"
-    outputs = f"float[b, s, {WIDTH}] y, float[b, s, {WIDTH}] z"
-    _, after = named_gelu(body, run_plainly, outputs=outputs)
-    assert ops(after) == {"Add": 1, "Gelu": 1, "Abs": 1}
-
-
-NOT_GELUS: dict[str, str] = {
-    "silu": "s = Sigmoid (x) y = Mul (x, s)",
-    "quick-gelu": "k = Mul (x, c1702) s = Sigmoid (k) y = Mul (x, s)",
-    "pooler": "y = Tanh (x)",
-    "erf-alone": "y = Erf (x)",
-    "without-the-half": f"a = Div (x, sqrt2) {ERF} y = Mul (x, f)",
-    "without-the-root": "e = Erf (x) f = Add (e, one) g = Mul (x, f) y = Mul (g, half)",
-    "tanh-without-the-cube": f"a = Mul (x, c079) {TANH} h = Mul (x, half) y = Mul (h, f)",
-    "tanh-squared": f"c = Pow (x, two) {INNER} {TANH} h = Mul (x, half) y = Mul (h, f)",
-}
-
-
-@pytest.mark.parametrize("name", NOT_GELUS)
-def test_other_patterns_than_gelu_are_unchanged(run_plainly, name) -> None:
-    before, after = named_gelu(NOT_GELUS[name], run_plainly)
-    assert ops(after) == ops(before)
-
-
-def test_a_graph_with_neither_is_not_changed(run_plainly) -> None:
+def test_a_graph_without_a_layer_norm_is_not_changed() -> None:
     before = model_of("y = Softmax (x)")
-    names: list[Callable[[ir.Model], ir.Model]] = [fuse_layer_norms, fuse_gelus]
-    for rewrite in names:
-        assert ops(rewrite(before.clone())) == ops(before)
+    assert ops(fuse_layer_norms(before.clone())) == ops(before)

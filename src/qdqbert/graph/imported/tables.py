@@ -1,4 +1,4 @@
-"""Find the longest input of a graph, given its tables of positions."""
+"""Find the tables of embeddings of a graph: the number of token ids, and the longest input."""
 
 from __future__ import annotations
 
@@ -9,22 +9,52 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from qdqbert.graph.imported.vocabulary import table_rows
-
-# Positions are computed from sizes and ids by a few dozen nodes. A longer chain is something else.
-_MAX_NODES = 200
-# Tokens of the input that tells one position per token from a table of distances, which has an
-# index for each pair of tokens.
-_FEW = 8
-# Inputs that are rows to read and the table, by type of node. A fused node without the former reads
-# a row for each token, in order.
-_ROWS_AND_TABLE = {
+# Operators that change only the type or shape of ids or of a table.
+_VALUE_PRESERVING = (
+    *("Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "DequantizeLinear"),
+)
+# Damaged files may have cycles.
+_MAX_STEPS = 16
+# Inputs that are token ids and their table, by type of node.
+_WORDS = {
+    "Gather": (1, 0),
+    "GatherBlockQuantized": (1, 0),
+    "EmbedLayerNormalization": (0, 2),
+    "QEmbedLayerNormalization": (0, 2),
+}
+# Inputs that are rows to read and the table of positions. A fused node without the former reads a
+# row for each token, in order.
+_POSITIONS = {
     "Gather": (1, 0),
     "GatherBlockQuantized": (1, 0),
     "EmbedLayerNormalization": (8, 3),
     "QEmbedLayerNormalization": (8, 3),
 }
+# Positions are computed from sizes and ids by a few dozen nodes. A longer chain is something else.
+_MAX_NODES = 200
+# Tokens of the first of two inputs of which the rows are compared.
+_FEW = 7
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def vocabulary_size(model: ir.Model) -> int | None:
+    """Return the number of rows of the table that `input_ids` select from, `None` if not found.
+
+    Args:
+        model: A float or quantized graph whose inputs have transformers' names.
+    """
+    wanted = [value for value in model.graph.inputs if value.name == "input_ids"]
+    while wanted:
+        value = wanted.pop()
+        for use in value.uses():
+            node, (ids, table) = use.node, _WORDS.get(use.node.op_type, (None, 0))
+            if use.idx == ids:
+                rows = _rows_of(node.inputs[table])
+                if rows is not None:
+                    return rows
+            elif use.idx == 0 and node.op_type in _VALUE_PRESERVING:
+                wanted += node.outputs
+    return None
 
 
 def longest_input(model: ir.Model, *, choices: bool = False) -> int | None:
@@ -40,44 +70,42 @@ def longest_input(model: ir.Model, *, choices: bool = False) -> int | None:
     Returns:
         The number, or `None` if no table limits it.
     """
-    limits = [
-        limit
-        for node in model.graph
-        if (limit := _limit_of(model, node, 3 if choices else 2)) is not None
-    ]
-    return min(limits, default=None)
+    limits = [_limit_of(model, node, 3 if choices else 2) for node in model.graph]
+    return min(filter(None, limits), default=None)
 
 
 def _limit_of(model: ir.Model, node: ir.Node, rank: int) -> int | None:
     """Return the longest input in tokens that the table of a lookup node allows."""
-    if node.op_type not in _ROWS_AND_TABLE or node.attributes.get_int("axis", 0) != 0:
+    if node.op_type not in _POSITIONS or node.attributes.get_int("axis", 0) != 0:
         return None
-    index, table = (_input(node, place) for place in _ROWS_AND_TABLE[node.op_type])
-    rows = table_rows(table)
+    index, table = (
+        node.inputs[place] if place < len(node.inputs) else None
+        for place in _POSITIONS[node.op_type]
+    )
+    rows = _rows_of(table)
     if rows is None or index is None:
         return rows
-    if index.is_graph_input():
-        return None
-    evaluator = _evaluator_of(model, index)
+    evaluator = None if index.is_graph_input() else _evaluator_of(model, index)
     if evaluator is None:
         return None
-    few = _rows_read(evaluator, _FEW, rank)
-    if few is None or few.size > 2 * _FEW:
+    short, longer = (_rows_read(evaluator, tokens, rank) for tokens in (_FEW, _FEW + 1))
+    if short is None or longer is None or longer.size <= 2:
         return None
-
-    def fits(tokens: int) -> bool:
-        read = _rows_read(evaluator, tokens, rank)
-        # A constant list of positions may be shorter than the text.
-        is_complete = read is not None and read.size in (2, 2 * tokens)
-        return read is not None and is_complete and -rows <= read.min() and read.max() < rows
-
-    if fits(rows + 1):
+    # Row of the first token. Tables of distances have an index for each pair of tokens.
+    first = int(longer.max()) - longer.size // 2 + 1
+    if (
+        longer.size not in (short.size, short.size + 2)
+        or short.max() != first + short.size // 2 - 1
+    ):
         return None
-    low, high = 0, rows + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low or None
+    lengths = range(max(rows - first, 0), 0, -1)
+    # A constant list of positions may be shorter than the text.
+    fits = (
+        tokens
+        for tokens in lengths
+        if (read := _rows_read(evaluator, tokens, rank)) is not None and read.size == 2 * tokens
+    )
+    return next(fits, None)
 
 
 def _rows_read(evaluator: ReferenceEvaluator, tokens: int, rank: int) -> NDArray[np.int64] | None:
@@ -134,5 +162,14 @@ def _evaluator_of(model: ir.Model, value: ir.Value) -> ReferenceEvaluator | None
     return ReferenceEvaluator(ir.to_proto(whole))
 
 
-def _input(node: ir.Node, position: int) -> ir.Value | None:
-    return node.inputs[position] if position < len(node.inputs) else None
+def _rows_of(value: ir.Value | None) -> int | None:
+    """Return the number of rows of a table, also behind nodes that keep its rows; else `None`."""
+    for _ in range(_MAX_STEPS):
+        node = None if value is None or value.const_value is not None else value.producer()
+        if node is None or node.op_type not in _VALUE_PRESERVING:
+            break
+        value = node.inputs[0]
+    shape = None if value is None or value.const_value is None else value.const_value.shape
+    if shape is None or len(shape) != 2 or not isinstance(shape[0], int):
+        return None
+    return shape[0]
