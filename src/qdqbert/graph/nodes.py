@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
 Array = NDArray[Any]
 
-# Arrays from this size are apart from the graph.
-_EXTERNAL_BYTES = 1024
+# Equal arrays below this size are one constant.
+_SMALL_BYTES = 1024
 
 
 class Nodes:
-    """The nodes and constants of a graph."""
+    """The nodes and constants of a graph.
 
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[TensorProto] = []
-        self.arrays: dict[str, Array] = {}
-        self._small: dict[tuple[str, tuple[int, ...], bytes], str] = {}
-        self._large: dict[int, str] = {}
-        self._taken: set[str] = set()
+    Attributes:
+        graph: The graph. It has no outputs yet.
+        values: Its values by name.
+    """
+
+    def __init__(self, inputs: Sequence[ir.Value], opset: int) -> None:
+        self.graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="qdqbert")
+        self.values = {str(value.name): value for value in inputs}
+        self._constants: dict[object, tuple[str, Array]] = {}
         self._made: dict[str, list[str]] = {}
 
     def __call__(
@@ -45,9 +47,13 @@ class Nodes:
         names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
         key = repr((operator, names, name, sorted(attributes.items())))
         if key not in self._made:
-            name = name or f"{operator.lower()}_{len(self.nodes)}"
+            name = name or f"{operator.lower()}_{len(self.graph)}"
             outputs = [name, *(f"{name}.{index}" for index in range(1, count))]
-            self.nodes.append(helper.make_node(operator, names, outputs, name=name, **attributes))
+            read = [self.values[each] for each in names]
+            node = ir.node(operator, read, attributes, num_outputs=count, name=name)
+            for value, output in zip(node.outputs, outputs, strict=True):
+                value.name, self.values[output] = output, value
+            self.graph.append(node)
             self._made[key] = outputs
         return self._made[key]
 
@@ -61,33 +67,19 @@ class Nodes:
             name: Its name, made unique if it is taken.
         """
         array = np.asarray(array)
-        if array.nbytes >= _EXTERNAL_BYTES:
-            if id(array) in self._large:
-                return self._large[id(array)]
-            tensor = TensorProto(
-                dims=array.shape,
-                data_type=helper.np_dtype_to_tensor_dtype(array.dtype),
-                data_location=TensorProto.EXTERNAL,
-            )
-            # Readers need a place, which `write_graph` changes.
-            tensor.external_data.add(key="location", value="-")
-            made = self._named(tensor, name)
-            # It stays alive, so that no other array gets its id.
-            self.arrays[made] = array
-            self._large[id(array)] = made
-            return made
-        if name:
-            return self._named(onnx.numpy_helper.from_array(array), name)
-        key = (array.dtype.str, array.shape, array.tobytes())
-        if key not in self._small:
-            self._small[key] = self._named(onnx.numpy_helper.from_array(array), "")
-        return self._small[key]
-
-    def _named(self, tensor: TensorProto, name: str) -> str:
-        count, tensor.name = 0, name or f"constant_{len(self.initializers)}"
-        while tensor.name in self._taken:
+        is_small = array.nbytes < _SMALL_BYTES
+        key = (array.dtype.str, array.shape, array.tobytes()) if is_small else id(array)
+        if key in self._constants and not (is_small and name):
+            return self._constants[key][0]
+        initializers = self.graph.initializers
+        count, unique = 0, name or f"constant_{len(initializers)}"
+        while unique in initializers:
             count += 1
-            tensor.name = f"{name}.{count}"
-        self._taken.add(tensor.name)
-        self.initializers.append(tensor)
-        return tensor.name
+            unique = f"{name}.{count}"
+        value = ir.val(unique, const_value=ir.tensor(array, name=unique))
+        self.graph.register_initializer(value)
+        self.values[unique] = value
+        if not (is_small and name):
+            # The array stays alive, so that no other one gets its id.
+            self._constants[key] = unique, array
+        return unique

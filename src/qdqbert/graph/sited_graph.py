@@ -25,11 +25,8 @@ def sited_graph(model: EncoderModel, groups: Collection[SiteGroup]) -> ir.Model:
         groups: Groups of the sites.
     """
     made = make_graph(model, groups)
-    graph = ir.from_proto(made.proto)
-    for name, array in made.arrays.items():
-        graph.graph.initializers[name].const_value = ir.tensor(array, name=name)
     # Shapes pass a site as long as it is an operator of ONNX.
-    graph = common.ShapeInferencePass()(graph).model
+    graph = common.ShapeInferencePass()(made.model).model
     for node in graph.graph:
         if node.name in made.sites:
             node.op_type, node.domain = "Site", SITE_DOMAIN

@@ -10,12 +10,11 @@ and reaches its MatMul through its site and a Transpose.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
+import onnx_ir as ir
 
 from qdqbert.encoders.model import (
     Activation,
@@ -43,8 +42,6 @@ from qdqbert.spec import (
 OPSET = 21
 _IR_VERSION = 10
 
-# Engines map the file of the weights into memory.
-_ALIGNMENT = 4096
 _LOWEST = np.float32(np.finfo(np.float32).min)
 
 
@@ -61,34 +58,20 @@ def write_graph(model: EncoderModel, path: Path) -> None:
     Raises:
         OSError: A file cannot be written.
     """
-    made = make_graph(model)
-    weights = path.with_name(f"{path.name}.data")
-    tensors = {tensor.name: tensor for tensor in made.proto.graph.initializer}
-    with weights.open("wb") as file:
-        for name, array in made.arrays.items():
-            start = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
-            file.write(bytes(start - file.tell()))
-            file.write(np.ascontiguousarray(array).data)
-            places = {"location": weights.name, "offset": start, "length": array.nbytes}
-            del tensors[name].external_data[:]
-            for key, value in places.items():
-                tensors[name].external_data.add(key=key, value=str(value))
-    path.write_bytes(made.proto.SerializeToString())
+    ir.save(make_graph(model).model, path, external_data=f"{path.name}.data")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MadeGraph:
-    """A graph, and its large constants apart from it.
+    """A graph.
 
     Attributes:
-        proto: The graph. The values of large constants are not in it.
-        arrays: These constants by name.
+        model: The graph.
         sites: Names of the Identity nodes that are sites.
         states: Name of the last hidden states.
     """
 
-    proto: onnx.ModelProto
-    arrays: Mapping[str, Array]
+    model: ir.Model
     sites: Collection[str]
     states: str
 
@@ -101,10 +84,8 @@ def make_graph(model: EncoderModel, groups: Collection[SiteGroup] = ()) -> MadeG
         groups: Groups of sites that get a node with the name of the site.
     """
     writer = _Writer(model, groups)
-    proto = helper.make_model(
-        writer.write(), opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR_VERSION
-    )
-    return MadeGraph(proto=proto, arrays=writer.arrays, sites=writer.sites, states=writer.states)
+    made = ir.Model(writer.write(), ir_version=_IR_VERSION)
+    return MadeGraph(model=made, sites=writer.sites, states=writer.states)
 
 
 class _Writer:
@@ -112,8 +93,10 @@ class _Writer:
 
     def __init__(self, model: EncoderModel, groups: Collection[SiteGroup]) -> None:
         self._model, self._groups = model, groups
-        self._add = Nodes()
-        self.arrays: Mapping[str, Array] = self._add.arrays
+        axes = ["batch", *(["choices"] if model.has_choices else []), "sequence"]
+        self._add = Nodes(
+            [ir.val(name, ir.DataType.INT64, axes) for name in model.input_names], OPSET
+        )
         self.sites: set[str] = set()
         self.states = ""
         self._masks: dict[tuple[bool, int | None], str] = {}
@@ -121,7 +104,7 @@ class _Writer:
         self._ids = self._mask = self._types = self._words = ""
         self._seq = self._places = self._distance = ""
 
-    def write(self) -> onnx.GraphProto:
+    def write(self) -> ir.Graph:
         """Return the graph."""
         model, add = self._model, self._add
         self._read_inputs()
@@ -131,15 +114,9 @@ class _Writer:
             if index == 0 and model.convolution is not None:
                 x = self._convolve(x, embedded, model.convolution)
         self.states = self._optional_norm(x, model.final_norm)
-        outputs = [each for head in model.heads for each in self._head(self.states, head)]
-        axes = ["batch", *(["choices"] if model.has_choices else []), "sequence"]
-        return helper.make_graph(
-            add.nodes,
-            "qdqbert",
-            [helper.make_tensor_value_info(n, TensorProto.INT64, axes) for n in model.input_names],
-            outputs,
-            add.initializers,
-        )
+        for head in model.heads:
+            add.graph.outputs.extend(self._head(self.states, head))
+        return add.graph
 
     def _read_inputs(self) -> None:
         """Take the inputs as `(texts, seq)`, and number the tokens."""
@@ -178,7 +155,7 @@ class _Writer:
             places = self._places
             if embeddings.padding_id is not None:
                 is_padding = add("Equal", self._ids, np.array(embeddings.padding_id))
-                counted = add("Cast", add("Not", is_padding), to=TensorProto.INT64)
+                counted = add("Cast", add("Not", is_padding), to=ir.DataType.INT64)
                 places = add("Mul", add("CumSum", counted, np.array(1)), counted)
             if embeddings.first_position:
                 places = add("Add", places, np.array(embeddings.first_position))
@@ -197,10 +174,10 @@ class _Writer:
     def _share(self, dropped_id: int) -> str:
         """Return the number of tokens of each text, divided by the number that is not dropped."""
         add = self._add
-        dropped = add("Cast", add("Equal", self._ids, np.array(dropped_id)), to=TensorProto.INT64)
+        dropped = add("Cast", add("Equal", self._ids, np.array(dropped_id)), to=ir.DataType.INT64)
         others = add("Mul", self._mask, add("Sub", np.array(1), dropped))
         counts = (
-            add("Cast", add("ReduceSum", each, _integers(1)), to=TensorProto.FLOAT)
+            add("Cast", add("ReduceSum", each, _integers(1)), to=ir.DataType.FLOAT)
             for each in (self._mask, others)
         )
         share = add("Div", next(counts), add("Max", next(counts), np.float32(1)))
@@ -235,7 +212,7 @@ class _Writer:
         add, weight = self._add, convolution.linear.weight
         hidden = len(weight)
         count = weight.shape[1] // hidden
-        kept = add("Cast", add("Unsqueeze", self._mask, _integers(2)), to=TensorProto.FLOAT)
+        kept = add("Cast", add("Unsqueeze", self._mask, _integers(2)), to=ir.DataType.FLOAT)
         channels = add("Transpose", add("Mul", embedded, kept), perm=[0, 2, 1])
         near = np.asarray(weight, np.float32).reshape(hidden, count, hidden).transpose(0, 2, 1)
         added = add("Conv", channels, near, convolution.linear.bias, pads=[count // 2] * 2)
@@ -413,7 +390,7 @@ class _Writer:
             case "tanh":
                 return self._add("Tanh", x)
 
-    def _head(self, states: str, head: Head) -> list[onnx.ValueInfoProto]:
+    def _head(self, states: str, head: Head) -> list[ir.Value]:
         """Write a head, and return its outputs."""
         add = self._add
         x = self._run_steps(states, head.steps[: head.token_steps])
@@ -427,8 +404,9 @@ class _Writer:
             if self._model.has_choices:
                 shape = add("Shape", "input_ids", end=2)
                 found, own = add("Reshape", found, shape), ["batch", "choices"]
-            add.nodes.append(helper.make_node("Identity", [found], [output.name]))
-            made.append(helper.make_tensor_value_info(output.name, TensorProto.FLOAT, own))
+            value = ir.val(output.name, ir.DataType.FLOAT, own)
+            add.graph.append(ir.node("Identity", [add.values[found]], outputs=[value]))
+            made.append(value)
         return made
 
     def _run_steps(self, x: str, steps: Sequence[Step]) -> str:
@@ -452,9 +430,9 @@ class _Writer:
             return add("Gather", states, np.array(0), axis=1)
         kept = add("Unsqueeze", self._mask, _integers(2))
         if head.pooling == "max":
-            text = add("Where", add("Cast", kept, to=TensorProto.BOOL), states, _LOWEST)
+            text = add("Where", add("Cast", kept, to=ir.DataType.BOOL), states, _LOWEST)
             return add("ReduceMax", text, _integers(1), keepdims=0)
-        weights = add("Cast", kept, to=TensorProto.FLOAT)
+        weights = add("Cast", kept, to=ir.DataType.FLOAT)
         total = add("ReduceSum", add("Mul", states, weights), _integers(1), keepdims=0)
         count = add("ReduceSum", weights, _integers(1), keepdims=0)
         # As sentence-transformers does for texts without a token.

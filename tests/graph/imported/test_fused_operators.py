@@ -357,9 +357,9 @@ def test_attention_of_onnx(kind, attributes) -> None:
 @pytest.mark.parametrize(
     ("attributes", "inputs", "message"),
     [
-        ("<is_causal = 1>", "q, k, v", "sets `is_causal`"),
+        ("<is_causal = 1>", "q, k, v", "has `is_causal`"),
         ("<q_num_heads = 2, kv_num_heads = 2>", "q, k, v", "is not supported"),
-        ("<softcap = 2.0>", "q, k, v", "sets `softcap`"),
+        ("<softcap = 2.0>", "q, k, v", "has `softcap`"),
         ("", 'q, k, v, "", k, v', "has input 4"),
     ],
     ids=["causal", "three-dimensions", "softcap", "cache"],

@@ -116,7 +116,7 @@ def test_pooling_stays_in_float32(run_plainly) -> None:
     np.testing.assert_array_equal(result["pooled"][1], 0)  # no tokens: neither NaN nor infinite
 
 
-def test_an_unknown_head_stays_in_float32(run_plainly) -> None:
+def test_an_unknown_head_stays_in_float32() -> None:
     model = model_of(
         "y = Mul (x, w) z = Mul (x, w)",
         outputs="float[2, 4] y, float[2, 4] z",
@@ -127,10 +127,8 @@ def test_an_unknown_head_stays_in_float32(run_plainly) -> None:
     # A constant with readers of both types has both types.
     kinds = {constant_array(value).dtype for value in half.graph.initializers.values()}
     assert kinds == {np.dtype(np.float16), np.dtype(np.float32)}
-    # float16 has even numbers only from 2048 on.
-    result = run_plainly(half, {"x": np.full((2, 4), 1001, np.float32)})
-    assert (result["y"] == 3004).all()
-    assert (result["z"] == 3003).all()
+    types = [node.outputs[0].dtype for node in half.graph if node.op_type == "Mul"]
+    assert types == [ir.DataType.FLOAT16, ir.DataType.FLOAT]
 
 
 SCALED = "q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z)"

@@ -60,7 +60,7 @@ def make_probe(
     padded: bool = True,
     ids: Array | None = None,
 ) -> Probe:
-    """Return random inputs.
+    """Return random inputs, with the sizes that the graph fixes where it does.
 
     Args:
         inputs: Inputs of the graph, each `(batch, seq)` or `(batch, choices, seq)`.
@@ -68,8 +68,6 @@ def make_probe(
         tokens: Tokens of each text.
         padded: Whether texts are padded on the right, all but the first of several.
         ids: Token ids `(texts, tokens)` to use instead of random ones.
-
-    Sizes that the graph fixes take precedence.
 
     Raises:
         GraphError: The graph has other inputs, or inputs of another rank.

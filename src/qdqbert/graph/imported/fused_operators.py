@@ -65,31 +65,20 @@ class Builder:
         """Return a float attribute of the fused node."""
         return self.node.attributes.get_float(name, default)
 
-    def refuse_inputs(self, *indices: int) -> None:
-        """Refuse inputs that BERT does not have, such as caches and position biases.
+    def refuse(self, *, inputs: Sequence[int] = (), attributes: Sequence[str] = ()) -> None:
+        """Refuse inputs and attributes that no encoder has, such as caches.
 
         Raises:
             UserInputError: The fused node has one of them.
         """
-        for index in indices:
-            if self.input(index) is not None:
-                raise UserInputError(
-                    f"Node {self.node.name!r} ({self.node.op_type}) has input {index}, which "
-                    "graphs of BERT do not have. Export the graph again without fusing it."
-                )
-
-    def refuse_attributes(self, *names: str) -> None:
-        """Refuse attributes that no encoder sets.
-
-        Raises:
-            UserInputError: The fused node sets one of them.
-        """
-        for name in names:
-            if name in self.node.attributes and self.node.attributes[name].value:
-                raise UserInputError(
-                    f"Node {self.node.name!r} ({self.node.op_type}) sets `{name}`, which "
-                    "graphs of encoders do not do. Export the graph again without fusing it."
-                )
+        found = [f"input {index}" for index in inputs if self.input(index) is not None]
+        known = self.node.attributes
+        found += [f"`{name}`" for name in attributes if name in known and known[name].value]
+        if found:
+            raise UserInputError(
+                f"Node {self.node.name!r} ({self.node.op_type}) has {found[0]}, which graphs of "
+                "encoders do not have. Export the graph again without fusing it."
+            )
 
     def layer_norm(self, x: ir.Value, scale: ir.Value | None, shift: ir.Value | None) -> ir.Value:
         """Insert a LayerNormalization over the last axis with the fused node's epsilon."""
@@ -216,8 +205,7 @@ def _embed_layer_norm(b: Builder) -> dict[int, ir.Value]:
 
 def _attention(b: Builder) -> dict[int, ir.Value]:
     """onnxruntime's, with one weight `(hidden, 3 * hidden)` and bias for query, key, value."""
-    b.refuse_inputs(4, 5, 6)
-    b.refuse_attributes("do_rotary")
+    b.refuse(inputs=(4, 5, 6), attributes=("do_rotary",))
     heads, unidirectional = b.integer("num_heads"), b.integer("unidirectional")
     weight, bias = constant_array(b.input(1)), constant_array(b.input(2))
     if weight is None or unidirectional or "qkv_hidden_sizes" in b.node.attributes:
@@ -239,8 +227,7 @@ def _attention(b: Builder) -> dict[int, ir.Value]:
 
 def _multi_head_attention(b: Builder) -> dict[int, ir.Value]:
     """onnxruntime's; inputs are query, key, value, bias, padding mask, additive mask."""
-    b.refuse_inputs(6, 7, 8, 9)
-    b.refuse_attributes("unidirectional")
+    b.refuse(inputs=(6, 7, 8, 9), attributes=("unidirectional",))
     heads, bias = b.integer("num_heads"), constant_array(b.input(3))
     states = [b.input(index) for index in range(3)]
     query = states[0]
@@ -267,8 +254,7 @@ def _multi_head_attention(b: Builder) -> dict[int, ir.Value]:
 
 def _onnx_attention(b: Builder) -> dict[int, ir.Value]:
     """ONNX's, with inputs `(batch, heads, seq, head_dim)` and a bool or additive mask."""
-    b.refuse_inputs(4, 5, 6)
-    b.refuse_attributes("softcap", "is_causal")
+    b.refuse(inputs=(4, 5, 6), attributes=("softcap", "is_causal"))
     query, key, value, mask = (b.input(index) for index in range(4))
     assert query is not None
     assert key is not None
@@ -292,7 +278,7 @@ def _onnx_attention(b: Builder) -> dict[int, ir.Value]:
 
 def _fused_matmul(b: Builder) -> dict[int, ir.Value]:
     """Computes `alpha * A' B'`, where the last two axes of each may be transposed."""
-    b.refuse_attributes("transBatchA", "transBatchB")
+    b.refuse(attributes=("transBatchA", "transBatchB"))
     sides = []
     for index, name in enumerate(("transA", "transB")):
         side = b.input(index)

@@ -173,7 +173,7 @@ def name_outputs(
     graph = model.graph
     kept = [*chosen.values()]
     if keep_extra:
-        kept += [value for value in graph.outputs if all(value is not each for each in kept)]
+        kept += [value for value in graph.outputs if value not in kept]
     # Values with these names may be other outputs or inner values.
     for value in (*(value for node in graph for value in node.outputs), *graph.outputs):
         if value.name in chosen and chosen[value.name] is not value:
@@ -195,11 +195,11 @@ def _choose_outputs(model: ir.Model, task: str, given: Mapping[str, str]) -> dic
     chosen = {role: outputs[name] for role, name in given.items()}
     for name in task_outputs(task):
         value = outputs.get(name)
-        if name not in chosen and value is not None and not _is_among(value, chosen):
+        if name not in chosen and value is not None and value not in chosen.values():
             chosen[name] = value
     missing = [name for name in wanted if name not in chosen]
     if missing and not (EMBEDDING in chosen and len(outputs) == 1):
-        rest = [value for value in outputs.values() if not _is_among(value, chosen)]
+        rest = [value for value in outputs.values() if value not in chosen.values()]
         if len(rest) < len(missing):
             raise UserInputError(
                 f"The graph has outputs {', '.join(outputs)}, and task `{task}` reads "
@@ -208,10 +208,6 @@ def _choose_outputs(model: ir.Model, task: str, given: Mapping[str, str]) -> dic
             )
         chosen |= dict(zip(missing, rest, strict=False))
     return {name: chosen[name] for name in task_outputs(task) if name in chosen}
-
-
-def _is_among(value: ir.Value, chosen: Mapping[str, ir.Value]) -> bool:
-    return any(value is each for each in chosen.values())
 
 
 def check_rank(subject: str, rank: int, task: str, *, is_pooled: bool = False) -> None:
