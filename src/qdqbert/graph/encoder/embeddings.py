@@ -44,7 +44,7 @@ class _Positions:
     """A table of positions.
 
     Attributes:
-        table: The whole table.
+        table: Its rows up to the last position.
         first: As `first_position` in `Embeddings`.
         limit: Longest text in tokens.
         padding_id: Id of the padding token, if it is not counted.
@@ -172,7 +172,7 @@ def _read_positions(view: GraphView, lookup: _Lookup) -> _Positions:
     if not np.array_equal(longest, first + np.arange(limit)):
         raise refuse(lookup.value.producer(), "does not number positions in order")
     return _Positions(
-        table=lookup.table,
+        table=dataclasses.replace(lookup.table, rows=lookup.table.rows[: first + limit]),
         first=first - (padding_id is not None),
         limit=limit,
         padding_id=padding_id,
