@@ -7,7 +7,6 @@ from qdqbert.encoders.family import Encoder, Family, Parts
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.model import Head
 from qdqbert.encoders.reader import Reader
-from qdqbert.task_kinds import TaskName
 
 
 def read_roberta(reader: Reader) -> Encoder:
