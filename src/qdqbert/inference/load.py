@@ -155,19 +155,15 @@ def load(
     _LOGGER.info("Running %s (%s) on %s: %s.", called, name, chosen, reason)
     if chosen == "native" and kernel is None:
         warn_of_slow_kernel(artifact)
-    _check_files(artifact, artifact.model_for(chosen, name))
-    schedule = _SCHEDULES[chosen]
-    if batch_invariant and not schedule.is_invariant:
-        alone = BatchPlan(tokens=1, multiple=1)
-        # The graph for many inputs runs single ones, too: another number of threads may round
-        # differently.
-        schedule = dataclasses.replace(schedule, plan=alone, single_tokens=0)
-    runners = _runners(artifact, chosen, name, provider, kernel, threads)
-    if provider not in (None, "cpu"):
-        # A provider can be installed and not start.
-        _ = runners.many
-    tokenizer = Tokenizer.from_folder(artifact.directory, max_length=artifact.max_length)
-    _check_ids(tokenizer, chosen, artifact.model_for(chosen, name))
+    runners, scheduler, tokenizer = open_graph(
+        artifact,
+        chosen,
+        name,
+        provider=provider,
+        kernel=kernel,
+        threads=threads,
+        batch_invariant=batch_invariant,
+    )
     loaded = Loaded(
         name=called,
         artifact=artifact,
@@ -175,13 +171,54 @@ def load(
         target=name,
         reason=reason,
         runners=runners,
-        scheduler=Scheduler(
-            runners, schedule, limit=artifact.max_length, padding=tokenizer.padding
-        ),
+        scheduler=scheduler,
         tokenizer=tokenizer,
         config=config,
     )
     return model(loaded)
+
+
+def open_graph(
+    artifact: Artifact,
+    engine: EngineName,
+    target: str,
+    *,
+    provider: ProviderName | None = None,
+    kernel: KernelName | None = None,
+    threads: int | None = None,
+    batch_invariant: bool = False,
+) -> tuple[Runners, Scheduler, Tokenizer]:
+    """Return a graph of a folder, the scheduler of its inputs, and its tokenizer.
+
+    Args:
+        artifact: The folder.
+        engine: Engine that runs the graph.
+        target: Target of the graph.
+        provider: As in `load`.
+        kernel: As in `load`.
+        threads: As in `load`.
+        batch_invariant: As in `load`.
+
+    Raises:
+        CheckpointError: A file is not what `quantize` wrote, or they do not fit together.
+        MissingExtraError: The provider is not installed.
+    """
+    graph = artifact.model_for(engine, target)
+    _check_files(artifact, graph)
+    schedule = _SCHEDULES[engine]
+    if batch_invariant and not schedule.is_invariant:
+        alone = BatchPlan(tokens=1, multiple=1)
+        # The graph for many inputs runs single ones, too: another number of threads may round
+        # differently.
+        schedule = dataclasses.replace(schedule, plan=alone, single_tokens=0)
+    runners = _runners(artifact, engine, target, provider, kernel, threads)
+    if provider not in (None, "cpu"):
+        # A provider can be installed and not start.
+        _ = runners.many
+    tokenizer = Tokenizer.from_folder(artifact.directory, max_length=artifact.max_length)
+    _check_ids(tokenizer, engine, graph)
+    scheduler = Scheduler(runners, schedule, limit=artifact.max_length, padding=tokenizer.padding)
+    return runners, scheduler, tokenizer
 
 
 def open_folder(

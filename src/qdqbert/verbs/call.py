@@ -65,7 +65,8 @@ class BatchCall(TaskCall):
     """Common options.
 
     Attributes:
-        batch_size: Number of examples in a batch.
+        batch_size: Number of examples in a batch. `evaluate` runs folders of `quantize` in the
+            batches of `load`.
         onnx: Names and the tokenizer of an .onnx file.
     """
 

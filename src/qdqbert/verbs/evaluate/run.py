@@ -24,11 +24,13 @@ from qdqbert.options import command_line, is_onnx_file
 from qdqbert.progress import Progress
 from qdqbert.reporting.evaluate import EvaluateReport
 from qdqbert.reporting.page import page
+from qdqbert.runtime.scheduler import Scheduler
 from qdqbert.tables.outputs import write_objects
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Answer, Predictions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
+from qdqbert.verbs.evaluate.streams import predict_in_streams
 from qdqbert.verbs.evaluate.subject import (
     Subject,
     load_subject,
@@ -253,8 +255,12 @@ def _encode(
 
 
 def _predict(subject: Subject, encoded: EncodedExamples, progress: Progress) -> Predictions:
-    with progress.stage(f"Evaluating {subject.name}", len(encoded.batches)) as advance:
-        return predict(subject.task, subject.runner, encoded, advance)
+    label, runner = f"Evaluating {subject.name}", subject.runner
+    if isinstance(runner, Scheduler):
+        with progress.stage(label, encoded.texts) as advance:
+            return predict_in_streams(subject.task, runner, encoded.features, advance)
+    with progress.stage(label, len(encoded.batches)) as advance:
+        return predict(subject.task, runner, encoded, advance)
 
 
 def _predict_reference(

@@ -12,14 +12,15 @@ from qdqbert.artifact import Artifact, is_artifact, open_artifact, read_training
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName
-from qdqbert.engines.runner import Runner, check_engine, open_runner
+from qdqbert.engines.runner import Runner, check_engine
 from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.imported.graph_runner import open_graph_file
 from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.inference.engine_choice import choose_engine
-from qdqbert.inference.load import open_folder
+from qdqbert.inference.load import open_folder, open_graph
 from qdqbert.models.quantized import load_model
 from qdqbert.options import is_onnx_file
+from qdqbert.runtime.scheduler import Scheduler
 from qdqbert.task_kinds import TaskName, check_outputs, head_of
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task
@@ -50,7 +51,7 @@ class Subject:
         engine: Name of the engine that runs it; `pytorch` for a checkpoint in float.
         target: Target that its graph was made for; `None` for PyTorch or an .onnx file.
         is_proxy: Whether the engine is a proxy for the runtime of the target.
-        runner: The model, ready to run.
+        runner: The model, ready to run. A folder runs in the batches of `load`.
         tokenizer: Its tokenizer.
         input_names: Names of its inputs.
         id2label: Names of its classes by index.
@@ -66,7 +67,7 @@ class Subject:
     engine: str
     target: str | None = None
     is_proxy: bool = False
-    runner: Runner
+    runner: Runner | Scheduler
     tokenizer: Tokenizer
     input_names: Sequence[str]
     id2label: Mapping[int, str]
@@ -283,14 +284,15 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
     check_engine(engine)
     target = artifact.target_for(engine, request.target)
     length, notices = request.input_length(None, artifact.max_length)
+    _, scheduler, tokenizer = open_graph(artifact, engine, target, provider=request.provider)
     return Subject(
         name=_shown_name(name),
         task=task_for(task, config),
         engine=engine,
         target=target,
         is_proxy=artifact.targets[target]["is_proxy"],
-        runner=open_runner(engine, artifact.model_for(engine, target), provider=request.provider),
-        tokenizer=Tokenizer.from_folder(artifact.directory, max_length=None),
+        runner=scheduler,
+        tokenizer=tokenizer,
         input_names=artifact.input_names,
         id2label=config.id2label,
         max_length=length,
