@@ -85,6 +85,25 @@ def option(
     return dataclasses.field(default=default, kw_only=kw_only, metadata=given)
 
 
+def described(documented: Any, section: str) -> Mapping[str, str]:
+    """Return the text of each name in a section of a docstring, such as "Args"."""
+    # The compiler removes the indentation from Python 3.13 on; `getdoc` does so in all versions.
+    lines = (inspect.getdoc(documented) or "").partition(f"{section}:\n")[2].splitlines()
+    docs: dict[str, str] = {}
+    name = ""
+    for line in lines:
+        text = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if not text:
+            break
+        if indent == 4:
+            name, _, text = text.partition(": ")
+            docs[name] = text
+        else:
+            docs[name] += f" {text}"
+    return docs
+
+
 # Type checkers see no frozen classes: mypy would take fields that a class inherits for the type
 # that they are given as.
 @dataclass_transform(kw_only_default=True, field_specifiers=(option,))
@@ -101,6 +120,12 @@ class Options:
         cls.__signature__ = inspect.Signature(
             [each.replace(annotation=as_given(each.annotation)) for each in found]
         )
+        before, heading, own = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
+        helps = {k: v for base in cls.__bases__ for k, v in described(base, "Attributes").items()}
+        for name in described(cls, "Attributes"):
+            helps.pop(name, None)
+        inherited = "".join(f"    {name}: {text}\n" for name, text in helps.items())
+        cls.__doc__ = before + heading + inherited + own
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -464,9 +489,8 @@ def types_read(options: type) -> Mapping[str, Any]:
 
 
 def helps_of(options: type) -> Mapping[str, str]:
-    """Return the help of each field of a class. Subclasses can change it."""
-    bases = [each for each in reversed(options.__mro__) if issubclass(each, Options)]
-    return {name: text for each in bases for name, text in described(each, "Attributes").items()}
+    """Return the help of each field of a class."""
+    return described(options, "Attributes")
 
 
 @functools.cache
@@ -612,25 +636,6 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
         kind = functools.reduce(operator.or_, kinds)
         return kind, len(kinds) < len(get_args(hint))
     return hint, False
-
-
-def described(documented: Any, section: str) -> Mapping[str, str]:
-    """Return the text of each name in a section of a docstring, such as "Args"."""
-    # The compiler removes the indentation from Python 3.13 on; `getdoc` does so in all versions.
-    lines = (inspect.getdoc(documented) or "").partition(f"{section}:\n")[2].splitlines()
-    docs: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        text = line.strip()
-        indent = len(line) - len(line.lstrip())
-        if not text:
-            break
-        if indent == 4:
-            name, _, text = text.partition(": ")
-            docs[name] = text
-        else:
-            docs[name] += f" {text}"
-    return docs
 
 
 def is_onnx_file(model: str | os.PathLike[str]) -> bool:
