@@ -111,7 +111,9 @@ def speed(targets: Sequence[TargetReport], float_bytes: int) -> Section:
     names = " | ".join(f"{each} {{}}" for each in (on, *map(graph_name, targets)))
     text = "Median latency of one inference. Times as fast as float are in parentheses."
     table = Table(f" | {names}", rows, compares_rows=True)
-    return Section("How fast and how large is it?", text if slow else "", table)
+    return Section(
+        f"How {'fast and how ' if slow else ''}large is it?", text if slow else "", table
+    )
 
 
 def _at(each: TargetReport, shape: LatencyReport) -> LatencyReport | None:

@@ -102,9 +102,9 @@ def _table(table: Table) -> str:
 def _cell(cell: Cell, index: int, compared: Sequence[Cell]) -> str:
     """Return a cell, with its number on the axis of the cells that it is compared with."""
     name, scope = ("td", "") if index else ("th", "row")
-    return _element(
-        name, escape(cell.text), _drawing(cell, compared), style=cell.level, scope=scope
-    )
+    style = "" if cell.level == "plain" else cell.level
+    content = escape(cell.text) + _drawing(cell, compared)
+    return _element(name, content, style=style, scope=scope)
 
 
 def _drawing(cell: Cell, compared: Sequence[Cell]) -> str:

@@ -196,7 +196,7 @@ class QuantizeReport(Report):
             return []
         load = f"model = qdqbert.load({self.directory!a})"
         lines = [f"pip install {self.package}", "", "import qdqbert", load, f"print({self.call})"]
-        text = f"{self._speed()} The lines of Python run it."
+        text = f"{self._speed()} The lines of Python run the model."
         # No shell takes a line break in a name.
         if self.directory.isprintable():
             text = f"{text[:-1]}, and the last command answers requests over HTTP."
