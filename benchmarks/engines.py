@@ -42,9 +42,11 @@ from typing import Any
 import numpy as np
 
 from qdqbert.engines.native.compiler import Library, compile_module
-from qdqbert.engines.native.instruction_sets import InstructionSet, choose_set
+from qdqbert.engines.native.instruction_set import InstructionSet
+from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.ir import PTR, Module
-from qdqbert.engines.native.kernels.dot import amx_name, dot_name, emit_dots
+from qdqbert.engines.native.kernels.amx_tiles import AmxTiles, amx_name
+from qdqbert.engines.native.kernels.vector_tiles import dot_name
 from qdqbert.engines.native.memory import zeros
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
@@ -321,20 +323,19 @@ def best(call: Callable[[], object], count: int) -> float:
 
 def tile_rate(isa: InstructionSet) -> float:
     """Return the multiplications per second of tiles whose operands stay in cache."""
-    rows, columns = (32, 32) if isa.amx else (isa.rows[0], isa.vectors[0] * isa.lanes)
+    is_amx = isa.tiles == AmxTiles()
+    rows, columns = (32, 32) if is_amx else (isa.rows[0], isa.vectors[0] * isa.lanes)
     depth, repeats = 768, 20_000
     module = Module('"prefer-vector-width"="512"')
-    emit_dots(module, isa)
-    name = amx_name(2, 2) if isa.amx else dot_name(isa.rows[0], isa.vectors[0])
+    isa.tiles.emit(module, isa)
+    name = amx_name(2, 2) if is_amx else dot_name(isa.rows[0], isa.vectors[0])
     with module.function("repeat", codes=PTR, weights=PTR, sums=PTR, start=PTR) as f:
-        if isa.amx:
-            f.call("amx_start")
+        isa.tiles.begin(f)
         with f.loop(0, repeats):
             panel, stride = 16 * depth, 4 * columns
             operands = (f.codes, depth, f.weights, panel, f.sums, stride, depth // 4)
-            f.call(name, *operands, *((f.weights,) if isa.amx else (f.start, f.weights, 0)))
-        if isa.amx:
-            f.call("amx_end")
+            f.call(name, *operands, *((f.weights,) if is_amx else (f.start, f.weights, 0)))
+        isa.tiles.end(f)
     run = Library(compile_module(module, isa), isa).function("repeat")
     arrays = (
         zeros((rows, depth), np.uint8),

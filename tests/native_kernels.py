@@ -24,6 +24,7 @@ from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import ACTIVATIONS, ROUNDING
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.native.ir import Module
+from qdqbert.engines.native.kernels.amx_tiles import AmxTiles
 from qdqbert.engines.native.kernels.forward import build_module
 from qdqbert.engines.native.kernels.linear import emit_linears
 from qdqbert.engines.native.records import CODES, NORM, ROUND_TRIP
@@ -68,10 +69,11 @@ class Kernels:
 
     def for_each(self, name: str, *arguments: Any, last: Iterable[tuple[int, ...]]) -> None:
         """Call a function that may use AMX for each of several last arguments."""
-        if self.isa.amx:
+        has_tiles = self.isa.tiles == AmxTiles()
+        if has_tiles:
             self._call("amx_start")
         self._call(name, *arguments, last=last)
-        if self.isa.amx:
+        if has_tiles:
             self._call("amx_end")
 
     def _call(self, name: str, *arguments: Any, last: Iterable[tuple[int, ...]] = ((),)) -> None:

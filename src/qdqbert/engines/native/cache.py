@@ -14,7 +14,7 @@ import llvmlite
 
 from qdqbert.cache import cache_folder
 from qdqbert.engines.native.compiler import Compiled, compile_module, process_triple
-from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import Module
 from qdqbert.files import write_bytes
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import Module
 
 llvm.initialize_all_targets()

@@ -14,8 +14,7 @@ from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.compiler import Library
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import ACTIVATIONS, shift_of
-from qdqbert.engines.native.instruction_sets import InstructionSet
-from qdqbert.engines.native.kernels.attention import rows_together
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.forward import (
     BLOCK,
@@ -355,7 +354,7 @@ class Scratch:
             threads: How many threads run a forward pass together.
         """
         settings, limit = program.settings, program.limit
-        size, rows = settings["head_size"], rows_together(program.isa)
+        size, rows = settings["head_size"], program.isa.products.rows_together
         deep = padded(size, DEPTH)
         has_floats = program.features.dynamic or program.features.gated
         code_rows = max(PART_ROWS, limit) + SPARE_ROWS

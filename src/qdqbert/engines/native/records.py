@@ -198,7 +198,7 @@ THREAD = Record(
 )
 """The work of one thread, and its buffers.
 
-Buffers of attention hold as many queries as `attention.rows_together` returns; limit and head_size
+Buffers of attention hold as many queries as `Products.rows_together` says; limit and head_size
 are padded to a multiple of 32.
 """
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from native_kernels import bytes_of_row, check_codes, codes_record, few, forget_arrays
 from native_references import attention
-from qdqbert.engines.native.kernels.attention import rows_together
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
 from qdqbert.engines.native.kernels.split import DEPTH
 from qdqbert.engines.native.memory import padded
@@ -57,7 +56,7 @@ def run_attention(
     """Return the contexts `(tokens, width)`: float32, or codes if there is a multiplier."""
     tokens, heads, size = texts.parts[0].shape
     width, limit, deep = padded(heads * size), padded(LIMIT, DEPTH), padded(size, DEPTH)
-    together = rows_together(kernels.isa)
+    together = kernels.isa.products.rows_together
     context = np.full((tokens, width), 77, np.float32 if multiplier is None else np.uint8)
     stored = 0
     if bias is not None:

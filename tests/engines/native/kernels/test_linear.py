@@ -77,8 +77,7 @@ def run(
     first_panel: int = 0,
 ) -> None:
     panels = len(case.arrays[0]) - first_panel
-    # Kernels for AMX read up to 31 rows after the last one.
-    end = first_row + rows + (SPARE_ROWS - 1 if kernels.isa.amx else 0)
+    end = first_row + rows + kernels.isa.tiles.spare_rows
     width = case.arrays[0].shape[1] * 4
     columns = panels * PANEL
     kernels.with_tiles(

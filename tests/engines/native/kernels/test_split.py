@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from native_kernels import bytes_of_row, few
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.split import DEPTH
+from qdqbert.engines.native.kernels.split_products import SplitProducts
 from qdqbert.engines.native.memory import padded
 
 # What the two bfloat16 of a number leave, and the product that is left out.
@@ -29,7 +30,7 @@ def in_float(pairs: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def _has_tiles(kernels) -> None:
-    if not kernels.isa.amx:
+    if kernels.isa.products != SplitProducts():
         pytest.skip("has no tiles")
 
 

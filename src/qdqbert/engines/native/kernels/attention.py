@@ -12,30 +12,22 @@ contains log2(e), and so does the position bias.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import exp2, unsigned_codes
-from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.kernels.packing import padded_to
 from qdqbert.engines.native.kernels.product import WIDEST
 from qdqbert.engines.native.kernels.relative import emit_add_positions, relative_positions
 from qdqbert.engines.native.kernels.round_trip import rounding
-from qdqbert.engines.native.kernels.split import DEPTH, split_pairs, store_split
 from qdqbert.engines.native.records import CODES, JOB, LAYER, MODEL, THREAD
 
 # Smaller than any score: a weight of 2^-126, which no sum of weights shows.
 _MASKED = -1e30
 # Rows of scores that are computed together; see `_emit_softmax`.
 _ROWS_OF_SOFTMAX = (4, 2, 1)
-
-
-def rows_together(isa: InstructionSet) -> int:
-    """Return the number of queries per block, a multiple of the rows of all tiles."""
-    return 32 if isa.amx else 24
 
 
 def emit_attention(module: Module, isa: InstructionSet, features: Features) -> None:
@@ -47,14 +39,11 @@ def emit_attention(module: Module, isa: InstructionSet, features: Features) -> N
     of a row need all heads.
 
     Args:
-        module: The module, with `product`, or with the kernels of `split` for AMX.
+        module: The module, with the functions of products.
         isa: The instruction set.
         features: The parts of the model.
     """
-    if isa.amx:
-        _emit_split_pack(module)
-    else:
-        _emit_pack(module)
+    isa.products.emit_pack(module)
     if features.relative:
         emit_add_positions(module, features)
     _emit_softmax(module, isa, features)
@@ -78,97 +67,6 @@ def emit_attention(module: Module, isa: InstructionSet, features: Features) -> N
         _attention(f, isa, features)
 
 
-def _pack_function(module: Module, name: str) -> contextlib.AbstractContextManager[Function]:
-    return module.function(name, source=PTR, stride=I64, length=I64, size=I64, factor=F32, out=PTR)
-
-
-def _emit_pack(module: Module) -> None:
-    """Write `pack_keys` and `pack_values`, which copy rows of a head to panels of 16 columns.
-
-    Their arguments are the first row and the bytes from one row to the next, the number of tokens,
-    the channels of the head, a factor of all numbers, and where the panels go. `pack_keys` packs
-    columns of keys. Both read rows up to a multiple of 32.
-    """
-    floats = vector(F32, PANEL)
-    with _pack_function(module, "pack_keys") as f:
-        factor = f.splat(f.factor, PANEL)
-        with f.loop(0, f.length, PANEL) as token, f.loop(0, f.size, PANEL) as channel:
-            place = f.source + (token * f.stride + channel * 4)
-            keys = [f.load(floats, place + f.stride * each) * factor for each in range(PANEL)]
-            panel = f.out + (token * f.size * 4 + channel * (4 * PANEL))
-            for each, column in enumerate(_transposed(keys)):
-                f.store(column, panel + 4 * PANEL * each)
-    with _pack_function(module, "pack_values") as f:
-        factor = f.splat(f.factor, PANEL)
-        with f.loop(0, f.size, PANEL) as channel:
-            panel = f.out + channel * f.length * 4
-            with f.loop(0, f.length) as token:
-                values = f.load(floats, f.source + (token * f.stride + channel * 4)) * factor
-                f.store(values, panel + token * (4 * PANEL))
-
-
-def _emit_split_pack(module: Module) -> None:
-    """Write `pack_keys` and `pack_values` for `split_product`."""
-    floats = vector(F32, PANEL)
-
-    def store(f: Function, one: Value, other: Value, place: Value) -> None:
-        high, low = split_pairs(f, one, other)
-        f.store(high, place)
-        f.store(low, place + 4 * PANEL * PANEL)
-
-    with _pack_function(module, "pack_keys") as f:
-        factor = f.splat(f.factor, PANEL)
-        depth = _padded(f.size, DEPTH)
-        with f.loop(0, f.length, PANEL) as token, f.loop(0, f.size, DEPTH) as channel:
-            place = f.source + (token * f.stride + channel * 4)
-            has_other = f.size - channel > PANEL
-            offsets = f.constant(I64, 0), has_other.select(f.constant(I64, 4 * PANEL), 0)
-            columns, others = (
-                _transposed(
-                    [
-                        f.load(floats, place + offset + f.stride * each) * factor
-                        for each in range(PANEL)
-                    ]
-                )
-                for offset in offsets
-            )
-            tile = f.out + (token * depth * 4 + channel * (4 * PANEL))
-            for each in range(PANEL):
-                store(
-                    f, columns[each], has_other.select(others[each], 0.0), tile + 4 * PANEL * each
-                )
-    with _pack_function(module, "pack_values") as f:
-        factor = f.splat(f.factor, PANEL)
-        depth = _padded(f.length, DEPTH)
-        with f.loop(0, f.size, PANEL) as channel, f.loop(0, depth, DEPTH) as token:
-            tile = f.out + (channel * depth * 4 + token * (4 * PANEL))
-            with f.loop(0, PANEL) as pair:
-                # Weights are not exactly zero after the last token.
-                one, other = (
-                    (own < f.length).select(
-                        f.load(floats, f.source + (own * f.stride + channel * 4)) * factor, 0.0
-                    )
-                    for own in (token + pair, token + pair + PANEL)
-                )
-                store(f, one, other, tile + pair * (4 * PANEL))
-
-
-def _transposed(rows: list[Value]) -> list[Value]:
-    """Return the columns of a square matrix."""
-    # Interleaving the upper and the lower half moves the highest bit of a row's number to the
-    # lowest bit of the column's.
-    count = len(rows)
-    for _ in range(count.bit_length() - 1):
-        order = [each // 2 + count * (each % 2) for each in range(2 * count)]
-        pairs = zip(rows[: count // 2], rows[count // 2 :], strict=True)
-        rows = [
-            upper.shuffle(part, lower)
-            for upper, lower in pairs
-            for part in (order[:count], order[count:])
-        ]
-    return rows
-
-
 def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
     element = 4 if features.dynamic else 1
     size, width = (MODEL.read(f, f.model, name) for name in ("head_size", "width"))
@@ -187,34 +85,34 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
     f.call("pack_values", values, stride, length, size, 1.0, packed_values)
     zeros = f.allocate(F32, WIDEST)
     f.store(f.constant(vector(F32, WIDEST), 0.0), zeros)
-    multiply = _multiplier(f, isa, zeros)
-    multiple = DEPTH if isa.amx else 1
-    key_bytes, value_bytes = (_padded(each, multiple) * 4 for each in (size, length))
+    products = isa.products
+    key_bytes, value_bytes = (padded_to(each, products.depth) * 4 for each in (size, length))
     relative = None
     if features.relative:
         relative = relative_positions(f, features, head, size, length, zeros)
         relative.multiply_keys(keys, stride)
-    together = rows_together(isa)
+    together = products.rows_together
     with f.loop(0, length, together) as row:
         rows = (length - row).minimum(together)
         first_key, end = _keys_read(f, isa, row, rows, length, windowed=features.windowed)
         count = end - first_key
-        columns = _padded(count, DEPTH if isa.amx else PANEL)
+        columns = padded_to(count, products.columns)
         own, own_stride = queries + row * stride, stride
         if relative is not None:
             relative.multiply_queries(own, stride, rows)
-        if isa.amx:
-            f.call("split_rows", own, stride, rows, size, packed_queries)
-            own, own_stride = packed_queries, key_bytes
+        own, own_stride = products.prepared(
+            f, own, own_stride, rows, size, packed_queries, key_bytes
+        )
         panels = packed_keys + first_key * key_bytes
-        multiply(own, own_stride, rows, panels, key_bytes * PANEL, columns, scores, size)
+        operands = (own, own_stride, rows, panels, key_bytes * PANEL)
+        products.multiply(f, *operands, columns, scores, size, zeros)
         if relative is not None:
             relative.add(row, rows, first_key, end, columns)
         query = (head, row, rows, first_key, count, columns)
         f.call("softmax", f.model, f.layer, f.thread, *query)
         panels = packed_values + first_key * (4 * PANEL)
         weights = (scores, columns * 4, rows)
-        multiply(*weights, panels, value_bytes * PANEL, size, sums, count)
+        products.multiply(f, *weights, panels, value_bytes * PANEL, size, sums, count, zeros)
         with f.loop(0, rows) as each:
             own = context + (row + each) * width * element
             f.call("context", f.layer, f.thread, head * size, each, size, own)
@@ -233,7 +131,7 @@ def _keys_read(
     if not windowed:
         return f.constant(I64, 0), length
     window = LAYER.read(f, f.layer, "window")
-    multiple = DEPTH if isa.amx else PANEL
+    multiple = isa.products.columns
     first = (row - window.minimum(row)) // multiple * multiple
     return first, (row + rows + window).minimum(length)
 
@@ -245,38 +143,6 @@ def attend(f: Function, layer: Value, text: Value, head: Value) -> None:
     context = JOB.read(f, f.job, "context")
     records = f.model, layer, f.job, f.thread
     f.call("attention", *records, 0, 0, *places, width * 4, context, text, head)
-
-
-def _padded(count: Value, multiple: int) -> Value:
-    return (count + (multiple - 1)) // multiple * multiple
-
-
-def _multiplier(f: Function, isa: InstructionSet, zeros: Value) -> Callable[..., None]:
-    """Return a function that writes `out = x @ weights`.
-
-    Its arguments are the first row and the bytes from one row to the next, the number of rows, the
-    first panel of weights and the bytes from one panel to the next, the number of columns, the
-    first row of the result, whose rows follow each other, and the depth.
-    """
-
-    def multiply(
-        x: Value,
-        stride: Value,
-        rows: Value,
-        weights: Value,
-        panel: Value,
-        columns: Value,
-        out: Value,
-        depth: Value,
-    ) -> None:
-        sizes = columns // PANEL, out, columns * 4
-        if isa.amx:
-            deep = _padded(depth, DEPTH)
-            f.call("split_product", x, stride, rows, weights, panel, *sizes, deep)
-        else:
-            f.call("product", x, stride, rows, weights, panel, *sizes, depth, zeros, 0)
-
-    return multiply
 
 
 def _emit_softmax(module: Module, isa: InstructionSet, features: Features) -> None:
@@ -340,7 +206,7 @@ def _weigh(f: Function, isa: InstructionSet, rows: list[Value], in_full: bool) -
         f: The function.
         isa: The instruction set.
         rows: Where each row starts.
-        in_full: Whether weights are float32 for AMX too, not split.
+        in_full: Whether weights stay float32, because they are rounded next.
     """
     lanes = isa.lanes
     floats = vector(F32, lanes)
@@ -350,17 +216,17 @@ def _weigh(f: Function, isa: InstructionSet, rows: list[Value], in_full: bool) -
             most.set(f.load(floats, row + key * 4).maximum(most.get()))
     tops = [f.splat(f.maximum_of(each.get()), lanes) for each in largest]
     totals = [f.variable(f.constant(floats, 0.0)) for _ in rows]
-    count = DEPTH // lanes if isa.amx else 1
+    count = isa.products.vectors(lanes)
     with f.loop(0, f.padded, count * lanes) as key:
         for row, top, total in zip(rows, tops, totals, strict=True):
             place = row + key * 4
             scores = [f.load(floats, place + 4 * lanes * each) for each in range(count)]
             weights = [exp2(f, score - top) for score in scores]
-            if isa.amx and not in_full:
-                store_split(f, weights[0], weights[1], place)
-            else:
+            if in_full:
                 for each, weight in enumerate(weights):
                     f.store(weight, place + 4 * lanes * each)
+            else:
+                isa.products.store_weights(f, weights, place)
             for weight in weights:
                 total.set(total.get() + weight)
     return [f.sum_of(each.get()) for each in totals]
@@ -374,7 +240,7 @@ def _round_weights(
     floats = vector(F32, lanes)
     record = LAYER.read(f, f.layer, "probability_rounding")
     rounded = rounding(f, record, f.constant(I64, 0), floats)
-    count = DEPTH // lanes if isa.amx else 1
+    count = isa.products.vectors(lanes)
     with f.loop(0, f.padded, count * lanes) as key:
         for row, inverse in zip(rows, inverses, strict=True):
             place = row + key * 4
@@ -382,10 +248,7 @@ def _round_weights(
                 rounded(f.load(floats, place + 4 * lanes * each) * f.splat(inverse, lanes))
                 for each in range(count)
             ]
-            if isa.amx:
-                store_split(f, weights[0], weights[1], place)
-            else:
-                f.store(weights[0], place)
+            isa.products.store_weights(f, weights, place)
 
 
 def _add_position_bias(f: Function, lanes: int, scores: Value, bias: Value, query: Value) -> None:

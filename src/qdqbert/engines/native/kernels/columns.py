@@ -16,7 +16,7 @@ Every number is computed as in `forward`, so that results have the same bits.
 from __future__ import annotations
 
 from qdqbert.engines.native.features import Features
-from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.attention import attend
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
@@ -42,8 +42,7 @@ def emit_columns(module: Module, isa: InstructionSet, features: Features) -> Non
     ) as f:
         _feed_forward(f, features)
     with module.function("forward_columns", model=PTR, job=PTR, thread=PTR) as f:
-        if isa.amx:
-            f.call("amx_start")
+        isa.tiles.begin(f)
         rows = THREAD.read(f, f.thread, "last_row")
         f.call("embed", f.model, f.job, f.thread, 0, rows)
         with each_layer(f) as (layer, next_layer):
@@ -56,8 +55,7 @@ def emit_columns(module: Module, isa: InstructionSet, features: Features) -> Non
             f.call("wait", f.job)
             following = first_weights(f, next_layer, first)
             f.call("feed_forward_columns", f.model, layer, f.job, f.thread, following)
-        if isa.amx:
-            f.call("amx_end")
+        isa.tiles.end(f)
         THREAD.write(f, f.thread, "passes", THREAD.read(f, f.thread, "passes") + 1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqbert.engines.native.features import Features
-from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I8, I32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.records import JOB, MODEL, THREAD
 

@@ -19,11 +19,11 @@ start into the cache.
 from __future__ import annotations
 
 from qdqbert.engines.native.features import Features
-from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
 from qdqbert.engines.native.kernels.attention import attend, emit_attention
 from qdqbert.engines.native.kernels.columns import emit_columns
-from qdqbert.engines.native.kernels.dot import bytes_of_codes, emit_dots
+from qdqbert.engines.native.kernels.dot import bytes_of_codes
 from qdqbert.engines.native.kernels.embedding import emit_embedding
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK, emit_gate
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
@@ -35,7 +35,6 @@ from qdqbert.engines.native.kernels.projections import emit_projections, project
 from qdqbert.engines.native.kernels.rotation import emit_rotation
 from qdqbert.engines.native.kernels.round_trip import emit_round_trips
 from qdqbert.engines.native.kernels.second_add import emit_second_add, keep
-from qdqbert.engines.native.kernels.split import emit_split
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
 from qdqbert.engines.native.kernels.weights import each_layer, first_weights, weights_of
 from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, ROW_SCALE, THREAD
@@ -51,15 +50,14 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
     """Return all kernels of a model with these features."""
     activation, dynamic = features.activation, features.dynamic
     module = Module('"prefer-vector-width"="512"')
-    emit_dots(module, isa)
+    isa.tiles.emit(module, isa)
     rounds_adds = features.rounds_adds
     emit_linears(module, isa, activation, dynamic=dynamic, rounds_adds=rounds_adds)
     if rounds_adds or features.rounds_attention:
         emit_round_trips(module, isa.lanes)
     emit_norms(module, isa, features)
     emit_product(module, isa)
-    if isa.amx:
-        emit_split(module)
+    isa.products.emit(module)
     if features.gated:
         emit_gate(module, isa, activation)
     if features.rotary:
@@ -84,8 +82,7 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
 
 
 def _forward(f: Function, isa: InstructionSet) -> None:
-    if isa.amx:
-        f.call("amx_start")
+    isa.tiles.begin(f)
     first, last = (THREAD.read(f, f.thread, name) for name in ("first_row", "last_row"))
     with (
         f.when(MODEL.read(f, f.model, "embeds").equals(1)),
@@ -104,8 +101,7 @@ def _forward(f: Function, isa: InstructionSet) -> None:
                 f.call("run_texts", f.model, layer, f.job, f.thread, *texts, last)
         with f.when(has_texts ^ 1):
             f.call("run_rows", f.model, layer, f.job, f.thread, first_weights(f, following))
-    if isa.amx:
-        f.call("amx_end")
+    isa.tiles.end(f)
     THREAD.write(f, f.thread, "passes", THREAD.read(f, f.thread, "passes") + 1)
 
 

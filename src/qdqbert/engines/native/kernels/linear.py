@@ -17,17 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qdqbert.engines.native.functions import ACTIVATIONS, unsigned_codes
-from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Type, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks
-from qdqbert.engines.native.kernels.dot import LINES_AHEAD, PANEL, amx_name, dot_name, prefetch
+from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.round_trip import rounded_sum
-from qdqbert.engines.native.kernels.weights import weights_of
-from qdqbert.engines.native.memory import LINE
 from qdqbert.engines.native.records import CODES, LINEAR, ROW_SCALE
 
-_AMX_ROWS = 32
-_AMX_PANELS = 2
 # Panels and rows whose results are finished together.
 _FINISHED_PANELS, _FINISHED_ROWS = (2, 1), (2, 1)
 
@@ -153,8 +149,8 @@ def _emit(
     first panel's columns.
     """
     finish_name = f"{name}_finish"
-    # AMX's tiles start at zero.
-    _emit_finish(module, finish_name, finish, element, dynamic=dynamic, adds_start=isa.amx)
+    adds_start = isa.tiles.start_at_zero
+    _emit_finish(module, finish_name, finish, element, dynamic=dynamic, adds_start=adds_start)
     with module.function(
         name,
         linear=PTR,
@@ -169,127 +165,7 @@ def _emit(
         extra=PTR,
         following=PTR,
     ) as f:
-        if isa.amx:
-            _loop_over_amx_tiles(f, finish_name, element)
-        else:
-            _loop_over_tiles(f, isa, finish_name, element, reads_out=reads_out)
-
-
-def _loop_over_tiles(
-    f: Function, isa: InstructionSet, finish: str, element: int, *, reads_out: bool
-) -> None:
-    """Write loops over tiles; a panel of weights stays in cache for all rows.
-
-    While a column of tiles is computed, each tile brings a part of the next column's weights into
-    the second-level cache. A few rows have time for a part of them only. If the result is added to
-    what is there, that comes into the first-level cache meanwhile.
-    """
-    widths = tuple(vectors * isa.lanes // PANEL for vectors in isa.vectors)
-    stride = widths[0] * PANEL * 4
-    sums = f.allocate(I32, isa.rows[0] * stride // 4)
-    tiles = ((f.rows + (isa.rows[0] - 1)) // isa.rows[0]).maximum(1)
-    ahead_step = ((tiles + (widths[0] * LINE - 1)) // tiles).minimum(LINE)
-    part = LINEAR.read(f, f.linear, "steps") * ahead_step
-
-    def tile(panel: Value, width: int, row: Value, height: int, following: Value) -> None:
-        name = dot_name(height, width * PANEL // isa.lanes)
-        start = LINEAR.read(f, f.linear, "start") + (f.first + panel) * (4 * PANEL)
-        ahead = following + row // isa.rows[0] * part
-        if reads_out and isa.prefetches:
-            place = _place(f, panel, row, element)
-            for each in range(height):
-                for line in range(width):
-                    prefetch(f, place + f.out_stride * each + line * LINE, level=1)
-        _dot(f, name, panel, row, sums, stride, start, ahead, ahead_step)
-        _finish(f, finish, sums, stride, panel, width, row, height, element)
-
-    def column(panel: Value, width: int) -> None:
-        following = _following(f, panel + width)
-        in_blocks(
-            f, f.rows, isa.rows, lambda row, height: tile(panel, width, row, height, following)
-        )
-
-    in_blocks(f, f.panels, widths, column)
-
-
-def _loop_over_amx_tiles(f: Function, finish: str, element: int) -> None:
-    """Write loops over AMX's tiles, which read up to 31 rows after the last one.
-
-    While two panels of weights are multiplied by 128 rows, the next two come into the second-level
-    cache, a quarter of them during each 32 rows. With fewer rows the time is enough for a part.
-    """
-    stride = _AMX_PANELS * PANEL * 4
-    sums = f.allocate(I32, _AMX_ROWS * stride // 4)
-    part = LINEAR.read(f, f.linear, "steps") * (4 * LINES_AHEAD)
-
-    def column(panel: Value, width: int) -> None:
-        following = _following(f, panel + width)
-        with f.loop(0, f.rows, _AMX_ROWS) as row:
-            left = f.rows - row
-            is_half = left <= _AMX_ROWS // 2
-            ahead = following + row // _AMX_ROWS * part
-            with f.when(is_half):
-                _dot(f, amx_name(1, width), panel, row, sums, stride, ahead)
-            with f.when(is_half ^ 1):
-                _dot(f, amx_name(2, width), panel, row, sums, stride, ahead)
-            height = left.minimum(_AMX_ROWS)
-            _finish(f, finish, sums, stride, panel, width, row, height, element)
-
-    in_blocks(f, f.panels, (_AMX_PANELS, 1), column)
-
-
-def _following(f: Function, panel: Value) -> Value:
-    """Return the weights that are read next: of a panel, or those that follow the last panel."""
-    own = weights_of(f, f.linear, f.first + panel)
-    return (panel < f.panels).select(own, f.following)
-
-
-def _dot(
-    f: Function, name: str, panel: Value, row: Value, sums: Value, stride: int, *last: Value
-) -> None:
-    f.call(
-        name,
-        f.codes + row * f.code_stride,
-        f.code_stride,
-        weights_of(f, f.linear, f.first + panel),
-        LINEAR.read(f, f.linear, "panel"),
-        sums,
-        stride,
-        LINEAR.read(f, f.linear, "steps"),
-        *last,
-    )
-
-
-def _finish(
-    f: Function,
-    name: str,
-    sums: Value,
-    stride: int,
-    panel: Value,
-    width: int,
-    row: Value,
-    height: Value | int,
-    element: int,
-) -> None:
-    column = (f.first + panel) * PANEL
-    f.call(
-        name,
-        f.linear,
-        sums,
-        stride,
-        height,
-        column,
-        PANEL * width,
-        _place(f, panel, row, element),
-        f.out_stride,
-        f.row_scales + row * ROW_SCALE,
-        f.extra,
-    )
-
-
-def _place(f: Function, panel: Value, row: Value, element: int) -> Value:
-    """Return where the result of a panel and a row is."""
-    return f.out + (row * f.out_stride + panel * (PANEL * element))
+        isa.tiles.loop(f, isa, finish_name, element, reads_out=reads_out)
 
 
 def _emit_finish(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import ROUNDING, unsigned_codes
-from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import (
     F32,
     I64,

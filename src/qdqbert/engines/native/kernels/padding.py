@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Type, Value, vector
 
 _LARGEST = 2**63 - 1

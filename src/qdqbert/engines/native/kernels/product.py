@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoders.shared_table import joined
-from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL

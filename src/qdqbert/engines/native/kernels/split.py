@@ -12,14 +12,14 @@ lanes of vectors. Weights have the same order along the depth: panels of 16 colu
 from __future__ import annotations
 
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, VOID, Function, Module, Value, vector
-from qdqbert.engines.native.kernels.blocks import in_blocks
-from qdqbert.engines.native.kernels.dot import (
-    PANEL,
+from qdqbert.engines.native.kernels.amx_tiles import (
     ROW_TILES,
     SUM_TILES,
     WEIGHT_TILES,
     move_tile,
 )
+from qdqbert.engines.native.kernels.blocks import in_blocks
+from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.memory import LINE
 
 DEPTH = 32

@@ -7,7 +7,7 @@ the mailbox for the last time, and a caller posts before it asks whether the wor
 
 from __future__ import annotations
 
-from qdqbert.engines.native.instruction_sets import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import I32, I64, PTR, VOID, Function, Module, Value
 from qdqbert.engines.native.records import JOB, MAILBOX
 

@@ -1,0 +1,202 @@
+"""Instructions of a CPU that kernels use, and how kernels use them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+from qdqbert.engines.native.ir import Function, Module, Value
+
+AddProducts = Callable[[Function, Value, Value, Value], Value]
+"""Adds products to sums: `<lanes x i32>` sums, and four codes and weights in each 32-bit lane."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dot:
+    """How four u8 x s8 products are added to an int32.
+
+    Attributes:
+        name: Its instruction. Compiled kernels are found by it.
+        add: Writes the operation.
+        is_exact: Whether sums are exact for any weights, not only below the adjacent sum limit.
+    """
+
+    name: str
+    add: AddProducts = dataclasses.field(repr=False)
+    is_exact: bool = True
+
+
+class Tiles(Protocol):
+    """How linear layers are divided into tiles whose sums stay in registers."""
+
+    @property
+    def start_at_zero(self) -> bool:
+        """Whether tiles leave out the sums to start from, which are added to the results then."""
+        ...
+
+    @property
+    def spare_rows(self) -> int:
+        """Number of rows after the last one that tiles read."""
+        ...
+
+    def emit(self, module: Module, isa: InstructionSet) -> None:
+        """Write the function of each tile."""
+        ...
+
+    def loop(
+        self, f: Function, isa: InstructionSet, finish: str, element: int, *, reads_out: bool
+    ) -> None:
+        """Write the loops over the tiles of a linear layer; see `kernels.linear`.
+
+        Args:
+            f: The function of the kernel.
+            isa: The instruction set.
+            finish: Name of the function that turns sums into results.
+            element: Bytes of a result.
+            reads_out: Whether it reads what is at the place of the result.
+        """
+        ...
+
+    def begin(self, f: Function) -> None:
+        """Write what a thread does before it uses tiles."""
+        ...
+
+    def end(self, f: Function) -> None:
+        """Write what a thread does after it used tiles."""
+        ...
+
+
+class Products(Protocol):
+    """How attention multiplies queries by keys, and weights by values."""
+
+    @property
+    def rows_together(self) -> int:
+        """Number of queries per block, a multiple of the rows of all tiles."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """The depth of a product is padded to a multiple of this."""
+        ...
+
+    @property
+    def columns(self) -> int:
+        """The number of keys is padded to a multiple of this."""
+        ...
+
+    def emit(self, module: Module) -> None:
+        """Write the functions of the products, apart from `product`."""
+        ...
+
+    def emit_pack(self, module: Module) -> None:
+        """Write `pack_keys` and `pack_values`.
+
+        They copy rows of a head to panels of 16 columns. Their arguments are the first row and the
+        bytes from one row to the next, the number of tokens, the channels of the head, a factor of
+        all numbers, and where the panels go. `pack_keys` packs columns of keys.
+        """
+        ...
+
+    def prepared(
+        self,
+        f: Function,
+        queries: Value,
+        stride: Value,
+        rows: Value,
+        size: Value,
+        out: Value,
+        out_stride: Value,
+    ) -> tuple[Value, Value]:
+        """Write the preparation of queries, and return where they are and the bytes of a row.
+
+        Args:
+            f: The function.
+            queries: The first row of float32.
+            stride: Bytes from one row to the next.
+            rows: Number of rows.
+            size: Number of channels.
+            out: A buffer for them.
+            out_stride: Bytes of a row of the buffer.
+        """
+        ...
+
+    def multiply(
+        self,
+        f: Function,
+        x: Value,
+        stride: Value,
+        rows: Value,
+        weights: Value,
+        panel: Value,
+        columns: Value,
+        out: Value,
+        depth: Value,
+        zeros: Value,
+    ) -> None:
+        """Write `out = x @ weights`.
+
+        Args:
+            f: The function.
+            x: The first row.
+            stride: Bytes from one row to the next.
+            rows: Number of rows.
+            weights: The first panel of weights.
+            panel: Bytes from one panel to the next.
+            columns: Number of columns.
+            out: The first row of the result, whose rows follow each other.
+            depth: The depth.
+            zeros: `product.WIDEST` zeros.
+        """
+        ...
+
+    def store_weights(self, f: Function, weights: list[Value], place: Value) -> None:
+        """Write the store of the weights of `vectors` vectors of keys."""
+        ...
+
+    def vectors(self, lanes: int) -> int:
+        """Return the number of vectors of weights that are stored together."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InstructionSet:
+    """Instructions of a CPU that kernels use.
+
+    Attributes:
+        name: Name for users.
+        architecture: `x86_64` or `aarch64`; empty for code that runs on any CPU.
+        cpu: LLVM's name of the oldest CPU that has it.
+        features: LLVM's names of further features, such as `+avxvnni`.
+        needs: The features of `qdqbert.machine.cpu_features` that a CPU needs.
+        lanes: Number of float32 in a vector register.
+        dot: How products are added.
+        exact_dot: How they are added for any weights, if `dot` is not exact.
+        rows: Rows of a tile whose sums stay in registers, from the largest to 1. A number of rows
+            below the largest is made of the others, each used once at most.
+        vectors: Vectors in a row of such a tile, in the same way.
+        tiles: How linear layers are computed.
+        products: How attention is computed.
+    """
+
+    name: str
+    architecture: str
+    cpu: str
+    features: str = ""
+    needs: tuple[str, ...] = ()
+    lanes: int
+    dot: Dot
+    exact_dot: Dot | None = None
+    rows: tuple[int, ...]
+    vectors: tuple[int, ...]
+    tiles: Tiles
+    products: Products
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether sums are exact for any weights, not only below the adjacent sum limit."""
+        return self.dot.is_exact
+
+    def exact(self) -> InstructionSet:
+        """Return this instruction set with sums that are exact for any weights."""
+        return self if self.exact_dot is None else dataclasses.replace(self, dot=self.exact_dot)

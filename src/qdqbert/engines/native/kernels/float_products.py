@@ -1,0 +1,78 @@
+"""The products of attention in float32."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from qdqbert.engines.native.ir import F32, Function, Module, Value, vector
+from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.kernels.packing import pack_function, transposed
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatProducts:
+    """Products by `product`; see `instruction_set.Products`."""
+
+    rows_together = 24
+    depth = 1
+    columns = PANEL
+
+    def emit(self, module: Module) -> None:
+        """Write nothing: other kernels need `product`, too."""
+
+    def emit_pack(self, module: Module) -> None:
+        """Write `pack_keys` and `pack_values`, which read rows up to a multiple of 32."""
+        floats = vector(F32, PANEL)
+        with pack_function(module, "pack_keys") as f:
+            factor = f.splat(f.factor, PANEL)
+            with f.loop(0, f.length, PANEL) as token, f.loop(0, f.size, PANEL) as channel:
+                place = f.source + (token * f.stride + channel * 4)
+                keys = [f.load(floats, place + f.stride * each) * factor for each in range(PANEL)]
+                panel = f.out + (token * f.size * 4 + channel * (4 * PANEL))
+                for each, column in enumerate(transposed(keys)):
+                    f.store(column, panel + 4 * PANEL * each)
+        with pack_function(module, "pack_values") as f:
+            factor = f.splat(f.factor, PANEL)
+            with f.loop(0, f.size, PANEL) as channel:
+                panel = f.out + channel * f.length * 4
+                with f.loop(0, f.length) as token:
+                    values = f.load(floats, f.source + (token * f.stride + channel * 4)) * factor
+                    f.store(values, panel + token * (4 * PANEL))
+
+    def prepared(
+        self,
+        f: Function,
+        queries: Value,
+        stride: Value,
+        rows: Value,
+        size: Value,
+        out: Value,
+        out_stride: Value,
+    ) -> tuple[Value, Value]:
+        """Return the queries as they are."""
+        return queries, stride
+
+    def multiply(
+        self,
+        f: Function,
+        x: Value,
+        stride: Value,
+        rows: Value,
+        weights: Value,
+        panel: Value,
+        columns: Value,
+        out: Value,
+        depth: Value,
+        zeros: Value,
+    ) -> None:
+        """Write `out = x @ weights`."""
+        sizes = columns // PANEL, out, columns * 4
+        f.call("product", x, stride, rows, weights, panel, *sizes, depth, zeros, 0)
+
+    def vectors(self, lanes: int) -> int:
+        """Return 1."""
+        return 1
+
+    def store_weights(self, f: Function, weights: list[Value], place: Value) -> None:
+        """Write the store of a vector."""
+        f.store(weights[0], place)

@@ -1,0 +1,33 @@
+"""Rows of a head as panels of 16 columns."""
+
+from __future__ import annotations
+
+import contextlib
+
+from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value
+
+
+def pack_function(module: Module, name: str) -> contextlib.AbstractContextManager[Function]:
+    """Return the function `pack_keys` or `pack_values`; see `instruction_set.Products`."""
+    return module.function(name, source=PTR, stride=I64, length=I64, size=I64, factor=F32, out=PTR)
+
+
+def padded_to(count: Value, multiple: int) -> Value:
+    """Return a number, rounded up to a multiple."""
+    return (count + (multiple - 1)) // multiple * multiple
+
+
+def transposed(rows: list[Value]) -> list[Value]:
+    """Return the columns of a square matrix."""
+    # Interleaving the upper and the lower half moves the highest bit of a row's number to the
+    # lowest bit of the column's.
+    count = len(rows)
+    for _ in range(count.bit_length() - 1):
+        order = [each // 2 + count * (each % 2) for each in range(2 * count)]
+        pairs = zip(rows[: count // 2], rows[count // 2 :], strict=True)
+        rows = [
+            upper.shuffle(part, lower)
+            for upper, lower in pairs
+            for part in (order[:count], order[count:])
+        ]
+    return rows

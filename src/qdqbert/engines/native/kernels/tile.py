@@ -1,0 +1,86 @@
+"""A tile of a linear layer, in a kernel of `linear`: sums of products, and what becomes of them."""
+
+from __future__ import annotations
+
+from qdqbert.engines.native.ir import Function, Value
+from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.kernels.weights import weights_of
+from qdqbert.engines.native.records import LINEAR, ROW_SCALE
+
+
+def multiply_tile(
+    f: Function, name: str, panel: Value, row: Value, sums: Value, stride: int, *last: Value
+) -> None:
+    """Write the call of a tile's function.
+
+    Args:
+        f: The function.
+        name: Name of the tile's function.
+        panel: The first panel of weights.
+        row: The first row of codes.
+        sums: Where the sums go.
+        stride: Bytes from one row of sums to the next.
+        last: Further arguments.
+    """
+    f.call(
+        name,
+        f.codes + row * f.code_stride,
+        f.code_stride,
+        weights_of(f, f.linear, f.first + panel),
+        LINEAR.read(f, f.linear, "panel"),
+        sums,
+        stride,
+        LINEAR.read(f, f.linear, "steps"),
+        *last,
+    )
+
+
+def finish_tile(
+    f: Function,
+    name: str,
+    sums: Value,
+    stride: int,
+    panel: Value,
+    width: int,
+    row: Value,
+    height: Value | int,
+    element: int,
+) -> None:
+    """Write the call that turns sums into results.
+
+    Args:
+        f: The function.
+        name: Name of the function that does it.
+        sums: The sums.
+        stride: Bytes from one row of sums to the next.
+        panel: The first panel.
+        width: Number of panels.
+        row: The first row.
+        height: Number of rows.
+        element: Bytes of a result.
+    """
+    column = (f.first + panel) * PANEL
+    f.call(
+        name,
+        f.linear,
+        sums,
+        stride,
+        height,
+        column,
+        PANEL * width,
+        place_of(f, panel, row, element),
+        f.out_stride,
+        f.row_scales + row * ROW_SCALE,
+        f.extra,
+    )
+
+
+def place_of(f: Function, panel: Value, row: Value, element: int) -> Value:
+    """Return where the result of a panel and a row is."""
+    return f.out + (row * f.out_stride + panel * (PANEL * element))
+
+
+def following_weights(f: Function, panel: Value) -> Value:
+    """Return the weights that are read next: of a panel, or those that follow the last panel."""
+    own = weights_of(f, f.linear, f.first + panel)
+    return (panel < f.panels).select(own, f.following)

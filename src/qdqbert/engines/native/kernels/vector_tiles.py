@@ -1,0 +1,148 @@
+"""Tiles whose sums stay in vector registers.
+
+Each adds `codes @ weights` to the sums that it starts from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from qdqbert.engines.native.instruction_set import InstructionSet
+from qdqbert.engines.native.ir import I8, I32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.kernels.blocks import in_blocks
+from qdqbert.engines.native.kernels.dot import PANEL, prefetch
+from qdqbert.engines.native.kernels.tile import (
+    finish_tile,
+    following_weights,
+    multiply_tile,
+    place_of,
+)
+from qdqbert.engines.native.memory import LINE
+from qdqbert.engines.native.records import LINEAR
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VectorTiles:
+    """Tiles of vectors; see `instruction_set.Tiles`.
+
+    Attributes:
+        prefetches: Whether tiles bring later weights into the second-level cache.
+    """
+
+    prefetches: bool = False
+    start_at_zero = False
+    spare_rows = 0
+
+    def emit(self, module: Module, isa: InstructionSet) -> None:
+        """Write the function of each tile."""
+        for rows in isa.rows:
+            for vectors in isa.vectors:
+                self._emit_dot(module, isa, rows, vectors)
+
+    def begin(self, f: Function) -> None:
+        """Write nothing."""
+
+    def end(self, f: Function) -> None:
+        """Write nothing."""
+
+    def loop(
+        self, f: Function, isa: InstructionSet, finish: str, element: int, *, reads_out: bool
+    ) -> None:
+        """Write loops over tiles; a panel of weights stays in cache for all rows.
+
+        While a column of tiles is computed, each tile brings a part of the next column's weights
+        into the second-level cache. A few rows have time for a part of them only. If the result is
+        added to what is there, that comes into the first-level cache meanwhile.
+        """
+        widths = tuple(vectors * isa.lanes // PANEL for vectors in isa.vectors)
+        stride = widths[0] * PANEL * 4
+        sums = f.allocate(I32, isa.rows[0] * stride // 4)
+        tiles = ((f.rows + (isa.rows[0] - 1)) // isa.rows[0]).maximum(1)
+        ahead_step = ((tiles + (widths[0] * LINE - 1)) // tiles).minimum(LINE)
+        part = LINEAR.read(f, f.linear, "steps") * ahead_step
+
+        def tile(panel: Value, width: int, row: Value, height: int, following: Value) -> None:
+            name = dot_name(height, width * PANEL // isa.lanes)
+            start = LINEAR.read(f, f.linear, "start") + (f.first + panel) * (4 * PANEL)
+            ahead = following + row // isa.rows[0] * part
+            if reads_out and self.prefetches:
+                place = place_of(f, panel, row, element)
+                for each in range(height):
+                    for line in range(width):
+                        prefetch(f, place + f.out_stride * each + line * LINE, level=1)
+            multiply_tile(f, name, panel, row, sums, stride, start, ahead, ahead_step)
+            finish_tile(f, finish, sums, stride, panel, width, row, height, element)
+
+        def column(panel: Value, width: int) -> None:
+            following = following_weights(f, panel + width)
+            in_blocks(
+                f, f.rows, isa.rows, lambda row, height: tile(panel, width, row, height, following)
+            )
+
+        in_blocks(f, f.panels, widths, column)
+
+    def _emit_dot(self, module: Module, isa: InstructionSet, rows: int, vectors: int) -> None:
+        """Write the function of a tile.
+
+        Its arguments are the first row of codes and the bytes from one row to the next, the first
+        panel of weights and the bytes from one panel to the next, the first row of sums and the
+        bytes from one row to the next, the depth divided by 4, the sums to start from, int32
+        `(columns,)`, and later weights with the bytes of them that each step brings into the
+        second-level cache, at most a line.
+        """
+        lanes = isa.lanes
+        sums_type = vector(I32, lanes)
+        with module.function(
+            dot_name(rows, vectors),
+            codes=PTR,
+            code_stride=I64,
+            weights=PTR,
+            panel=I64,
+            sums=PTR,
+            sum_stride=I64,
+            steps=I64,
+            start=PTR,
+            ahead=PTR,
+            ahead_step=I64,
+        ) as f:
+            places = [_place(f, f.weights, f.panel, lanes * each) for each in range(vectors)]
+            starts = [f.load(sums_type, f.start + 4 * lanes * each) for each in range(vectors)]
+            totals = [[f.variable(each) for each in starts] for _ in range(rows)]
+            with f.loop(0, f.steps) as step:
+                weights = [
+                    f.load(vector(I8, 4 * lanes), place + step * 4 * PANEL) for place in places
+                ]
+                for row, sums in enumerate(totals):
+                    four = f.load(I32, f.codes + (f.code_stride * row + step * 4))
+                    for total, weight in zip(sums, weights, strict=True):
+                        total.set(_add_products(f, isa, total.get(), four, weight))
+                if self.prefetches:
+                    prefetch(f, f.ahead + step * f.ahead_step)
+            for row, sums in enumerate(totals):
+                for each, total in enumerate(sums):
+                    f.store(total.get(), f.sums + (f.sum_stride * row + 4 * lanes * each))
+
+
+def dot_name(rows: int, vectors: int) -> str:
+    """Return the name of the function for a tile of a linear layer."""
+    return f"dot_{rows}x{vectors}"
+
+
+def _place(f: Function, weights: Value, panel: Value, column: int) -> Value:
+    return weights + (panel * (column // PANEL) + column % PANEL * 4)
+
+
+def _add_products(
+    f: Function, isa: InstructionSet, total: Value, four: Value, weights: Value
+) -> Value:
+    """Add the products of four codes with the four weights of a lane to each lane.
+
+    Args:
+        f: The function.
+        isa: The instruction set.
+        total: `<lanes x i32>`.
+        four: The codes, as one i32.
+        weights: `<4 lanes x i8>`.
+    """
+    codes = f.splat(four, isa.lanes).bits(vector(I8, 4 * isa.lanes))
+    return isa.dot.add(f, total, codes, weights)
