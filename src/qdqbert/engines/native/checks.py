@@ -15,6 +15,7 @@ from qdqbert.encoders.model import Pooling
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.memory import LINE, padded
+from qdqbert.engines.native.schema import LINEARS, NORMS, ROUNDINGS, sizes
 from qdqbert.engines.native.storage import Packed
 from qdqbert.errors import CheckpointError
 from qdqbert.json_files import LARGEST_FLOAT, Fields
@@ -189,54 +190,29 @@ def _relative(
 
 def _layer(settings: Fields, layer: Fields, name: str) -> Iterator[Expected]:
     """Check a layer, apart from its tables of positions."""
-    hidden = settings.integer("hidden")
-    columns = settings.integer("heads") * settings.integer("head_size")
     layer.truth("shares_codes")
     if layer.get("window") is not None:
         layer.integer("window", 0)
-    yield from _linears(settings, layer, name)
-    norms_first = settings.truth("norms_first")
-    yield from _layer_norms(layer, name, hidden, norms_first=norms_first)
-    adds_twice = settings.truth("adds_twice")
-    if adds_twice and norms_first:
+    counts = sizes(
+        hidden=settings.integer("hidden"),
+        inner=settings.integer("inner"),
+        heads=settings.integer("heads") * settings.integer("head_size"),
+        gated=settings.truth("gated"),
+    )
+    if settings.truth("adds_twice") and settings.truth("norms_first"):
         raise _wrong("setting 'adds_twice' does not fit norms_first=True")
-    normalizes_heads = settings.truth("normalizes_heads")
-    for part, is_there, channels in (
-        ("attention_again", adds_twice, hidden),
-        ("query_norm", normalizes_heads, columns),
-        ("key_norm", normalizes_heads, columns),
-    ):
-        if (layer.get(part) is not None) != is_there:
-            raise _wrong(f"setting '{name}.{part}' does not fit those of the model")
-        yield from _optional_norm(layer, part, f"{name}.{part}", channels)
-    for part, channels in _rounded(padded(columns), padded(hidden)).items():
-        yield from _rounding(layer, part, f"{name}.{part}", channels)
-
-
-def _linears(settings: Fields, layer: Fields, name: str) -> Iterator[Expected]:
-    """Check the linear layers of a layer."""
-    inner = settings.integer("inner")
-    hidden = padded(settings.integer("hidden"))
-    narrow = padded(settings.integer("hidden"), PANEL)
-    width = padded(settings.integer("heads") * settings.integer("head_size"))
-    up = 2 * padded(inner) if settings.truth("gated") else padded(inner, PANEL)
-    for part, depth, columns in (
-        *((part, hidden, width) for part in ("query", "key", "value")),
-        ("output", width, narrow),
-        ("up", hidden, up),
-        ("down", padded(inner), narrow),
-    ):
+    for part, linear in LINEARS.items():
+        depth, columns = counts[linear.depth], counts[linear.columns]
         yield from _linear(layer.child(part), f"{name}.{part}", depth, columns)
-
-
-def _layer_norms(layer: Fields, name: str, hidden: int, *, norms_first: bool) -> Iterator[Expected]:
-    """Check the LayerNorms of a layer: all after residual adds, or all before the parts."""
-    wanted = {"up_input_norm"} if norms_first else {"attention_norm", "norm"}
-    for part in ("attention_input_norm", "attention_norm", "up_input_norm", "norm"):
-        is_optional = norms_first and part == "attention_input_norm"
-        if not is_optional and (layer.get(part) is not None) != (part in wanted):
-            raise _wrong(f"setting '{name}.{part}' does not fit {norms_first=}")
-        yield from _optional_norm(layer, part, f"{name}.{part}", hidden)
+    for part, norm in NORMS.items():
+        is_needed = all(settings.truth(each) == value for each, value in norm.needs.items())
+        is_free = is_needed and norm.is_optional
+        if not is_free and (layer.get(part) is not None) != is_needed:
+            needs = ", ".join(f"{each}={settings.truth(each)}" for each in norm.needs)
+            raise _wrong(f"setting '{name}.{part}' does not fit {needs}")
+        yield from _optional_norm(layer, part, f"{name}.{part}", counts[norm.width])
+    for part, rounding in ROUNDINGS.items():
+        yield from _rounding(layer, part, f"{name}.{part}", counts[rounding.channels])
 
 
 def _linear(settings: Fields, name: str, depth: int, columns: int) -> Iterator[Expected]:
@@ -248,17 +224,6 @@ def _linear(settings: Fields, name: str, depth: int, columns: int) -> Iterator[E
     yield f"{name}.factor", np.float32, (columns,)
     yield f"{name}.bias", np.float32, (columns,)
     yield f"{name}.multiplier", np.float32, (depth,)
-
-
-def _rounded(width: int, hidden: int) -> dict[str, int]:
-    """Return the tensors of a layer that may be fake-quantized, and their channels."""
-    of_heads = dict.fromkeys(("query_rounding", "key_rounding", "value_rounding"), width)
-    of_states = {
-        f"{add}{part}_rounding": hidden
-        for add in ("attention_", "")
-        for part in ("local", "states")
-    }
-    return {**of_heads, "probability_rounding": PANEL, **of_states}
 
 
 def _rounding(settings: Fields, part: str, name: str, channels: int) -> Iterator[Expected]:

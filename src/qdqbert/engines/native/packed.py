@@ -31,6 +31,15 @@ from qdqbert.engines.native.computed import check_model, same_codes
 from qdqbert.engines.native.kernels.dot import PANEL, pack
 from qdqbert.engines.native.kernels.product import pack_floats
 from qdqbert.engines.native.memory import LINE, padded
+from qdqbert.engines.native.schema import (
+    LINEARS,
+    NORMS,
+    ROUNDINGS,
+    LinearPart,
+    NormPart,
+    Place,
+    sizes,
+)
 from qdqbert.engines.native.storage import Packed
 from qdqbert.errors import GraphError
 
@@ -62,14 +71,21 @@ class _Packer:
         self._rotations: list[Rotary] = []
         self._heads = first.attention.heads
         self._head = len(first.attention.query.bias) // self._heads
-        # Where each channel of the heads goes. Both halves of a rotated head are whole panels.
+        # Both halves of a rotated head are whole panels.
         is_rotated = first.attention.rotary is not None
-        size = padded(self._head, 2 * PANEL if is_rotated else PANEL)
+        self._size = size = padded(self._head, 2 * PANEL if is_rotated else PANEL)
         head, channel = np.divmod(np.arange(self._heads * self._head), self._head)
-        self._spread = head * size + channel
         gap = (size - self._head) // 2 if is_rotated else 0
-        self._spread_in_halves = self._spread + gap * (2 * channel >= self._head)
-        self._size, self._width = size, padded(self._heads * size)
+        spread, gated = head * size + channel, first.gate is not None
+        self._sizes = sizes(
+            hidden=self._hidden, inner=self._inner, heads=self._heads * size, gated=gated
+        )
+        halves = (0, padded(self._inner)) if gated else (0,)
+        self._places: dict[Place, NDArray[np.intp]] = {
+            "heads": spread,
+            "halves of heads": spread + gap * (2 * channel >= self._head),
+            "gate": np.add.outer(halves, np.arange(self._inner)).ravel(),
+        }
 
     def pack(self) -> Packed:
         model = self._model
@@ -156,64 +172,30 @@ class _Packer:
 
     def _layer(self, name: str, layer: Layer) -> dict[str, Any]:
         attention = layer.attention
-        projections = {"query": attention.query, "key": attention.key, "value": attention.value}
-        spreads = {"value": self._spread}
         if attention.position_bias is not None:
             bias = attention.position_bias * np.float32(math.log2(math.e))
             # Kernels read whole vectors of keys.
             spare = padded(bias.size + PANEL, PANEL) - bias.size
             self._arrays[f"{name}.position_bias"] = np.append(bias, np.zeros(spare, np.float32))
-        output = self._linear(f"{name}.output", attention.output, channels=self._spread)
         return {
             **{
-                part: self._linear(
-                    f"{name}.{part}",
-                    linear,
-                    columns=spreads.get(part, self._spread_in_halves),
-                    count=self._width,
-                )
-                for part, linear in projections.items()
+                part: self._linear(f"{name}.{part}", each.source(layer), each)
+                for part, each in LINEARS.items()
             },
-            "shares_codes": same_codes(tuple(projections.values())),
-            **self._roundings(name, layer),
-            "output": output,
+            **{
+                part: self._layer_norm(f"{name}.{part}", each.source(layer), each)
+                for part, each in NORMS.items()
+            },
+            **{
+                part: self._rounding(
+                    f"{name}.{part}", each.source(layer), self._sizes[each.channels]
+                )
+                for part, each in ROUNDINGS.items()
+            },
+            "shares_codes": same_codes((attention.query, attention.key, attention.value)),
             "window": attention.window,
             "rotation": self._rotation(attention.rotary),
-            **{
-                part: self._optional_norm(f"{name}.{part}", norm)
-                for part, norm in (
-                    ("attention_input_norm", layer.attention_norm),
-                    ("attention_norm", layer.attention_residual.norm),
-                    ("attention_again", layer.attention_residual.again),
-                    ("up_input_norm", layer.up_norm),
-                    ("norm", layer.residual.norm),
-                )
-            },
-            **{
-                part: self._norm_of_heads(f"{name}.{part}", norm)
-                for part, norm in (
-                    ("query_norm", attention.query_norm),
-                    ("key_norm", attention.key_norm),
-                )
-            },
-            "up": self._up(f"{name}.up", layer),
-            "down": self._linear(f"{name}.down", layer.down),
         }
-
-    def _roundings(self, name: str, layer: Layer) -> dict[str, Any]:
-        """Add the fake quantization of a layer's tensors."""
-        attention = layer.attention
-        residuals = {"attention_": layer.attention_residual, "": layer.residual}
-        found = {
-            "query_rounding": (attention.query_codes, self._width),
-            "key_rounding": (attention.key_codes, self._width),
-            "value_rounding": (attention.value_codes, self._width),
-            "probability_rounding": (attention.probability_codes, PANEL),
-        }
-        for start, residual in residuals.items():
-            found[f"{start}local_rounding"] = (residual.local_codes, padded(self._hidden))
-            found[f"{start}states_rounding"] = (residual.residual_codes, padded(self._hidden))
-        return {part: self._rounding(f"{name}.{part}", *each) for part, each in found.items()}
 
     def _rounding(self, name: str, rounding: RoundTrip | None, width: int) -> dict[str, Any] | None:
         if rounding is None:
@@ -230,22 +212,6 @@ class _Packer:
             "low": rounding.low,
             "high": rounding.high,
         }
-
-    def _up(self, name: str, layer: Layer) -> dict[str, Any]:
-        """Add the first linear layer of the feed-forward part, with its gate after it."""
-        if layer.gate is None:
-            return self._linear(name, layer.up)
-        both = (layer.up, layer.gate)
-        scales = [each.weight_scale for each in both if each.weight_scale is not None]
-        joined = dataclasses.replace(
-            layer.up,
-            weight=np.concatenate([each.weight for each in both]),
-            weight_scale=np.concatenate(scales),
-            bias=np.concatenate([each.bias for each in both]),
-        )
-        width = padded(self._inner)
-        columns = np.add.outer((0, width), np.arange(self._inner)).ravel()
-        return self._linear(name, joined, columns=columns, count=2 * width)
 
     def _relative(self) -> dict[str, Any] | None:
         """Add the tables of relative positions of all layers."""
@@ -278,7 +244,7 @@ class _Packer:
     def _table_of_heads(self, table: Floats) -> Floats:
         """Return `(heads, rows, head size)` in panels, `(heads, panels, head size, 16)`."""
         wide = np.zeros((*table.shape[:2], self._size), np.float32)
-        wide[:, :, self._spread_in_halves[: self._head]] = table
+        wide[:, :, self._places["halves of heads"][: self._head]] = table
         return np.stack([pack_floats(each, self._size) for each in wide])
 
     def _rotation(self, rotary: Rotary | None) -> int | None:
@@ -295,29 +261,18 @@ class _Packer:
         self._arrays[f"rotations.{index}"] = _wide(both.astype(np.float32), self._size // 2)
         return index
 
-    def _linear(
-        self,
-        name: str,
-        linear: Linear,
-        *,
-        columns: NDArray[np.intp] | None = None,
-        channels: NDArray[np.intp] | None = None,
-        count: int | None = None,
-    ) -> dict[str, Any]:
+    def _linear(self, name: str, linear: Linear, part: LinearPart) -> dict[str, Any]:
         """Add the arrays of a linear layer, and return its settings.
 
         Args:
             name: Start of the names of its arrays.
             linear: The layer.
-            columns: Where its columns go; in order by default.
-            channels: Where its input channels go; in order by default.
-            count: Number of columns with padding.
+            part: What the schema says about it.
         """
         rows, depth = linear.weight.shape
-        columns = np.arange(rows) if columns is None else columns
-        channels = np.arange(depth) if channels is None else channels
-        count = padded(rows, PANEL) if count is None else count
-        deep = self._width if channels is self._spread else padded(depth)
+        columns = self._places.get(part.columns_at, np.arange(rows))
+        channels = self._places.get(part.channels_at, np.arange(depth))
+        count, deep = self._sizes[part.columns], self._sizes[part.depth]
         assert linear.codes is not None
         assert linear.weight_scale is not None
         weight = np.zeros((count, deep), np.int8)
@@ -352,20 +307,21 @@ class _Packer:
             "subtracts_mean": norm.subtracts_mean,
         }
 
-    def _norm_of_heads(self, name: str, norm: Norm | None) -> dict[str, Any] | None:
-        """Add an RMSNorm over the channels of all heads, padding included."""
-        if norm is None:
-            return None
-        count = self._heads * self._size
+    def _layer_norm(self, name: str, norm: Norm | None, part: NormPart) -> dict[str, Any] | None:
+        """Add a norm of a layer. That of heads is over the channels of all, padding included."""
+        if norm is None or part.width != "heads":
+            return self._optional_norm(name, norm)
+        count = self._sizes["heads"]
         # The mean square is over all channels, and padding is 0.
         share = len(norm.weight) / count
         weight = norm.weight * np.float32(math.sqrt(share))
+        places = self._places["halves of heads"]
         return self._norm(
             name,
             dataclasses.replace(
                 norm,
-                weight=_placed(weight, self._spread_in_halves, count),
-                bias=_placed(norm.bias, self._spread_in_halves, count),
+                weight=_placed(weight, places, count),
+                bias=_placed(norm.bias, places, count),
                 epsilon=norm.epsilon * share,
             ),
         )

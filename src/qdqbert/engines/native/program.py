@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from qdqbert.engines.native.records import (
     THREAD,
 )
 from qdqbert.engines.native.schedule import FEW_ROWS, PART_ROWS, Shares, divide_evenly
+from qdqbert.engines.native.schema import NORMS, ROUNDINGS
 from qdqbert.engines.native.storage import Packed
 from qdqbert.engines.native.texts import Texts
 
@@ -195,15 +196,7 @@ class Program:
                 "output": self._linear(f"{name}.output", layer["output"]),
                 **{
                     part: 0 if layer[part] is None else self.norm(f"{name}.{part}", layer[part])
-                    for part in (
-                        "attention_input_norm",
-                        "attention_norm",
-                        "attention_again",
-                        "up_input_norm",
-                        "norm",
-                        "query_norm",
-                        "key_norm",
-                    )
+                    for part in NORMS
                 },
                 "up_codes": self._codes(f"{name}.up", layer["up"]),
                 "up": self._linear(f"{name}.up", layer["up"]),
@@ -332,14 +325,15 @@ def _features(settings: Mapping[str, Any]) -> Features:
         relative_queries=relative["queries"],
         positions=settings["embeddings"]["has_positions"],
         drops_words=settings["dropped_id"] is not None,
-        rounds_attention=_rounds(settings, ("query", "key", "value", "probability")),
-        rounds_adds=_rounds(settings, ("attention_local", "attention_states", "local", "states")),
+        rounds_attention=_rounds(settings, of_adds=False),
+        rounds_adds=_rounds(settings, of_adds=True),
     )
 
 
-def _rounds(settings: Mapping[str, Any], parts: Sequence[str]) -> bool:
-    """Return whether a layer fake-quantizes any of some tensors."""
-    return any(layer[f"{part}_rounding"] for layer in settings["layers"] for part in parts)
+def _rounds(settings: Mapping[str, Any], *, of_adds: bool) -> bool:
+    """Return whether a layer fake-quantizes inputs of attention, or of residual adds."""
+    parts = [part for part, each in ROUNDINGS.items() if each.is_of_add == of_adds]
+    return any(layer[part] for layer in settings["layers"] for part in parts)
 
 
 class Scratch:

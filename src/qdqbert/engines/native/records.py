@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Type, Value
+from qdqbert.engines.native.schema import NORMS
 
 
 class Record:
@@ -92,17 +93,11 @@ LAYER = Record(
     shares_codes=I64,  # 1 if the three inputs have the same codes
     context_codes=PTR,  # CODES
     output=PTR,  # LINEAR
-    attention_input_norm=PTR,  # NORM before the projections; null if there is none
-    attention_norm=PTR,  # NORM after the residual add; null if layers normalize first
-    up_input_norm=PTR,  # NORM; null if layers do not normalize first
     up_codes=PTR,  # CODES
     up=PTR,  # LINEAR
     down_codes=PTR,  # CODES
     down=PTR,  # LINEAR
-    norm=PTR,  # NORM; null if layers normalize first
-    attention_again=PTR,  # NORM after states are added a second time; null if they are not
-    query_norm=PTR,  # NORM over heads * head_size channels; null if there is none
-    key_norm=PTR,  # the same for keys
+    **dict.fromkeys(NORMS, PTR),  # NORM records of the schema; null for those that are not there
     position_bias=PTR,  # float32 (heads, 2 * limit - 1), times log2(e); null if there is none
     window=I64,  # tokens on each side that a token attends to; `limit` for all
     relative_keys=PTR,  # float32, panels of a table for each head; null if there is none
