@@ -79,12 +79,12 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     from qdqbert.checkpoint.tokenizer import runtime_tokenizer
     from qdqbert.insert.sited import insert_quantizers_
     from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
+    from qdqbert.pipeline.predictions import encode_examples
     from qdqbert.recipes import PERCENTILE
     from qdqbert.targets import TARGETS
     from qdqbert.targets.target import make_plan
     from qdqbert.task_kinds import TaskSettings
     from qdqbert.tasks.registry import TASKS
-    from qdqbert.verbs.inference import encode_examples
 
     rules = {"max": Max(), "percentile": Percentile(PERCENTILE), "mse": Mse(), "entropy": Entropy()}
     torch.set_num_threads(1)

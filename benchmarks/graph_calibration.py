@@ -150,7 +150,7 @@ def run_ours(graph: Path, inputs: list[Any], _: str) -> None:
     from qdqbert.graph.imported.canonical_form import to_canonical_form
     from qdqbert.graph.imported.onnx_file import read_graph
     from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
-    from qdqbert.verbs.quantize.source.sited import SitedSource
+    from qdqbert.pipeline.sited import SitedSource
 
     start = time.perf_counter()
     model = to_canonical_form(read_graph(graph))

@@ -43,11 +43,11 @@ from qdqbert.evidence.lowering import Reference, check_lowering
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.imported_model import import_onnx
 from qdqbert.numerics.ranges import Max
+from qdqbert.pipeline.sited import SitedSource
 from qdqbert.recipes import WIDE_INPUTS
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import Plan, make_plan
-from qdqbert.verbs.quantize.source.sited import SitedSource
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,

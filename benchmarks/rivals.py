@@ -32,10 +32,10 @@ from qdqbert import resources
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
+from qdqbert.pipeline.predictions import encode_examples
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns
 from qdqbert.verbs.benchmark.run import export_float
-from qdqbert.verbs.inference import encode_examples
 from scoring import CALIBRATION_EXAMPLES, TestSet
 
 # isort: split

@@ -23,17 +23,17 @@ from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.models.quantized import load_model
+from qdqbert.pipeline.predictions import (
+    Baseline,
+    EncodedExamples,
+    TorchRunner,
+    encode_examples,
+    predict,
+)
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Predictions
-from qdqbert.verbs.inference import (
-    EncodedExamples,
-    TorchRunner,
-    encode_examples,
-    fidelity_of,
-    predict,
-)
 
 CALIBRATION_EXAMPLES = 300
 
@@ -115,8 +115,15 @@ class TestSet:
         self.encoded = self.encode(path)
         self.body = GraphBody.of(self.checkpoint)
         self.runner = TorchRunner(self.body, self.checkpoint.input_names)
-        self.expected = predict(self.task, self.runner, self.encoded)
-        self.float = self.score(self.expected)
+        self.baseline = Baseline(
+            task=self.task,
+            encoded=self.encoded,
+            predictions=predict(self.task, self.runner, self.encoded),
+            tokenizer=runtime_tokenizer(self.checkpoint.tokenizer),
+            id2label=self.checkpoint.config.id2label,
+            options=TaskSettings(),
+        ).with_scores()
+        self.float = self.score(self.baseline.predictions)
 
     def encode(self, path: str | None, *, count: int | None = None) -> EncodedExamples:
         """Encode the examples of a file, or the built-in examples without one.
@@ -144,9 +151,8 @@ class TestSet:
 
     def score(self, predictions: Predictions) -> Score:
         """Score the predictions of a model."""
-        labels, features = self.checkpoint.config.id2label, self.encoded.features
-        metric = self.task.metrics(predictions, features, labels, TaskSettings())[0]
-        fidelity = fidelity_of(self.task, self.expected, predictions, features, TaskSettings())
+        metric = self.baseline.scores_of(predictions)[0].metric()
+        fidelity = self.baseline.fidelity(predictions)
         cosine = (
             None
             if fidelity.cosine_mean is None or fidelity.cosine_min is None

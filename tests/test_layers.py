@@ -59,6 +59,7 @@ LAYERS = (
     "exporting",
     "integrations",
     "reporting",
+    "pipeline",
     "verbs",
     "cli",
     "__main__",
@@ -67,6 +68,8 @@ LAYERS = (
 MAY_IMPORT_TOOLKIT = {"models/modeling.py"}
 # Later layers that a file may import for annotations only.
 FOR_TYPES: dict[str, set[str]] = {}
+# Their functions import what is used of them, which imports them: entries of tables, and the page.
+LAZY = {"qdqbert.engines.runner", "qdqbert.exporting.formats", "qdqbert.reporting.report"}
 # `from qdqbert import quantize` counts as an import from `verbs`, where most public names are.
 ROOT_LAYER = "verbs"
 
@@ -105,7 +108,7 @@ LIGHT = (
     "qdqbert.verbs.export.options",
     "qdqbert.verbs.push",
     "qdqbert.verbs.push.options",
-    "qdqbert.verbs.quantize.auto.worker",
+    "qdqbert.pipeline.auto.worker",
     "qdqbert.verbs.quantize.options",
     "qdqbert.verbs.run",
     "qdqbert.verbs.train.options",
@@ -189,13 +192,13 @@ def test_only_qdqbert_models_import_the_toolkit() -> None:
     assert not found, "\n".join(found)
 
 
-def test_imports_at_the_top_of_files_make_no_cycle() -> None:
+def test_imports_make_no_cycle() -> None:
     modules = {name_of(path) for path in MODULES}
     graph = {
         name_of(path): {
             # `from package.module import name` and `from package import module` look alike.
             name if name in modules else name.rpartition(".")[0]
-            for name in imports_of(path, functions=False)
+            for name in imports_of(path, functions=name_of(path) not in LAZY)
         }
         for path in MODULES
     }

@@ -513,7 +513,7 @@ def test_a_signal_stops_a_command_and_its_partial_folder_is_removed(
         assert list(out.parent.glob(".out.*"))
         signal.raise_signal(number)
 
-    monkeypatch.setattr("qdqbert.verbs.quantize.folder.open_source", interrupt)
+    monkeypatch.setattr("qdqbert.verbs.quantize.run.open_source", interrupt)
     # A shell that starts the tests in the background turns SIGINT off.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -9,9 +9,9 @@ import pytest
 
 from qdqbert.evidence.predictions import ChangedExample
 from qdqbert.evidence.reports import CandidateReport, LatencyReport
+from qdqbert.pipeline.auto.candidates import reason_of
 from qdqbert.reporting.document import span
 from qdqbert.reporting.graphs import by_speed
-from qdqbert.verbs.quantize.auto.candidates import reason_of
 
 
 def section(report, title: str):

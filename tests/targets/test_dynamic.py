@@ -13,6 +13,7 @@ from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.numerics.affine import dynamic_parameters
+from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.reference.sited_model import quantizing
 from qdqbert.spec import Site, TensorSpec
@@ -20,7 +21,6 @@ from qdqbert.targets import TARGETS
 from qdqbert.targets.files import save_encoder
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan
-from qdqbert.verbs.inference import TorchRunner
 
 DYNAMIC = TARGETS["onnxruntime-dynamic"]
 AFFINE = {"signed": False, "symmetric": False}

@@ -138,12 +138,14 @@ class Plan:
         specs: Spec of every site by name, as the target can run it; `None` is float.
         dedicated_pairs: Whether to give each reader of an activation its own Q/DQ pair, even where
             the target's style does not.
+        units_in_float: Linear layers and sites that are left in float to meet limits.
     """
 
     target: Target
     recipe: Recipe
     specs: Mapping[str, TensorSpec | None]
     dedicated_pairs: bool = False
+    units_in_float: tuple[str, ...] = ()
 
     @property
     def activations(self) -> frozenset[str]:

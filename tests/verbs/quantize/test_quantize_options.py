@@ -8,10 +8,10 @@ import flat
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.errors import UserInputError
 from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
-from qdqbert.options import TaskOptions, command_line
+from qdqbert.options import Calibration, TaskOptions, command_line
+from qdqbert.pipeline.plans import Scheme
+from qdqbert.pipeline.settings import task_options_of
 from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.quantize.ranges import effective_quantizer_options
-from qdqbert.verbs.settings import task_options_of
 
 
 @pytest.mark.parametrize(
@@ -27,10 +27,8 @@ from qdqbert.verbs.settings import task_options_of
     ids=["default", "max", "mse", "entropy", "percentile", "both"],
 )
 def test_each_name_makes_its_calibrator(options, expected) -> None:
-    assert (
-        calibrator_of(effective_quantizer_options(flat.make(QuantizeOptions, **options)))
-        == expected
-    )
+    scheme = Scheme(calibration=Calibration(**options))
+    assert calibrator_of(scheme.quantizer_options) == expected
 
 
 @pytest.mark.parametrize(

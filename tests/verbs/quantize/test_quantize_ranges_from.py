@@ -18,20 +18,16 @@ from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import encode, make_batches
 from qdqbert.errors import UserInputError
-from qdqbert.progress import Silent
-from qdqbert.verbs.benchmark.run import export_float
-from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.quantize.prepare import (
-    choose_targets,
-    make_plans,
-    open_source,
-    site_groups,
-)
-from qdqbert.verbs.quantize.ranges import (
+from qdqbert.pipeline.plans import Scheme, choose_targets, make_plans
+from qdqbert.pipeline.ranges import (
     choose_range_source,
     find_calibration,
     open_earlier,
 )
+from qdqbert.pipeline.source import ModelPath, open_source
+from qdqbert.progress import Silent
+from qdqbert.verbs.benchmark.run import export_float
+from qdqbert.verbs.quantize.options import QuantizeOptions
 
 GRAPH = "onnxruntime/model.onnx"
 
@@ -46,10 +42,12 @@ def find_ranges(model: Path, texts: Path, **options: Any) -> CalibrationResult:
     chosen = flat.make(
         QuantizeOptions, model=model, output="unused", targets="onnxruntime", **options
     )
-    source = open_source(chosen, Path("unused"), Silent())
-    targets = choose_targets(chosen, "feature-extraction")
-    groups = site_groups(chosen, targets)
-    plans = make_plans(source, source.sites(groups), targets, chosen)
+    scheme = Scheme(
+        recipe=chosen.recipe, quantizers=chosen.quantizers, calibration=chosen.calibration
+    )
+    source = open_source(ModelPath(path=str(model), shown="model"), Path("unused"), Silent())
+    targets = choose_targets(chosen.targets, "feature-extraction")
+    plans = make_plans(source, targets, scheme)
     encoded = encode(
         runtime_tokenizer(source.tokenizer),
         texts.read_text().splitlines(),
@@ -57,12 +55,12 @@ def find_ranges(model: Path, texts: Path, **options: Any) -> CalibrationResult:
         max_length=source.max_length,
     )
     return find_calibration(
-        choose_range_source(source, chosen, open_earlier(chosen)),
+        choose_range_source(source, scheme, open_earlier(scheme)),
         source,
-        source.with_sites(groups),
+        source.with_sites(plans.groups),
         make_batches(encoded, batch_size=8),
-        plans,
-        chosen,
+        plans.made,
+        scheme,
         Silent(),
     )
 

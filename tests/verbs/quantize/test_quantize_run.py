@@ -19,13 +19,13 @@ from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.latency import Timing
 from qdqbert.machine import cpu_features, usable_cores
+from qdqbert.pipeline import measure, plans
+from qdqbert.pipeline.messages import fidelity_warnings
+from qdqbert.pipeline.plans import choose_targets
 from qdqbert.reporting.page import page
 from qdqbert.targets.target import recipe_for
 from qdqbert.tokenizing.tokenizer import Tokenizer
-from qdqbert.verbs.quantize import measure, prepare
-from qdqbert.verbs.quantize.measure import fidelity_warnings
 from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.quantize.prepare import choose_targets
 
 SENTENCE = "the cat sat on the book in the night and the dog had been to the river"
 DENSE = "dense._weight_quantizer"
@@ -257,10 +257,8 @@ def test_weights_use_all_8_bits_only_for_cpus_that_can_add_them(for_vnni, quanti
 
 
 def test_targets_without_a_limit_are_the_same_for_vnni() -> None:
-    options = {"targets": ["portable", "tensorrt"]}
     for_any, for_vnni = (
-        choose_targets(flat.make(QuantizeOptions, **options, weights_for=cpus), "fill-mask")
-        for cpus in ("any", "vnni")
+        choose_targets(("portable", "tensorrt"), "fill-mask", cpus) for cpus in ("any", "vnni")
     )
     assert for_any[1] == for_vnni[1]
     assert for_any[0] != for_vnni[0]
@@ -272,9 +270,8 @@ def test_targets_without_a_limit_are_the_same_for_vnni() -> None:
     [("any", None, "linear"), ("vnni", None, "linear+qk"), ("vnni", "linear", "linear")],
 )
 def test_openvino_quantizes_queries_and_keys_for_vnni(weights_for, recipe, expected) -> None:
-    chosen = flat.make(QuantizeOptions, targets="openvino", weights_for=weights_for, recipe=recipe)
-    (target,) = choose_targets(chosen, "fill-mask")
-    assert recipe_for(target, chosen.recipe, "float").name == expected
+    (target,) = choose_targets(("openvino",), "fill-mask", weights_for)
+    assert recipe_for(target, recipe, "float").name == expected
 
 
 @pytest.mark.parametrize(
@@ -287,13 +284,13 @@ def test_openvino_quantizes_queries_and_keys_for_vnni(weights_for, recipe, expec
 def test_there_is_a_target_for_each_installed_engine_by_default(
     installed, expected, monkeypatch
 ) -> None:
-    monkeypatch.setattr(prepare, "is_installed", lambda engine: engine in installed)
-    found = choose_targets(QuantizeOptions(model="m"), "text-classification")
+    monkeypatch.setattr(plans, "is_installed", lambda engine: engine in installed)
+    found = choose_targets((), "text-classification")
     assert [each.name for each in found] == expected
 
 
 def test_a_text_generator_is_quantized_for_any_runtime_by_default() -> None:
-    (target,) = choose_targets(QuantizeOptions(model="m"), "text-generation")
+    (target,) = choose_targets((), "text-generation")
     assert target.name == "portable"
 
 
@@ -320,7 +317,7 @@ def test_a_default_target_that_does_not_run_the_recipe_is_left_out(
     checkpoints, quantized, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(prepare, "is_installed", lambda engine: engine != "openvino")
+    monkeypatch.setattr(plans, "is_installed", lambda engine: engine != "openvino")
     report = flat.quantize(
         checkpoints("classifier"),
         recipe="ffn",
@@ -338,7 +335,7 @@ def test_a_default_target_that_does_not_run_the_recipe_is_left_out(
 def test_a_recipe_that_no_default_target_runs_is_refused(
     checkpoints, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(prepare, "is_installed", lambda engine: engine == "native")
+    monkeypatch.setattr(plans, "is_installed", lambda engine: engine == "native")
     with pytest.raises(UserInputError, match="Target 'native' cannot run recipe 'ffn'"):
         flat.quantize(checkpoints("classifier"), tmp_path / "out", recipe="ffn")
     assert list(tmp_path.iterdir()) == []
@@ -467,7 +464,7 @@ def test_a_failure_during_calibration_leaves_nothing(checkpoints, tmp_path, monk
     def stop(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("qdqbert.verbs.quantize.ranges.run_passes", stop)
+    monkeypatch.setattr("qdqbert.pipeline.ranges.run_passes", stop)
     with pytest.raises(KeyboardInterrupt):
         flat.quantize(checkpoints("bert"), tmp_path / "out", benchmark=False)
     assert list(tmp_path.iterdir()) == []

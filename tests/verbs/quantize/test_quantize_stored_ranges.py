@@ -18,16 +18,17 @@ from onnx import numpy_helper
 import flat
 import qdqbert
 from qdqbert import QuantizeReport
+from qdqbert.artifact import read_training
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.errors import UserInputError
 from qdqbert.models.quantized import load_model
 from qdqbert.models.state import stored_calibration
+from qdqbert.pipeline.plans import Scheme
+from qdqbert.pipeline.ranges import choose_range_source
+from qdqbert.pipeline.source import StoredQuantizers
 from qdqbert.reference.sited_model import sited_model
 from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
-from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.quantize.ranges import choose_range_source
-from qdqbert.verbs.quantize.source import StoredQuantizers
 
 TEXTS = [f"the cat is on the book and in the night {word}" for word in "abcdefgh"]
 HELDOUT = [f"{word} dog went to the river" for word in "ijklmnopqrstuvwx"]
@@ -188,17 +189,12 @@ def test_examples_that_a_folder_was_trained_on_stay_known(tmp_path) -> None:
         "calibration": {"fingerprints": ["a", "b"]},
     }
     (tmp_path / "training.json").write_text(json.dumps(content))
-    options = flat.make(QuantizeOptions, model=str(tmp_path), output="out")
     stored = StoredQuantizers(
         specs={}, calibration=CalibrationResult(ranges={}, scales={}), recipe="linear"
     )
-    source = types.SimpleNamespace(name="model", stored=stored)
-    ranges = choose_range_source(source, options, None)
-    assert ranges.manifest(options) == {
-        "calibrator": "stored",
-        "examples": 2,
-        "fingerprints": ["a", "b"],
-    }
+    source = types.SimpleNamespace(name="model", stored=stored, training=read_training(tmp_path))
+    ranges = choose_range_source(source, Scheme(), None)
+    assert (ranges.kind, ranges.known) == ("stored", ("a", "b"))
 
 
 @EACH

@@ -14,8 +14,8 @@ from qdqbert.choices import SchedulerName
 from qdqbert.cli import main
 from qdqbert.errors import UserInputError
 from qdqbert.options import TaskOptions, command_line, declared_options
+from qdqbert.pipeline.settings import task_options_of
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.verbs.settings import task_options_of
 from qdqbert.verbs.train import run as train_run
 from qdqbert.verbs.train.options import TrainOptions
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from qdqbert.pipeline.examples import Data
+from qdqbert.pipeline.plans import Scheme, choose_targets
+from qdqbert.pipeline.prepare import Lengths, prepare
+from qdqbert.pipeline.source import ModelPath, open_source
+from qdqbert.pipeline.trials import Trials
 from qdqbert.progress import Progress
 from qdqbert.reporting.analyze import AnalyzeReport, Cost, UnitReport
 from qdqbert.search.units import Unit, make_units
-from qdqbert.tasks.task import Predictions
 from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.analyze.plot import check_plot, plot_costs
-from qdqbert.verbs.inference import Baseline
-from qdqbert.verbs.quantize.mixed_precision import Trials
-from qdqbert.verbs.quantize.prepare import choose_targets, open_source, prepare
 
 
 def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
@@ -26,36 +28,48 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
     """
     if options.plot is not None:
         check_plot(Path(options.plot))
-    quantize_options = options.to_quantize()
+    model = ModelPath(
+        path=os.fspath(options.model),
+        shown=str(options.model),
+        task=options.task,
+        pooling=options.task_options.pooling,
+        onnx=options.onnx,
+    )
+    scheme = Scheme(
+        recipe=options.recipe, quantizers=options.quantizers, calibration=options.calibration
+    )
+    data = Data(
+        calibration_data=options.calibration_data,
+        eval_data=options.data,
+        columns=options.columns,
+        samples=options.calibration.samples,
+        seed=options.calibration.seed,
+        max_heldout=options.max_examples,
+    )
+    lengths = Lengths(
+        max_length=options.max_length,
+        batch_size=options.batch_size,
+        task_options=options.task_options,
+    )
     with tempfile.TemporaryDirectory() as scratch:
-        source = open_source(quantize_options, Path(scratch), progress)
-        ready = prepare(
-            source,
-            quantize_options,
-            choose_targets(quantize_options, source.task),
-            None,
-            progress,
-            max_heldout=options.max_examples,
-        )
+        source = open_source(model, Path(scratch), progress)
+        name, weights_for = source.task.name, options.quantizers.weights_for
+        [target] = choose_targets([options.target], name, weights_for)
+        ready = prepare(source, [target], scheme, data, lengths, progress)
         [plan] = ready.plans
         units = make_units(plan.specs, ready.sited.weights(), options.granularity)
-        trials = Trials(
-            plan, ready.sited, ready.calibration.for_recipe(plan.recipe), ready.baseline
-        )
-        whole, reports = measure(units, trials, ready.baseline, progress)
+        whole, reports = measure(units, Trials.of(ready, plan), progress)
     metrics = ready.baseline.metrics
-    notices = [*ready.source.notices, *ready.ranges.notices, *ready.examples.notices]
-    notices += ready.inputs.notices
     report = AnalyzeReport(
         model=str(options.model),
-        task=ready.source.task,
-        target=plan.target.name,
+        task=source.task.name,
+        target=target.name,
         recipe=plan.recipe.name,
         metric=metrics[0].name if metrics else None,
         examples=len(ready.examples.heldout),
         whole=whole,
         units=reports,
-        notices=tuple(dict.fromkeys(notices)),
+        notices=tuple(dict.fromkeys(ready.notices)),
     )
     if options.plot is not None:
         plot_costs(report, Path(options.plot))
@@ -63,15 +77,9 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
 
 
 def measure(
-    units: Sequence[Unit], trials: Trials, baseline: Baseline, progress: Progress
+    units: Sequence[Unit], trials: Trials, progress: Progress
 ) -> tuple[Cost, tuple[UnitReport, ...]]:
     """Measure each unit by itself, and all that are left if the most costly ones stay in float.
-
-    Args:
-        units: The units.
-        trials: Runs the model with some sites left in float.
-        baseline: The float model's results.
-        progress: Receives the stages.
 
     Returns:
         The cost of quantizing everything, and the units, the most costly one first.
@@ -81,10 +89,10 @@ def measure(
     with progress.stage("Quantizing one part at a time", len(units)) as advance:
         alone = {}
         for unit in units:
-            alone[unit.name] = _cost(baseline, trials.predictions(every - set(unit.sites)))
+            alone[unit.name] = _cost(trials, every - set(unit.sites))
             advance()
     ordered = sorted(units, key=lambda unit: alone[unit.name].sqnr_db)
-    whole, left, reports = _cost(baseline, trials.predictions(())), set[str](), []
+    whole, left, reports = _cost(trials, ()), set[str](), []
     with progress.stage("Leaving the most costly in float", len(units)) as advance:
         for unit in ordered:
             left |= set(unit.sites)
@@ -94,14 +102,16 @@ def measure(
                     sites=unit.sites,
                     share_percent=100 * unit.cost / total,
                     alone=alone[unit.name],
-                    left=_cost(baseline, trials.predictions(left)),
+                    left=_cost(trials, left),
                 )
             )
             advance()
     return whole, tuple(reports)
 
 
-def _cost(baseline: Baseline, predictions: Predictions) -> Cost:
+def _cost(trials: Trials, left: Collection[str]) -> Cost:
+    """Return the cost of quantizing everything but some sites."""
+    baseline, predictions = trials.baseline, trials.predictions(left)
     fidelity, scores = baseline.fidelity(predictions), baseline.scores_of(predictions)
     drop = None
     if scores:

@@ -21,11 +21,11 @@ from qdqbert.graph.qdq import float_graph
 from qdqbert.inference.load import open_folder
 from qdqbert.models.quantized import load_model
 from qdqbert.options import is_onnx_file
+from qdqbert.pipeline.settings import check_sequences
 from qdqbert.progress import Progress
 from qdqbert.reporting.benchmark import BenchmarkReport
 from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
-from qdqbert.verbs.settings import check_sequences
 
 # An .onnx file does not hold the size of its vocabulary. Those of BERT models are all larger.
 _ANY_VOCABULARY = 1000

@@ -12,8 +12,8 @@ from qdqbert import cache
 from qdqbert.engines.providers import PROVIDERS
 from qdqbert.engines.runner import install_command, is_installed
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.pipeline.versions import version_of
 from qdqbert.reporting.doctor import Cache, DoctorReport, Part
-from qdqbert.verbs.versions import version_of
 
 # What the features of `machine.cpu_features` mean.
 _MEANINGS: Mapping[str, str] = {

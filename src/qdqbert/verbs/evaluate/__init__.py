@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qdqbert.extras import require_quantize
+from qdqbert.pipeline.settings import check_data
 from qdqbert.progress import Progress
 from qdqbert.verbs.call import public
 from qdqbert.verbs.evaluate.options import EvaluateOptions
-from qdqbert.verbs.settings import check_data
 
 if TYPE_CHECKING:
     from qdqbert.reporting.evaluate import EvaluateReport

@@ -19,15 +19,15 @@ from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokeni
 from qdqbert.inference.engine_choice import choose_engine
 from qdqbert.inference.load import open_folder, open_graph
 from qdqbert.models.quantized import load_model
-from qdqbert.options import is_onnx_file
+from qdqbert.options import Onnx, is_onnx_file
+from qdqbert.pipeline.predictions import TorchRunner
+from qdqbert.pipeline.settings import input_length
 from qdqbert.runtime.scheduler import Scheduler
 from qdqbert.task_kinds import TaskName, check_outputs, head_of
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task
 from qdqbert.tokenizing.tokenizer import Tokenizer
 from qdqbert.verbs.evaluate.options import EvaluateOptions
-from qdqbert.verbs.inference import TorchRunner
-from qdqbert.verbs.settings import input_length
 
 _NOTICES = {
     "native-dynamic": (
@@ -97,9 +97,7 @@ class Request:
     engine: EngineName | None = None
     provider: ProviderName | None = None
     target: TargetName | None = None
-    tokenizer: str | None = None
-    input_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    output_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    onnx: Onnx = Onnx()
     pooling: PoolingMode | None = None
     shares_names: bool = False
 
@@ -108,7 +106,7 @@ class Request:
         return input_length(self.max_length, self.usual_length or usual, limit)
 
 
-def request_of_model(options: EvaluateOptions) -> Request:
+def request_of(options: EvaluateOptions) -> Request:
     """Return how the model is to be loaded."""
     return Request(
         parameter="model",
@@ -117,28 +115,25 @@ def request_of_model(options: EvaluateOptions) -> Request:
         engine=options.engine,
         provider=options.provider,
         target=options.target,
-        tokenizer=options.onnx.tokenizer,
-        input_names=options.onnx.input_names or {},
-        output_names=options.onnx.output_names or {},
+        onnx=options.onnx,
         pooling=options.task_options.pooling,
         shares_names=len(options.onnx_files) > 1,
     )
 
 
-def request_of_reference(options: EvaluateOptions, subject: Subject) -> Request:
+def reference_request(options: EvaluateOptions, request: Request, subject: Subject) -> Request:
     """Return how the reference is to be loaded: for the task and the lengths of the model."""
     model_folder = None if is_onnx_file(options.model) else os.fspath(options.model)
+    tokenizer = options.onnx.tokenizer or model_folder
     return Request(
         parameter="reference",
         task=subject.task.name,
         # The notice about `max_length` is that of the model.
         max_length=None,
         usual_length=subject.max_length,
-        tokenizer=options.onnx.tokenizer or model_folder,
-        input_names=options.onnx.input_names or {},
-        output_names=options.onnx.output_names or {},
-        pooling=options.task_options.pooling,
-        shares_names=len(options.onnx_files) > 1,
+        onnx=dataclasses.replace(options.onnx, tokenizer=tokenizer),
+        pooling=request.pooling,
+        shares_names=request.shares_names,
     )
 
 
@@ -230,7 +225,7 @@ def _load_onnx(path: Path, request: Request) -> Subject:
             f"folder {folder.name!r}, with `target` if it has several graphs.",
             argument=request.parameter,
         )
-    task = choose_task(path, task=request.task, tokenizer=request.tokenizer)
+    task = choose_task(path, task=request.task, tokenizer=request.onnx.tokenizer)
     engine: EngineName = request.engine or "onnxruntime"
     check_engine(engine)
     runner = open_graph_file(
@@ -238,11 +233,13 @@ def _load_onnx(path: Path, request: Request) -> Subject:
         task=task,
         engine=engine,
         provider=request.provider,
-        input_names=request.input_names,
-        output_names=request.output_names,
+        input_names=request.onnx.input_names or {},
+        output_names=request.onnx.output_names or {},
         skip_unknown_names=request.shares_names,
     )
-    found = load_tokenizer_and_config(path, task=task, tokenizer=request.tokenizer, runner=runner)
+    found = load_tokenizer_and_config(
+        path, task=task, tokenizer=request.onnx.tokenizer, runner=runner
+    )
     length, notices = request.input_length(TASKS[task].max_length, found.max_length)
     return Subject(
         name=path.name,
@@ -304,11 +301,7 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
 
 def _default_engine(artifact: Artifact, request: Request) -> EngineName:
     """Return the engine that `load` would run, so that a metric is of what runs."""
-    engines = artifact.engines
-    if request.target is None and request.provider is None and engines:
-        return choose_engine(artifact)[0]
-    if request.target is not None and request.target in artifact.targets:
-        engines = artifact.targets[request.target]["engines"]
-    if request.provider is not None or not engines:
-        return "onnxruntime"
-    return engines[0]
+    engines: Sequence[EngineName] = artifact.targets.get(str(request.target), {}).get("engines", ())
+    if engines and request.provider is None:
+        return engines[0]
+    return choose_engine(artifact, provider=request.provider)[0]

@@ -11,10 +11,10 @@ from qdqbert.artifact import EXPORT, check_output, writing
 from qdqbert.exporting.formats import Format, format_named
 from qdqbert.exporting.source import Source, open_source
 from qdqbert.files import digest_of, json_values, write_json
+from qdqbert.pipeline.versions import version_of, versions
 from qdqbert.progress import Progress
 from qdqbert.reporting.export import ExportReport
 from qdqbert.verbs.export.options import ExportOptions
-from qdqbert.verbs.versions import version_of, versions
 
 EXPORT_FORMAT = "qdqbert-export/1"
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from qdqbert.artifact import check_output
 from qdqbert.extras import require_quantize
+from qdqbert.pipeline.settings import check_data
 from qdqbert.progress import Progress
 from qdqbert.verbs.call import public
 from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.settings import check_data
 
 if TYPE_CHECKING:
     from qdqbert.reporting.quantize import QuantizeReport

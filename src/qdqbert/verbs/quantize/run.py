@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 import tempfile
 from pathlib import Path
 
 from qdqbert.artifact import Artifact, is_artifact, writing
 from qdqbert.checkpoint.card import CARD
-from qdqbert.errors import UserInputError
+from qdqbert.checkpoint.demo import DEMO_NAME, demo_checkpoint
+from qdqbert.errors import UserInputError, naming
 from qdqbert.evidence.checksums import write_checksums
 from qdqbert.files import write_bytes, write_json
+from qdqbert.options import command_line
+from qdqbert.pipeline.auto.candidates import candidate_targets
+from qdqbert.pipeline.auto.choice import write_fastest
+from qdqbert.pipeline.every_target import write_every_target
+from qdqbert.pipeline.examples import Data
+from qdqbert.pipeline.folder import Output, write_report
+from qdqbert.pipeline.measure import collect_evidence
+from qdqbert.pipeline.plans import Scheme, choose_targets
+from qdqbert.pipeline.prepare import Lengths, prepare
+from qdqbert.pipeline.ranges import open_earlier
+from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.progress import Progress
 from qdqbert.reporting.page import page
 from qdqbert.reporting.quantize import QuantizeReport
 from qdqbert.reporting.report import json_ready
-from qdqbert.verbs.quantize.auto.run import fill_with_fastest
-from qdqbert.verbs.quantize.folder import fill_folder
+from qdqbert.tasks.registry import TASKS
 from qdqbert.verbs.quantize.options import QuantizeOptions
-from qdqbert.verbs.quantize.ranges import open_earlier
 
 
 def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
@@ -30,13 +42,22 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
         GraphError: A target cannot run its graph. Nothing was written.
     """
     _check_not_quantized(options)
-    earlier = open_earlier(options)
+    scheme = Scheme(
+        recipe=options.recipe, quantizers=options.quantizers, calibration=options.calibration
+    )
+    earlier = open_earlier(scheme)
     try:
         # Temporary graphs lie in the partial folder, which the next call removes if this one is
         # killed.
         with writing(options.output_folder, overwrite=options.overwrites) as folder:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                report = _fill(options, earlier, folder, Path(scratch), progress)
+                output = Output(
+                    directory=options.output_folder,
+                    folder=folder,
+                    scratch=Path(scratch),
+                    command=command_line("quantize", options),
+                )
+                report = _fill(options, scheme, earlier, output, progress)
             if not report.meets_limits:
                 # The partial folder is removed.
                 raise _LimitsMissedError(report)
@@ -51,14 +72,80 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
 
 def _fill(
     options: QuantizeOptions,
+    scheme: Scheme,
     earlier: Artifact | None,
-    folder: Path,
-    scratch: Path,
+    output: Output,
     progress: Progress,
 ) -> QuantizeReport:
+    """Fill the output folder, and return the report."""
+    source = open_source(
+        _model_of(options), output.scratch, progress, functools.partial(_check_task, options)
+    )
+    weights_for = options.quantizers.weights_for
+    ready = prepare(
+        source,
+        (
+            candidate_targets(options.recipe, weights_for)
+            if options.is_auto
+            else choose_targets(options.targets, source.task.name, weights_for)
+        ),
+        scheme,
+        Data(
+            calibration_data=options.calibration_data,
+            eval_data=options.eval_data,
+            columns=options.columns,
+            samples=options.calibration.samples,
+            seed=options.calibration.seed,
+            max_drop=options.limits.max_drop,
+            is_demo=options.model is None,
+        ),
+        Lengths(
+            max_length=options.max_length,
+            batch_size=options.batch_size,
+            task_options=options.task_options,
+        ),
+        progress,
+        earlier=earlier,
+        leaves_out=options.is_auto or not options.targets,
+    )
+    evidence = collect_evidence(
+        ready, options.limits, options.verification_data, output.scratch, progress
+    )
     if options.is_auto:
-        return fill_with_fastest(options, earlier, folder, scratch, progress)
-    return fill_folder(options, earlier, folder, scratch, progress)
+        report = write_fastest(evidence, output, progress)
+    else:
+        report = write_every_target(
+            evidence,
+            output,
+            progress,
+            benchmark=options.benchmark,
+            leaves_out=not options.targets,
+        )
+    if report.meets_limits:
+        write_report(output.folder, report, evidence)
+    return report
+
+
+def _model_of(options: QuantizeOptions) -> ModelPath:
+    with naming("model"):
+        path = demo_checkpoint() if options.model is None else options.model
+    return ModelPath(
+        path=os.fspath(path),
+        shown=str(options.model or DEMO_NAME),
+        task=options.task,
+        pooling=options.task_options.pooling,
+        onnx=options.onnx,
+    )
+
+
+def _check_task(options: QuantizeOptions, task: str) -> None:
+    """Refuse the target `auto` for a task that `load` does not run."""
+    if options.is_auto and TASKS[task].model is None:
+        raise UserInputError(
+            "`targets=['auto']` times a model as `load` runs it, and `load` does not run task "
+            f"{task!r}. Pass other `targets`, such as 'portable'.",
+            argument="targets",
+        )
 
 
 class _LimitsMissedError(Exception):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from qdqbert.artifact import check_output
 from qdqbert.extras import require_quantize
+from qdqbert.pipeline.settings import check_data
 from qdqbert.progress import Progress
 from qdqbert.verbs.call import public
-from qdqbert.verbs.settings import check_data
 from qdqbert.verbs.train.options import TrainOptions
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from qdqbert.checkpoint.load import Checkpoint, infer_task, read_config
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Encoded, make_batches
 from qdqbert.errors import UserInputError, naming
+from qdqbert.pipeline.settings import input_length, task_options_of
 from qdqbert.progress import Progress
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings, tasks_of
 from qdqbert.tasks.data import Dataset, fingerprint
@@ -30,7 +31,6 @@ from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Features, Labels, Task
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
 from qdqbert.training.dataset import TrainingDataset
-from qdqbert.verbs.settings import input_length, task_options_of
 from qdqbert.verbs.train.options import TrainOptions
 
 

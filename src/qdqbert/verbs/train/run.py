@@ -26,6 +26,8 @@ from qdqbert.models.quantized import load_model
 from qdqbert.models.state import fix_ranges_, learn_ranges_
 from qdqbert.numerics.threads import usable_torch_threads
 from qdqbert.options import command_line
+from qdqbert.pipeline.settings import quantizer_options_of
+from qdqbert.pipeline.versions import versions
 from qdqbert.progress import Progress, Silent
 from qdqbert.reference.sited_model import sited_model
 from qdqbert.reporting.report import json_ready
@@ -38,7 +40,6 @@ from qdqbert.training.curves import plot_curves
 from qdqbert.training.dataset import collator
 from qdqbert.training.teacher import Teacher, check_teacher, load_teacher
 from qdqbert.training.trainer import TaskTrainer
-from qdqbert.verbs.settings import quantizer_options_of
 from qdqbert.verbs.train.arguments import keep_best_, set_steps_, training_arguments
 from qdqbert.verbs.train.data import (
     Examples,
@@ -52,7 +53,6 @@ from qdqbert.verbs.train.data import (
 )
 from qdqbert.verbs.train.options import TrainOptions
 from qdqbert.verbs.train.scorer import Scorer
-from qdqbert.verbs.versions import versions
 
 CURVES = "curves.svg"
 # A run with fewer steps than this gets a notice.
@@ -178,9 +178,7 @@ def insert_quantizers(
         # The paper and the SQuAD example use percentile 99.99, which is as good as mse on some
         # texts and loses 10 points on others (`benchmarks/calibrators.py`).
         quantizer_options = quantizer_options_of(
-            options.quantizers,
-            calibrator=options.calibration.calibrator or "mse",
-            percentile=options.calibration.percentile,
+            options.quantizers, options.calibration, usual="mse"
         )
         prepare_with_options(model, options.recipe, quantizer_options)
     sample = calibration_sample(

@@ -13,10 +13,10 @@ from qdqbert.evidence.checksums import CHECKSUMS, check_files
 from qdqbert.evidence.verification import lowest_sqnr, measure_rows, read_rows
 from qdqbert.json_files import Fields
 from qdqbert.machine import cpu_features, cpu_name
+from qdqbert.pipeline.versions import versions
 from qdqbert.progress import Progress
 from qdqbert.reporting.verify import FidelityCheck, VerifyReport, VersionCheck
 from qdqbert.verbs.verify.options import VerifyOptions
-from qdqbert.verbs.versions import versions
 
 
 def run(options: VerifyOptions, progress: Progress) -> VerifyReport:

@@ -1,0 +1,1 @@
+"""The steps of `quantize` as functions of values, which `analyze` and `evaluate` use too."""

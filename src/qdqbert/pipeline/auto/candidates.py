@@ -1,0 +1,109 @@
+"""Which graphs the target `auto` considers, and the words about its choice."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from qdqbert.choices import ENGINE_NAMES, EngineName, RecipeName, WeightsFor
+from qdqbert.engines.runner import is_installed
+from qdqbert.evidence.reports import CandidateReport
+from qdqbert.pipeline.plans import for_cpus
+from qdqbert.recipes import build_recipe
+from qdqbert.targets import target_named
+from qdqbert.targets.target import Plan, Target, runs_recipe
+
+# `onnxruntime-dynamic` is left out, as a result of it depends on the other texts of its batch.
+# The native engine computes attention in float, so that other recipes make it slower only.
+_RECIPES: Mapping[str, tuple[RecipeName, ...]] = {
+    "native": ("linear",),
+    "native-dynamic": ("linear",),
+    "openvino": ("linear", "linear+qk"),
+    "onnxruntime": ("linear", "linear+qk"),
+    "float": (),
+}
+
+
+def candidate_targets(recipe: RecipeName | None, weights_for: WeightsFor) -> list[Target]:
+    """Return a target for each candidate: with one engine, and with its recipe.
+
+    Args:
+        recipe: Recipe of all candidates; `None` for their own ones.
+        weights_for: CPUs that the weights of all candidates are encoded for, as this does not
+            change the speed.
+    """
+    found = []
+    for name, own in _RECIPES.items():
+        target = target_named(name)
+        for engine in filter(is_installed, target.engines):
+            alone = dataclasses.replace(for_cpus(target, weights_for), engines=(engine,))
+            if target.quantizes == "nothing":
+                found.append(alone)
+                continue
+            found += [
+                dataclasses.replace(alone, recipe=each)
+                for each in (own if recipe is None else (recipe,))
+                if runs_recipe(target, build_recipe(each))
+            ]
+    return found
+
+
+def missing_engines() -> list[EngineName]:
+    """Return the engines that are no candidates, because they are not installed."""
+    return [engine for engine in ENGINE_NAMES if not is_installed(engine)]
+
+
+def distinct(plans: Sequence[Plan]) -> list[Plan]:
+    """Return the plans without those that make the same graph for the same engine.
+
+    The quantizers of a checkpoint replace any recipe, and options can disable what differs.
+    """
+    kept: list[Plan] = []
+    for plan in plans:
+        if not any(_makes_same_graph(plan, other) for other in kept):
+            kept.append(plan)
+    return kept
+
+
+def _makes_same_graph(plan: Plan, other: Plan) -> bool:
+    return (
+        plan.target.name == other.target.name
+        and plan.target.engines == other.target.engines
+        and plan.specs == other.specs
+        and plan.recipe.smoothing == other.recipe.smoothing
+    )
+
+
+def reason_of(candidates: Sequence[CandidateReport]) -> str:
+    """Say in words why a candidate was chosen.
+
+    Args:
+        candidates: All candidates, the fastest one first.
+    """
+    chosen = next((each for each in candidates if each.verdict == "chosen"), None)
+    if chosen is None:
+        return "No candidate is close enough to float."
+    faster = candidates[: candidates.index(chosen)]
+    closeness = " that is close enough to float" if faster else ""
+    name = f"{_name(chosen)} is the fastest of {len(candidates)} candidates{closeness}"
+    if _is_float(chosen) and not any(_is_float(each) for each in faster):
+        quantized = [each for each in candidates if not _is_float(each)]
+        if quantized and not faster:
+            return f"{_name(chosen)} is faster here than any INT8 graph."
+        return f"{name}."
+    floats = [each for each in candidates if _is_float(each)]
+    if not floats or _is_float(chosen):
+        return f"{name}."
+    ratio = floats[0].relative_time / chosen.relative_time
+    return f"{name}. It is {ratio:.2f} times as fast as {_name(floats[0])}."
+
+
+def _is_float(candidate: CandidateReport) -> bool:
+    return target_named(candidate.target).quantizes == "nothing"
+
+
+def _name(candidate: CandidateReport) -> str:
+    if _is_float(candidate):
+        return f"{candidate.precision} on {candidate.engine}"
+    name = f"INT8 ({candidate.recipe}) on {candidate.engine}"
+    return name if candidate.target == candidate.engine else f"{name} ({candidate.target})"

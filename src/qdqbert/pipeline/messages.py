@@ -1,0 +1,163 @@
+"""Say in words what a user should know about the graphs of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from qdqbert.engines.runner import install_command, is_installed
+from qdqbert.evidence.lowering import LoweringCheck
+from qdqbert.evidence.reports import TargetReport
+from qdqbert.evidence.saturation import Overflow
+from qdqbert.machine import cpu_features, has_int8_products
+from qdqbert.pipeline.ranges import RangeKind
+from qdqbert.targets import target_named
+from qdqbert.targets.target import Target
+
+# With fewer calibration examples than this, the report warns.
+_FEWEST_CALIBRATED = 16
+# Below this SQNR, or if the interval of changed predictions is above this percentage, a model is
+# hardly usable. A few changed predictions of a few show little, such as 4 of 64 answers.
+_LOW_SQNR_DB = 10.0
+_HIGH_CHANGED_PERCENT = 5.0
+# What to do about a graph that is far from float, by where its ranges come from.
+_HINTS: Mapping[RangeKind, str] = {
+    "calibrated": "Calibrate on more and typical examples",
+    "stored": "Train the quantized model for longer, calibrate again with `recalibrate=True`",
+    "earlier": "Leave `ranges_from` out to calibrate on more and typical examples",
+}
+
+
+def engine_notices(target: Target) -> list[str]:
+    """Say on which engines a target was not measured."""
+    notices = []
+    if not target.engines:
+        notices.append(
+            f"Nothing was measured for target {target.name}: its graph runs on {target.summary}, "
+            "and on no engine of this package."
+        )
+    if target.engines and target.is_proxy:
+        notices.append(
+            f"The numbers of target {target.name} were measured on {', '.join(target.engines)} on "
+            "the CPU, as a proxy for its own runtime. No GPU has run the graph in this call. Check "
+            "its metric and its latency where it will run."
+        )
+    return notices + [
+        f"Engine {engine} is not installed, so nothing was measured on it. Install it with: "
+        f"{install_command(engine)}"
+        for engine in target.engines
+        if not is_installed(engine)
+    ]
+
+
+def fidelity_warnings(report: TargetReport, ranges: RangeKind = "calibrated") -> list[str]:
+    """Warn about a graph that is far from the float model.
+
+    Where its ranges come from decides about the advice.
+    """
+    fidelity = report.fidelity
+    interval = fidelity.flips_interval
+    surely_changed = 0.0 if interval is None else interval.low
+    if fidelity.sqnr_db >= _LOW_SQNR_DB and surely_changed <= _HIGH_CHANGED_PERCENT:
+        return []
+    found = f"{fidelity.sqnr_db:.1f} dB SQNR"
+    if fidelity.flips_percent is not None:
+        found += f", {fidelity.flips_percent:.1f} % of the predictions changed"
+    return [
+        f"The INT8 graph for {report.target} on {report.engine} is far from the float model "
+        f"({found}). {_HINTS[ranges]}, or pass another `recipe`, and check the task's metric with "
+        "`qdqbert evaluate` before you use it."
+    ]
+
+
+def report_notices(report: TargetReport) -> list[str]:
+    """Say what a user should know about a graph's arithmetic and speed."""
+    notices = []
+    lowering: LoweringCheck = report.lowering
+    if not lowering.is_exact:
+        notices.append(
+            f"On {report.engine} the graph differs from its Q/DQ pairs: "
+            f"{lowering.worst_layer_db:.1f} dB at `{lowering.worst_layer}`, where "
+            f"{lowering.wanted_db:.1f} dB are expected. Compare it with the float model by "
+            "`qdqbert evaluate`, or pass other `targets` or another `recipe`."
+        )
+    if lowering.saturates:
+        notices.append(
+            f"On this CPU the int8 sums of {report.engine} saturate: {lowering.native_db:.1f} dB, "
+            f"where exact arithmetic gives {lowering.worst_layer_db:.1f} dB."
+        )
+    notices += _batch_notice(report)
+    slower = [each for each in report.latency if each.speedup < 1]
+    # The target `float` is timed against itself.
+    if slower and target_named(report.target).quantizes != "nothing":
+        shapes = " and ".join(f"{each.batch} x {each.sequence}" for each in slower)
+        reason = (
+            "This CPU has int8 instructions, so the model or these shapes are too small for them, "
+            "or something else ran while they were measured."
+            if has_int8_products(cpu_features())
+            else "Its int8 kernels are faster on CPUs with int8 instructions: VNNI or AMX on x86, "
+            "i8mm on ARM."
+        )
+        notices.append(
+            f"On this machine {report.engine} runs INT8 slower than float at {shapes}. {reason}"
+        )
+    varied = [each for each in report.latency if each.varied]
+    if varied:
+        shapes = " and ".join(f"{each.batch} x {each.sequence}" for each in varied)
+        notices.append(
+            f"Timings of {report.engine} at {shapes} varied, as if something else ran on this "
+            "machine: the medians and the ratio of the rounds differ. Measure again with `qdqbert "
+            "benchmark`."
+        )
+    return notices
+
+
+def _batch_notice(report: TargetReport) -> list[str]:
+    """Warn about results that depend on the batch, if decisions do or scales are dynamic."""
+    found = report.batch_invariance
+    is_dynamic = report.target == "onnxruntime-dynamic"
+    if found.is_exact or not (found.changed_decisions or is_dynamic):
+        return []
+    changed = ""
+    if found.changed_decisions is not None:
+        changed = f", and {found.changed_decisions} decisions change"
+    other = "use the target onnxruntime, whose scales are fixed, or " if is_dynamic else ""
+    return [
+        f"With {report.target} on {report.engine}, the result for a text depends on the other "
+        f"texts of its batch: {found.differing} of {found.texts} texts differ from their results "
+        f"alone, by up to {found.largest_difference:.2g}{changed}. For results that never depend "
+        f"on a batch, {other}load the folder with `batch_invariant=True`."
+    ]
+
+
+def saturation_notice(target: str, layers: Sequence[Overflow]) -> str:
+    """Say where a target would saturate on CPUs without VNNI."""
+    worst = ", ".join(f"{each.site} ({each.percent:.3f} %)" for each in layers[:3])
+    where = (
+        f"in {len(layers)} linear layers, most in {worst}"
+        if layers
+        else "in no linear layer on this data"
+    )
+    return (
+        f"The {target} graph is encoded for CPUs with VNNI. On other CPUs int8 sums would "
+        f"saturate {where}. With `weights_for='any'`, weights are exact everywhere."
+    )
+
+
+def unmet_limits(report: TargetReport) -> str:
+    """Return which limits a graph does not meet, with what was measured; empty if it meets all."""
+    return ", ".join(
+        f"{each.option} {each.limit:g}: {each.verdict}, {each.value:.4g}"
+        for each in report.limits
+        if each.verdict != "met"
+    )
+
+
+def sample_warnings(count: int) -> list[str]:
+    """Warn about ranges of so few texts that they may not be typical."""
+    if count >= _FEWEST_CALIBRATED:
+        return []
+    texts = "1 text" if count == 1 else f"{count} texts"
+    return [
+        f"The ranges were taken from {texts} only. Pass at least 100 typical examples as "
+        "`calibration_data`."
+    ]

@@ -1,0 +1,126 @@
+"""Targets of a call, and the plan of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from qdqbert.choices import ENGINE_NAMES, RecipeName, TargetChoice, WeightsFor
+from qdqbert.engines.runner import is_installed
+from qdqbert.errors import UserInputError
+from qdqbert.options import Calibration, Quantizers
+from qdqbert.pipeline.settings import changes_of, quantizer_options_of
+from qdqbert.pipeline.source import Source
+from qdqbert.recipes import QuantizerOptions
+from qdqbert.spec import SiteGroup
+from qdqbert.targets import target_named
+from qdqbert.targets.files import check_encoder
+from qdqbert.targets.target import Plan, Target, make_plan, recipe_for
+from qdqbert.tasks.registry import TASKS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """How a call quantizes and calibrates, for whatever target.
+
+    Attributes:
+        recipe: Name of the recipe, if the call names one.
+        quantizers: Changes to the quantizers of the recipe.
+        calibration: How ranges are found.
+    """
+
+    recipe: RecipeName | None = None
+    quantizers: Quantizers = Quantizers()
+    calibration: Calibration = Calibration()
+
+    @property
+    def quantizer_options(self) -> QuantizerOptions:
+        """The quantizer options, with the calibrator in use."""
+        return quantizer_options_of(self.quantizers, self.calibration, usual="percentile")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plans:
+    """Plans of a call.
+
+    Attributes:
+        groups: Groups of sites that the recipes place.
+        made: One plan for each target that runs the model, at least one.
+        refused: Why the other targets do not, by name of the target.
+    """
+
+    groups: frozenset[SiteGroup]
+    made: tuple[Plan, ...]
+    refused: dict[str, str]
+
+
+def choose_targets(
+    names: Sequence[TargetChoice], task: str, weights_for: WeightsFor = "any"
+) -> list[Target]:
+    """Return the targets of a call, as they are for the CPUs that weights are encoded for.
+
+    Args:
+        names: The names that the call gives. Without any, there is a target for each engine that is
+            installed, so that `load` can take the fastest.
+        task: Task of the model. If `load` does not run it, any runtime may.
+        weights_for: These CPUs.
+    """
+    if not names and TASKS[task].model is None:
+        names = ["portable"]
+    chosen = names or [name for name in ENGINE_NAMES if is_installed(name)]
+    return [for_cpus(target_named(name), weights_for) for name in dict.fromkeys(chosen)]
+
+
+def for_cpus(target: Target, weights_for: WeightsFor) -> Target:
+    """Return a target as it is for the CPUs that weights are encoded for."""
+    if weights_for == "vnni":
+        recipe = target.vnni_recipe or target.recipe
+        return dataclasses.replace(target, adjacent_sum_limit=None, recipe=recipe)
+    return target
+
+
+def make_plans(
+    source: Source, targets: Sequence[Target], scheme: Scheme, *, leaves_out: bool = False
+) -> Plans:
+    """Resolve the recipe of each target on the sites of a model.
+
+    Args:
+        source: The float model.
+        targets: Targets of the call.
+        scheme: How the call quantizes.
+        leaves_out: Leave out targets that do not run the model, as long as one does.
+
+    Raises:
+        UserInputError: A target cannot run the recipe or the model.
+        UnmatchedRuleError: A rule of a recipe or a pattern matches no site.
+    """
+    stored, quantizers = source.stored, scheme.quantizers
+    recipes = [recipe_for(each, scheme.recipe, quantizers.embeddings) for each in targets]
+    groups = frozenset(group for recipe in recipes for group in recipe.groups)
+    sites = source.sites(groups)
+    plans: list[Plan] = []
+    refused: dict[str, UserInputError] = {}
+    for target in targets:
+        try:
+            plan = make_plan(
+                target,
+                sites,
+                recipe=scheme.recipe,
+                embeddings=quantizers.embeddings,
+                # Without changes, quantizers of a checkpoint keep their own bits.
+                quantizer_options=scheme.quantizer_options if changes_of(quantizers) else None,
+                stored=None if stored is None else stored.specs,
+                placed_by=None if stored is None else stored.recipe,
+                dedicated_pairs=quantizers.dedicated_qdq_pairs,
+            )
+            check_encoder(target, source.encoder)
+        except UserInputError as error:
+            if not leaves_out:
+                raise
+            refused[target.name] = error
+        else:
+            plans.append(plan)
+    if not plans:
+        raise next(iter(refused.values()))
+    reasons = {name: str(error) for name, error in refused.items()}
+    return Plans(groups=groups, made=tuple(plans), refused=reasons)

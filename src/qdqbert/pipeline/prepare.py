@@ -1,0 +1,211 @@
+"""Calibrate a float model, and run it on held-out examples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qdqbert.artifact import Artifact
+from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.errors import CheckpointError
+from qdqbert.machine import release_memory
+from qdqbert.options import TaskOptions
+from qdqbert.pipeline.examples import ChosenExamples, Data, choose_examples
+from qdqbert.pipeline.plans import Scheme, make_plans
+from qdqbert.pipeline.predictions import Baseline, EncodedExamples, encode_examples, predict
+from qdqbert.pipeline.ranges import (
+    RangeSource,
+    choose_range_source,
+    find_calibration,
+    rounding_notices,
+)
+from qdqbert.pipeline.settings import input_length, task_options_of
+from qdqbert.pipeline.sited import SitedSource
+from qdqbert.pipeline.source import Source
+from qdqbert.progress import Progress
+from qdqbert.targets.target import Plan, Target
+from qdqbert.task_kinds import TaskSettings
+from qdqbert.tokenizing.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """How a call tokenizes.
+
+    Attributes:
+        max_length: Longest input in tokens; as usual if `None`.
+        batch_size: Number of examples in a batch.
+        task_options: Settings of the task.
+    """
+
+    max_length: int | None = None
+    batch_size: int = 8
+    task_options: TaskOptions = TaskOptions()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Examples of a call as inputs of the model.
+
+    Attributes:
+        calibration: Examples that ranges are taken from. If nothing is calibrated, the held-out
+            ones.
+        heldout: Other examples, to compare INT8 with float on.
+        tokenizer: Tokenizer of the model.
+        max_length: Longest input in tokens.
+        task_options: Settings of the task.
+        notices: Messages for the user.
+    """
+
+    calibration: EncodedExamples
+    heldout: EncodedExamples
+    tokenizer: Tokenizer
+    max_length: int
+    task_options: TaskSettings
+    notices: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A calibrated model, before anything is quantized.
+
+    Attributes:
+        source: The float model.
+        scheme: How it is quantized.
+        data: The data of the call.
+        ranges: Where its ranges come from.
+        examples: Examples of the call.
+        plans: One plan for each target that runs the model.
+        refused: Why the other targets do not, by name of the target.
+        inputs: The examples as inputs of the model.
+        baseline: Results of the float model on the held-out examples.
+        sited: The model with sites.
+        calibration: The ranges.
+    """
+
+    source: Source
+    scheme: Scheme
+    data: Data
+    ranges: RangeSource
+    examples: ChosenExamples
+    plans: Sequence[Plan]
+    refused: Mapping[str, str]
+    inputs: Inputs
+    baseline: Baseline
+    sited: SitedSource
+    calibration: CalibrationResult
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Messages for the user."""
+        parts = (self.source, self.ranges, self.examples, self.inputs)
+        return tuple(notice for part in parts for notice in part.notices)
+
+
+def prepare(
+    source: Source,
+    targets: Sequence[Target],
+    scheme: Scheme,
+    data: Data,
+    lengths: Lengths,
+    progress: Progress,
+    *,
+    earlier: Artifact | None = None,
+    leaves_out: bool = False,
+) -> Ready:
+    """Calibrate a model, and run it in float.
+
+    Raises:
+        UserInputError: An argument or a file cannot be used, or a target does not run the model.
+        CalibrationError: A site saw no usable value.
+    """
+    ranges = choose_range_source(source, scheme, earlier)
+    examples = choose_examples(data, source.task, source.config.id2label, ranges.known)
+    plans = make_plans(source, targets, scheme, leaves_out=leaves_out)
+    inputs = encode_inputs(source, examples, lengths)
+    baseline = run_float(source, inputs, progress)
+    sited = source.with_sites(plans.groups)
+    batches = inputs.calibration.batches
+    calibration = find_calibration(ranges, source, sited, batches, plans.made, scheme, progress)
+    # Calibration names the site of a NaN, but does not see a head that stays in float.
+    check_finite(source, baseline)
+    notices = (*ranges.notices, *rounding_notices(ranges, plans.made, calibration))
+    return Ready(
+        source=source,
+        scheme=scheme,
+        data=data,
+        ranges=dataclasses.replace(ranges, notices=notices),
+        examples=examples,
+        plans=plans.made,
+        refused=plans.refused,
+        inputs=inputs,
+        baseline=baseline if examples.labeled_data is None else baseline.with_scores(),
+        sited=sited,
+        calibration=calibration,
+    )
+
+
+def encode_inputs(source: Source, examples: ChosenExamples, lengths: Lengths) -> Inputs:
+    """Tokenize the examples of a call, at the length and with the settings that apply."""
+    task, trained = source.task, source.training
+    max_length, notices = input_length(
+        lengths.max_length, trained.get("max_length") or task.max_length, source.max_length
+    )
+    task_options = task_options_of(lengths.task_options, trained.get("task_options", {}))
+    tokenizer = runtime_tokenizer(source.tokenizer)
+
+    def encoded(chosen: Sequence[Any], what: str) -> EncodedExamples:
+        result = encode_examples(
+            task,
+            tokenizer,
+            chosen,
+            input_names=source.input_names,
+            max_length=max_length,
+            batch_size=lengths.batch_size,
+            options=task_options,
+        )
+        notices.extend(f"In the {what} data: {notice}" for notice in result.features.notices)
+        return result
+
+    heldout = encoded(examples.heldout, "held-out")
+    used = examples.calibration
+    return Inputs(
+        calibration=encoded(used, "calibration") if used else heldout,
+        heldout=heldout,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        task_options=task_options,
+        notices=tuple(notices),
+    )
+
+
+def run_float(source: Source, inputs: Inputs, progress: Progress) -> Baseline:
+    """Return the results of the float model on the held-out examples, without scores."""
+    heldout = inputs.heldout
+    with progress.stage("Running the float model", len(heldout.batches)) as advance:
+        predictions = predict(source.task, source.runner(), heldout, advance)
+    release_memory()
+    return Baseline(
+        task=source.task,
+        encoded=heldout,
+        predictions=predictions,
+        tokenizer=inputs.tokenizer,
+        id2label=source.config.id2label,
+        options=inputs.task_options,
+    )
+
+
+def check_finite(source: Source, baseline: Baseline) -> None:
+    """Refuse a float model whose outputs are not finite.
+
+    Raises:
+        CheckpointError: There is a NaN or infinite value.
+    """
+    if not all(np.isfinite(prediction).all() for prediction in baseline.predictions):
+        raise CheckpointError(
+            f"The float model {source.name!r} returns NaN or infinite values. Check its weights."
+        )

@@ -1,0 +1,137 @@
+"""A float model with its sites: what is calibrated, and what graphs and references are made of."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+from torch import Tensor
+
+from qdqbert.calibration.calibrate import as_tensors, run_observed
+from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.calibration.encoder_run import EncoderRun
+from qdqbert.calibration.passes import Run
+from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoding import Batch
+from qdqbert.engines.runner import Runner
+from qdqbert.evidence.lowering import Reference, make_references
+from qdqbert.evidence.saturation import SaturationCheck
+from qdqbert.graph.edit import constant_array
+from qdqbert.graph.imported.graph_runner import check_token_ids
+from qdqbert.graph.sited_graph import sited_graph
+from qdqbert.graph.tail import open_tail
+from qdqbert.machine import release_memory
+from qdqbert.pipeline.predictions import TorchRunner
+from qdqbert.reference.sited_encoder import SitedEncoder
+from qdqbert.reference.sited_model import linear_weights, quantizing
+from qdqbert.spec import SiteGroup
+from qdqbert.targets.target import Plan
+
+Advance = Callable[[], None]
+
+
+class SitedSource:
+    """A float model with named sites.
+
+    Attributes:
+        encoder: The model as data.
+        sites: Places that can be quantized, in order.
+    """
+
+    def __init__(
+        self,
+        encoder: EncoderModel,
+        groups: Collection[SiteGroup],
+        *,
+        output_names: Sequence[str],
+    ) -> None:
+        """Make what runs the model, with quantizers that stay disabled."""
+        self.encoder, self._groups = encoder, groups
+        self._output_names = tuple(output_names)
+        self._body = SitedEncoder(encoder, groups, open_tail(encoder))
+        self._sited = self._body.sited
+        self.sites = self._sited.sites
+
+    def observed_run(self, batches: Sequence[Batch], advance: Advance) -> Run:
+        """Return the function that runs the model over all batches and shows its activations.
+
+        Raises:
+            UserInputError: A token id has no embedding.
+        """
+        rows = len(self.encoder.embeddings.words.rows)
+        for batch in batches:
+            check_token_ids(batch.inputs, "The model", rows)
+        return EncoderRun(self._body, as_tensors(batches), advance=advance)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the weight `(out, in)` of each linear layer, by the site of its input."""
+        return linear_weights(self._sited)
+
+    def check_saturation(self, check: SaturationCheck, batches: Sequence[Batch]) -> None:
+        """Show the inputs of the linear layers to a check, scaled for smoothing."""
+        run_observed(self._sited, self._forward, as_tensors(batches), check, check.scales)
+
+    @functools.cached_property
+    def graph(self) -> ir.Model:
+        """The float graph with a node at every site. It is made once."""
+        return sited_graph(self.encoder, self._groups)
+
+    @functools.cached_property
+    def parameters_sha256(self) -> str:
+        """The SHA-256 of the parameters of the float graph, whatever their names are.
+
+        Two models have the same digest if ranges of one fit the other.
+        """
+        arrays = map(constant_array, self.graph.graph.initializers.values())
+        digests = sorted(
+            hashlib.sha256(np.ascontiguousarray(array).data).digest()
+            for array in arrays
+            if array is not None and array.dtype == np.float32 and array.size > 1
+        )
+        return hashlib.sha256(b"".join(digests)).hexdigest()
+
+    @contextlib.contextmanager
+    def quantized_runner(self, plan: Plan, calibration: CalibrationResult) -> Iterator[Runner]:
+        """Yield what computes the outputs under a plan, with fake quantization.
+
+        Used to compare plans. It is near to what the graph of a target computes, not equal.
+        """
+        with self._quantizing(plan, calibration):
+            yield TorchRunner(self._body, self.encoder.input_names)
+
+    def references(
+        self, plan: Plan, calibration: CalibrationResult, batches: Sequence[Batch]
+    ) -> list[Reference]:
+        """Return the results of PyTorch's fake quantization under a plan."""
+        with self._quantizing(plan, calibration):
+            # Rounding all weights leaves about as much memory as it needs.
+            release_memory()
+            return make_references(
+                self._sited,
+                self._body,
+                self.graph,
+                list(self._body.layer_paths),
+                batches,
+                outputs=self._output_names,
+                last_bits=plan.target.last_bits,
+            )
+
+    def _quantizing(
+        self, plan: Plan, calibration: CalibrationResult
+    ) -> contextlib.AbstractContextManager[None]:
+        return quantizing(
+            self._sited,
+            plan.specs,
+            calibration.ranges,
+            calibration.scales,
+            calibration.weight_amax,
+            calibration.means,
+            calibration.roundings,
+        )
+
+    def _forward(self, inputs: Mapping[str, Tensor]) -> object:
+        return self._body(**inputs)

@@ -1,0 +1,295 @@
+"""Read the model of a call: a checkpoint of transformers, or an existing ONNX model.
+
+The two differ in how they are read as an `EncoderModel`, and in what runs the float model.
+Everything else is the same for both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qdqbert.artifact import read_training
+from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.checkpoint.cross_encoder import CrossEncoderFiles
+from qdqbert.checkpoint.families import family_of
+from qdqbert.checkpoint.hub import download
+from qdqbert.checkpoint.load import (
+    Checkpoint,
+    Description,
+    check_vocabulary,
+    describe_checkpoint,
+    load_described,
+)
+from qdqbert.checkpoint.sentence import SentenceHead
+from qdqbert.choices import PoolingMode
+from qdqbert.encoders.checkpoint import read_encoder
+from qdqbert.encoders.config import Config
+from qdqbert.encoders.heads import POOLINGS
+from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.sites import sites_of
+from qdqbert.encoders.weights import Weights
+from qdqbert.engines.runner import Runner
+from qdqbert.errors import UserInputError, naming
+from qdqbert.graph.imported.graph_runner import GraphRunner
+from qdqbert.graph.imported.imported_model import import_onnx
+from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
+from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.insert.outputs import check_outputs
+from qdqbert.options import Onnx, is_onnx_file
+from qdqbert.pipeline.predictions import TorchRunner
+from qdqbert.pipeline.sited import SitedSource
+from qdqbert.progress import Progress
+from qdqbert.reference.sited_encoder import SitedEncoder
+from qdqbert.reference.sited_model import sited_model
+from qdqbert.spec import Site, SiteGroup, TensorSpec
+from qdqbert.task_kinds import TaskName
+from qdqbert.tasks.registry import task_for
+from qdqbert.tasks.task import Task
+
+# Groups of sites that graphs have.
+_GROUPS_OF_GRAPHS: frozenset[SiteGroup] = frozenset({"layer", "table"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelPath:
+    """Where a model is, and how it is to be read.
+
+    Attributes:
+        path: Folder, hub id or .onnx file.
+        shown: Its name in reports.
+        task: Name of its task; inferred if `None`.
+        pooling: How an embedder makes one vector of a text's tokens; as stored if `None`.
+        onnx: Names and the tokenizer of an .onnx file.
+    """
+
+    path: str
+    shown: str
+    task: TaskName | None = None
+    pooling: PoolingMode | None = None
+    onnx: Onnx = Onnx()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredQuantizers:
+    """Quantizers that a checkpoint was saved with.
+
+    Attributes:
+        specs: How each site is quantized, by name; `None` for a site in float.
+        calibration: Ranges from calibration or training.
+        recipe: Name of the recipe that placed the quantizers, if one did.
+    """
+
+    specs: Mapping[str, TensorSpec | None]
+    calibration: CalibrationResult
+    recipe: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """A float model to be quantized.
+
+    Attributes:
+        model: Where it is.
+        task: Its task.
+        model_type: transformers' name of its family; `None` if it is not known.
+        config: Its config, or what is known of it.
+        tokenizer: Its tokenizer, of transformers.
+        encoder: The model as data.
+        graph: The .onnx file on ONNX Runtime; `None` for a checkpoint.
+        head: Pooling and normalization of a sentence-transformers folder; `None` otherwise.
+        cross_encoder: Files of a cross-encoder of sentence-transformers; `None` otherwise.
+        max_length: Longest input in tokens.
+        input_names: Names of the inputs.
+        output_names: Names of the outputs.
+        stored: Quantizers of its own, if it has some.
+        training: How `train` trained it; empty if it did not.
+        notices: Messages for the user.
+    """
+
+    model: ModelPath
+    task: Task
+    model_type: str | None
+    config: Any
+    tokenizer: Any
+    encoder: EncoderModel
+    graph: GraphRunner | None = None
+    head: SentenceHead | None = None
+    cross_encoder: CrossEncoderFiles | None
+    max_length: int
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    stored: StoredQuantizers | None = None
+    training: Mapping[str, Any]
+    notices: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Its folder, hub id or file."""
+        return self.model.path
+
+    def runner(self) -> Runner:
+        """Return the float model, ready to run."""
+        return self.graph or TorchRunner(SitedEncoder(self.encoder, ()), self.input_names)
+
+    def sites(self, groups: Collection[SiteGroup]) -> tuple[Site, ...]:
+        """Return the places that can be quantized, of some groups.
+
+        Raises:
+            UserInputError: The model has no sites of a group.
+        """
+        unsupported = sorted(set(groups) - _GROUPS_OF_GRAPHS)
+        if self.graph is not None and unsupported:
+            raise UserInputError(
+                "The recipe requires a checkpoint: it quantizes sites of the group "
+                f"{unsupported[0]!r}, which are not found in existing ONNX models. Pass another "
+                "`recipe`, or other `targets`.",
+                argument="recipe",
+            )
+        if "output" in groups:
+            check_outputs(family_of(str(self.model_type)))
+        return sites_of(self.encoder, self._with_stored(groups))
+
+    def with_sites(self, groups: Collection[SiteGroup]) -> SitedSource:
+        """Return the model with the sites of some groups, after the float model ran."""
+        if self.graph is not None:
+            # It would hold the weights a second time.
+            self.graph.release()
+        groups = self._with_stored(groups)
+        return SitedSource(self.encoder, groups, output_names=self.output_names)
+
+    def _with_stored(self, groups: Collection[SiteGroup]) -> Collection[SiteGroup]:
+        """Return groups of sites, and those of the checkpoint's own quantizers."""
+        if self.stored is None:
+            return groups
+        every = sites_of(self.encoder, ("layer", "table", "output"))
+        return {*groups, *(site.group for site in every if site.name in self.stored.specs)}
+
+
+def open_source(
+    model: ModelPath,
+    scratch: Path,
+    progress: Progress,
+    check: Callable[[str], None] = lambda task: None,
+) -> Source:
+    """Read a checkpoint or an .onnx file.
+
+    `check` is called with the name of the task, before the weights of a checkpoint are read.
+
+    Raises:
+        UserInputError: It cannot be used.
+    """
+    if is_onnx_file(model.path):
+        with progress.stage("Reading the graph"), naming("model"):
+            source = _read_onnx(model, scratch)
+        check(source.task.name)
+        return source
+    with progress.stage("Loading the checkpoint"), naming("model"):
+        found = describe_checkpoint(model.path, task=model.task, pooling=model.pooling)
+        check(found.task)
+        stores_quantizers = getattr(found.config, "quantizers", None) is not None
+        return (_read_stored if stores_quantizers else _read_float)(model, found)
+
+
+def _read_onnx(model: ModelPath, scratch: Path) -> Source:
+    path, tokenizer = Path(model.path), model.onnx.tokenizer
+    task = choose_task(path, task=model.task, tokenizer=tokenizer)
+    imported = import_onnx(
+        path,
+        task=task,
+        input_names=model.onnx.input_names or {},
+        output_names=model.onnx.output_names or {},
+        scratch=scratch,
+    )
+    found = load_tokenizer_and_config(path, task=task, tokenizer=tokenizer, runner=imported.runner)
+    read = imported.read(longest=found.max_length)
+    return Source(
+        model=model,
+        task=task_for(task, found.config),
+        model_type=found.model_type,
+        config=found.config,
+        tokenizer=found.tokenizer,
+        encoder=read.encoder,
+        graph=imported.runner,
+        cross_encoder=found.cross_encoder,
+        max_length=min(found.max_length, read.encoder.limit),
+        input_names=imported.input_names,
+        output_names=imported.output_names,
+        training={},
+        notices=(*read.notices, *imported.notices, *found.notices),
+    )
+
+
+def _read_float(model: ModelPath, found: Description) -> Source:
+    """Read the weights of a checkpoint without quantizers."""
+    notices: list[str] = []
+    head = found.head
+    encoder = read_encoder(
+        Weights(_weights_folder(found)),
+        Config(values=found.config.to_dict()),
+        found.task,
+        pooling=None if head is None else POOLINGS[head.pooling],
+        normalize=head is not None and head.normalize,
+        notices=notices,
+    )
+    check_vocabulary(found.name, found.tokenizer, len(encoder.embeddings.words.rows))
+    return _of_checkpoint(
+        model, found, dataclasses.replace(encoder, input_names=found.input_names), notices=notices
+    )
+
+
+def _read_stored(model: ModelPath, found: Description) -> Source:
+    """Read the weights and the quantizers of a checkpoint, by the classes that trained them."""
+    # These load transformers' models.
+    from qdqbert.models.configuration import recipe_of
+    from qdqbert.models.quantized import class_for
+    from qdqbert.models.state import stored_calibration, stored_specs
+
+    checkpoint: Checkpoint = load_described(found, class_for=class_for)
+    sited = sited_model(checkpoint.model)
+    stored = StoredQuantizers(
+        specs=stored_specs(sited),
+        calibration=stored_calibration(sited),
+        recipe=recipe_of(checkpoint.config),
+    )
+    return _of_checkpoint(
+        model, checkpoint, encoder_of(checkpoint), stored=stored if sited.quantizers else None
+    )
+
+
+def _of_checkpoint(
+    model: ModelPath,
+    found: Description,
+    encoder: EncoderModel,
+    *,
+    stored: StoredQuantizers | None = None,
+    notices: Sequence[str] = (),
+) -> Source:
+    return Source(
+        model=model,
+        task=task_for(found.task, found.config),
+        model_type=found.family.model_type,
+        config=found.config,
+        tokenizer=found.tokenizer,
+        encoder=encoder,
+        head=found.head,
+        cross_encoder=found.cross_encoder,
+        max_length=min(found.max_length, encoder.limit),
+        input_names=found.input_names,
+        output_names=tuple(output.name for head in encoder.heads for output in head.outputs),
+        stored=stored,
+        training=read_training(Path(found.name)),
+        notices=(*found.notices, *notices),
+    )
+
+
+def _weights_folder(found: Description) -> Path:
+    """Return the folder of a checkpoint's weights, which are downloaded if they are on the hub."""
+    folder = Path(found.name)
+    if not folder.is_dir():
+        start = f"{found.subfolder}/" if found.subfolder else ""
+        files = [f"{start}model*.safetensors", f"{start}model.safetensors.index.json"]
+        folder = download(found.name, files)
+    return folder / found.subfolder

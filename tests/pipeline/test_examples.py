@@ -1,0 +1,226 @@
+"""The choice of calibration and held-out examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qdqbert import resources
+from qdqbert.errors import UserInputError
+from qdqbert.options import Limits
+from qdqbert.pipeline.examples import ChosenExamples, Data, choose_examples
+from qdqbert.tasks.data import Columns, fingerprint
+from qdqbert.tasks.registry import TASKS
+from qdqbert.verbs.quantize.options import QuantizeOptions
+
+TASK = TASKS["text-classification"]
+
+
+@pytest.fixture
+def data(write_file) -> Path:
+    return write_file("texts.txt", "\n".join(f"text number {index}" for index in range(60)))
+
+
+def choose(task=TASK, *, labels=None, known=None, **data) -> ChosenExamples:
+    paths = {name: str(path) for name, path in data.items() if name.endswith("_data")}
+    return choose_examples(Data(**{**data, **paths}), task, labels or {}, known)
+
+
+def test_calibration_and_held_out_examples_are_drawn_by_the_seed(data) -> None:
+    chosen, again, other = (
+        choose(calibration_data=data, samples=24, seed=seed) for seed in (0, 0, 1)
+    )
+    assert (len(chosen.calibration), len(chosen.heldout)) == (24, 36)
+    assert not set(chosen.calibration) & set(chosen.heldout)
+    assert chosen == again
+    assert chosen.calibration != other.calibration
+    assert chosen.notices == ()
+
+
+@pytest.mark.parametrize(
+    ("samples", "split"),
+    [
+        (300, (48, 12)),
+        (50, (48, 12)),
+        (48, (48, 12)),
+        (40, (40, 20)),
+    ],
+)
+def test_a_fifth_of_the_data_is_held_out(data, samples, split) -> None:
+    chosen = choose(calibration_data=data, samples=samples)
+    assert (len(chosen.calibration), len(chosen.heldout)) == split
+    assert not set(chosen.calibration) & set(chosen.heldout)
+    assert all(example.text.startswith("text number") for example in chosen.heldout)
+    notice = (
+        "Calibrated on 48 examples of `calibration_data`. 12 others are held out, and INT8 is "
+        "compared with float on them."
+    )
+    assert chosen.notices == ((notice,) if samples > 48 else ())
+
+
+def test_nothing_is_held_out_of_data_next_to_labeled_ones(data, write_file) -> None:
+    labeled = write_file("dev.csv", "text,label\na,0\nb,1\n")
+    chosen = choose(calibration_data=data, eval_data=labeled, labels={0: "no", 1: "yes"})
+    assert (len(chosen.calibration), len(chosen.heldout)) == (60, 2)
+    assert "Calibrated on 60 examples, as the data has no more." in chosen.notices
+
+
+@pytest.mark.parametrize(("count", "own"), [(7, 0), (8, 4), (19, 4), (20, 4), (25, 5)])
+def test_built_in_sentences_replace_too_few_examples(write_file, count, own) -> None:
+    few = write_file("few.txt", "\n".join(f"text number {index}" for index in range(count)))
+    chosen = choose(calibration_data=few)
+    assert len(chosen.calibration) == count - own
+    if own:
+        assert len(chosen.heldout) == own
+    else:
+        assert chosen.heldout == tuple(resources.heldout_examples())
+        assert "Only 0 examples of `calibration_data` are not used" in chosen.notices[-1]
+        assert "at least 8 different examples" in chosen.notices[-1]
+
+
+def test_a_text_that_occurs_twice_is_not_on_both_sides(write_file) -> None:
+    lines = [f"text number {index % 30}" for index in range(60)]
+    twice = write_file("twice.txt", "\n".join(lines))
+    chosen = choose(calibration_data=twice)
+    used = {fingerprint(example) for example in chosen.calibration}
+    assert not used & {fingerprint(example) for example in chosen.heldout}
+    same = write_file("same.txt", "the same text\n" * 60)
+    chosen = choose(calibration_data=same)
+    assert chosen.heldout == tuple(resources.heldout_examples())
+
+
+@pytest.mark.parametrize(("count", "held"), [(2, 1), (6, 3), (30, 6)])
+def test_tasks_without_built_in_sentences_hold_out_of_any_number(write_file, count, held) -> None:
+    sentences = "\n\n".join(f"the O\ncat{index} B-ANIMAL" for index in range(count))
+    path = write_file("a.conll", sentences)
+    chosen = choose(TASKS["token-classification"], calibration_data=path)
+    assert (len(chosen.calibration), len(chosen.heldout)) == (count - held, held)
+
+
+def test_examples_that_stored_ranges_were_taken_from_are_left_out(data) -> None:
+    first = choose(calibration_data=data, samples=24)
+    known = {fingerprint(example) for example in first.calibration}
+    chosen = choose(calibration_data=data, known=known)
+    assert chosen.calibration == ()
+    assert set(chosen.heldout) == set(first.heldout)
+
+
+def test_built_in_sentences_replace_missing_data() -> None:
+    chosen = choose()
+    assert set(chosen.calibration) <= set(resources.calibration_examples())
+    assert chosen.heldout == tuple(resources.heldout_examples())
+    with_ranges = choose(known=())
+    assert "Fidelity is measured on built-in sentences" in with_ranges.notices[0]
+
+
+def test_whether_texts_are_pairs_is_known_from_data_of_the_user(write_file, data) -> None:
+    rows = "\n".join(f"text {index}\tother text {index}\tPositive" for index in range(60))
+    pairs = write_file("pairs.tsv", f"text\ttext_pair\tlabel\n{rows}")
+
+    def takes_pairs(known=None, **changes):
+        labels = {0: "Negative", 1: "Positive"}
+        return choose(**changes, labels=labels, known=known).takes_pairs
+
+    assert takes_pairs(calibration_data=pairs) is True
+    assert takes_pairs(eval_data=pairs) is True
+    assert takes_pairs(calibration_data=data) is False
+    assert takes_pairs() is None
+    assert takes_pairs(known=()) is None
+    # Here, INT8 is compared with float on built-in sentences, which are no pairs.
+    few = write_file("few.tsv", f"text\ttext_pair\tlabel\n{rows.splitlines()[0]}")
+    assert takes_pairs(calibration_data=few) is True
+
+
+def test_tasks_that_cannot_use_plain_texts_need_data(write_file) -> None:
+    task = TASKS["token-classification"]
+    with pytest.raises(UserInputError, match="`calibration_data` is missing") as caught:
+        choose(task)
+    assert caught.value.argument == "calibration_data"
+    one = write_file("one.conll", "the O\ncat B-ANIMAL\n")
+    with pytest.raises(UserInputError, match=r"All 1 examples .* are used to calibrate"):
+        choose(task, calibration_data=one)
+    (example,) = task.read(str(one), columns=Columns(), max_examples=None).examples
+    with pytest.raises(UserInputError, match="contains only examples that the ranges"):
+        choose(task, calibration_data=one, known={fingerprint(example)})
+
+
+LABELS = {0: "no", 1: "yes"}
+
+
+def labeled_rows(count: int, label="{0}") -> str:
+    rows = (f"text number {index},{label.format(index % 2)}" for index in range(count))
+    return "\n".join(["text,label", *rows])
+
+
+def test_labeled_calibration_data_are_split_and_the_rest_is_evaluated(write_file) -> None:
+    path = write_file("train.csv", labeled_rows(60))
+    chosen = choose(calibration_data=path, samples=20, labels=LABELS)
+    assert (len(chosen.calibration), len(chosen.heldout)) == (20, 40)
+    assert not set(chosen.calibration) & set(chosen.heldout)
+    assert chosen.labeled_data == str(path)
+    assert chosen.notices[-1] == (
+        "`calibration_data` was split by the seed: 20 examples were calibrated on, and metrics are "
+        "of 40 others."
+    )
+
+
+def test_at_most_a_thousand_labeled_examples_are_held_out(write_file) -> None:
+    path = write_file("train.csv", labeled_rows(1500))
+    chosen = choose(calibration_data=path, labels=LABELS)
+    assert (len(chosen.calibration), len(chosen.heldout)) == (300, 1000)
+    assert "metrics are of 1,000 of 1,200 others" in chosen.notices[-1]
+
+
+def test_labels_of_calibration_data_that_cannot_be_scored_are_named_in_a_note(write_file) -> None:
+    path = write_file("train.csv", labeled_rows(60, "maybe"))
+    chosen = choose(calibration_data=path, labels=LABELS)
+    assert chosen.labeled_data is None
+    assert any(each.startswith("No metrics are computed: ") for each in chosen.notices)
+    for needed in ({"columns": Columns(label="label")}, {"max_drop": 1.0}):
+        with pytest.raises(UserInputError, match="maybe"):
+            choose(calibration_data=path, **needed, labels=LABELS)
+
+
+def test_a_limit_on_metrics_needs_labels(data) -> None:
+    with pytest.raises(UserInputError, match="no column has a name that is known to hold labels"):
+        choose(calibration_data=data, max_drop=1.0, labels=LABELS)
+    with pytest.raises(UserInputError, match="`max_drop=1` compares metrics, which need labels"):
+        QuantizeOptions(model="m", limits=Limits(max_drop=1.0))
+
+
+def test_evaluation_data_alone_are_split_too(write_file) -> None:
+    path = write_file("dev.csv", labeled_rows(40))
+    chosen = choose(eval_data=path, samples=12, labels=LABELS)
+    assert (len(chosen.calibration), len(chosen.heldout)) == (12, 28)
+    assert not set(chosen.calibration) & set(chosen.heldout)
+    assert chosen.labeled_data == str(path)
+    assert "`eval_data` was split by the seed: 12 examples" in chosen.notices[-1]
+    assert chosen == choose(eval_data=path, samples=12, labels=LABELS)
+    half = choose(eval_data=path, labels=LABELS)
+    assert (len(half.calibration), len(half.heldout)) == (20, 20)
+
+
+def test_few_evaluation_data_are_not_calibrated_on(write_file) -> None:
+    path = write_file("dev.csv", labeled_rows(6))
+    chosen = choose(eval_data=path, labels=LABELS)
+    assert set(chosen.calibration) <= set(resources.calibration_examples())
+    assert len(chosen.heldout) == 6
+    assert "built-in English sentences are used" in chosen.notices[-1]
+
+
+def test_the_documents_of_a_query_are_on_one_side(write_file) -> None:
+    rows = [f"query {index // 4}\tdocument {index}\t{index % 2}" for index in range(80)]
+    path = write_file("ranking.tsv", "\n".join(["query\tdocument\tlabel", *rows]))
+    chosen = choose(
+        TASKS["reranking"],
+        calibration_data=path,
+        samples=30,
+        columns=Columns(text="query", text_pair="document"),
+        labels={0: "LABEL_0"},
+    )
+    assert chosen.labeled_data == str(path)
+    used, held = ({each.group for each in side} for side in (chosen.calibration, chosen.heldout))
+    assert len(chosen.calibration) == 30
+    assert len(chosen.heldout) % 4 == 0
+    assert not used & held
