@@ -13,58 +13,7 @@ from starlette.testclient import TestClient
 import qdqbert
 from qdqbert.serving.app import build_app
 from qdqbert.serving.limits import Limits
-
-TEXTS = ["the cat sat on the book", "music in the night", "a dog"]
-
-
-@pytest.fixture(scope="module")
-def models(quantized, tiny_artifact):
-    folders = {
-        "embedder": quantized("sentence").directory,
-        "classifier": tiny_artifact("AutoModelForSequenceClassification", num_labels=3)[1],
-        "reranker": tiny_artifact("AutoModelForSequenceClassification", num_labels=1)[1],
-        "tagger": tiny_artifact("AutoModelForTokenClassification")[1],
-        "reader": tiny_artifact("AutoModelForQuestionAnswering")[1],
-        "filler": tiny_artifact("AutoModelForMaskedLM")[1],
-        "chooser": tiny_artifact("AutoModelForMultipleChoice")[1],
-        "pairs": tiny_artifact("AutoModelForNextSentencePrediction")[1],
-    }
-    opened = {name: qdqbert.load(each, engine="onnxruntime") for name, each in folders.items()}
-    yield opened
-    for each in opened.values():
-        each.close()
-
-
-@pytest.fixture(scope="module")
-def client(models):
-    with TestClient(build_app(models), raise_server_exceptions=False) as made:
-        yield made
-
-
-def post(client, path: str, body: object, **options):
-    return client.post(path, json=body, **options)
-
-
-def answer(client, path: str, body: object):
-    response = post(client, path, body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def close(found, expected) -> None:
-    """Compare answers, whose numbers may differ in the last bits."""
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for name in expected:
-            close(found[name], expected[name])
-    elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            close(one, other)
-    elif isinstance(expected, (float, np.floating)):
-        assert found == pytest.approx(float(expected), abs=1e-5)
-    else:
-        assert found == expected
+from serving_requests import TEXTS, answer, close, post
 
 
 def test_openai_embeds_texts(client, models) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ def application(
     kernel: KernelName | None = None,
     threads: int = 1,
     api_key: str | None = None,
+    allow_origin: Sequence[str] = (),
     max_body: int = 2_000_000,
     max_texts: int = 2048,
     max_queued: int = 16_384,
@@ -41,6 +42,7 @@ def application(
         threads: Number of threads, and so of CPUs, of a replica.
         api_key: Key that requests need, as `Authorization: Bearer KEY`. By default the environment
             variable `QDQBERT_API_KEY` of the replicas. Without either, no key is needed.
+        allow_origin: Origins whose pages may use the server from a browser; "*" for all.
         max_body: Largest body of a request in bytes. Larger ones get status 413.
         max_texts: Number of inputs in a request. More get status 413.
         max_queued: Number of inputs that may wait for a model of a replica. Requests that find more
@@ -67,6 +69,7 @@ def application(
         kernel=kernel,
         threads=threads,
         api_key=api_key,
+        allow_origin=tuple(allow_origin),
         max_body=max_body,
         max_texts=max_texts,
         max_queued=max_queued,
@@ -98,5 +101,9 @@ def _build(options: ServerOptions) -> Any:
     opened = contextlib.ExitStack()
     models = opened.enter_context(open_models(options, progress_of(False)))
     return build_app(
-        models, limits=Limits.of(options), api_key=options.key, after_shutdown=opened.close
+        models,
+        limits=Limits.of(options),
+        api_key=options.key,
+        allow_origin=options.allow_origin,
+        after_shutdown=opened.close,
     )

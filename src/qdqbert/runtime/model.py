@@ -24,6 +24,7 @@ from qdqbert.runtime.inputs import located
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import Done, EncodedItem, Job, Scheduler
+from qdqbert.runtime.tokens import Decode, Token, Tokenize
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _I = TypeVar("_I")
@@ -282,6 +283,20 @@ class Model:
         """
         with self._using():
             return self._loaded.scheduler.run_in_stream(job, items, pause=pause)
+
+    def tokenizing_job(self, *, add_special_tokens: bool = True) -> Job[str, list[Token]]:
+        """Return the job that tokenizes texts and runs nothing, for `stream`."""
+        whole = self._loaded.tokenizer.cutting(None)
+        return Tokenize(tokenizer=whole, add_special_tokens=add_special_tokens)
+
+    def decoding_job(self, *, skip_special_tokens: bool = True) -> Job[Sequence[int], str]:
+        """Return the job that makes texts of token ids and runs nothing, for `stream`."""
+        return Decode(tokenizer=self._loaded.tokenizer, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def mask_token(self) -> str | None:
+        """The token that stands for a hidden word; `None` if the tokenizer has none."""
+        return self._loaded.tokenizer.special_token("mask_token")
 
     @property
     def streams(self) -> int:

@@ -18,12 +18,15 @@ class TaskRoute:
         answer: Returns the answer to an input, from the answer of the job and the parameters.
         wraps_one: Whether the answer to a request with one input is a list with that answer, as in
             Hugging Face's API.
+        example: An input, to show how the route is called. `[MASK]` stands for the mask token of
+            the model.
     """
 
     inputs: tuple[type, ...]
     parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     answer: Callable[[Any, Mapping[str, Any]], Any] = lambda answer, parameters: answer
     wraps_one: bool = False
+    example: Any = "A fine film."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

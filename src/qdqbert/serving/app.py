@@ -11,6 +11,7 @@ from importlib import metadata
 
 from qdqbert.runtime.model import Model
 from qdqbert.serving.batcher import Batcher
+from qdqbert.serving.cors import answering_other_origins
 from qdqbert.serving.limits import (
     Application,
     BadRequestError,
@@ -23,14 +24,19 @@ from qdqbert.serving.limits import (
 from qdqbert.serving.metrics import Metrics
 from qdqbert.serving.openai import openai_routes
 from qdqbert.serving.openapi import describe
+from qdqbert.serving.page import page
+from qdqbert.serving.rerank import RERANK
 from qdqbert.serving.responses import Response, error_response, json_response
-from qdqbert.serving.routing import Route, Router, respond
+from qdqbert.serving.routing import Found, Route, Router, error_form_of, respond
+from qdqbert.serving.sagemaker import sagemaker_routes
 from qdqbert.serving.service import Models, Served
 from qdqbert.serving.tasks import task_routes
-from qdqbert.serving.text_embeddings_inference import text_embeddings_inference_routes
+from qdqbert.serving.text_embeddings_inference import TEXT_EMBEDDINGS_INFERENCE, TOKENIZING
+from qdqbert.serving.vllm import VLLM
 
 # Time after which a request watches whether its client is still there.
 _WATCH_SECONDS = 0.2
+_PAGE_TYPE = "text/html; charset=utf-8"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -40,6 +46,7 @@ def build_app(
     metrics: Metrics | None = None,
     limits: Limits | None = None,
     api_key: str | None = None,
+    allow_origin: Collection[str] = (),
     after_shutdown: Callable[[], None] = lambda: None,
 ) -> Application:
     """Return an ASGI application that serves models.
@@ -51,6 +58,7 @@ def build_app(
         metrics: Counts of the server.
         limits: What is accepted.
         api_key: Key that requests need, if there is one.
+        allow_origin: Origins whose pages may read responses in a browser; "*" for all.
         after_shutdown: Called when all requests are answered.
     """
     limits = limits or Limits()
@@ -77,25 +85,39 @@ def build_app(
             each.batcher.close()
         after_shutdown()
 
+    of_hugging_face = [*TEXT_EMBEDDINGS_INFERENCE, *task_routes()]
     routes = [
         *openai_routes(served),
-        *text_embeddings_inference_routes(served),
-        *task_routes(served),
+        *RERANK,
+        *of_hugging_face,
+        *VLLM,
+        *TOKENIZING,
+        *sagemaker_routes(list(models.values()), of_hugging_face),
     ]
-    return _App(
-        router=Router([*routes, *_status_routes(routes, every, metrics)]),
+    status = _status_routes(routes, served, metrics, needs_key=api_key is not None)
+    app = _App(
+        models=served,
+        router=Router([*routes, *status]),
         bodies=BodyReader(limits, api_key),
         metrics=metrics,
         stop=stop,
     )
+    return answering_other_origins(app, allow_origin) if allow_origin else app
 
 
 class _App:
     """An ASGI application."""
 
     def __init__(
-        self, *, router: Router, bodies: BodyReader, metrics: Metrics, stop: Callable[[], None]
+        self,
+        *,
+        models: Models,
+        router: Router,
+        bodies: BodyReader,
+        metrics: Metrics,
+        stop: Callable[[], None],
     ) -> None:
+        self._models = models
         self._router = router
         self._bodies = bodies
         self._metrics = metrics
@@ -125,17 +147,17 @@ class _App:
             self._metrics.count(name, status, time.perf_counter() - start)
 
     async def _respond(
-        self, scope: Scope, path: str, found: tuple[Route, str | None] | None, receive: Receive
+        self, scope: Scope, path: str, found: Found, receive: Receive
     ) -> Response | None:
         try:
             body = await self._bodies.read(path, scope["headers"], receive)
         except BadRequestError as error:
-            return error_response(error, path)
+            return error_response(error, error_form_of(found, path))
         if body is None:
             return None
         try:
             async with _ended_with_client(receive):
-                return await respond(found, scope["method"], path, body)
+                return await respond(found, self._models, scope["method"], path, body)
         except TimeoutError:
             return None
 
@@ -171,23 +193,29 @@ async def _ended_with_client(receive: Receive) -> AsyncIterator[None]:
 
 
 def _status_routes(
-    routes: Sequence[Route], served: Collection[Served], metrics: Metrics
+    routes: Sequence[Route], models: Models, metrics: Metrics, *, needs_key: bool
 ) -> list[Route]:
     version = metadata.version("qdqbert")
+    every = models.by_name.values()
 
-    async def health(body: None, model: str | None) -> Response:
+    async def health(body: None, served: None) -> Response:
         return json_response({"status": "ok"})
 
-    async def show_metrics(body: None, model: str | None) -> Response:
+    async def show_metrics(body: None, served: None) -> Response:
         return Response(body=metrics.text(), content_type=_METRICS_TYPE)
 
-    async def info(body: None, model: str | None) -> Response:
-        return json_response({"version": version, "models": [each.described for each in served]})
+    async def info(body: None, served: None) -> Response:
+        return json_response({"version": version, "models": [each.described for each in every]})
 
-    async def openapi(body: None, model: str | None) -> Response:
+    async def openapi(body: None, served: None) -> Response:
         return json_response(describe([*routes, *status], version=version))
 
+    async def show_page(body: None, served: None) -> Response:
+        text = page([*routes, *status], models, version=version, needs_key=needs_key)
+        return Response(body=text.encode(), content_type=_PAGE_TYPE)
+
     named = {
+        "/": ("Show the models and routes to people", show_page),
         "/health": ("Say whether the server answers", health),
         "/metrics": ("Metrics for Prometheus", show_metrics),
         "/info": ("Describe the models", info),

@@ -17,7 +17,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Paths that need no key: load balancers ask them.
-_OPEN_PATHS = ("/health",)
+_OPEN_PATHS = ("/health", "/ping")
 # Bytes of a body that are read although it is too large.
 _DRAINED = 64_000_000
 _MOST_DIGITS = 20
@@ -31,7 +31,9 @@ class Limits:
         max_body: Largest body of a request in bytes.
         max_texts: Number of inputs in a request.
         max_queued: Number of inputs that may wait for a model.
-        max_read_characters: Longest input of a model that reads whole texts in windows.
+        max_read_characters: Longest input that is read whole: by a model that reads windows, or by
+            a tokenizer that does not cut.
+        max_states: Number of tokens of which a response has the states.
         body_seconds: Time that a client has to send a body.
     """
 
@@ -40,6 +42,8 @@ class Limits:
     max_queued: int = 16_384
     # 100,000 tokens at most, which take some 40 MB and 10 s on a core.
     max_read_characters: int = 100_000
+    # Some 150 MB of JSON from a model with 768 dimensions.
+    max_states: int = 16_384
     body_seconds: float = 30.0
 
     @classmethod

@@ -7,16 +7,20 @@ servers of this protocol: clients send those of the service that they were writt
 from __future__ import annotations
 
 import base64
+import functools
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field, StrictInt
 
+from qdqbert.runtime.model import Model
 from qdqbert.serving.limits import BadRequestError
-from qdqbert.serving.responses import Response, json_response
+from qdqbert.serving.responses import Response, json_response, openai_error
 from qdqbert.serving.routing import NAME, Route
-from qdqbert.serving.service import Models, check_width, count_truncated
+from qdqbert.serving.service import Models, Served, check_width, count_truncated
 from qdqbert.tasks.feature_extraction import Embedder, TokenIds
+
+_route = functools.partial(Route, tag="OpenAI", error_form=openai_error)
 
 
 class EmbeddingsBody(BaseModel):
@@ -44,53 +48,58 @@ class EmbeddingsBody(BaseModel):
     user: Any = Field(None, description="Ignored.")
 
 
+async def _embeddings(body: EmbeddingsBody, served: Served) -> Response:
+    # The length of vectors stays 1, if it is.
+    options = {"truncate_dim": body.dimensions, "keep_length": True}
+    found = await served.run("job", options, _inputs(body.input), truncate=body.truncate)
+    vectors = [each.answer for each in found]
+    check_width(vectors, body.dimensions)
+    tokens = sum(each.tokens for each in found)
+    return json_response(
+        {
+            "object": "list",
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": index,
+                    "embedding": _encoded(each, body.encoding_format),
+                }
+                for index, each in enumerate(vectors)
+            ],
+            "model": served.name,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        },
+        truncated=count_truncated(found),
+    )
+
+
 def openai_routes(models: Models) -> list[Route]:
     """Return the routes of OpenAI's API."""
 
-    async def embeddings(body: EmbeddingsBody, model: str | None) -> Response:
-        is_only = len(models.by_name) == 1
-        served = models.of_kind(Embedder, None if is_only else body.model)
-        # The length of vectors stays 1, if it is.
-        options = {"truncate_dim": body.dimensions, "keep_length": True}
-        found = await served.run("job", options, _inputs(body.input), truncate=body.truncate)
-        vectors = [each.answer for each in found]
-        check_width(vectors, body.dimensions)
-        tokens = sum(each.tokens for each in found)
-        return json_response(
-            {
-                "object": "list",
-                "data": [
-                    {
-                        "object": "embedding",
-                        "index": index,
-                        "embedding": _encoded(each, body.encoding_format),
-                    }
-                    for index, each in enumerate(vectors)
-                ],
-                "model": served.name,
-                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-            },
-            truncated=count_truncated(found),
-        )
-
-    async def list_models(body: None, model: str | None) -> Response:
+    async def list_models(body: None, served: None) -> Response:
         return json_response(
             {"object": "list", "data": [_described(each) for each in models.by_name]}
         )
 
-    async def show_model(body: None, model: str | None) -> Response:
-        return json_response(_described(models.named(model or "").name))
+    async def show_model(body: None, served: Served) -> Response:
+        return json_response(_described(served.name))
 
     return [
-        Route(
+        _route(
             path="/v1/embeddings",
             summary="Embed texts",
-            tag="OpenAI",
-            run=embeddings,
+            run=_embeddings,
             body=EmbeddingsBody,
+            kinds=(Embedder,),
+            example={"input": ["A fine film."]},
         ),
-        Route(path="/v1/models", summary="List the models", tag="OpenAI", run=list_models),
-        Route(path=f"/v1/models/{NAME}", summary="Describe a model", tag="OpenAI", run=show_model),
+        _route(path="/v1/models", summary="List the models", run=list_models),
+        _route(
+            path=f"/v1/models/{NAME}",
+            summary="Describe a model",
+            run=show_model,
+            kinds=(Model,),
+        ),
     ]
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 
 from qdqbert.choices import EngineName, KernelName
 from qdqbert.errors import UserInputError
 from qdqbert.objects import Several
 from qdqbert.options import Options, option
 
+# As browsers send it.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 _KEY_VARIABLE = "QDQBERT_API_KEY"
 
 
@@ -25,6 +28,8 @@ class ServerOptions(Options):
         api_key: Key that requests need, as `Authorization: Bearer KEY`. By default the environment
             variable `QDQBERT_API_KEY`, which other users of the machine cannot see. Without either,
             no key is needed.
+        allow_origin: Origin whose pages may use the server from a browser, such as
+            "https://example.org"; "*" for all. By default none.
         max_body: Largest body of a request in bytes. Larger ones get status 413.
         max_texts: Number of inputs in a request. More get status 413.
         max_queued: Number of inputs that may wait for a model. Requests that find more waiting get
@@ -36,6 +41,7 @@ class ServerOptions(Options):
     kernel: KernelName | None = None
     threads: int | None = option(default=None, at_least=1)
     api_key: str | None = None
+    allow_origin: Several[str] = option(default=())
     max_body: int = option(default=2_000_000, at_least=1)
     max_texts: int = option(default=2048, at_least=1)
     max_queued: int = option(default=16_384, at_least=1)
@@ -49,6 +55,13 @@ class ServerOptions(Options):
         super().__post_init__()
         if not self.models:
             raise UserInputError("`models` is missing. Name at least one.", argument="models")
+        for origin in self.allow_origin:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise UserInputError(
+                    f"`allow_origin={origin!r}` is no origin. Expected a scheme and a host without "
+                    'a path, such as "https://example.org" or "http://localhost:3000", or "*".',
+                    argument="allow_origin",
+                )
 
     @property
     def key(self) -> str | None:

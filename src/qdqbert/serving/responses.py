@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 
 from qdqbert.serving.limits import BadRequestError, Send
 
-OPENAI_PREFIX = "/v1/"
 TRUNCATED = "X-Truncated-Inputs"
 """Header with the number of inputs that were cut."""
 
 # Characters of a message that are shown. Names that requests make up can have any length.
 _HEAD, _TAIL = 300, 1000
 _OPENAI_KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
+
+ErrorForm = Callable[[BadRequestError, str], dict[str, Any]]
+"""Returns the body of the response about an error, from the error and its message."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,14 +60,20 @@ def json_response(content: Any, *, truncated: int = 0) -> Response:
     )
 
 
-def error_response(error: BadRequestError, path: str) -> Response:
+def plain_error(error: BadRequestError, message: str) -> dict[str, Any]:
+    """Return the body about an error, as text-embeddings-inference writes it."""
+    return {"error": message, "error_type": error.kind}
+
+
+def openai_error(error: BadRequestError, message: str) -> dict[str, Any]:
+    """Return the body about an error, as OpenAI's service writes it."""
+    kind = _OPENAI_KINDS.get(error.status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": error.kind}}
+
+
+def error_response(error: BadRequestError, form: ErrorForm) -> Response:
     """Return the response about an error, in the form of the route's protocol."""
-    message = shortened(str(error))
-    content: dict[str, Any] = {"error": message, "error_type": error.kind}
-    if path.startswith(OPENAI_PREFIX):
-        kind = _OPENAI_KINDS.get(error.status, "invalid_request_error")
-        details = {"message": message, "type": kind, "param": None, "code": error.kind}
-        content = {"error": details}
+    content = form(error, shortened(str(error)))
     return dataclasses.replace(
         json_response(content), status=error.status, headers=dict(error.headers)
     )

@@ -8,19 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import pydantic
 
+from qdqbert.runtime.model import Model
 from qdqbert.serving.limits import BadRequestError
-from qdqbert.serving.responses import Response, error_response, shortened
+from qdqbert.serving.responses import (
+    ErrorForm,
+    Response,
+    error_response,
+    openai_error,
+    plain_error,
+    shortened,
+)
+from qdqbert.serving.service import Models
 
 MODEL_PREFIX = "/models/"
 """The name of a model and the path of a route can follow."""
 
 NAME = "{model}"
 """Stands for the name of a model at the end of a path."""
+
+# Paths that no route has get errors in the form of OpenAI's, if their clients expect it.
+_OPENAI_PREFIX = "/v1/"
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -30,26 +42,40 @@ class Route:
     """A path that the server answers.
 
     Attributes:
-        path: The path. It may end with `{model}`, the name of a model.
+        path: The path. It may end with `{model}`, the name of a model. The name can also stand in
+            front of the path of a route that runs models.
         summary: What it does, in a few words.
         tag: The protocol that it belongs to.
-        run: Returns the response. It gets the body, which is `None` for a GET, and the name of the
-            model in the path, if there is one.
+        run: Returns the response. It gets the body, which is `None` for a GET, and the `Served`
+            model that the request means, which is `None` for a route without `kinds`.
         body: Type of the body of a POST. `None` for a route that answers GET.
-        takes_model: Whether the name of a model can stand in front of the path.
+        kinds: Kinds of models that it runs; empty if it runs none.
+        example: A body, to show how the route is called.
+        error_form: Writes its errors.
     """
 
     path: str
     summary: str
     tag: str
-    run: Callable[[Any, str | None], Awaitable[Response]]
+    run: Callable[[Any, Any], Awaitable[Response]]
     body: type[pydantic.BaseModel] | None = None
-    takes_model: bool = False
+    kinds: tuple[type[Model], ...] = ()
+    example: Mapping[str, Any] | None = None
+    error_form: ErrorForm = plain_error
+
+    @property
+    def takes_model(self) -> bool:
+        """Whether the name of a model can stand in front of the path."""
+        return bool(self.kinds) and not self.path.endswith(NAME)
 
     @property
     def methods(self) -> tuple[str, ...]:
         """HTTP methods that it answers, the usual one first."""
         return ("GET", "HEAD") if self.body is None else ("POST",)
+
+
+Found = tuple[Route, str | None] | None
+"""The route of a request, and the name of the model in its path; `None` if there is no route."""
 
 
 class Router:
@@ -62,7 +88,7 @@ class Router:
             route.path.removesuffix(NAME): route for route in routes if route.path.endswith(NAME)
         }
 
-    def find(self, path: str) -> tuple[Route, str | None] | None:
+    def find(self, path: str) -> Found:
         """Return the route of a path, and the name of the model in it; `None` if there is none."""
         route = self._routes.get(path)
         if route is not None:
@@ -77,22 +103,38 @@ class Router:
         return (route, model) if route is not None and route.takes_model else None
 
 
-async def respond(
-    found: tuple[Route, str | None] | None, method: str, path: str, body: bytes
-) -> Response:
+def error_form_of(found: Found, path: str) -> ErrorForm:
+    """Return how errors about a request are written."""
+    if found is not None:
+        return found[0].error_form
+    return openai_error if path.startswith(_OPENAI_PREFIX) else plain_error
+
+
+async def respond(found: Found, models: Models, method: str, path: str, body: bytes) -> Response:
     """Return the response to a request. Whatever fails becomes a response, too."""
+    form = error_form_of(found, path)
     try:
         if found is None:
             raise BadRequestError(404, f"Not Found: there is no route {path!r}.", "Validation")
-        route, model = found
+        route, name = found
         _check_method(route, method, path)
-        return await route.run(_parsed(route, body), model)
+        parsed = _parsed(route, body)
+        served = None
+        if route.kinds:
+            served = models.requested(route.kinds, in_path=name, in_body=_model_in(parsed))
+        return await route.run(parsed, served)
     except BadRequestError as error:
-        return error_response(error, path)
+        return error_response(error, form)
     except Exception:
         _LOGGER.exception("A request to %s failed.", shortened(path))
         failure = BadRequestError(500, "The request failed in the server.", "Backend")
-        return error_response(failure, path)
+        return error_response(failure, form)
+
+
+def _model_in(body: Any) -> str | None:
+    """Return the model that a body names, in protocols that name one there."""
+    name: str | None = getattr(body, "model", None)
+    return name
 
 
 def _check_method(route: Route, method: str, path: str) -> None:

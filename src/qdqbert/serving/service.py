@@ -16,6 +16,9 @@ from qdqbert.serving.batcher import Answered, Batcher, OverloadedError, TooLongE
 from qdqbert.serving.limits import BadRequestError, Limits
 from qdqbert.tokenizing.long_texts import Side
 
+# At most, around a text.
+_SPECIAL_TOKENS = 4
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Served:
@@ -95,12 +98,37 @@ class Served:
 
     def _check_sizes(self, items: Sequence[Any]) -> None:
         """Refuse texts that a model would read whole, in more windows than a request may have."""
+        if self.model.reads_windows:
+            for each in items:
+                self.check_read([each])
+
+    def check_read(self, items: Sequence[Any]) -> None:
+        """Refuse inputs that are too long to be read whole.
+
+        Raises:
+            BadRequestError: Together, they have too many characters.
+        """
         most = self.limits.max_read_characters
-        if self.model.reads_windows and any(size_of(each) > most for each in items):
+        if sum(map(size_of, items)) > most:
             raise BadRequestError(
                 413,
-                f"An input may have {most} characters, because the model reads all of it. Send it "
-                "in parts.",
+                f"Inputs that are read whole may have {most} characters. Send them in parts.",
+                "Validation",
+            )
+
+    def check_states(self, texts: Sequence[str]) -> None:
+        """Refuse texts that may have more tokens than a response may have states of.
+
+        Raises:
+            BadRequestError: They are too long or too many.
+        """
+        most, longest = self.limits.max_states, self.model.max_length
+        tokens = sum(min(len(text) + _SPECIAL_TOKENS, longest) for text in texts)
+        if tokens > most:
+            raise BadRequestError(
+                413,
+                f"The response may have the states of {most} tokens, and these texts may have "
+                f"{tokens}. Send fewer at a time.",
                 "Validation",
             )
 
@@ -145,12 +173,26 @@ class Models:
             )
         return self.by_name[name]
 
-    def of_kind(self, kinds: type[Model] | tuple[type[Model], ...], name: str | None) -> Served:
+    def requested(
+        self, kinds: tuple[type[Model], ...], *, in_path: str | None, in_body: str | None
+    ) -> Served:
         """Return the model that a request means.
+
+        Clients have to name a model in bodies. If the server has a single model, any name will do.
+
+        Args:
+            kinds: Kinds of models that can answer it.
+            in_path: Name of the model in the path.
+            in_body: Name of the model in the body.
 
         Raises:
             BadRequestError: No model or several can answer it.
         """
+        if in_path is not None or len(self.by_name) == 1:
+            return self._of_kind(kinds, in_path)
+        return self._of_kind(kinds, in_body)
+
+    def _of_kind(self, kinds: tuple[type[Model], ...], name: str | None) -> Served:
         if name is not None:
             found = self.named(name)
             if not isinstance(found.model, kinds):

@@ -18,24 +18,23 @@ from qdqbert.runtime.model import Model
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
-from qdqbert.serving.service import Models, count_truncated
+from qdqbert.serving.service import Served, count_truncated
 from qdqbert.tasks.registry import TASKS
 
 _STRICT = ConfigDict(extra="forbid")
 
 
-def task_routes(models: Models) -> list[Route]:
+def task_routes() -> list[Route]:
     """Return a route for each task, which may have the name of a model in its path."""
     return [
-        _route(name, task.model, task.route, models)
+        _route(name, task.model, task.route)
         for name, task in TASKS.items()
         if task.model is not None and task.route is not None
     ]
 
 
-def _route(name: str, kind: type[Model], route: TaskRoute, models: Models) -> Route:
-    async def run(body: Any, model: str | None) -> Response:
-        served = models.of_kind(kind, model)
+def _route(name: str, kind: type[Model], route: TaskRoute) -> Route:
+    async def run(body: Any, served: Served) -> Response:
         given = body.parameters.model_dump()
         is_one = not isinstance(body.inputs, list)
         items = [body.inputs] if is_one else body.inputs
@@ -54,7 +53,8 @@ def _route(name: str, kind: type[Model], route: TaskRoute, models: Models) -> Ro
         tag="tasks",
         run=run,
         body=_body(name, kind, route),
-        takes_model=True,
+        kinds=(kind,),
+        example={"inputs": route.example},
     )
 
 

@@ -1,4 +1,4 @@
-"""The routes of Hugging Face's text-embeddings-inference: `/embed`, `/rerank`, `/predict`.
+"""The routes of Hugging Face's text-embeddings-inference.
 
 As there, inputs that are too long are cut unless a request says otherwise, and fields that are not
 known are ignored.
@@ -6,15 +6,22 @@ known are ignored.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StrictInt
 
+from qdqbert.checkpoint.sentence import choose_prompt
+from qdqbert.errors import UserInputError
+from qdqbert.runtime.model import Model
+from qdqbert.serving.batcher import Answered
+from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
-from qdqbert.serving.service import Models, check_width, count_truncated
+from qdqbert.serving.service import Served, check_width, count_truncated
 from qdqbert.tasks.feature_extraction import Embedder
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.reranking import Reranker
@@ -22,114 +29,270 @@ from qdqbert.tasks.text_classification import TextClassifier
 
 Texts = Annotated[list[str], Field(min_length=1)]
 TextOrPair = Annotated[list[str], Field(min_length=1, max_length=2)]
-_TRUNCATE = "Cut inputs that are too long, as by default. `false` refuses them."
-_DIRECTION = "The end of inputs that is cut off. That of the model's tokenizer by default."
+Ids = list[StrictInt]
 Direction = Literal["Left", "Right", "left", "right"]
 
 
-class EmbedBody(BaseModel):
+class Truncation(BaseModel):
+    """Fields about inputs that are too long."""
+
+    truncate: bool | None = Field(
+        None, description="Cut inputs that are too long, as by default. `false` refuses them."
+    )
+    truncation_direction: Direction | None = Field(
+        None,
+        description="The end of inputs that is cut off. That of the model's tokenizer by default.",
+    )
+
+    @property
+    def cutting(self) -> dict[str, Any]:
+        """How inputs that are too long are treated; see `Served.run`."""
+        direction = self.truncation_direction
+        return {"truncate": self.truncate, "side": direction and direction.lower()}
+
+
+class _Prompted(Truncation):
+    prompt_name: str | None = Field(None, description="Prompt of the model to put before texts.")
+
+
+class EmbedBody(_Prompted):
     """Body of `/embed`."""
 
     inputs: str | Texts = Field(description="A text or several.")
     normalize: bool | None = Field(None, description="Scale embeddings to length 1, as by default.")
-    truncate: bool | None = Field(None, description=_TRUNCATE)
-    truncation_direction: Direction | None = Field(None, description=_DIRECTION)
-    prompt_name: str | None = Field(None, description="Prompt of the model to put before texts.")
     dimensions: int | None = Field(None, ge=1, description="Leading dimensions to keep.")
 
 
-class RerankBody(BaseModel):
+class EmbedAllBody(_Prompted):
+    """Body of `/embed_all`."""
+
+    inputs: str | Texts = Field(description="A text or several.")
+
+
+class SimilarityInputs(BaseModel):
+    """Texts to compare."""
+
+    source_sentence: str = Field(description="The text that the others are compared with.")
+    sentences: Texts = Field(description="The other texts.")
+
+
+class SimilarityParameters(_Prompted):
+    """Parameters of `/similarity`."""
+
+
+class SimilarityBody(BaseModel):
+    """Body of `/similarity`."""
+
+    inputs: SimilarityInputs
+    parameters: SimilarityParameters | None = None
+
+
+class RerankBody(Truncation):
     """Body of `/rerank`."""
 
     query: str = Field(description="The query.")
     texts: Texts = Field(description="Texts to sort by how well they answer the query.")
     raw_scores: bool = Field(False, description="Return scores before the activation function.")
     return_text: bool = Field(False, description="Return the texts, too.")
-    truncate: bool | None = Field(None, description=_TRUNCATE)
-    truncation_direction: Direction | None = Field(None, description=_DIRECTION)
 
 
-class PredictBody(BaseModel):
+class PredictBody(Truncation):
     """Body of `/predict`."""
 
     inputs: str | TextOrPair | Annotated[list[TextOrPair], Field(min_length=1)] = Field(
         description="A text, a pair of texts, or a list of lists of one text or a pair."
     )
     raw_scores: bool = Field(False, description="Return scores before the activation function.")
-    truncate: bool | None = Field(None, description=_TRUNCATE)
-    truncation_direction: Direction | None = Field(None, description=_DIRECTION)
 
 
-def text_embeddings_inference_routes(models: Models) -> list[Route]:
-    """Return the routes, which may have the name of a model in their path."""
+class TokenizeBody(BaseModel):
+    """Body of `/tokenize`."""
 
-    async def embed(body: EmbedBody, model: str | None) -> Response:
-        """Embed texts. The result has a list of numbers for each text."""
-        served = models.of_kind(Embedder, model)
-        options = {
-            "normalize_embeddings": body.normalize is not False,
-            "prompt_name": body.prompt_name,
-            "truncate_dim": body.dimensions,
-        }
-        texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-        found = await served.run("job", options, texts, **_cutting(body))
-        vectors = [each.answer for each in found]
-        check_width(vectors, body.dimensions)
-        return json_response(vectors, truncated=count_truncated(found))
+    inputs: str | Texts = Field(description="A text or several.")
+    add_special_tokens: bool | None = Field(None, description="Add them, as by default.")
+    prompt_name: str | None = Field(
+        None, description="Prompt of the model to put before texts; none by default."
+    )
 
-    async def rerank(body: RerankBody, model: str | None) -> Response:
-        """Sort texts by how well they answer a query, the best one first."""
-        served = models.of_kind(Reranker, model)
-        # Scores of large logits round to the same number.
-        options = {"activation": "none"}
-        pairs = [(body.query, text) for text in body.texts]
-        found = await served.run("scoring_job", options, pairs, **_cutting(body))
-        ranked = _ranked(body, np.array([each.answer[0] for each in found]))
-        return json_response(ranked, truncated=count_truncated(found))
 
-    async def predict(body: PredictBody, model: str | None) -> Response:
-        """Classify texts. The result has all classes, the best one first."""
-        served = models.of_kind(TextClassifier, model)
-        options: dict[str, Any] = {"top_k": None}
-        if body.raw_scores:
-            options["function_to_apply"] = "none"
-        is_one = isinstance(body.inputs, str) or isinstance(body.inputs[0], str)
-        items: list[Any] = [body.inputs] if is_one else list(body.inputs)
-        # Jobs take texts and pairs.
-        texts = [each[0] if len(each) == 1 else each for each in items]
-        found = await served.run("job", options, texts, **_cutting(body))
-        answers = [each.answer for each in found]
-        return json_response(answers[0] if is_one else answers, truncated=count_truncated(found))
+class DecodeBody(BaseModel):
+    """Body of `/decode`."""
 
-    named: dict[str, tuple[str, Any, type[BaseModel]]] = {
-        "/embed": ("Embed texts", embed, EmbedBody),
-        "/rerank": ("Sort texts by a query", rerank, RerankBody),
-        "/predict": ("Classify texts", predict, PredictBody),
+    ids: Ids | Annotated[list[Ids], Field(min_length=1)] = Field(
+        description="The token ids of a text, or of several."
+    )
+    skip_special_tokens: bool | None = Field(None, description="Leave them out, as by default.")
+
+
+async def _embed(body: EmbedBody, served: Served) -> Response:
+    """Embed texts. The result has a list of numbers for each text."""
+    options = {
+        "normalize_embeddings": body.normalize is not False,
+        "prompt_name": body.prompt_name,
+        "truncate_dim": body.dimensions,
     }
-    return [
-        Route(
-            path=path,
-            summary=summary,
-            tag="text-embeddings-inference",
-            run=run,
-            body=body,
-            takes_model=True,
-        )
-        for path, (summary, run, body) in named.items()
-    ]
+    found = await served.run("job", options, _listed(body.inputs), **body.cutting)
+    vectors = [each.answer for each in found]
+    check_width(vectors, body.dimensions)
+    return json_response(vectors, truncated=count_truncated(found))
 
 
-def _ranked(body: RerankBody, logits: NDArray[np.float32]) -> list[dict[str, Any]]:
-    """Return the texts of a request with their scores, the best one first."""
+async def _embed_all(body: EmbedAllBody, served: Served) -> Response:
+    """Return the states of all tokens of texts."""
+    texts = _listed(body.inputs)
+    served.check_states(texts)
+    options = {"output_value": "token_embeddings", "prompt_name": body.prompt_name}
+    found = await served.run("job", options, texts, **body.cutting)
+    return json_response([each.answer for each in found], truncated=count_truncated(found))
+
+
+async def _similarity(body: SimilarityBody, served: Served) -> Response:
+    """Return the cosine of a text and of each other text."""
+    parameters = body.parameters or SimilarityParameters.model_validate({})
+    options = {"normalize_embeddings": True, "prompt_name": parameters.prompt_name}
+    texts = [body.inputs.source_sentence, *body.inputs.sentences]
+    found = await served.run("job", options, texts, **parameters.cutting)
+    source, *others = (each.answer for each in found)
+    return json_response(np.stack(others) @ source, truncated=count_truncated(found))
+
+
+async def _rerank(body: RerankBody, served: Served) -> Response:
+    """Sort texts by how well they answer a query, the best one first."""
+    found, logits = await rank_logits(served, body.query, body.texts, **body.cutting)
     scores = apply("none" if body.raw_scores else "sigmoid", logits).tolist()
-    return [
+    ranked = [
         {"index": index, "score": scores[index]}
         | ({"text": body.texts[index]} if body.return_text else {})
-        for index in np.argsort(-logits, kind="stable").tolist()
+        for index in best_first(logits)
     ]
+    return json_response(ranked, truncated=count_truncated(found))
 
 
-def _cutting(body: EmbedBody | RerankBody | PredictBody) -> dict[str, Any]:
-    """Return how inputs that are too long are treated; see `Served.run`."""
-    direction = body.truncation_direction
-    return {"truncate": body.truncate, "side": direction and direction.lower()}
+async def _predict(body: PredictBody, served: Served) -> Response:
+    """Classify texts. The result has all classes, the best one first."""
+    options: dict[str, Any] = {"top_k": None}
+    if body.raw_scores:
+        options["function_to_apply"] = "none"
+    is_one = isinstance(body.inputs, str) or isinstance(body.inputs[0], str)
+    items: list[Any] = [body.inputs] if is_one else list(body.inputs)
+    # Jobs take texts and pairs.
+    texts = [each[0] if len(each) == 1 else each for each in items]
+    found = await served.run("job", options, texts, **body.cutting)
+    answers = [each.answer for each in found]
+    return json_response(answers[0] if is_one else answers, truncated=count_truncated(found))
+
+
+async def _tokenize(body: TokenizeBody, served: Served) -> Response:
+    """Return the tokens of texts."""
+    prompt = _prompt(served.model, body.prompt_name)
+    texts = [prompt + each for each in _listed(body.inputs)]
+    served.check_read(texts)
+    options = {"add_special_tokens": body.add_special_tokens is not False}
+    found = await served.run("tokenizing_job", options, texts)
+    return json_response([[token._asdict() for token in each.answer] for each in found])
+
+
+async def _decode(body: DecodeBody, served: Served) -> Response:
+    """Return the texts of token ids."""
+    is_one = not body.ids or isinstance(body.ids[0], int)
+    items: list[Any] = [body.ids] if is_one else list(body.ids)
+    served.check_read(items)
+    options = {"skip_special_tokens": body.skip_special_tokens is not False}
+    found = await served.run("decoding_job", options, items)
+    return json_response([each.answer for each in found])
+
+
+async def rank_logits(
+    served: Served, query: str, texts: Sequence[str], **cutting: Any
+) -> tuple[list[Answered], NDArray[np.float32]]:
+    """Return the answers of a reranker about texts, and the logits in them, `(texts,)`."""
+    # Scores of large logits round to the same number.
+    pairs = [(query, text) for text in texts]
+    found = await served.run("scoring_job", {"activation": "none"}, pairs, **cutting)
+    return found, np.array([each.answer[0] for each in found])
+
+
+def best_first(logits: NDArray[np.float32]) -> list[int]:
+    """Return the indices of logits, the largest one first."""
+    order: list[int] = np.argsort(-logits, kind="stable").tolist()
+    return order
+
+
+def _listed(inputs: str | list[str]) -> list[str]:
+    return [inputs] if isinstance(inputs, str) else inputs
+
+
+def _prompt(model: Model, name: str | None) -> str:
+    """Return the prompt of a name; empty for none."""
+    prompts = model.prompts if isinstance(model, Embedder | Reranker) else {}
+    try:
+        return choose_prompt(prompts, None, name=name, text=None)
+    except UserInputError as error:
+        raise BadRequestError(422, str(error), "Validation") from error
+
+
+_route = functools.partial(Route, tag="text-embeddings-inference")
+_TEXT = "A fine film."
+TEXT_EMBEDDINGS_INFERENCE = (
+    _route(
+        path="/embed",
+        summary="Embed texts",
+        run=_embed,
+        body=EmbedBody,
+        kinds=(Embedder,),
+        example={"inputs": [_TEXT]},
+    ),
+    _route(
+        path="/embed_all",
+        summary="Return the states of all tokens",
+        run=_embed_all,
+        body=EmbedAllBody,
+        kinds=(Embedder,),
+        example={"inputs": [_TEXT]},
+    ),
+    _route(
+        path="/similarity",
+        summary="Compare a text with others",
+        run=_similarity,
+        body=SimilarityBody,
+        kinds=(Embedder,),
+        example={"inputs": {"source_sentence": _TEXT, "sentences": ["A good movie.", "A cat."]}},
+    ),
+    _route(
+        path="/rerank",
+        summary="Sort texts by a query",
+        run=_rerank,
+        body=RerankBody,
+        kinds=(Reranker,),
+        example={"query": "Which film is good?", "texts": [_TEXT, "A cat."]},
+    ),
+    _route(
+        path="/predict",
+        summary="Classify texts",
+        run=_predict,
+        body=PredictBody,
+        kinds=(TextClassifier,),
+        example={"inputs": _TEXT},
+    ),
+)
+"""The routes that run models of a kind."""
+
+TOKENIZING = (
+    _route(
+        path="/tokenize",
+        summary="Return the tokens of texts",
+        run=_tokenize,
+        body=TokenizeBody,
+        kinds=(Model,),
+        example={"inputs": _TEXT},
+    ),
+    _route(
+        path="/decode",
+        summary="Return the text of token ids",
+        run=_decode,
+        body=DecodeBody,
+        kinds=(Model,),
+        example={"ids": [1, 2, 3]},
+    ),
+)
+"""The routes that use the tokenizer of any model."""

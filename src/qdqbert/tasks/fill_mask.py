@@ -369,5 +369,9 @@ FILL_MASK = Task(
     answers=_answers,
     signal=log_probabilities,
     model=MaskFiller,
-    route=TaskRoute(inputs=(str,), parameters={"top_k": 5, "targets": None}),
+    route=TaskRoute(
+        inputs=(str,),
+        parameters={"top_k": 5, "targets": None},
+        example="A fine [MASK].",
+    ),
 )

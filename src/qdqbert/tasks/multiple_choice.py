@@ -430,5 +430,8 @@ MULTIPLE_CHOICE = Task(
     labels=_labels,
     answers=_answers,
     model=ChoiceSelector,
-    route=TaskRoute(inputs=(Choices,)),
+    route=TaskRoute(
+        inputs=(Choices,),
+        example={"context": "It rains.", "choices": ["The street is wet.", "It is a cat."]},
+    ),
 )

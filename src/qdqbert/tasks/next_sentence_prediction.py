@@ -181,5 +181,9 @@ NEXT_SENTENCE_PREDICTION = Task(
     labels=_labels,
     answers=_answers,
     model=NextSentencePredictor,
-    route=TaskRoute(inputs=(Pair,), answer=lambda answer, _: answer[0]),
+    route=TaskRoute(
+        inputs=(Pair,),
+        answer=lambda answer, _: answer[0],
+        example={"text": "It rains.", "text_pair": "The street is wet."},
+    ),
 )

@@ -555,6 +555,7 @@ QUESTION_ANSWERING = Task(
     model=QuestionAnswerer,
     route=TaskRoute(
         inputs=(QuestionWithContext,),
+        example={"question": "Where is the cat?", "context": "The cat is on the book."},
         parameters={"top_k": 1, "doc_stride": None, "max_answer_len": None},
         answer=lambda answer, parameters: answer[0] if parameters["top_k"] == 1 else answer,
     ),

@@ -17,7 +17,8 @@ def serve(options: ServeOptions, progress: Progress) -> ServeReport:
     """Serve models in INT8 over HTTP, until the process gets SIGINT or SIGTERM.
 
     Requests of many clients run together in batches. Routes are those of OpenAI's embeddings, of
-    text-embeddings-inference, and one for each task.
+    reranking by Jina, Cohere and vLLM, of text-embeddings-inference and SageMaker, and one for each
+    task. The page at `/` has a call of each model.
 
     Returns:
         Numbers of requests and inputs that were answered.

@@ -49,7 +49,13 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
     start = time.monotonic()
     metrics = Metrics()
     with open_models(options, progress) as models, _listening(options) as listener:
-        app = build_app(models, metrics=metrics, limits=Limits.of(options), api_key=options.key)
+        app = build_app(
+            models,
+            metrics=metrics,
+            limits=Limits.of(options),
+            api_key=options.key,
+            allow_origin=options.allow_origin,
+        )
         server = uvicorn.Server(
             uvicorn.Config(
                 app,

@@ -1,0 +1,122 @@
+"""The routes of vLLM that score pairs of texts: `/score` and `/v1/score`.
+
+Fields that are not known are ignored.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AliasChoices, BaseModel, Field
+
+from qdqbert.serving.batcher import Answered
+from qdqbert.serving.limits import BadRequestError
+from qdqbert.serving.responses import Response, json_response, openai_error
+from qdqbert.serving.routing import Route
+from qdqbert.serving.service import Served, count_truncated
+from qdqbert.tasks.feature_extraction import Embedder
+from qdqbert.tasks.reranking import Reranker
+
+_TextOrTexts = str | Annotated[list[str], Field(min_length=1)]
+
+
+class ScoreBody(BaseModel):
+    """Body of `/score`."""
+
+    text_1: _TextOrTexts = Field(
+        validation_alias=AliasChoices("text_1", "queries", "data_1"),
+        description="The first text of each pair. One text is paired with each of `text_2`. "
+        "`queries` is another name of the field.",
+    )
+    text_2: _TextOrTexts = Field(
+        validation_alias=AliasChoices("text_2", "documents", "data_2", "items"),
+        description="The second texts. `documents` is another name of the field.",
+    )
+    model: str | None = Field(
+        None, description="Name of the model. Any name will do if the server has a single model."
+    )
+    use_activation: bool | None = Field(
+        None, description="Apply the model's activation function, as by default."
+    )
+
+
+async def _score(body: ScoreBody, served: Served) -> Response:
+    """Score pairs: with a reranker, or by the cosine of their embeddings."""
+    pairs = _pairs(body)
+    if isinstance(served.model, Reranker):
+        options = {} if body.use_activation is not False else {"activation": "none"}
+        found = await served.run("scoring_job", options, pairs)
+        scores = np.array([each.answer[0] for each in found])
+    else:
+        found, scores = await _cosines(served, pairs)
+    tokens = sum(each.tokens for each in found)
+    return json_response(
+        {
+            "id": f"score-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": served.name,
+            "data": [
+                {"index": index, "object": "score", "score": score}
+                for index, score in enumerate(scores.tolist())
+            ],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        },
+        truncated=count_truncated(found),
+    )
+
+
+async def _cosines(
+    served: Served, pairs: list[tuple[str, str]]
+) -> tuple[list[Answered], NDArray[np.float32]]:
+    """Return the answers of an embedder about the texts of pairs, and the cosine of each pair."""
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    found = await served.run("job", {"normalize_embeddings": True}, texts)
+    vectors = {text: each.answer for text, each in zip(texts, found, strict=True)}
+    return found, np.array([vectors[first] @ vectors[second] for first, second in pairs])
+
+
+def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
+    """Return the pairs of a request.
+
+    Raises:
+        BadRequestError: The numbers of texts do not fit.
+    """
+    first, second = (
+        [each] if isinstance(each, str) else each for each in (body.text_1, body.text_2)
+    )
+    if len(first) == 1:
+        first = first * len(second)
+    if len(first) != len(second):
+        raise BadRequestError(
+            422,
+            f"`text_1` has {len(first)} texts and `text_2` {len(second)}. Send as many, or one "
+            "`text_1`.",
+            "Validation",
+        )
+    return list(zip(first, second, strict=True))
+
+
+def _route(path: str) -> Route:
+    example: dict[str, Any] = {
+        "text_1": "Which film is good?",
+        "text_2": ["A fine film.", "A cat."],
+    }
+    return Route(
+        path=path,
+        summary="Score pairs of texts",
+        tag="vLLM",
+        run=_score,
+        body=ScoreBody,
+        kinds=(Reranker, Embedder),
+        example=example,
+        error_form=openai_error,
+    )
+
+
+VLLM = (_route("/score"), _route("/v1/score"))
+"""The routes."""
