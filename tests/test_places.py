@@ -16,10 +16,10 @@ EXCEPTIONS = {
     "encoders/families/": "a family lists the heads that it can read",
     "exporting/source.py": "whether an exported classifier takes pairs",
     "integrations/transformers.py": "transformers' names of its pipelines",
+    "pipeline/manifest.py": "facts that only the examples of a task show",
     "reporting/model_card.py": "example calls that depend on the model",
     "tasks/multi_label_classification.py": "the second task of text classifiers",
     "tasks/registry.py": "which of the tasks of text classifiers a config means",
-    "verbs/quantize/manifest.py": "facts that only the examples of a task show",
 }
 
 
