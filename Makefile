@@ -24,6 +24,7 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs,llama-index,ray,ray-serve]'
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps tritonclient
+	$(BIN)/pip install --quiet --constraint constraints.txt cohere schemathesis
 	$(PYTEST) -m slow || test $$? -eq 5
 
 check: $(STAMP)

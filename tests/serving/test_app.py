@@ -354,8 +354,14 @@ def test_the_description_has_every_route_with_its_body(client) -> None:
     body = paths["/embed"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/EmbedBody"}
     assert schemas["EmbedBody"]["required"] == ["inputs"]
+    # Names of models in paths are those that run the route.
+    named = paths["/models/{model}/fill-mask"]["post"]["parameters"][0]["schema"]
+    assert named == {"type": "string", "enum": ["filler"]}
     for path, operations in paths.items():
         (operation,) = operations.values()
+        for response in operation["responses"].values():
+            ((_, content),) = response["content"].items()
+            assert "schema" in content
         names = [each["name"] for each in operation.get("parameters", [])]
         assert names == re.findall(r"\{(\w+)\}", path)
 

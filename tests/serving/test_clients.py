@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -58,6 +59,7 @@ def folders(quantized, tiny_artifact):
     return {
         "embedder": quantized("sentence").directory,
         "tagger": tiny_artifact("AutoModelForTokenClassification")[1],
+        "reranker": tiny_artifact("AutoModelForSequenceClassification", num_labels=1)[1],
     }
 
 
@@ -106,6 +108,49 @@ def test_the_hub_client_embeds_and_tags(server, folders, embeddings, monkeypatch
     assert [(each.word, each.start, each.end) for each in tags] == [
         (each["word"], each["start"], each["end"]) for each in expected
     ]
+
+
+@pytest.mark.slow
+def test_the_cohere_package_ranks(server, folders) -> None:
+    cohere = pytest.importorskip("cohere")
+    name = folders["reranker"].name
+    with qdqbert.load(folders["reranker"], engine="onnxruntime") as model:
+        expected = model.rank(TEXTS[0], TEXTS, top_k=2, activation="sigmoid")
+    asked = {"query": TEXTS[0], "documents": TEXTS, "top_n": 2}
+    with httpx.Client() as http:
+        # The package leaves its own connections open.
+        settings = {"api_key": KEY, "base_url": server.url, "httpx_client": http}
+        first, second = cohere.Client(**settings), cohere.ClientV2(**settings)
+        with_texts = first.rerank(model=name, **asked, return_documents=True).results
+        for found in with_texts, second.rerank(model=name, **asked).results:
+            assert [each.index for each in found] == [each["corpus_id"] for each in expected]
+            scores = [each.relevance_score for each in found]
+            np.testing.assert_allclose(scores, [each["score"] for each in expected], atol=1e-5)
+        assert [each.document.text for each in with_texts] == [
+            TEXTS[each.index] for each in with_texts
+        ]
+        with pytest.raises(cohere.NotFoundError, match="no model 'none'"):
+            second.rerank(model="none", **asked)
+
+
+@pytest.mark.slow
+def test_requests_made_of_the_description_get_the_responses_that_it_describes(server) -> None:
+    program = Path(sys.executable).with_name("schemathesis")
+    if not program.exists():
+        pytest.skip("schemathesis is missing")
+    checks = ("not_a_server_error", "status_code_conformance", "content_type_conformance")
+    found = subprocess.run(
+        [
+            *(program, "run", f"{server.url}/openapi.json", "-H", f"Authorization: Bearer {KEY}"),
+            *("--checks", ",".join((*checks, "response_schema_conformance"))),
+            *("--max-examples", "50", "--seed", "0"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    assert found.returncode == 0, found.stdout
 
 
 def test_requests_of_many_clients_get_their_own_answers(server, embeddings) -> None:

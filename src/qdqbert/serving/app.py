@@ -8,6 +8,9 @@ import functools
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from importlib import metadata
+from typing import Any
+
+from typing_extensions import TypedDict
 
 from qdqbert.runtime.model import Model
 from qdqbert.serving.batcher import Batcher
@@ -26,18 +29,26 @@ from qdqbert.serving.openai import openai_routes
 from qdqbert.serving.openapi import describe
 from qdqbert.serving.page import page
 from qdqbert.serving.rerank import RERANK
-from qdqbert.serving.responses import Response, error_response, json_response
+from qdqbert.serving.responses import Health, Response, error_response, json_response
 from qdqbert.serving.routing import Found, Route, Router, error_form_of, respond
 from qdqbert.serving.sagemaker import sagemaker_routes
-from qdqbert.serving.service import Models, Served
+from qdqbert.serving.service import Models, Served, ServedInfo
 from qdqbert.serving.tasks import task_routes
 from qdqbert.serving.text_embeddings_inference import TEXT_EMBEDDINGS_INFERENCE, TOKENIZING
 from qdqbert.serving.vllm import VLLM
 
 # Time after which a request watches whether its client is still there.
 _WATCH_SECONDS = 0.2
+_JSON = "application/json"
 _PAGE_TYPE = "text/html; charset=utf-8"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Info(TypedDict):
+    """Answer of `/info`."""
+
+    version: str
+    models: list[ServedInfo]
 
 
 def build_app(
@@ -207,22 +218,26 @@ def _status_routes(
     async def info(body: None, served: None) -> Response:
         return json_response({"version": version, "models": [each.described for each in every]})
 
+    @functools.cache
+    def description() -> Response:
+        return json_response(describe([*routes, *status], models, version=version))
+
     async def openapi(body: None, served: None) -> Response:
-        return json_response(describe([*routes, *status], version=version))
+        return description()
 
     async def show_page(body: None, served: None) -> Response:
         text = page([*routes, *status], models, version=version, needs_key=needs_key)
         return Response(body=text.encode(), content_type=_PAGE_TYPE)
 
     named = {
-        "/": ("Show the models and routes to people", show_page),
-        "/health": ("Say whether the server answers", health),
-        "/metrics": ("Metrics for Prometheus", show_metrics),
-        "/info": ("Describe the models", info),
-        "/openapi.json": ("Describe all routes", openapi),
+        "/": ("Show the models and routes to people", show_page, str, _PAGE_TYPE),
+        "/health": ("Say whether the server answers", health, Health, _JSON),
+        "/metrics": ("Metrics for Prometheus", show_metrics, str, _METRICS_TYPE),
+        "/info": ("Describe the models", info, Info, _JSON),
+        "/openapi.json": ("Describe all routes", openapi, dict[str, Any], _JSON),
     }
     status = [
-        Route(path=path, summary=summary, tag="status", run=run)
-        for path, (summary, run) in named.items()
+        Route(path=path, summary=summary, tag="status", run=run, answer=answer, media_type=kind)
+        for path, (summary, run, answer, kind) in named.items()
     ]
     return status

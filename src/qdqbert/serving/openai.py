@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field, StrictInt
+from typing_extensions import TypedDict
 
 from qdqbert.runtime.model import Model
 from qdqbert.serving.limits import BadRequestError
@@ -46,6 +47,46 @@ class EmbeddingsBody(BaseModel):
         description="Cut inputs that are too long, as by default. `false` refuses them.",
     )
     user: Any = Field(None, description="Ignored.")
+
+
+class Usage(TypedDict):
+    """Numbers of tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(TypedDict):
+    """The embedding of an input."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsAnswer(TypedDict):
+    """Answer of `/v1/embeddings`."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class ModelAnswer(TypedDict):
+    """Answer of `/v1/models/NAME`."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelsAnswer(TypedDict):
+    """Answer of `/v1/models`."""
+
+    object: Literal["list"]
+    data: list[ModelAnswer]
 
 
 async def _embeddings(body: EmbeddingsBody, served: Served) -> Response:
@@ -90,14 +131,16 @@ def openai_routes(models: Models) -> list[Route]:
             summary="Embed texts",
             run=_embeddings,
             body=EmbeddingsBody,
+            answer=EmbeddingsAnswer,
             kinds=(Embedder,),
             example={"input": ["A fine film."]},
         ),
-        _route(path="/v1/models", summary="List the models", run=list_models),
+        _route(path="/v1/models", summary="List the models", run=list_models, answer=ModelsAnswer),
         _route(
             path=f"/v1/models/{NAME}",
             summary="Describe a model",
             run=show_model,
+            answer=ModelAnswer,
             kinds=(Model,),
         ),
     ]

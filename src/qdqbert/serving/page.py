@@ -59,7 +59,9 @@ def page(routes: Sequence[Route], models: Models, *, version: str, needs_key: bo
         models="\n".join(
             _model(each, routes, is_only=len(every) == 1, needs_key=needs_key) for each in every
         ),
-        routes="\n".join(_row(each) for each in routes),
+        routes="\n".join(
+            _row(each) for each in routes if not each.kinds or models.names_of(each.kinds)
+        ),
     )
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import uuid
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, NotRequired
 
 from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
 
 from qdqbert.serving.limits import BadRequestError
+from qdqbert.serving.openai import Usage
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, count_truncated
@@ -51,7 +53,40 @@ class DocumentsBody(BaseModel):
     )
 
 
-def _error(error: BadRequestError, message: str) -> dict[str, Any]:
+class RankedDocument(TypedDict):
+    """A document with its score."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[Document]
+
+
+class RerankMeta(TypedDict):
+    """Version and numbers of tokens, for Cohere's clients."""
+
+    api_version: dict[Literal["version"], str]
+    tokens: dict[Literal["input_tokens", "output_tokens"], int]
+
+
+class RerankAnswer(TypedDict):
+    """Answer of `/v1/rerank` and `/v2/rerank`."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    results: list[RankedDocument]
+    usage: Usage
+    meta: RerankMeta
+
+
+class RerankError(TypedDict):
+    """An error."""
+
+    message: str
+    detail: str
+
+
+def _error(error: BadRequestError, message: str) -> RerankError:
     """Return the body about an error: Cohere's clients read `message`, and Jina's `detail`."""
     return {"message": message, "detail": message}
 
@@ -89,9 +124,10 @@ RERANK = tuple(
     Route(
         path=f"/v{version}/rerank",
         summary="Sort documents by a query",
-        tag=f"{protocol}",
+        tag=protocol,
         run=functools.partial(_rank, version=version),
         body=DocumentsBody,
+        answer=RerankAnswer,
         kinds=(Reranker,),
         example={"query": "Which film is good?", "documents": ["A fine film.", "A cat."]},
         error_form=_error,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import orjson
+from typing_extensions import TypedDict
 
 from qdqbert.serving.limits import BadRequestError, Send
 
@@ -17,8 +18,37 @@ TRUNCATED = "X-Truncated-Inputs"
 _HEAD, _TAIL = 300, 1000
 _OPENAI_KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
 
-ErrorForm = Callable[[BadRequestError, str], dict[str, Any]]
-"""Returns the body of the response about an error, from the error and its message."""
+ErrorForm = Callable[[BadRequestError, str], Any]
+"""Returns the body of the response about an error, from the error and its message. The annotation
+of what it returns describes the body."""
+
+
+class Health(TypedDict):
+    """That the server answers."""
+
+    status: Literal["ok"]
+
+
+class PlainError(TypedDict):
+    """An error."""
+
+    error: str
+    error_type: str
+
+
+class OpenAIErrorDetails(TypedDict):
+    """An error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIError(TypedDict):
+    """An error, in the form of OpenAI's service."""
+
+    error: OpenAIErrorDetails
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,12 +90,12 @@ def json_response(content: Any, *, truncated: int = 0) -> Response:
     )
 
 
-def plain_error(error: BadRequestError, message: str) -> dict[str, Any]:
+def plain_error(error: BadRequestError, message: str) -> PlainError:
     """Return the body about an error, as text-embeddings-inference writes it."""
     return {"error": message, "error_type": error.kind}
 
 
-def openai_error(error: BadRequestError, message: str) -> dict[str, Any]:
+def openai_error(error: BadRequestError, message: str) -> OpenAIError:
     """Return the body about an error, as OpenAI's service writes it."""
     kind = _OPENAI_KINDS.get(error.status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": error.kind}}

@@ -50,6 +50,8 @@ class Route:
             model that the request means, which is `None` for a route without `kinds`.
         body: Type of the body of a POST. `None` for a route that answers GET.
         kinds: Kinds of models that it runs; empty if it runs none.
+        answer: Type of the content of a response.
+        media_type: Type of the response.
         example: A body, to show how the route is called.
         error_form: Writes its errors.
     """
@@ -60,6 +62,8 @@ class Route:
     run: Callable[[Any, Any], Awaitable[Response]]
     body: type[pydantic.BaseModel] | None = None
     kinds: tuple[type[Model], ...] = ()
+    answer: Any = Any
+    media_type: str = "application/json"
     example: Mapping[str, Any] | None = None
     error_form: ErrorForm = plain_error
 

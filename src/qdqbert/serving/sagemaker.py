@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from qdqbert.runtime.model import Model
-from qdqbert.serving.responses import Response, json_response
+from qdqbert.serving.responses import Health, Response, json_response
 from qdqbert.serving.routing import Route
 
 _TAG = "SageMaker"
@@ -21,7 +21,8 @@ def sagemaker_routes(models: Sequence[Model], routes: Sequence[Route]) -> list[R
     A container of SageMaker has a single model. `/invocations` is the first of `routes` that runs
     it, and does not exist if there are several models.
     """
-    made = [Route(path="/ping", summary="Say whether the server answers", tag=_TAG, run=_ping)]
+    summary = "Say whether the server answers"
+    made = [Route(path="/ping", summary=summary, tag=_TAG, run=_ping, answer=Health)]
     if len(models) == 1:
         own = next((each for each in routes if isinstance(models[0], each.kinds)), None)
         if own is not None:

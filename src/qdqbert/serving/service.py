@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from qdqbert.errors import UserInputError
 from qdqbert.json_files import shown
@@ -18,6 +19,17 @@ from qdqbert.tokenizing.long_texts import Side
 
 # At most, around a text.
 _SPECIAL_TOKENS = 4
+
+
+class ServedInfo(TypedDict):
+    """What `/info` says about a model."""
+
+    name: str
+    task: str
+    engine: str
+    target: str
+    max_input_length: int
+    max_client_batch_size: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +51,7 @@ class Served:
     count_truncated: Callable[[int], None] = lambda inputs: None
 
     @property
-    def described(self) -> dict[str, Any]:
+    def described(self) -> ServedInfo:
         """The answer of `/info` about the model."""
         return {
             "name": self.name,
@@ -173,6 +185,10 @@ class Models:
             )
         return self.by_name[name]
 
+    def names_of(self, kinds: tuple[type[Model], ...]) -> list[str]:
+        """Return the names of the models of some kinds."""
+        return [name for name, each in self.by_name.items() if isinstance(each.model, kinds)]
+
     def requested(
         self, kinds: tuple[type[Model], ...], *, in_path: str | None, in_body: str | None
     ) -> Served:
@@ -203,17 +219,17 @@ class Models:
                     "Validation",
                 )
             return found
-        fitting = [each for each in self.by_name.values() if isinstance(each.model, kinds)]
+        fitting = self.names_of(kinds)
         if not fitting:
             raise BadRequestError(
                 404, f"No model of this server runs this route. {self._names()}", "ModelNotFound"
             )
         if len(fitting) > 1:
-            names = ", ".join(f"/models/{each.name}/..." for each in fitting)
+            names = ", ".join(f"/models/{each}/..." for each in fitting)
             raise BadRequestError(
                 422, f"Several models run this route. Name one in the path: {names}", "Validation"
             )
-        return fitting[0]
+        return self.by_name[fitting[0]]
 
     def _names(self) -> str:
         shown = ", ".join(f"{each.name} ({each.model.task})" for each in self.by_name.values())

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, StrictInt
+from typing_extensions import TypedDict
 
 from qdqbert.checkpoint.sentence import choose_prompt
 from qdqbert.errors import UserInputError
@@ -122,6 +123,31 @@ class DecodeBody(BaseModel):
         description="The token ids of a text, or of several."
     )
     skip_special_tokens: bool | None = Field(None, description="Leave them out, as by default.")
+
+
+class RankedText(TypedDict):
+    """A text with its score."""
+
+    index: int
+    score: float
+    text: NotRequired[str]
+
+
+class ScoredClass(TypedDict):
+    """A class with its score."""
+
+    label: str
+    score: float
+
+
+class TokenOfText(TypedDict):
+    """A token. A special one has no place in the text."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
 
 
 async def _embed(body: EmbedBody, served: Served) -> Response:
@@ -239,6 +265,7 @@ TEXT_EMBEDDINGS_INFERENCE = (
         summary="Embed texts",
         run=_embed,
         body=EmbedBody,
+        answer=list[list[float]],
         kinds=(Embedder,),
         example={"inputs": [_TEXT]},
     ),
@@ -247,6 +274,7 @@ TEXT_EMBEDDINGS_INFERENCE = (
         summary="Return the states of all tokens",
         run=_embed_all,
         body=EmbedAllBody,
+        answer=list[list[list[float]]],
         kinds=(Embedder,),
         example={"inputs": [_TEXT]},
     ),
@@ -255,6 +283,7 @@ TEXT_EMBEDDINGS_INFERENCE = (
         summary="Compare a text with others",
         run=_similarity,
         body=SimilarityBody,
+        answer=list[float],
         kinds=(Embedder,),
         example={"inputs": {"source_sentence": _TEXT, "sentences": ["A good movie.", "A cat."]}},
     ),
@@ -263,6 +292,7 @@ TEXT_EMBEDDINGS_INFERENCE = (
         summary="Sort texts by a query",
         run=_rerank,
         body=RerankBody,
+        answer=list[RankedText],
         kinds=(Reranker,),
         example={"query": "Which film is good?", "texts": [_TEXT, "A cat."]},
     ),
@@ -271,6 +301,7 @@ TEXT_EMBEDDINGS_INFERENCE = (
         summary="Classify texts",
         run=_predict,
         body=PredictBody,
+        answer=list[ScoredClass] | list[list[ScoredClass]],
         kinds=(TextClassifier,),
         example={"inputs": _TEXT},
     ),
@@ -283,6 +314,7 @@ TOKENIZING = (
         summary="Return the tokens of texts",
         run=_tokenize,
         body=TokenizeBody,
+        answer=list[list[TokenOfText]],
         kinds=(Model,),
         example={"inputs": _TEXT},
     ),
@@ -291,6 +323,7 @@ TOKENIZING = (
         summary="Return the text of token ids",
         run=_decode,
         body=DecodeBody,
+        answer=list[str],
         kinds=(Model,),
         example={"ids": [1, 2, 3]},
     ),

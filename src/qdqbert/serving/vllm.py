@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import AliasChoices, BaseModel, Field
+from typing_extensions import TypedDict
 
 from qdqbert.serving.batcher import Answered
 from qdqbert.serving.limits import BadRequestError
+from qdqbert.serving.openai import Usage
 from qdqbert.serving.responses import Response, json_response, openai_error
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, count_truncated
@@ -42,6 +44,25 @@ class ScoreBody(BaseModel):
     use_activation: bool | None = Field(
         None, description="Apply the model's activation function, as by default."
     )
+
+
+class ScoreOfPair(TypedDict):
+    """The score of a pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreAnswer(TypedDict):
+    """Answer of `/score`."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoreOfPair]
+    usage: Usage
 
 
 async def _score(body: ScoreBody, served: Served) -> Response:
@@ -112,6 +133,7 @@ def _route(path: str) -> Route:
         tag="vLLM",
         run=_score,
         body=ScoreBody,
+        answer=ScoreAnswer,
         kinds=(Reranker, Embedder),
         example=example,
         error_form=openai_error,
