@@ -134,7 +134,9 @@ def test_the_cohere_package_ranks(server, folders) -> None:
 
 
 @pytest.mark.slow
-def test_requests_made_of_the_description_get_the_responses_that_it_describes(server) -> None:
+def test_requests_made_of_the_description_get_the_responses_that_it_describes(
+    server, tmp_path
+) -> None:
     program = Path(sys.executable).with_name("schemathesis")
     if not program.exists():
         pytest.skip("schemathesis is missing")
@@ -149,6 +151,8 @@ def test_requests_made_of_the_description_get_the_responses_that_it_describes(se
         text=True,
         check=False,
         timeout=500,
+        # It keeps what it found in the folder that it runs in.
+        cwd=tmp_path,
     )
     assert found.returncode == 0, found.stdout
 
