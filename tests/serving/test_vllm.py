@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
+from qdqbert.serving.app import build_app
+from qdqbert.serving.limits import Limits
 from serving_requests import TEXTS, answer, close, post
 
 
@@ -35,6 +38,14 @@ def test_an_embedder_scores_pairs_by_the_cosine(client, models) -> None:
     found = answer(client, "/score", body)["data"]
     expected = np.sum(vectors * vectors[::-1], axis=1).tolist()
     close([each["score"] for each in found], expected)
+
+
+@pytest.mark.parametrize("name", ["reranker", "embedder"])
+def test_pairs_are_limited(models, name) -> None:
+    with TestClient(build_app({name: models[name]}, limits=Limits(max_texts=10))) as client:
+        response = post(client, "/score", {"text_1": "a", "text_2": ["b"] * 11})
+    assert response.status_code == 413
+    assert "10 inputs, got 11" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

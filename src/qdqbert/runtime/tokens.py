@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from qdqbert.errors import UserInputError
 from qdqbert.json_files import shown
@@ -15,7 +15,8 @@ from qdqbert.tokenizing.tokenizer import Tokenizer
 _LARGEST_ID = 2**32 - 1
 
 
-class Token(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Token:
     """A token of a text.
 
     Attributes:

@@ -15,10 +15,10 @@ from typing_extensions import TypedDict
 
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.openai import Usage
+from qdqbert.serving.ranking import best_first, rank_logits
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, count_truncated
-from qdqbert.serving.text_embeddings_inference import best_first, rank_logits
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.reranking import Reranker
 

@@ -83,11 +83,7 @@ class Served:
         Raises:
             BadRequestError: The inputs or options cannot be used, or too many inputs wait.
         """
-        most = self.limits.max_texts
-        if len(items) > most:
-            raise BadRequestError(
-                413, f"A request may have {most} inputs, got {len(items)}.", "Validation"
-            )
+        self.check_count(items)
         self._check_sizes(items)
         try:
             job: Job[Any, Any] = getattr(self.model, method)(**options)
@@ -107,6 +103,18 @@ class Served:
         if truncated := count_truncated(found):
             self.count_truncated(truncated)
         return found
+
+    def check_count(self, items: Sequence[Any]) -> None:
+        """Refuse more inputs than a request may have.
+
+        Raises:
+            BadRequestError: There are more.
+        """
+        most = self.limits.max_texts
+        if len(items) > most:
+            raise BadRequestError(
+                413, f"A request may have {most} inputs, got {len(items)}.", "Validation"
+            )
 
     def _check_sizes(self, items: Sequence[Any]) -> None:
         """Refuse texts that a model would read whole, in more windows than a request may have."""

@@ -7,19 +7,18 @@ known are ignored.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, Field, StrictInt
 from typing_extensions import TypedDict
 
 from qdqbert.checkpoint.sentence import choose_prompt
 from qdqbert.errors import UserInputError
 from qdqbert.runtime.model import Model
-from qdqbert.serving.batcher import Answered
+from qdqbert.runtime.tokens import Token
 from qdqbert.serving.limits import BadRequestError
+from qdqbert.serving.ranking import best_first, rank_logits
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, check_width, count_truncated
@@ -140,16 +139,6 @@ class ScoredClass(TypedDict):
     score: float
 
 
-class TokenOfText(TypedDict):
-    """A token. A special one has no place in the text."""
-
-    id: int
-    text: str
-    special: bool
-    start: int | None
-    stop: int | None
-
-
 async def _embed(body: EmbedBody, served: Served) -> Response:
     """Embed texts. The result has a list of numbers for each text."""
     options = {
@@ -215,7 +204,7 @@ async def _tokenize(body: TokenizeBody, served: Served) -> Response:
     served.check_read(texts)
     options = {"add_special_tokens": body.add_special_tokens is not False}
     found = await served.run("tokenizing_job", options, texts)
-    return json_response([[token._asdict() for token in each.answer] for each in found])
+    return json_response([each.answer for each in found])
 
 
 async def _decode(body: DecodeBody, served: Served) -> Response:
@@ -226,22 +215,6 @@ async def _decode(body: DecodeBody, served: Served) -> Response:
     options = {"skip_special_tokens": body.skip_special_tokens is not False}
     found = await served.run("decoding_job", options, items)
     return json_response([each.answer for each in found])
-
-
-async def rank_logits(
-    served: Served, query: str, texts: Sequence[str], **cutting: Any
-) -> tuple[list[Answered], NDArray[np.float32]]:
-    """Return the answers of a reranker about texts, and the logits in them, `(texts,)`."""
-    # Scores of large logits round to the same number.
-    pairs = [(query, text) for text in texts]
-    found = await served.run("scoring_job", {"activation": "none"}, pairs, **cutting)
-    return found, np.array([each.answer[0] for each in found])
-
-
-def best_first(logits: NDArray[np.float32]) -> list[int]:
-    """Return the indices of logits, the largest one first."""
-    order: list[int] = np.argsort(-logits, kind="stable").tolist()
-    return order
 
 
 def _listed(inputs: str | list[str]) -> list[str]:
@@ -314,7 +287,7 @@ TOKENIZING = (
         summary="Return the tokens of texts",
         run=_tokenize,
         body=TokenizeBody,
-        answer=list[list[TokenOfText]],
+        answer=list[list[Token]],
         kinds=(Model,),
         example={"inputs": _TEXT},
     ),

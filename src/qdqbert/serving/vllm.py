@@ -95,6 +95,8 @@ async def _cosines(
     served: Served, pairs: list[tuple[str, str]]
 ) -> tuple[list[Answered], NDArray[np.float32]]:
     """Return the answers of an embedder about the texts of pairs, and the cosine of each pair."""
+    # Texts that are in several pairs run once.
+    served.check_count(pairs)
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     found = await served.run("job", {"normalize_embeddings": True}, texts)
     vectors = {text: each.answer for text, each in zip(texts, found, strict=True)}
