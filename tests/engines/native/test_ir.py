@@ -156,6 +156,19 @@ def test_functions_call_each_other_and_have_memory_of_their_own() -> None:
     assert "internal void @twice" in module.text()
 
 
+def test_arguments_of_a_call_may_have_names() -> None:
+    module = Module()
+    with module.function("subtract", out=PTR, minuend=I64, subtrahend=I64) as f:
+        f.store(f.minuend - f.subtrahend, f.out)
+    with module.function("run", out=PTR, minuend=I64) as f:
+        f.call("subtract", subtrahend=2, **f.own("out", "minuend"))
+        with pytest.raises(AssertionError, match=r"subtract: \['subtrahend'\] \['wrong'\]"):
+            f.call("subtract", f.out, f.minuend, wrong=2)
+    out = np.zeros(1, np.int64)
+    compiled(module)("run", out, 7)
+    assert out[0] == 5
+
+
 def test_an_intrinsic_is_declared_once() -> None:
     module = Module()
     with module.function("run", out=PTR) as f:

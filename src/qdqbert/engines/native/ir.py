@@ -334,14 +334,27 @@ class Function:
         self._variables.append(f"  {name} = alloca {type}, i64 {count}, align 64")
         return Value(self, PTR, name)
 
-    def call(self, function: Function | str, *arguments: Operand) -> None:
-        """Call another function of the module."""
+    def call(self, function: Function | str, *arguments: Operand, **named: Operand) -> None:
+        """Call another function of the module.
+
+        Args:
+            function: The function or its name.
+            arguments: Its first arguments.
+            named: The other arguments by name, in any order.
+        """
         called = function if isinstance(function, Function) else self.module.functions[function]
-        types = list(called.arguments.values())
-        assert len(types) == len(arguments), called.name
-        values = [self.operand(*each) for each in zip(types, arguments, strict=True)]
-        passed = ", ".join(f"{each.type} {each.text}" for each in values)
-        self._lines.append(f"  call void @{called.name}({passed})")
+        rest = list(called.arguments)[len(arguments) :]
+        assert sorted(rest) == sorted(named), f"{called.name}: {rest} {list(named)}"
+        passed = (*arguments, *(named[name] for name in rest))
+        values = [
+            self.operand(*each) for each in zip(called.arguments.values(), passed, strict=True)
+        ]
+        text = ", ".join(f"{each.type} {each.text}" for each in values)
+        self._lines.append(f"  call void @{called.name}({text})")
+
+    def own(self, *names: str) -> dict[str, Value]:
+        """Return arguments of this function by name, to pass them on."""
+        return {name: getattr(self, name) for name in names}
 
     def intrinsic(
         self, name: str, result: Type, *arguments: Value, immediate: Sequence[int] = ()

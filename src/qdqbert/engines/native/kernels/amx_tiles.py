@@ -63,9 +63,9 @@ class AmxTiles:
                 is_half = left <= _ROWS // 2
                 ahead = following + row // _ROWS * part
                 with f.when(is_half):
-                    multiply_tile(f, amx_name(1, width), panel, row, sums, stride, ahead)
+                    multiply_tile(f, amx_name(1, width), panel, row, sums, stride, ahead=ahead)
                 with f.when(is_half ^ 1):
-                    multiply_tile(f, amx_name(2, width), panel, row, sums, stride, ahead)
+                    multiply_tile(f, amx_name(2, width), panel, row, sums, stride, ahead=ahead)
                 height = left.minimum(_ROWS)
                 finish_tile(f, finish, sums, stride, panel, width, row, height, element)
 

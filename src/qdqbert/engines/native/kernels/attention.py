@@ -108,8 +108,15 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
         products.multiply(f, *operands, columns, scores, size, zeros)
         if relative is not None:
             relative.add(row, rows, first_key, end, columns)
-        query = (head, row, rows, first_key, count, columns)
-        f.call("softmax", f.model, f.layer, f.thread, *query)
+        f.call(
+            "softmax",
+            **f.own("model", "layer", "thread", "head"),
+            query=row,
+            rows=rows,
+            first=first_key,
+            length=count,
+            padded=columns,
+        )
         panels = packed_values + first_key * (4 * PANEL)
         weights = (scores, columns * 4, rows)
         products.multiply(f, *weights, panels, value_bytes * PANEL, size, sums, count, zeros)
@@ -139,10 +146,18 @@ def _keys_read(
 def attend(f: Function, layer: Value, text: Value, head: Value) -> None:
     """Write the attention of a head within a text, in the buffers of a job."""
     width = MODEL.read(f, f.model, "width")
-    places = [JOB.read(f, f.job, name) for name in ("queries", "keys", "values")]
-    context = JOB.read(f, f.job, "context")
-    records = f.model, layer, f.job, f.thread
-    f.call("attention", *records, 0, 0, *places, width * 4, context, text, head)
+    places = {name: JOB.read(f, f.job, name) for name in ("queries", "keys", "values", "context")}
+    f.call(
+        "attention",
+        **f.own("model", "job", "thread"),
+        layer=layer,
+        first_row=0,
+        first_head=0,
+        **places,
+        stride=width * 4,
+        text_index=text,
+        head=head,
+    )
 
 
 def _emit_softmax(module: Module, isa: InstructionSet, features: Features) -> None:

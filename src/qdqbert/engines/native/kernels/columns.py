@@ -91,7 +91,15 @@ def _feed_forward(f: Function, features: Features) -> None:
     def quantize(name: str, x: Value, channels: Value, out: Value) -> None:
         out_stride = bytes_of_codes(channels)
         f.call(
-            "quantize_rows", record[name], x, channels * 4, channels, rows, out, out_stride, scales
+            "quantize_rows",
+            extra=record[name],
+            x=x,
+            stride=channels * 4,
+            channels=channels,
+            rows=rows,
+            out=out,
+            out_stride=out_stride,
+            row_scales=scales,
         )
 
     codes_stride, inner_stride = bytes_of_codes(hidden), bytes_of_codes(inner)
@@ -143,9 +151,20 @@ def _linear(
     first, panels = (THREAD.read(f, f.thread, f"{each}_{part}") for each in ("first", "own"))
     rows, scales = (THREAD.read(f, f.thread, name) for name in ("last_row", "row_scales"))
     place = out + first * (PANEL * element)
-    sources = (source, source_stride, rows)
-    last = (scales, extra, following)
-    f.call(kernel, linear, first, panels, *sources, place, out_stride, *last)
+    f.call(
+        kernel,
+        linear=linear,
+        first=first,
+        panels=panels,
+        codes=source,
+        code_stride=source_stride,
+        rows=rows,
+        out=place,
+        out_stride=out_stride,
+        row_scales=scales,
+        extra=extra,
+        following=following,
+    )
 
 
 def _own_weights(f: Function, linear: Value, part: str) -> Value:

@@ -66,8 +66,20 @@ class FloatProducts:
         zeros: Value,
     ) -> None:
         """Write `out = x @ weights`."""
-        sizes = columns // PANEL, out, columns * 4
-        f.call("product", x, stride, rows, weights, panel, *sizes, depth, zeros, 0)
+        f.call(
+            "product",
+            x=x,
+            stride=stride,
+            rows=rows,
+            weights=weights,
+            panel=panel,
+            panels=columns // PANEL,
+            out=out,
+            out_stride=columns * 4,
+            depth=depth,
+            start=zeros,
+            start_panel=0,
+        )
 
     def vectors(self, lanes: int) -> int:
         """Return 1."""

@@ -45,6 +45,8 @@ BLOCK = 128
 SPARE_ROWS = 32
 """Rows after the last one that kernels may read."""
 
+_PROJECTED = ("queries", "keys", "values")
+
 
 def build_module(isa: InstructionSet, features: Features) -> Module:
     """Return all kernels of a model with these features."""
@@ -96,9 +98,15 @@ def _forward(f: Function, isa: InstructionSet) -> None:
             parts, count = (THREAD.read(f, f.thread, name) for name in ("parts", "part_count"))
             again, next_layer = (first_weights(f, each) for each in (layer, following))
             with f.loop(0, count) as part:
-                texts = (f.load(I64, parts + (part + each) * 8) for each in (0, 1))
-                last = (part + 1 < count).select(again, next_layer)
-                f.call("run_texts", f.model, layer, f.job, f.thread, *texts, last)
+                first_text, end = (f.load(I64, parts + (part + each) * 8) for each in (0, 1))
+                f.call(
+                    "run_texts",
+                    **f.own("model", "job", "thread"),
+                    layer=layer,
+                    first=first_text,
+                    last=end,
+                    following=(part + 1 < count).select(again, next_layer),
+                )
         with f.when(has_texts ^ 1):
             f.call("run_rows", f.model, layer, f.job, f.thread, first_weights(f, following))
     isa.tiles.end(f)
@@ -132,11 +140,11 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
         first_row = f.load(I64, starts + f.first * 8)
         rows = f.load(I64, starts + f.last * 8) - first_row
         own = THREAD.read(f, f.thread, "first_row") * width
-        parts = [JOB.read(f, f.job, name) + own * 4 for name in ("queries", "keys", "values")]
+        parts = [JOB.read(f, f.job, name) + own * 4 for name in _PROJECTED]
         context = JOB.read(f, f.job, "context") + own * (4 if dynamic else 1)
         x = JOB.read(f, f.job, "x") + first_row * hidden * 4
         f.call("quantize_states", f.model, f.layer, f.thread, x, rows)
-        stride = group * size * 4
+        stride, records = group * size * 4, f.own("model", "layer", "job", "thread")
         output = weights_of(f, LAYER.read(f, f.layer, "output"))
         with f.loop(0, heads, group) as head:
             count = (heads - head).minimum(group)
@@ -147,17 +155,42 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
                 places = [each + row * stride for each in parts]
                 positions = JOB.read(f, f.job, "positions") + (first_row + row) * 4
                 following = (row + some < rows).select(again, next_heads)
-                item = (row, some, head, count, positions, *places, stride, following)
-                f.call("project", f.model, f.layer, f.thread, *item)
+                f.call(
+                    "project",
+                    **f.own("model", "layer", "thread"),
+                    row=row,
+                    rows=some,
+                    head=head,
+                    heads=count,
+                    positions=positions,
+                    **dict(zip(_PROJECTED, places, strict=True)),
+                    stride=stride,
+                    following=following,
+                )
             with f.loop(f.first, f.last) as text, f.loop(head, head + count) as each:
-                item = (first_row, head, *parts, stride, context, text, each)
-                f.call("attention", f.model, f.layer, f.job, f.thread, *item)
+                f.call(
+                    "attention",
+                    **records,
+                    first_row=first_row,
+                    first_head=head,
+                    **dict(zip(_PROJECTED, parts, strict=True)),
+                    stride=stride,
+                    context=context,
+                    text_index=text,
+                    head=each,
+                )
         with f.loop(0, rows, BLOCK) as row:
             some = (rows - row).minimum(BLOCK)
             place = context + row * width * (4 if dynamic else 1)
             following = (row + some < rows).select(output, f.following)
-            records = f.model, f.layer, f.job, f.thread
-            f.call("feed_forward", *records, first_row + row, some, place, following)
+            f.call(
+                "feed_forward",
+                **records,
+                row=first_row + row,
+                rows=some,
+                context=place,
+                following=following,
+            )
 
 
 def _emit_rows(module: Module, *, dynamic: bool) -> None:
@@ -186,8 +219,10 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
             width = MODEL.read(f, f.model, "width")
             place = JOB.read(f, f.job, "context") + row * width * (4 if dynamic else 1)
             following = (row + rows < last).select(output, f.following)
-            records = f.model, f.layer, f.job, f.thread
-            f.call("feed_forward", *records, row, rows, place, following)
+            records = f.own("model", "layer", "job", "thread")
+            f.call(
+                "feed_forward", **records, row=row, rows=rows, context=place, following=following
+            )
 
 
 def _emit_rest(module: Module, features: Features) -> None:
@@ -280,15 +315,15 @@ def _linear(
     panels = LINEAR.read(f, linear, "panels")
     f.call(
         kernel,
-        linear,
-        0,
-        panels,
-        codes,
-        code_stride,
-        rows,
-        out,
-        out_stride,
-        row_scales,
-        extra,
-        following,
+        linear=linear,
+        first=0,
+        panels=panels,
+        codes=codes,
+        code_stride=code_stride,
+        rows=rows,
+        out=out,
+        out_stride=out_stride,
+        row_scales=row_scales,
+        extra=extra,
+        following=following,
     )

@@ -93,14 +93,11 @@ def _emit_product(module: Module, isa: InstructionSet) -> None:
         def tile(panel: Value, width: int, row: Value, height: int) -> None:
             f.call(
                 f"product_{height}x{width * PANEL // isa.lanes}",
-                f.x + row * f.stride,
-                f.stride,
-                f.weights + panel * f.panel,
-                f.panel,
-                f.out + (row * f.out_stride + panel * (4 * PANEL)),
-                f.out_stride,
-                f.depth,
-                f.start + panel * f.start_panel,
+                **f.own("stride", "panel", "out_stride", "depth"),
+                x=f.x + row * f.stride,
+                weights=f.weights + panel * f.panel,
+                out=f.out + (row * f.out_stride + panel * (4 * PANEL)),
+                start=f.start + panel * f.start_panel,
             )
 
         def column(panel: Value, width: int) -> None:
@@ -122,8 +119,16 @@ def _emit_linear(module: Module) -> None:
             FLOAT_LINEAR.read(f, f.linear, name)
             for name in ("weights", "panel", "panels", "depth", "bias")
         )
-        x, out = (f.x, f.stride, f.rows), (f.out, f.out_stride)
-        f.call("product", *x, weights, panel, panels, *out, depth, bias, 4 * PANEL)
+        f.call(
+            "product",
+            **f.own("x", "stride", "rows", "out", "out_stride"),
+            weights=weights,
+            panel=panel,
+            panels=panels,
+            depth=depth,
+            start=bias,
+            start_panel=4 * PANEL,
+        )
 
 
 def _emit_tile(module: Module, lanes: int, rows: int, vectors: int) -> None:

@@ -63,17 +63,17 @@ def emit_projections(module: Module, features: Features) -> None:
             row = f.row + copy * f.constant(I64, number).minimum(last)
             f.call(
                 "linear_float",
-                linears + number * LINEAR.size,
-                first,
-                f.heads * size // PANEL,
-                codes + row * stride,
-                stride,
-                f.rows,
-                out,
-                f.stride,
-                scales + row * ROW_SCALE,
-                f.layer,
-                following,
+                linear=linears + number * LINEAR.size,
+                first=first,
+                panels=f.heads * size // PANEL,
+                codes=codes + row * stride,
+                code_stride=stride,
+                rows=f.rows,
+                out=out,
+                out_stride=f.stride,
+                row_scales=scales + row * ROW_SCALE,
+                extra=f.layer,
+                following=following,
             )
             if features.normalizes_heads and number < _CHANGED:
                 # Callers pass all heads then.
@@ -121,7 +121,17 @@ def project_all(
     x = JOB.read(f, f.job, "x") + row * hidden * 4
     f.call("quantize_states", f.model, layer, f.thread, x, rows)
     offset = (row * width + head * size) * 4
-    places = [JOB.read(f, f.job, name) + offset for name in ("queries", "keys", "values")]
-    positions = JOB.read(f, f.job, "positions") + row * 4
-    item = (f.constant(I64, 0), rows, head, heads, positions, *places, width * 4, following)
-    f.call("project", f.model, layer, f.thread, *item)
+    places = {name: JOB.read(f, f.job, name) + offset for name in ("queries", "keys", "values")}
+    f.call(
+        "project",
+        **f.own("model", "thread"),
+        layer=layer,
+        row=0,
+        rows=rows,
+        head=head,
+        heads=heads,
+        positions=JOB.read(f, f.job, "positions") + row * 4,
+        **places,
+        stride=width * 4,
+        following=following,
+    )

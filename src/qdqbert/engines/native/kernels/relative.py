@@ -65,8 +65,20 @@ class RelativeScores:
         f = self.function
         weights = LAYER.read(f, f.layer, table) + self.offset
         found = THREAD.read(f, f.thread, out)
-        panels = (weights, self.size * (4 * PANEL), self.panels)
-        f.call("product", x, stride, rows, *panels, found, self._stride, self.size, self.zeros, 0)
+        f.call(
+            "product",
+            x=x,
+            stride=stride,
+            rows=rows,
+            weights=weights,
+            panel=self.size * (4 * PANEL),
+            panels=self.panels,
+            out=found,
+            out_stride=self._stride,
+            depth=self.size,
+            start=self.zeros,
+            start_panel=0,
+        )
 
 
 def relative_positions(

@@ -106,13 +106,10 @@ def _emit_product(module: Module) -> None:
         def tile(panel: Value, width: int, row: Value, height: int) -> None:
             f.call(
                 f"split_{height}x{width}",
-                f.x + row * (PANEL * f.stride),
-                f.stride,
-                f.weights + panel * f.panel,
-                f.panel,
-                f.out + (row * (PANEL * f.out_stride) + panel * LINE),
-                f.out_stride,
-                f.depth,
+                **f.own("stride", "panel", "out_stride", "depth"),
+                x=f.x + row * (PANEL * f.stride),
+                weights=f.weights + panel * f.panel,
+                out=f.out + (row * (PANEL * f.out_stride) + panel * LINE),
             )
 
         def column(panel: Value, width: int) -> None:

@@ -98,9 +98,18 @@ class SplitProducts:
         zeros: Value,
     ) -> None:
         """Write `out = x @ weights`."""
-        sizes = columns // PANEL, out, columns * 4
-        deep = padded_to(depth, DEPTH)
-        f.call("split_product", x, stride, rows, weights, panel, *sizes, deep)
+        f.call(
+            "split_product",
+            x=x,
+            stride=stride,
+            rows=rows,
+            weights=weights,
+            panel=panel,
+            panels=columns // PANEL,
+            out=out,
+            out_stride=columns * 4,
+            depth=padded_to(depth, DEPTH),
+        )
 
     def vectors(self, lanes: int) -> int:
         """Return the number of vectors that are split together."""

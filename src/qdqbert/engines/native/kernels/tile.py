@@ -9,7 +9,7 @@ from qdqbert.engines.native.records import LINEAR, ROW_SCALE
 
 
 def multiply_tile(
-    f: Function, name: str, panel: Value, row: Value, sums: Value, stride: int, *last: Value
+    f: Function, name: str, panel: Value, row: Value, sums: Value, stride: int, **last: Value
 ) -> None:
     """Write the call of a tile's function.
 
@@ -24,14 +24,14 @@ def multiply_tile(
     """
     f.call(
         name,
-        f.codes + row * f.code_stride,
-        f.code_stride,
-        weights_of(f, f.linear, f.first + panel),
-        LINEAR.read(f, f.linear, "panel"),
-        sums,
-        stride,
-        LINEAR.read(f, f.linear, "steps"),
-        *last,
+        codes=f.codes + row * f.code_stride,
+        code_stride=f.code_stride,
+        weights=weights_of(f, f.linear, f.first + panel),
+        panel=LINEAR.read(f, f.linear, "panel"),
+        sums=sums,
+        sum_stride=stride,
+        steps=LINEAR.read(f, f.linear, "steps"),
+        **last,
     )
 
 
@@ -62,16 +62,14 @@ def finish_tile(
     column = (f.first + panel) * PANEL
     f.call(
         name,
-        f.linear,
-        sums,
-        stride,
-        height,
-        column,
-        PANEL * width,
-        place_of(f, panel, row, element),
-        f.out_stride,
-        f.row_scales + row * ROW_SCALE,
-        f.extra,
+        **f.own("linear", "out_stride", "extra"),
+        sums=sums,
+        sum_stride=stride,
+        rows=height,
+        column=column,
+        columns=PANEL * width,
+        out=place_of(f, panel, row, element),
+        row_scales=f.row_scales + row * ROW_SCALE,
     )
 
 

@@ -70,7 +70,8 @@ class VectorTiles:
                 for each in range(height):
                     for line in range(width):
                         prefetch(f, place + f.out_stride * each + line * LINE, level=1)
-            multiply_tile(f, name, panel, row, sums, stride, start, ahead, ahead_step)
+            starts = {"start": start, "ahead": ahead, "ahead_step": ahead_step}
+            multiply_tile(f, name, panel, row, sums, stride, **starts)
             finish_tile(f, finish, sums, stride, panel, width, row, height, element)
 
         def column(panel: Value, width: int) -> None:
