@@ -19,8 +19,8 @@ _PUBLIC = re.compile(
 def _link_public_names(
     app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]
 ) -> None:
-    """Link the public names that a docstring mentions."""
-    del app, what, name, value, options
+    """Link the public names that a docstring mentions, and show the types that options take."""
+    del app, what, name, options
 
     def linked(match: re.Match[str]) -> str:
         is_clear = match["package"] or match["name"][0].isupper()
@@ -28,12 +28,16 @@ def _link_public_names(
             return match.group()
         return f":py:obj:`{match['text']} <qdqbert.{match['name']}{match['rest'] or ''}>`"
 
+    def typed(line: str) -> str:
+        attribute, found = line.split()[1].rstrip(":"), line
+        if "Converted[" in line:
+            taken = inspect.signature(value).parameters[attribute].annotation
+            found = f":vartype {attribute}: {taken}"
+        # Types, by their last name.
+        return re.sub(r"\b((?:\w+\.)+\w)", r"~\1", found)
+
     lines[:] = [
-        # Types of attributes, by their last name.
-        re.sub(r"\b((?:\w+\.)+\w)", r"~\1", line)
-        if line.startswith(":vartype")
-        else _PUBLIC.sub(linked, line)
-        for line in lines
+        typed(line) if line.startswith(":vartype") else _PUBLIC.sub(linked, line) for line in lines
     ]
 
 

@@ -269,7 +269,7 @@ def test_what_was_not_used_for_longest_is_removed(checkpoints, monkeypatch, tmp_
     assert len(list(cache.models_folder().iterdir())) == 1
 
 
-@pytest.mark.parametrize(("check", "imported"), [(False, "[]"), (True, "['onnx']")])
+@pytest.mark.parametrize(("check", "imported"), [(False, "[]"), (True, "['onnx', 'onnx_ir']")])
 def test_only_the_comparison_with_float_imports_onnx(check, imported, checkpoints) -> None:
     code = (
         "import sys, qdqbert\n"

@@ -111,6 +111,12 @@ EVALUATED = EvaluateReport(
 )
 
 
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report as where there is no terminal, whose width a test runner may set."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def quantize_report() -> QuantizeReport:
     """A classifier for one target, measured on labeled texts."""

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from qdqbert.graph.edit import constant_array, only_consumer, producer_of
 
-# Input of the graph that is 0 at [PAD] and 1 elsewhere, `(batch, seq)`.
+# Input of the graph that is 0 at [PAD] and 1 elsewhere, `(batch, seq)` or `(batch, choices, seq)`.
 MASK = "attention_mask"
 
 # Permutations of `(batch, seq, heads, head_dim)` for queries and values, and for keys.
@@ -72,20 +72,29 @@ def scales_by_head_dim(scaled: ir.Node, head_dim: int) -> bool:
     return factor is not None and bool(np.isclose(float(factor.reshape(-1)[0]), head_dim**-0.5))
 
 
-def is_padding_mask(value: ir.Value | None) -> bool:
-    """Return whether a value is the mask of [PAD], `(batch, 1, 1, seq)`: equal for all queries."""
-    if producer_of(value, "Where") is None:
-        return False
-    return value is not None and value.shape is not None and value.shape[2] == 1
+def padding_mask(value: ir.Value | None) -> ir.Value | None:
+    """Return the mask of tokens, `(texts, seq)`, that an additive mask is made of.
+
+    None unless the additive mask is `(texts, 1, 1, seq)`: equal for all queries.
+    """
+    chosen = producer_of(value, "Where")
+    if chosen is None or value is None or value.shape is None or value.shape[2] != 1:
+        return None
+    unsqueezed = producer_of(chosen.inputs[0], "Unsqueeze")
+    equal = producer_of(unsqueezed.inputs[0], "Equal") if unsqueezed else None
+    return equal.inputs[0] if equal else None
 
 
-def integer_mask(graph: ir.Graph) -> ir.Value:
-    """Return `attention_mask` as int32, `(batch, seq)`. All callers share one Cast."""
-    source = next(value for value in graph.inputs if value.name == MASK)
-    for node in source.consumers():
+def integer_mask(graph: ir.Graph, mask: ir.Value) -> ir.Value:
+    """Return a mask of tokens, `(texts, seq)`, as int32. All callers share one Cast."""
+    for node in mask.consumers():
         if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.INT32:
             return node.outputs[0]
-    cast = ir.node("Cast", [source], {"to": ir.DataType.INT32}, name=f"{MASK}.int32")
+    cast = ir.node("Cast", [mask], {"to": ir.DataType.INT32}, name=f"{MASK}.int32")
     cast.outputs[0].name = f"{MASK}.codes"
-    graph.insert_before(graph[0], cast)
+    producer = mask.producer()
+    if producer is None:
+        graph.insert_before(graph[0], cast)
+    else:
+        graph.insert_after(producer, cast)
     return cast.outputs[0]

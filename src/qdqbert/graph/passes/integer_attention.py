@@ -37,8 +37,8 @@ from qdqbert.graph.passes.attention import (
     HEADS_FIRST,
     HEADS_FIRST_TRANSPOSED,
     integer_mask,
-    is_padding_mask,
     merged_heads,
+    padding_mask,
     scales_by_head_dim,
     split_heads,
 )
@@ -80,15 +80,14 @@ def _fuse(graph: ir.Graph, softmax: ir.Node) -> None:
         for part in (key, value)
         for index in (0, 2, 4)
     )
-    if (
-        has_same_input
-        and scales_by_head_dim(scaled, query.head_dim)
-        and is_padding_mask(masked.inputs[1])
-    ):
-        _replace(graph, merged, (query, key, value))
+    mask = padding_mask(masked.inputs[1])
+    if has_same_input and mask is not None and scales_by_head_dim(scaled, query.head_dim):
+        _replace(graph, merged, (query, key, value), mask)
 
 
-def _replace(graph: ir.Graph, merged: ir.Node, parts: tuple[_Projection, ...]) -> None:
+def _replace(
+    graph: ir.Graph, merged: ir.Node, parts: tuple[_Projection, ...], mask: ir.Value
+) -> None:
     matmuls = [part.matmul for part in parts]
     name = (matmuls[0].name or "").partition("._weight_quantizer")[0].rpartition(".")[0]
     first = matmuls[0].inputs
@@ -98,7 +97,7 @@ def _replace(graph: ir.Graph, merged: ir.Node, parts: tuple[_Projection, ...]) -
         add_constant(graph, f"{name}.qkv_bias", _joined(matmuls, 6)),
         first[2],
         add_constant(graph, f"{name}.qkv_scale", _joined(matmuls, 3)),
-        integer_mask(graph),
+        integer_mask(graph, mask),
         first[4],
         add_constant(graph, f"{name}.qkv_zero_point", _joined(matmuls, 5)),
     ]

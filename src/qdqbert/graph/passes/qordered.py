@@ -36,8 +36,8 @@ from qdqbert.graph.passes.attention import (
     HEADS_FIRST_TRANSPOSED,
     MASK,
     integer_mask,
-    is_padding_mask,
     merged_heads,
+    padding_mask,
     scales_by_head_dim,
 )
 from qdqbert.graph.passes.qordered_layer import RESULT, LayerReader, Linear, Pair, Projection
@@ -99,7 +99,7 @@ def _fuse_attention(layer: LayerReader, softmax: ir.Node) -> tuple[ir.Node, Pair
     linear_layers = [part.linear for part in parts]
     states = query.linear.x
     _check_projections(layer, parts)
-    _check_attention(layer, scaled, masked, query)
+    mask = _check_attention(layer, scaled, masked, query)
     _put(
         layer,
         "QOrderedAttention",
@@ -115,7 +115,7 @@ def _fuse_attention(layer: LayerReader, softmax: ir.Node) -> tuple[ir.Node, Pair
             scores.inputs[1],
             probabilities.scale,
             context.scale,
-            integer_mask(layer.graph),
+            integer_mask(layer.graph, mask),
         ],
         num_heads=query.heads,
         qkv_hidden_sizes=[each.width for each in linear_layers],
@@ -136,8 +136,8 @@ def _check_projections(layer: LayerReader, parts: tuple[Projection, ...]) -> Non
 
 def _check_attention(
     layer: LayerReader, scaled: ir.Node, masked: ir.Node, query: Projection
-) -> None:
-    """Check the kernel's assumptions on the sizes, the scaling and the mask."""
+) -> ir.Value:
+    """Check the kernel's assumptions on the sizes, the scaling and the mask; return the mask."""
     width, heads = query.linear.width, query.heads
     head_dim = width // heads
     if head_dim % _HEAD_MULTIPLE:
@@ -147,8 +147,10 @@ def _check_attention(
         )
     if not scales_by_head_dim(scaled, head_dim):
         layer.refuse(f"does not scale its scores by {head_dim}^-0.5, as the kernel does")
-    if not is_padding_mask(masked.inputs[1]):
+    mask = padding_mask(masked.inputs[1])
+    if mask is None:
         layer.refuse(f"has a mask that is not computed from the input `{MASK}` alone")
+    return mask
 
 
 def _fuse_residual(layer: LayerReader, path: str, x: Pair, residual: ir.Node, result: str) -> Pair:
