@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import importlib.util
 import json
 import os
@@ -329,6 +330,12 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first."""
     items.sort(key=lambda item: not set(LONG) & set(item.path.parts))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is imported out of the collections of garbage, which `quantize` asks for."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
