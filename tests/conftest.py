@@ -321,9 +321,12 @@ def prepare_checkpoint(folder: Path) -> Prepared:
 LONG = (
     "test_documentation.py",
     "test_workflow.py",
-    "verbs",
-    "test_qordered.py",
+    "test_runner.py",
+    "test_float_checkpoint.py",
+    "test_auto_choice.py",
     "test_onnx_export.py",
+    "test_families.py",
+    "verbs",
 )
 
 

@@ -106,10 +106,9 @@ def _optimized(module: Module, machine: Any) -> Any:
     parsed.triple = machine.triple
     parsed.data_layout = str(machine.target_data)
     parsed.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
-    options.loop_unrolling = False
-    options.loop_vectorization = False
-    options.slp_vectorization = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(parsed, builder)
+    # Kernels keep what loops change in memory of the stack. In registers, it is as fast as after all
+    # passes, which take as long as the rest of the compiler.
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.run(parsed, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
     return parsed
