@@ -106,8 +106,8 @@ def _optimized(module: Module, machine: Any) -> Any:
     parsed.triple = machine.triple
     parsed.data_layout = str(machine.target_data)
     parsed.verify()
-    # Kernels keep what loops change in memory of the stack. In registers, it is as fast as after all
-    # passes, which take as long as the rest of the compiler.
+    # Kernels keep what loops change in memory of the stack. In registers, it is as fast as after
+    # all passes, which take as long as the rest of the compiler.
     passes = llvm.create_new_module_pass_manager()
     passes.add_sroa_pass()
     passes.run(parsed, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))

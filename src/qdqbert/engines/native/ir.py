@@ -74,6 +74,9 @@ def constant(type: Type, value: int | float | Sequence[int] | Sequence[float]) -
 
 
 def _scalar(type: Type, value: int | float) -> str:
+    if type == PTR:
+        assert value == 0
+        return "null"
     if not type.is_float:
         return str(int(value))
     # LLVM writes a float32 as the bits of the equal float64.
@@ -394,6 +397,10 @@ class Function:
     def maximum_of(self, value: Value) -> Value:
         """Return the largest lane."""
         return self._fold(value, lambda one, other: one.maximum(other))
+
+    def minimum_of(self, value: Value) -> Value:
+        """Return the smallest lane."""
+        return self._fold(value, lambda one, other: one.minimum(other))
 
     def _fold(self, value: Value, combine: Combine) -> Value:
         lanes = value.type.lanes

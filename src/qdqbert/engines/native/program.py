@@ -38,7 +38,7 @@ from qdqbert.engines.native.records import (
     ROUND_TRIP,
     THREAD,
 )
-from qdqbert.engines.native.schedule import FEW_ROWS, PART_ROWS, Shares, divide_evenly
+from qdqbert.engines.native.schedule import FEW_ROWS, Shares, divide_evenly
 from qdqbert.engines.native.schema import NORMS, ROUNDINGS
 from qdqbert.engines.native.storage import Packed
 from qdqbert.engines.native.texts import Texts
@@ -168,6 +168,18 @@ class Program:
                 }
             )
         )
+
+    def states(self, tokens: int) -> dict[str, Any]:
+        """Return the fields of a job for hidden states, and for their codes."""
+        rows = tokens + SPARE_ROWS
+        shares_codes = all(layer["shares_codes"] for layer in self.settings["layers"])
+        copies = 1 if shares_codes else 3
+        return {
+            "x": zeros((rows, self.hidden), np.float32),
+            "codes": zeros((copies * rows, bytes_of_codes(self.hidden)), np.uint8),
+            "row_scales": zeros((copies * rows, 2), np.float32),
+            "code_rows": rows,
+        }
 
     def part(self, layers: range, *, embeds: bool) -> Array:
         """Return the record of some layers.
@@ -351,17 +363,17 @@ class Scratch:
         size, rows = settings["head_size"], program.isa.products.rows_together
         deep = padded(size, DEPTH)
         has_floats = program.features.dynamic or program.features.gated
-        code_rows = max(PART_ROWS, limit) + SPARE_ROWS
+        rows_of_block, codes = BLOCK + SPARE_ROWS, bytes_of_codes(program.hidden)
         self._buffers: dict[str, Array] = {
             "embedded": zeros((BLOCK, padded(settings["embeddings"]["width"])), np.float32),
-            "codes": zeros((3 * code_rows, bytes_of_codes(program.hidden)), np.uint8),
+            "codes": zeros((rows_of_block, codes), np.uint8),
             "inner": zeros(
-                (BLOCK + SPARE_ROWS, bytes_of_codes(max(program.inner, program.width))), np.uint8
+                (rows_of_block, bytes_of_codes(max(program.inner, program.width))), np.uint8
             ),
             "kept": zeros(
                 (BLOCK if program.features.adds_twice else 0, program.hidden), np.float32
             ),
-            "row_scales": zeros((3 * code_rows, 2), np.float32),
+            "row_scales": zeros((rows_of_block, 2), np.float32),
             "inner_float": zeros(
                 (INNER_BLOCK if has_floats else 0, program.up_columns), np.float32
             ),
@@ -387,8 +399,8 @@ class Scratch:
         # Whole tiles of columns if they are whole heads.
         multiple = _TILE_COLUMNS // size if _TILE_COLUMNS % size == 0 else 1
         self._own_heads = divide_evenly(settings["heads"], threads, multiple)[thread]
-        # Hidden states of a thread that computes all rows.
-        self.states = zeros((FEW_ROWS + SPARE_ROWS if thread else 0, program.hidden), np.float32)
+        # Hidden states of a thread that computes all rows, and their codes.
+        self.states = program.states(FEW_ROWS if thread else 0)
         self._parts = zeros(1, np.int64)
         self.record = THREAD.make(
             {
@@ -397,7 +409,6 @@ class Scratch:
                 "parts": self._parts,
                 "part_count": 0,
                 "passes": 0,
-                "code_rows": code_rows,
                 "first_hidden": hidden.start,
                 "own_hidden": len(hidden),
                 "first_inner": inner.start,
@@ -439,6 +450,7 @@ class Job:
         self._capacity = 0
         self._texts: Texts | None = None
         self._buffers: dict[str, Array] = {}
+        self._states: dict[str, Any] = {}
         self.record = np.zeros(JOB.size // 8, np.int64)
 
     def take(self, texts: Texts, threads: int) -> None:
@@ -461,14 +473,16 @@ class Job:
     def record_for(self, scratch: Scratch) -> NDArray[np.int64]:
         """Return the record for another thread that computes all rows, with its own states."""
         found = self.record.copy()
-        found[JOB.offset("x") // 8] = scratch.states.ctypes.data
+        for name, value in scratch.states.items():
+            own = value if isinstance(value, int) else value.ctypes.data
+            found[JOB.offset(name) // 8] = own
         return found
 
     @property
     def states(self) -> NDArray[np.float32]:
         """The hidden states, `(tokens, hidden)`. The next forward pass overwrites them."""
         assert self._texts is not None
-        found: NDArray[np.float32] = self._buffers["x"][: self._texts.starts[-1]]
+        found: NDArray[np.float32] = self._states["x"][: self._texts.starts[-1]]
         return found
 
     def _allocate(self, tokens: int) -> None:
@@ -482,7 +496,6 @@ class Job:
             else zeros((FEW_ROWS + SPARE_ROWS, bytes_of_codes(program.inner)), np.uint8)
         )
         self._buffers = {
-            "x": zeros((rows, program.hidden), np.float32),
             "queries": projected[0],
             "keys": projected[1],
             "values": projected[2],
@@ -491,9 +504,11 @@ class Job:
             "inner": inner,
             "barrier": zeros(2, np.int64),
         }
+        self._states = program.states(tokens)
         self.record = JOB.make(
             {
                 **dict.fromkeys((*_NUMBERS, "word_factors", "starts"), 0),
+                **self._states,
                 **self._buffers,
                 "texts": 0,
                 "threads": 1,

@@ -145,6 +145,11 @@ JOB = Record(
     starts=PTR,  # i64 per text and the end: index of its first token
     texts=I64,  # number of texts
     x=PTR,  # float32 (tokens, hidden)
+    # u8 (copies, code_rows, hidden) with a line between rows: what the next layer projects; three
+    # copies if those of query, key and value differ
+    codes=PTR,
+    row_scales=PTR,  # float32 (copies, code_rows, 2) of these codes: see `ROW_SCALE`
+    code_rows=I64,
     queries=PTR,  # float32 (tokens, width)
     keys=PTR,  # float32 (tokens, width)
     values=PTR,  # float32 (tokens, width)
@@ -168,17 +173,15 @@ THREAD = Record(
     last_head=I64,
     parts=PTR,  # i64 (part_count + 1,): first text of each part of a thread's texts, and the end
     part_count=I64,
-    code_rows=I64,  # rows of a part, at most, + 32
     first_hidden=I64,  # panels of hidden states, if threads share rows
     own_hidden=I64,
     first_inner=I64,  # panels of the feed-forward part, if threads share rows
     own_inner=I64,
     embedded=PTR,  # float32 (block, embedding_width)
-    # u8 (3 * code_rows, hidden) with a line between rows: of query, key and value if they differ
-    codes=PTR,
+    codes=PTR,  # u8 (block + 32, hidden), a line between rows
     kept=PTR,  # float32 (block, hidden), if states are added twice
     inner=PTR,  # u8 (block + 32, inner or width), a line between rows
-    row_scales=PTR,  # float32 (3 * code_rows, 2): see `ROW_SCALE`
+    row_scales=PTR,  # float32 (block + 32, 2): see `ROW_SCALE`
     normed=PTR,  # float32 (4, hidden), if layers normalize first
     inner_float=PTR,  # float32 (32, inner) if scales are dynamic; (32, 2 * inner) with a gate
     queries=PTR,  # split float32 (queries, head_size)

@@ -187,7 +187,7 @@ def _emit_softmax(module: Module, isa: InstructionSet, features: Features) -> No
         stride = f.padded * 4
         bias = LAYER.read(f, f.layer, "position_bias")
         with (
-            f.when(f.emit(I64, f"ptrtoint ptr {bias.text} to i64").differs(0)),
+            f.when(bias.differs(0)),
             f.loop(0, f.rows) as row,
         ):
             _add_position_bias(f, lanes, scores + row * stride, bias, f.query + row)

@@ -38,14 +38,21 @@ def emit_columns(module: Module, isa: InstructionSet, features: Features) -> Non
     """
     _emit_add_rows(module, isa.lanes)
     with module.function(
-        "feed_forward_columns", model=PTR, layer=PTR, job=PTR, thread=PTR, following=PTR
+        "feed_forward_columns",
+        model=PTR,
+        layer=PTR,
+        job=PTR,
+        thread=PTR,
+        reader=PTR,
+        following=PTR,
     ) as f:
         _feed_forward(f, features)
     with module.function("forward_columns", model=PTR, job=PTR, thread=PTR) as f:
         isa.tiles.begin(f)
         rows = THREAD.read(f, f.thread, "last_row")
-        f.call("embed", f.model, f.job, f.thread, 0, rows)
-        with each_layer(f) as (layer, next_layer):
+        records = f.own("model", "job", "thread")
+        f.call("begin", **records, row=0, rows=rows)
+        with each_layer(f) as (layer, reader, next_layer):
             first, last = (THREAD.read(f, f.thread, name) for name in ("first_head", "last_head"))
             output = _own_weights(f, LAYER.read(f, layer, "output"), "hidden")
             project_all(f, layer, f.constant(I64, 0), rows, first, last - first, output)
@@ -54,7 +61,8 @@ def emit_columns(module: Module, isa: InstructionSet, features: Features) -> Non
                 attend(f, layer, text, head)
             f.call("wait", f.job)
             following = first_weights(f, next_layer, first)
-            f.call("feed_forward_columns", f.model, layer, f.job, f.thread, following)
+            rest = {"layer": layer, "reader": reader, "following": following}
+            f.call("feed_forward_columns", **records, **rest)
         isa.tiles.end(f)
         THREAD.write(f, f.thread, "passes", THREAD.read(f, f.thread, "passes") + 1)
 
@@ -130,8 +138,7 @@ def _feed_forward(f: Function, features: Features) -> None:
         f.call("wait", f.job)
     linear("linear_float", "down", "hidden", inner_values, inner_stride, second_sums, hidden * 4)
     add(second_sums, "add")
-    if not features.norms_first:
-        f.call("layer_norm", record["norm"], x, hidden * 4, rows)
+    f.call("end_layer", **f.own("model", "layer", "job", "thread", "reader"), row=0, rows=rows)
 
 
 def _linear(

@@ -18,12 +18,12 @@ def emit_embedding(module: Module, isa: InstructionSet, features: Features) -> N
         hidden, width = (MODEL.read(f, f.model, name) for name in ("hidden", "embedding_width"))
         x = JOB.read(f, f.job, "x") + f.row * hidden * 4
         projection = MODEL.read(f, f.model, "projection")
-        is_projected = f.emit(I64, f"ptrtoint ptr {projection.text} to i64").differs(0)
+        is_projected = projection.differs(0)
         out = is_projected.select(THREAD.read(f, f.thread, "embedded"), x)
         with f.loop(0, f.rows) as row:
             _sum_rows(f, isa.lanes, features, f.row + row, out + row * width * 4)
         norm = MODEL.read(f, f.model, "embedding_norm")
-        with f.when(f.emit(I64, f"ptrtoint ptr {norm.text} to i64").differs(0)):
+        with f.when(norm.differs(0)):
             f.call("layer_norm", norm, out, width * 4, f.rows)
         with f.when(is_projected):
             f.call("float_linear", projection, out, width * 4, f.rows, x, hidden * 4)
@@ -38,7 +38,7 @@ def _sum_rows(f: Function, lanes: int, features: Features, token: Value, out: Va
     others = [MODEL.read(f, f.model, name) + _index(f, name, token) * width * 4 for name in tables]
     scale = MODEL.read(f, f.model, "word_scale")
     words = MODEL.read(f, f.model, "words")
-    is_int8 = f.emit(I64, f"ptrtoint ptr {scale.text} to i64").differs(0)
+    is_int8 = scale.differs(0)
 
     if features.drops_words:
         factor = f.splat(f.load(F32, JOB.read(f, f.job, "word_factors") + token * 4), lanes)

@@ -86,14 +86,11 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
 def _forward(f: Function, isa: InstructionSet) -> None:
     isa.tiles.begin(f)
     first, last = (THREAD.read(f, f.thread, name) for name in ("first_row", "last_row"))
-    with (
-        f.when(MODEL.read(f, f.model, "embeds").equals(1)),
-        f.loop(first, last, BLOCK) as row,
-    ):
-        rows = (last - row).minimum(BLOCK)
-        f.call("embed", f.model, f.job, f.thread, row, rows)
+    records = f.own("model", "job", "thread")
+    with f.loop(first, last, BLOCK) as row:
+        f.call("begin", **records, row=row, rows=(last - row).minimum(BLOCK))
     has_texts = JOB.read(f, f.job, "threads").equals(1)
-    with each_layer(f) as (layer, following):
+    with each_layer(f) as (layer, reader, following):
         with f.when(has_texts):
             parts, count = (THREAD.read(f, f.thread, name) for name in ("parts", "part_count"))
             again, next_layer = (first_weights(f, each) for each in (layer, following))
@@ -101,14 +98,16 @@ def _forward(f: Function, isa: InstructionSet) -> None:
                 first_text, end = (f.load(I64, parts + (part + each) * 8) for each in (0, 1))
                 f.call(
                     "run_texts",
-                    **f.own("model", "job", "thread"),
+                    **records,
                     layer=layer,
+                    reader=reader,
                     first=first_text,
                     last=end,
                     following=(part + 1 < count).select(again, next_layer),
                 )
         with f.when(has_texts ^ 1):
-            f.call("run_rows", f.model, layer, f.job, f.thread, first_weights(f, following))
+            weights = first_weights(f, following)
+            f.call("run_rows", **records, layer=layer, reader=reader, following=weights)
     isa.tiles.end(f)
     THREAD.write(f, f.thread, "passes", THREAD.read(f, f.thread, "passes") + 1)
 
@@ -116,8 +115,8 @@ def _forward(f: Function, isa: InstructionSet) -> None:
 def _emit_texts(module: Module, *, dynamic: bool) -> None:
     """Write `run_texts`: a layer for some texts of a thread.
 
-    Its arguments are the records, the first text, the end of the texts, and the weights that are
-    read after those of the layer.
+    Its arguments are the records, the layer that reads the states, the first text, the end of the
+    texts, and the weights that are read after those of the layer.
 
     Queries, keys and values of a few heads at a time stay in the second-level cache. All parts of
     a thread's texts have them at the same place.
@@ -128,13 +127,13 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
         layer=PTR,
         job=PTR,
         thread=PTR,
+        reader=PTR,
         first=I64,
         last=I64,
         following=PTR,
     ) as f:
-        hidden, width, heads, size, group = (
-            MODEL.read(f, f.model, name)
-            for name in ("hidden", "width", "heads", "head_size", "group")
+        width, heads, size, group = (
+            MODEL.read(f, f.model, name) for name in ("width", "heads", "head_size", "group")
         )
         starts = JOB.read(f, f.job, "starts")
         first_row = f.load(I64, starts + f.first * 8)
@@ -142,8 +141,6 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
         own = THREAD.read(f, f.thread, "first_row") * width
         parts = [JOB.read(f, f.job, name) + own * 4 for name in _PROJECTED]
         context = JOB.read(f, f.job, "context") + own * (4 if dynamic else 1)
-        x = JOB.read(f, f.job, "x") + first_row * hidden * 4
-        f.call("quantize_states", f.model, f.layer, f.thread, x, rows)
         stride, records = group * size * 4, f.own("model", "layer", "job", "thread")
         output = weights_of(f, LAYER.read(f, f.layer, "output"))
         with f.loop(0, heads, group) as head:
@@ -153,16 +150,14 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
             with f.loop(0, rows, BLOCK) as row:
                 some = (rows - row).minimum(BLOCK)
                 places = [each + row * stride for each in parts]
-                positions = JOB.read(f, f.job, "positions") + (first_row + row) * 4
                 following = (row + some < rows).select(again, next_heads)
                 f.call(
                     "project",
-                    **f.own("model", "layer", "thread"),
-                    row=row,
+                    **records,
+                    row=first_row + row,
                     rows=some,
                     head=head,
                     heads=count,
-                    positions=positions,
                     **dict(zip(_PROJECTED, places, strict=True)),
                     stride=stride,
                     following=following,
@@ -186,6 +181,7 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
             f.call(
                 "feed_forward",
                 **records,
+                reader=f.reader,
                 row=first_row + row,
                 rows=some,
                 context=place,
@@ -196,9 +192,12 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
 def _emit_rows(module: Module, *, dynamic: bool) -> None:
     """Write `run_rows`: a layer for some rows and items of a thread that shares texts.
 
-    Its arguments are the records, and the weights that are read after those of the layer.
+    Its arguments are the records, the layer that reads the states, and the weights that are read
+    after those of the layer.
     """
-    with module.function("run_rows", model=PTR, layer=PTR, job=PTR, thread=PTR, following=PTR) as f:
+    with module.function(
+        "run_rows", model=PTR, layer=PTR, job=PTR, thread=PTR, reader=PTR, following=PTR
+    ) as f:
         first, last, first_item, last_item = (
             THREAD.read(f, f.thread, name)
             for name in ("first_row", "last_row", "first_item", "last_item")
@@ -219,17 +218,21 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
             width = MODEL.read(f, f.model, "width")
             place = JOB.read(f, f.job, "context") + row * width * (4 if dynamic else 1)
             following = (row + rows < last).select(output, f.following)
-            records = f.own("model", "layer", "job", "thread")
             f.call(
-                "feed_forward", **records, row=row, rows=rows, context=place, following=following
+                "feed_forward",
+                **f.own("model", "layer", "job", "thread", "reader"),
+                row=row,
+                rows=rows,
+                context=place,
+                following=following,
             )
 
 
 def _emit_rest(module: Module, features: Features) -> None:
     """Write `feed_forward`: the part of a layer after attention, for some rows.
 
-    Its arguments are the records, the first row and the number of rows, their contexts, and the
-    weights that are read after those of the layer.
+    Its arguments are the records, the layer that reads the states, the first row and the number of
+    rows, their contexts, and the weights that are read after those of the layer.
     """
     dynamic = features.dynamic
     with module.function(
@@ -238,6 +241,7 @@ def _emit_rest(module: Module, features: Features) -> None:
         layer=PTR,
         job=PTR,
         thread=PTR,
+        reader=PTR,
         row=I64,
         rows=I64,
         context=PTR,
@@ -294,8 +298,8 @@ def _emit_rest(module: Module, features: Features) -> None:
             _linear(f, kernel, up, *source, *target, down_codes, down_weights)
         source, target = (inner_codes, inner_stride, f.rows), (x, stride, scales)
         _linear(f, add, down, *source, *target, last_add, f.following)
-        if not features.norms_first:
-            f.call("layer_norm", record["norm"], x, stride, f.rows)
+        records = f.own("model", "layer", "job", "thread", "reader", "row", "rows")
+        f.call("end_layer", **records)
 
 
 def _linear(

@@ -166,7 +166,7 @@ def _quantize_normed(f: Function, lanes: int, *, dynamic: bool) -> None:
     The last arguments are a `NORM` record, or null to quantize the rows themselves, and a buffer
     for `NORMED_ROWS` rows, which is used if scales are dynamic.
     """
-    is_normed = f.emit(I64, f"ptrtoint ptr {f.norm.text} to i64").differs(0)
+    is_normed = f.norm.differs(0)
     with f.when(is_normed ^ 1):
         rows = (f.x, f.stride, f.channels, f.rows, f.out, f.out_stride, f.row_scales)
         f.call("quantize_rows", f.extra, *rows)
@@ -304,7 +304,7 @@ class _Ranges:
         """Start with empty ranges, in a function of `_codes_function`."""
         self._function, self._floats = f, vector(F32, lanes)
         self._multiplier = CODES.read(f, f.extra, "multiplier")
-        # Zero is always in the range. The largest of the negated values is minus the least one.
+        # Zero is always in the range.
         self._ends = [
             [f.variable(f.constant(self._floats, 0.0)) for _ in range(2)] for _ in range(count)
         ]
@@ -315,8 +315,9 @@ class _Ranges:
         multiplier = f.load(self._floats, self._multiplier + channel * 4)
         for value, ends in zip(values, self._ends, strict=True):
             found = value * multiplier
-            for end, each in zip(ends, (found, found * -1.0), strict=True):
-                end.set(each.maximum(end.get()))
+            high, low = ends
+            high.set(found.maximum(high.get()))
+            low.set(found.minimum(low.get()))
 
     def quantize(self, row: Value, rows: Sequence[Value]) -> None:
         """Write scales, zero points and codes of the rows.
@@ -345,7 +346,7 @@ class _Ranges:
             The inverse of the scale, and `ROUNDING + zero_point`, in all lanes.
         """
         f, lanes = self._function, self._floats.lanes
-        high, minus_low = (f.maximum_of(end.get()) for end in ends)
+        high, minus_low = f.maximum_of(ends[0].get()), f.minimum_of(ends[1].get()) * -1.0
         covered = (high + minus_low).maximum(_SMALLEST)
         inverse = 255.0 / covered
         shift = minus_low * inverse + ROUNDING

@@ -1,4 +1,8 @@
-"""Queries, keys and values of hidden states, in float32."""
+"""Queries, keys and values of hidden states, in float32.
+
+The codes that they are made of are written at the end of the layer before, where the states are in
+cache, or after the embeddings.
+"""
 
 from __future__ import annotations
 
@@ -7,71 +11,105 @@ from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.norm import quantize_input
 from qdqbert.engines.native.kernels.weights import weights_of
-from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, ROW_SCALE, THREAD
+from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, ROW_SCALE
 
 # Queries and keys, not values, are normalized and rotated.
 _CHANGED = 2
 
 
 def emit_projections(module: Module, features: Features) -> None:
-    """Write `quantize_states` and `project`: hidden states to queries, keys and values.
+    """Write `quantize_states`, `begin`, `end_layer` and `project`, which need `embed`.
 
-    `quantize_states` writes the codes of some rows. `project` computes some heads from these codes.
-    Its arguments are the records, the first row of codes and the number of rows, the first head and
-    the number of heads, the positions of the rows, where the results start, the bytes from one of
-    their rows to the next, and the weights that are read after these.
+    `quantize_states` writes the codes of rows of hidden states that a layer reads, from those of
+    its first, second or third projection on. `begin` writes the embeddings of some rows, and the
+    codes that the first layer reads. `end_layer` normalizes rows of hidden states, and writes the
+    codes that the next layer reads, `reader`; that is null if there is none.
+
+    `project` computes the queries, keys and values of some heads from these codes. Its arguments
+    are the records, the first row and the number of rows, the first head and the number of heads,
+    where the results start, the bytes from one of their rows to the next, and the weights that are
+    read after these.
     """
-    with module.function("quantize_states", model=PTR, layer=PTR, thread=PTR, x=PTR, rows=I64) as f:
-        hidden = MODEL.read(f, f.model, "hidden")
+    with module.function(
+        "quantize_states",
+        model=PTR,
+        layer=PTR,
+        job=PTR,
+        thread=PTR,
+        row=I64,
+        rows=I64,
+        first=I64,
+    ) as f:
         inputs = LAYER.read(f, f.layer, "projection_codes")
-        codes, scales = (THREAD.read(f, f.thread, name) for name in ("codes", "row_scales"))
-        copy, last = _copies(f)
-        with f.loop(0, last + 1) as index:
-            own = inputs + index * CODES.size
-            stride = bytes_of_codes(hidden)
-            place = codes + index * copy * stride
-            own_scales = scales + index * copy * ROW_SCALE
+        with f.loop(f.first, _last_codes(f) + 1) as index:
             norm = LAYER.read(f, f.layer, "attention_input_norm")
-            rows = (f.x, hidden * 4, hidden, f.rows, place, stride, own_scales)
-            quantize_input(f, features, norm, own, *rows)
+            rows = (*_states(f), f.rows, *_codes(f, index))
+            quantize_input(f, features, norm, inputs + index * CODES.size, *rows)
+    with module.function("begin", model=PTR, job=PTR, thread=PTR, row=I64, rows=I64) as f:
+        own = f.own("model", "job", "thread", "row", "rows")
+        with f.when(MODEL.read(f, f.model, "embeds").equals(1)):
+            f.call("embed", **own)
+        with f.when(MODEL.read(f, f.model, "layer_count").differs(0)):
+            f.call("quantize_states", **own, layer=MODEL.read(f, f.model, "layers"), first=0)
+    with module.function(
+        "end_layer",
+        model=PTR,
+        layer=PTR,
+        job=PTR,
+        thread=PTR,
+        reader=PTR,
+        row=I64,
+        rows=I64,
+    ) as f:
+        is_last, own = f.reader.equals(0), f.own("model", "job", "thread", "row", "rows")
+        if not features.norms_first:
+            norm, states = LAYER.read(f, f.layer, "norm"), _states(f)
+            with f.when(is_last):
+                f.call("layer_norm", norm, *states[:2], f.rows)
+        with f.when(is_last ^ 1):
+            if not features.norms_first:
+                inputs = LAYER.read(f, f.reader, "projection_codes")
+                target = _codes(f, f.constant(I64, 0))
+                f.call("layer_norm_codes", inputs, *states, f.rows, *target, norm)
+            first = f.constant(I64, 0 if features.norms_first else 1)
+            f.call("quantize_states", **own, layer=f.reader, first=first)
     with module.function(
         "project",
         model=PTR,
         layer=PTR,
+        job=PTR,
         thread=PTR,
         row=I64,
         rows=I64,
         head=I64,
         heads=I64,
-        positions=PTR,
         queries=PTR,
         keys=PTR,
         values=PTR,
         stride=I64,
         following=PTR,
     ) as f:
-        hidden, size = (MODEL.read(f, f.model, name) for name in ("hidden", "head_size"))
-        codes, scales = (THREAD.read(f, f.thread, name) for name in ("codes", "row_scales"))
-        linears, stride = LAYER.read(f, f.layer, "projections"), bytes_of_codes(hidden)
-        copy, last = _copies(f)
+        size = MODEL.read(f, f.model, "head_size")
+        positions = JOB.read(f, f.job, "positions") + f.row * 4
+        linears, last = LAYER.read(f, f.layer, "projections"), _last_codes(f)
         first = f.head * size // PANEL
         keys, values = (weights_of(f, linears + number * LINEAR.size, first) for number in (1, 2))
         places = (f.queries, f.keys, f.values)
         for number, (out, following) in enumerate(
             zip(places, (keys, values, f.following), strict=True)
         ):
-            row = f.row + copy * f.constant(I64, number).minimum(last)
+            codes, stride, scales = _codes(f, f.constant(I64, number).minimum(last))
             f.call(
                 "linear_float",
                 linear=linears + number * LINEAR.size,
                 first=first,
                 panels=f.heads * size // PANEL,
-                codes=codes + row * stride,
+                codes=codes,
                 code_stride=stride,
                 rows=f.rows,
                 out=out,
                 out_stride=f.stride,
-                row_scales=scales + row * ROW_SCALE,
+                row_scales=scales,
                 extra=f.layer,
                 following=following,
             )
@@ -82,17 +120,31 @@ def emit_projections(module: Module, features: Features) -> None:
             if features.rotary and number < _CHANGED:
                 table = LAYER.read(f, f.layer, "rotation")
                 heads = (out, f.stride, f.rows, f.heads, size)
-                f.call("rotate_rows", *heads, f.positions, table)
+                f.call("rotate_rows", *heads, positions, table)
             if features.rounds_attention:
                 record = f.load(PTR, LAYER.read(f, f.layer, "roundings") + 8 * number)
                 columns = f.heads * size
                 f.call("round_rows", record, f.head * size, out, f.stride, columns, f.rows)
 
 
-def _copies(f: Function) -> tuple[Value, Value]:
-    """Return the row stride between the codes of projections, and the last index of the codes."""
-    shares_codes = LAYER.read(f, f.layer, "shares_codes").differs(0)
-    return THREAD.read(f, f.thread, "code_rows"), shares_codes.select(f.constant(I64, 0), 2)
+def _last_codes(f: Function) -> Value:
+    """Return the index of the last codes of a layer: 0 if its projections share them, else 2."""
+    return LAYER.read(f, f.layer, "shares_codes").differs(0).select(f.constant(I64, 0), 2)
+
+
+def _states(f: Function) -> tuple[Value, Value, Value]:
+    """Return the place of the hidden states of `f.row`, the bytes of a row, and its channels."""
+    hidden = MODEL.read(f, f.model, "hidden")
+    return JOB.read(f, f.job, "x") + f.row * hidden * 4, hidden * 4, hidden
+
+
+def _codes(f: Function, index: Value) -> tuple[Value, Value, Value]:
+    """Return the place of the codes of `f.row`, the bytes of a row, and the place of its scale."""
+    codes, scales, rows = (
+        JOB.read(f, f.job, name) for name in ("codes", "row_scales", "code_rows")
+    )
+    row, stride = f.row + index * rows, bytes_of_codes(MODEL.read(f, f.model, "hidden"))
+    return codes + row * stride, stride, scales + row * ROW_SCALE
 
 
 def project_all(
@@ -115,22 +167,17 @@ def project_all(
         heads: Number of heads.
         following: The weights that are read after those of these heads.
     """
-    hidden, width, size = (
-        MODEL.read(f, f.model, name) for name in ("hidden", "width", "head_size")
-    )
-    x = JOB.read(f, f.job, "x") + row * hidden * 4
-    f.call("quantize_states", f.model, layer, f.thread, x, rows)
+    width, size = (MODEL.read(f, f.model, name) for name in ("width", "head_size"))
     offset = (row * width + head * size) * 4
     places = {name: JOB.read(f, f.job, name) + offset for name in ("queries", "keys", "values")}
     f.call(
         "project",
-        **f.own("model", "thread"),
+        **f.own("model", "job", "thread"),
         layer=layer,
-        row=0,
+        row=row,
         rows=rows,
         head=head,
         heads=heads,
-        positions=JOB.read(f, f.job, "positions") + row * 4,
         **places,
         stride=width * 4,
         following=following,

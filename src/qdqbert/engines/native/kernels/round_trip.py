@@ -30,7 +30,7 @@ def emit_round_trips(module: Module, lanes: int) -> None:
     with module.function(
         "round_rows", record=PTR, first=I64, x=PTR, stride=I64, channels=I64, rows=I64
     ) as f:
-        is_there = f.emit(I64, f"ptrtoint ptr {f.record.text} to i64").differs(0)
+        is_there = f.record.differs(0)
         with f.when(is_there), f.loop(0, f.channels, lanes) as channel:
             rounded = rounding(f, f.record, f.first + channel, floats)
             with f.loop(0, f.rows) as row:

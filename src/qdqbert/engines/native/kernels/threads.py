@@ -75,7 +75,7 @@ def _serve(f: Function, isa: InstructionSet) -> None:
         end.leave_if(_load(f, _field(f, "posted")).equals(done))
         _store(f, 0, _field(f, "is_asleep"))
         job = MAILBOX.read(f, f.mailbox, "job")
-        end.leave_if(f.emit(I64, f"ptrtoint ptr {job.text} to i64").equals(0))
+        end.leave_if(job.equals(0))
         model, thread = (MAILBOX.read(f, f.mailbox, name) for name in ("model", "thread"))
         by_columns = MAILBOX.read(f, f.mailbox, "by_columns").differs(0)
         with f.when(by_columns):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from qdqbert.engines.native.ir import Function, Value
+from qdqbert.engines.native.ir import PTR, Function, Value
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.records import LAYER, LINEAR, MODEL
 
@@ -26,12 +26,16 @@ def first_weights(f: Function, layer: Value, head: Value | int = 0) -> Value:
 
 
 @contextlib.contextmanager
-def each_layer(f: Function) -> Iterator[tuple[Value, Value]]:
-    """Repeat the body for each `LAYER` record, with the record that comes after it.
+def each_layer(f: Function) -> Iterator[tuple[Value, Value, Value]]:
+    """Repeat the body for each `LAYER` record.
 
-    After the last layer comes the first one, of the next forward pass.
+    Yields:
+        The record; the one that reads its states, or null after the last one; and the one whose
+        weights are read after its own, which is the first one after the last one.
     """
     layers, count = (MODEL.read(f, f.model, name) for name in ("layers", "layer_count"))
     with f.loop(0, count) as index:
         layer = layers + index * LAYER.size
-        yield layer, (index + 1 < count).select(layer + LAYER.size, layers)
+        is_last = (index + 1).equals(count)
+        after = layer + LAYER.size
+        yield layer, is_last.select(f.constant(PTR, 0), after), is_last.select(layers, after)
