@@ -1,4 +1,4 @@
-"""Count the files that name each task: adding one has to stay a change of few places."""
+"""Count the files that name a task or a part of a layer: adding one has to stay a change of few."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import qdqbert
+from qdqbert.engines.native.schema import LINEARS, NORMS, ROUNDINGS
 from qdqbert.task_kinds import TASK_NAMES
 
 SOURCE = Path(qdqbert.__file__).parent
@@ -23,14 +24,26 @@ EXCEPTIONS = {
 }
 
 
-def names_of(path: Path) -> set[str]:
-    """Return the tasks that a file names: in a string, or as its own name."""
-    strings = {
+# Parts of a layer that more files of the native engine name, and why.
+MORE_FILES = {
+    "output": "rows and columns are computed by kernels of their own",
+    "up": "as `output`",
+    "down": "as `output`",
+    "norm": "embeddings, convolutions and heads have one, too",
+}
+
+
+def strings_of(path: Path) -> set[str]:
+    return {
         node.value
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    return (strings | {path.stem.replace("_", "-")}) & set(TASK_NAMES)
+
+
+def names_of(path: Path) -> set[str]:
+    """Return the tasks that a file names: in a string, or as its own name."""
+    return (strings_of(path) | {path.stem.replace("_", "-")}) & set(TASK_NAMES)
 
 
 def test_each_task_is_named_in_few_files() -> None:
@@ -48,3 +61,11 @@ def test_no_exception_is_left_over() -> None:
     for each in EXCEPTIONS:
         paths = (SOURCE / each).rglob("*.py") if each.endswith("/") else [SOURCE / each]
         assert any(names_of(path) for path in paths), each
+
+
+def test_each_part_of_a_layer_is_named_in_few_files_of_the_native_engine() -> None:
+    files = {path: strings_of(path) for path in (SOURCE / "engines/native").rglob("*.py")}
+    for part in {*LINEARS, *NORMS, *ROUNDINGS}:
+        found = [path.name for path, strings in files.items() if part in strings]
+        assert found
+        assert (len(found) > MOST_FILES) == (part in MORE_FILES), (part, found)
