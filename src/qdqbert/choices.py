@@ -74,5 +74,5 @@ OutputFormat = Literal["jsonl", "csv", "tsv", "parquet", "npy"]
 OnError = Literal["stop", "skip"]
 AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
 
-ExportFormat = Literal["openvino", "triton"]
+ExportFormat = Literal["openvino", "transformers-js", "triton"]
 ExportedOutputs = Literal["last_hidden_state", "sentence_embedding", "both"]

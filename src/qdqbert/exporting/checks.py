@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 from numpy.typing import NDArray
 
 import qdqbert.inference.load
 from qdqbert.checkpoint.sample_texts import HARD
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import to_decibels
+from qdqbert.exporting.samples import check_pairs, check_texts
 from qdqbert.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Source
 from qdqbert.tasks.text_classification import Classify
 from qdqbert.tokenizing.tokenizer import Tokenizer
@@ -125,6 +128,43 @@ def expected_results(
             for name in outputs or source.outputs
         }
         return {name: list(model.stream(job, items)) for name, job in jobs.items()}
+
+
+def open_session(graph: Path) -> Any:
+    """Return a graph on ONNX Runtime's CPU provider, as other programs open it."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+
+
+def check_graph(
+    source: Source,
+    graph: Path,
+    inputs_of: Callable[[Item], Mapping[str, NDArray[np.int64]]],
+) -> list[Agreement]:
+    """Run an exported graph on ONNX Runtime, each text alone, and compare it with the folder.
+
+    Args:
+        source: The model.
+        graph: The exported graph.
+        inputs_of: Returns its inputs for a text or pair, each `(1, tokens)`.
+
+    Raises:
+        UserInputError: The results are not close.
+    """
+    items: Sequence[Item] = check_pairs() if source.takes_pairs else check_texts()
+    expected = expected_results(source, items)
+    session = open_session(graph)
+    rows = [session.run(list(source.outputs), inputs_of(item)) for item in items]
+    agreement = []
+    for index, name in enumerate(source.outputs):
+        # States of padded tokens are outputs, too.
+        found = [
+            row[index][0][: len(mine)] if row[index].ndim == 3 else row[index][0]
+            for row, mine in zip(rows, expected[name], strict=True)
+        ]
+        agreement.append(check_results(name, expected[name], found))
+    return agreement
 
 
 def check_results(name: str, expected: Sequence[Result], found: Sequence[Result]) -> Agreement:

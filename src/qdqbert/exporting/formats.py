@@ -47,3 +47,7 @@ def format_named(name: ExportFormat) -> Format:
             from qdqbert.exporting.triton import TRITON
 
             return TRITON
+        case "transformers-js":
+            from qdqbert.exporting.transformers_js import TRANSFORMERS_JS
+
+            return TRANSFORMERS_JS

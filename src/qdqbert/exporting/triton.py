@@ -18,20 +18,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
 import tokenizers
 
 from qdqbert.artifact import weights_of
 from qdqbert.exporting import triton_tokenizer
-from qdqbert.exporting.checks import (
-    Agreement,
-    Item,
-    check_results,
-    check_tokens,
-    expected_results,
-)
+from qdqbert.exporting.checks import Agreement, Item, check_graph, check_tokens, open_session
 from qdqbert.exporting.formats import Format
-from qdqbert.exporting.samples import check_pairs, check_texts
 from qdqbert.exporting.source import SENTENCE_EMBEDDING, Source, refuse_truncate_dim
 from qdqbert.tokenizer_files import set_limits
 
@@ -95,7 +87,7 @@ def _ids(source: Source) -> list[dict[str, Any]]:
 
 def _results(source: Source) -> list[dict[str, Any]]:
     """Return the outputs, with the sizes that the graph has."""
-    session = _session(source.graph)
+    session = open_session(source.graph)
     shapes = {value.name: value.shape[1:] for value in session.get_outputs()}
     return [
         _tensor(name, "FP32", *(size if isinstance(size, int) else -1 for size in shapes[name]))
@@ -194,8 +186,6 @@ def _check(source: Source, folder: Path) -> Sequence[Agreement]:
     tokenize = triton_tokenizer.TextTokenizer(
         folder / f"{source.name}_tokenizer" / _VERSION, _parameters(source)
     )
-    session = _session(folder / f"{source.name}_model" / _VERSION / source.graph.name)
-    items: Sequence[Item] = check_pairs() if source.takes_pairs else check_texts()
 
     def inputs_of(item: Item) -> dict[str, Any]:
         return dict(tokenize(*([text] for text in ((item,) if isinstance(item, str) else item))))
@@ -205,23 +195,8 @@ def _check(source: Source, folder: Path) -> Sequence[Agreement]:
         return [each["input_ids"][0][each["attention_mask"][0] == 1].tolist() for each in made]
 
     check_tokens(source, ids, converter="The tokenizer for Triton", prompt=source.prompt)
-    expected = expected_results(source, items)
-    rows = [session.run(list(source.outputs), inputs_of(item)) for item in items]
-    agreement = []
-    for index, name in enumerate(source.outputs):
-        # The server returns padded tokens, too.
-        found = [
-            row[index][0][: len(mine)] if row[index].ndim == 3 else row[index][0]
-            for row, mine in zip(rows, expected[name], strict=True)
-        ]
-        agreement.append(check_results(name, expected[name], found))
-    return agreement
-
-
-def _session(model: Path) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    graph = folder / f"{source.name}_model" / _VERSION / source.graph.name
+    return check_graph(source, graph, inputs_of)
 
 
 def _usage(source: Source, folder: Path) -> str:

@@ -64,7 +64,7 @@ class ExportReport(Report):
             for each in self.agreement
         ]
         table = Table("output | texts {} | SQNR to the folder {} | worst text {}", rows)
-        text = f"All tokens are those of `tokenizers`. Texts are cut at {self.max_length} tokens."
+        text = f"Texts are cut at {self.max_length} tokens."
         return Document(
             title=f"{short_name(self.model)} as {self.to}",
             summary=f"{self.model} ({self.task}, graph for {self.target}) was written as "

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PACKAGES: Mapping[ExportFormat, Sequence[str]] = {
     "openvino": ("openvino", "openvino_genai", "openvino_tokenizers", "transformers"),
+    "transformers-js": (),
     "triton": (),
 }
 """Modules that each format needs, beyond those that running a folder needs."""

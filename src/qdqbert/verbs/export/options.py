@@ -15,13 +15,13 @@ class ExportOptions(Call):
 
     Attributes:
         model: Folder that `quantize` wrote.
-        to: Format to write: "openvino" for OpenVINO GenAI and OpenVINO Model Server, "triton" for a
-            model repository of Triton.
+        to: Format to write: "openvino" for OpenVINO GenAI and OpenVINO Model Server,
+            "transformers-js" for browsers and Node, "triton" for a model repository of Triton.
         output: Folder to write. By default that of the model, with the format added to its name.
         target: Graph to export, if the folder has several. By default the one that was made for the
             runtime.
-        returns: What an embedder returns. By default what the runtime needs: states of tokens for
-            OpenVINO, whose pipelines pool them, and embeddings for Triton.
+        returns: What an embedder returns. By default what the runtime needs: embeddings for
+            Triton, and states of tokens for the others, whose pipelines pool them.
         name: Name of the model in a server. The name of the model's folder by default.
         pairs: Take pairs of texts. Needed only for a model of pairs that was not quantized on pairs
             of your own.

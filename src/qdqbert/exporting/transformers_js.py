@@ -1,0 +1,186 @@
+"""The format "transformers-js": a model of transformers.js, for browsers and Node.
+
+DIR/onnx/model_quantized.onnx               the graph, which `dtype: "q8"` names
+DIR/config.json                             with `transformers.js_config`
+DIR/tokenizer.json, tokenizer_config.json   with the folder's limit
+DIR/README.md                               the call that runs it
+
+Source: huggingface/transformers.js, `src/utils/dtypes.js` and `src/tokenization_utils.js`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from huggingface_hub import ModelCardData
+from numpy.typing import NDArray
+
+from qdqbert.artifact import weights_of
+from qdqbert.errors import UserInputError
+from qdqbert.exporting.checks import Agreement, Item, check_graph
+from qdqbert.exporting.formats import Format
+from qdqbert.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Source
+from qdqbert.files import write_json
+from qdqbert.json_files import read_json
+from qdqbert.task_kinds import TASK_KINDS
+from qdqbert.tokenizer_files import TOKENIZER_CONFIG, set_limits
+from qdqbert.tokenizing.tokenizer import Tokenizer
+
+GRAPH = Path("onnx/model_quantized.onnx")
+
+# How transformers.js names the ways to pool.
+_POOLINGS = {"mean": "mean", "cls": "cls"}
+# Its classes of tokenizers give no types of tokens, but for this one and those of a few families.
+_CLASS_WITH_TYPES = "BertTokenizer"
+_FILES = ("config.json", "tokenizer.json", TOKENIZER_CONFIG)
+
+
+def _refuse(source: Source) -> None:
+    if weights_of(source.graph).exists():
+        raise UserInputError(
+            f"The graph of {source.name!r} has more than 1.5 GB, and browsers load less.",
+            argument="to",
+        )
+    if source.outputs == (LAST_HIDDEN_STATE,):
+        _pooling_of(source)
+
+
+def _pooling_of(source: Source) -> Mapping[str, Any]:
+    """Return the options of a call of transformers.js that makes embeddings.
+
+    Raises:
+        UserInputError: It has no such pooling.
+    """
+    # `load` returns the mean of token states for an encoder without a head.
+    pooling = "mean" if source.head is None else source.head.pooling
+    if pooling not in _POOLINGS:
+        raise UserInputError(
+            f"transformers.js has no pooling {pooling!r}, only {', '.join(_POOLINGS)}. With "
+            "`returns='sentence_embedding'` the graph pools.",
+            argument="returns",
+        )
+    return {
+        "pooling": _POOLINGS[pooling],
+        "normalize": source.head is not None and source.head.normalize,
+    }
+
+
+def _write(source: Source, folder: Path) -> None:
+    (folder / GRAPH).parent.mkdir()
+    shutil.copyfile(source.graph, folder / GRAPH)
+    for name in _FILES:
+        shutil.copyfile(source.artifact.directory / name, folder / name)
+    set_limits(folder, source.artifact.max_length)
+    config = {**source.config, "transformers.js_config": {"dtype": "q8"}}
+    write_json(folder / "config.json", config)
+    settings = read_json(folder / TOKENIZER_CONFIG)
+    if "token_type_ids" in source.artifact.input_names:
+        settings["tokenizer_class"] = _CLASS_WITH_TYPES
+    write_json(folder / TOKENIZER_CONFIG, settings)
+    (folder / "README.md").write_text(_card(source), encoding="utf-8")
+
+
+def _card(source: Source) -> str:
+    task = source.artifact.task
+    data = ModelCardData(
+        library_name="transformers.js", pipeline_tag=TASK_KINDS[task].hub_tag or task
+    )
+    notices = "".join(f"- {each}\n" for each in (*source.input_notices, *_notices(source)))
+    return (
+        f"---\n{data.to_yaml()}\n---\n\n# {source.name}\n\n"
+        f"A model in INT8 for transformers.js. Texts are cut at {source.artifact.max_length} "
+        f"tokens.\n\n```js\n{_code(source, source.name)}\n```\n\n{notices}"
+    )
+
+
+def _check(source: Source, folder: Path) -> Sequence[Agreement]:
+    """Run the files on ONNX Runtime, as transformers.js does, but for its tokenizer."""
+    tokenizer = Tokenizer.from_folder(folder, max_length=source.artifact.max_length)
+
+    def inputs_of(item: Item) -> Mapping[str, NDArray[np.int64]]:
+        text = f"{source.prompt}{item}" if isinstance(item, str) else item
+        encoded = tokenizer.encode(text)
+        values = {
+            "input_ids": encoded.ids,
+            "attention_mask": encoded.attention_mask,
+            "token_type_ids": encoded.type_ids,
+        }
+        names = source.artifact.input_names
+        return {name: np.array([values[name]], np.int64) for name in names}
+
+    return check_graph(source, folder / GRAPH, inputs_of)
+
+
+def _usage(source: Source, folder: Path) -> str:
+    local = (
+        f"env.localModelPath = {json.dumps(str(folder.absolute().parent))};\n"
+        "env.allowRemoteModels = false;\n"
+    )
+    return _code(source, folder.name, local=local)
+
+
+def _code(source: Source, name: str, *, local: str = "") -> str:
+    """Return JavaScript that runs the model.
+
+    Args:
+        source: The model.
+        name: Its name on the hub, or of its folder.
+        local: Lines that say where folders are.
+    """
+    task, model = source.artifact.task, json.dumps(name)
+    env = "env, " if local else ""
+    package = 'from "@huggingface/transformers";\n' + local
+    if source.is_embedder and source.outputs == (LAST_HIDDEN_STATE,):
+        options = ", ".join(f"{k}: {json.dumps(v)}" for k, v in _pooling_of(source).items())
+        texts = json.dumps([source.prompt + text for text in ("A fine film.", "A dull one.")])
+        return (
+            f"import {{ {env}pipeline }} {package}"
+            f'const extract = await pipeline("feature-extraction", {model}, {{ dtype: "q8" }});\n'
+            f"const vectors = await extract({texts}, {{ {options} }});"
+        )
+    if source.takes_pairs or source.is_embedder:
+        kind = "AutoModel" if source.is_embedder else "AutoModelForSequenceClassification"
+        first, second = json.dumps(["A fine film."]), json.dumps(["The film is good."])
+        pair = f", text_pair: {second}" if source.takes_pairs else ""
+        output = SENTENCE_EMBEDDING if source.is_embedder else "logits"
+        return (
+            f"import {{ {env}AutoTokenizer, {kind} }} {package}"
+            f"const tokenizer = await AutoTokenizer.from_pretrained({model});\n"
+            f'const model = await {kind}.from_pretrained({model}, {{ dtype: "q8" }});\n'
+            f"const inputs = tokenizer({first}, {{ padding: true, truncation: true{pair} }});\n"
+            f"const {{ {output} }} = await model(inputs);"
+        )
+    return (
+        f"import {{ {env}pipeline }} {package}"
+        f'const classify = await pipeline({json.dumps(task)}, {model}, {{ dtype: "q8" }});\n'
+        'const answers = await classify(["A fine film.", "A dull one."]);'
+    )
+
+
+def _notices(source: Source) -> Sequence[str]:
+    notices = [
+        "transformers.js has a tokenizer of its own, which was not run. It cuts long texts without "
+        "the token that ends a text."
+    ]
+    if source.prompt:
+        notices.append(f"Put the prompt {source.prompt!r} before each text.")
+    if source.is_embedder and source.settings.truncate_dim is not None:
+        count = source.settings.truncate_dim
+        notices.append(f"The folder keeps {count} dimensions. Take the first {count}.")
+    return notices
+
+
+TRANSFORMERS_JS = Format(
+    engine="onnxruntime",
+    default_outputs=LAST_HIDDEN_STATE,
+    refuse=_refuse,
+    write=_write,
+    check=_check,
+    usage=_usage,
+    notices=_notices,
+)
