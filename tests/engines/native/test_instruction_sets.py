@@ -20,8 +20,11 @@ from qdqbert.errors import UserInputError
 # Instructions that the kernels of an instruction set have, and those that its CPUs may lack.
 EXPECTED = {
     "amx": (r"tdpbusd[\s\S]*tdpbf16ps", None),
-    "avx512-vnni": (r"vpdpbusd\s.*%zmm", r"tdpbusd|tileloadd"),
-    "avx-vnni": (r"\{vex\}\s+vpdpbusd", r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|^\s+vpdpbusd|%k\d"),
+    "avx512-vnni": (r"vpdpbusd\s.*%zmm[\s\S]*vpdpwssd\s.*%zmm", r"tdpbusd|tileloadd"),
+    "avx-vnni": (
+        r"\{vex\}\s+vpdpbusd[\s\S]*\{vex\}\s+vpdpwssd",
+        r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|^\s+vpdp[bw][us]sd|%k\d",
+    ),
     "avx2": ("vpmaddubsw", r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|vpdpbusd|%k\d"),
     "neon-i8mm": (r"usdot\s+v", None),
     "portable": ("", r"%[yz]mm|\bv[a-z]+ps\b"),

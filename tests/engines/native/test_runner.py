@@ -28,7 +28,8 @@ from native_models import (
     random_model,
 )
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
-from qdqbert.engines.native.instruction_sets import usable_sets
+from qdqbert.engines.native.instruction_sets import choose_set, usable_sets
+from qdqbert.engines.native.kernels.short_products import ShortProducts
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.records import MAILBOX
 from qdqbert.engines.native.runner import NativeRunner
@@ -131,6 +132,16 @@ CASES = [
 ]
 
 
+def least_db(kernel: str | None = None) -> float:
+    """Return the closeness of a layer to numpy that an instruction set has at least.
+
+    Codes are the same, apart from rounding ties and the error of GELU. Scores of 16-bit integers
+    move a few more values across the edge of a step.
+    """
+    is_short = isinstance(choose_set(kernel).products, ShortProducts)
+    return 46 if is_short else 54
+
+
 @pytest.mark.parametrize(("name", "kernel"), CASES)
 def test_a_layer_computes_what_numpy_does(save, name, kernel) -> None:
     shape = {**LAYERS, **PARTS}[name]
@@ -141,9 +152,9 @@ def test_a_layer_computes_what_numpy_does(save, name, kernel) -> None:
     assert found.shape == (*mask.shape, shape.hidden)
     assert found.dtype == np.float32
     assert not found[~mask].any()
-    # The same codes, apart from rounding ties and the error of GELU. Where what is added is rounded
-    # once more, these move values across the edge of a step.
-    assert sqnr_db(expected[mask], found[mask]) >= (40 if "local_codes" in shape.rounds else 54)
+    # Where what is added is rounded once more, small errors move values across the edge of a step.
+    least = 40 if "local_codes" in shape.rounds else least_db(kernel)
+    assert sqnr_db(expected[mask], found[mask]) >= least
 
 
 def test_two_layers_that_normalize_first_compute_what_numpy_does(save) -> None:
@@ -264,7 +275,7 @@ def test_heads_compute_what_numpy_does_in_any_company(tmp_path, pooling) -> None
     found, expected = runner.run(inputs), run_encoder(model, inputs)
     for name in runner.output_names:
         assert found[name].shape == expected[name].shape
-        np.testing.assert_allclose(found[name], expected[name], atol=3e-3)
+        np.testing.assert_allclose(found[name], expected[name], atol=8e-3)
     for i in range(len(LENGTHS)):
         alone = runner.run({name: each[i : i + 1] for name, each in inputs.items()})
         for name in runner.output_names:
@@ -283,7 +294,7 @@ def test_choices_have_a_score_each(tmp_path) -> None:
     inputs = {name: each.reshape(2, 3, -1) for name, each in random_batch(LENGTHS).items()}
     found = NativeRunner(path, threads=1).run(inputs)["logits"]
     assert found.shape == (2, 3)
-    np.testing.assert_allclose(found, run_encoder(model, inputs)["logits"], atol=3e-3)
+    np.testing.assert_allclose(found, run_encoder(model, inputs)["logits"], atol=8e-3)
 
 
 def _ones(*shape: int) -> Any:
@@ -353,7 +364,7 @@ def test_padding_tokens_inside_a_text_have_a_position_of_their_own(save) -> None
     inputs["input_ids"][2] = shape.padding_id
     found = states_of(NativeRunner(save(shape), threads=1), inputs)
     expected = run_encoder(random_model(shape), inputs)["last_hidden_state"]
-    assert sqnr_db(expected[mask], found[mask]) >= 54
+    assert sqnr_db(expected[mask], found[mask]) >= least_db()
 
 
 def workers() -> list[threading.Thread]:

@@ -16,7 +16,11 @@ llvm.initialize_all_targets()
 llvm.initialize_all_asmprinters()
 
 # Types of arguments, by LLVM's names.
-_KINDS: Mapping[str, Any] = {"ptr": ctypes.c_void_p, "i64": ctypes.c_int64}
+_KINDS: Mapping[str, Any] = {
+    "ptr": ctypes.c_void_p,
+    "i64": ctypes.c_int64,
+    "float": ctypes.c_float,
+}
 _TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 
 

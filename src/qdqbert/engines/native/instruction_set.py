@@ -77,7 +77,7 @@ class Products(Protocol):
 
     @property
     def depth(self) -> int:
-        """The depth of a product is padded to a multiple of this."""
+        """The number of keys is padded to a multiple of this in panels of values."""
         ...
 
     @property
@@ -85,8 +85,12 @@ class Products(Protocol):
         """The number of keys is padded to a multiple of this."""
         ...
 
-    def emit(self, module: Module) -> None:
+    def emit(self, module: Module, isa: InstructionSet) -> None:
         """Write the functions of the products, apart from `product`."""
+        ...
+
+    def bytes_of_key(self, size: Value) -> Value:
+        """Return the bytes of a packed key of some channels: a sixteenth of a panel."""
         ...
 
     def emit_pack(self, module: Module) -> None:
@@ -106,7 +110,6 @@ class Products(Protocol):
         rows: Value,
         size: Value,
         out: Value,
-        out_stride: Value,
     ) -> tuple[Value, Value]:
         """Write the preparation of queries, and return where they are and the bytes of a row.
 
@@ -117,7 +120,33 @@ class Products(Protocol):
             rows: Number of rows.
             size: Number of channels.
             out: A buffer for them.
-            out_stride: Bytes of a row of the buffer.
+        """
+        ...
+
+    def multiply_keys(
+        self,
+        f: Function,
+        queries: Value,
+        stride: Value,
+        rows: Value,
+        keys: Value,
+        columns: Value,
+        out: Value,
+        size: Value,
+        zeros: Value,
+    ) -> None:
+        """Write the scores of some queries.
+
+        Args:
+            f: The function.
+            queries: The first prepared query.
+            stride: Bytes from one query to the next.
+            rows: Number of queries.
+            keys: The first panel of keys.
+            columns: Number of keys.
+            out: The first row of scores, which follow each other.
+            size: Number of channels.
+            zeros: `product.WIDEST` zeros.
         """
         ...
 

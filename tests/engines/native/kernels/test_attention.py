@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from native_kernels import bytes_of_row, check_codes, codes_record, few, forget_arrays
 from native_references import attention
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
+from qdqbert.engines.native.kernels.short_products import ShortProducts
 from qdqbert.engines.native.kernels.split import DEPTH
 from qdqbert.engines.native.memory import padded
 from qdqbert.engines.native.records import JOB, LAYER, MODEL, THREAD
@@ -23,6 +24,8 @@ LIMIT = 80
 # Largest error of a context, relative to the largest value: products on AMX are within 2^-16, and
 # the scores, whose errors change the weights, too.
 _TOLERANCE = 5e-5
+# Largest error of a score of 16-bit integers, relative to the product of the norms.
+_SCORE_TOLERANCE = 2.0**-16
 _ZERO_POINT = 121
 
 
@@ -124,8 +127,11 @@ def contexts(
 
 def check_attention(kernels, texts: Texts, **options: Any) -> None:
     found = run_attention(kernels, texts, **options)
-    largest = np.abs(texts.parts[2]).max()
-    np.testing.assert_allclose(found, contexts(texts, **options), atol=_TOLERANCE * largest)
+    largest, tolerance = np.abs(texts.parts[2]).max(), _TOLERANCE
+    if isinstance(kernels.isa.products, ShortProducts):
+        norms = [np.linalg.norm(part, axis=-1).max() for part in texts.parts[:2]]
+        tolerance += _SCORE_TOLERANCE * math.prod(norms) / math.sqrt(found.shape[-1])
+    np.testing.assert_allclose(found, contexts(texts, **options), atol=tolerance * largest)
 
 
 @pytest.mark.parametrize("size", [16, 32, 48, 64])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbert.engines.native.instruction_set import Dot, InstructionSet
 from qdqbert.engines.native.ir import Function, Value
-from qdqbert.engines.native.kernels.float_products import FloatProducts
+from qdqbert.engines.native.kernels.short_products import ShortProducts
 from qdqbert.engines.native.kernels.vector_tiles import VectorTiles
 
 
@@ -21,12 +21,13 @@ AVX512_VNNI = InstructionSet(
     name="avx512-vnni",
     architecture="x86_64",
     cpu="x86-64-v4",
-    features="+avx512vnni",
+    # LLVM would divide `vpdpwssd` into two instructions without the second one.
+    features="+avx512vnni,+fast-dpwssd",
     needs=("avx512f", "avx512_vnni"),
     lanes=16,
     dot=VPDPBUSD,
     rows=(8, 4, 2, 1),
     vectors=(3, 2, 1),
     tiles=VectorTiles(prefetches=True),
-    products=FloatProducts(),
+    products=ShortProducts(),
 )

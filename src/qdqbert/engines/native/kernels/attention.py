@@ -86,7 +86,7 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
     zeros = f.allocate(F32, WIDEST)
     f.store(f.constant(vector(F32, WIDEST), 0.0), zeros)
     products = isa.products
-    key_bytes, value_bytes = (padded_to(each, products.depth) * 4 for each in (size, length))
+    key_bytes, value_bytes = products.bytes_of_key(size), padded_to(length, products.depth) * 4
     relative = None
     if features.relative:
         relative = relative_positions(f, features, head, size, length, zeros)
@@ -100,12 +100,10 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
         own, own_stride = queries + row * stride, stride
         if relative is not None:
             relative.multiply_queries(own, stride, rows)
-        own, own_stride = products.prepared(
-            f, own, own_stride, rows, size, packed_queries, key_bytes
-        )
+        own, own_stride = products.prepared(f, own, own_stride, rows, size, packed_queries)
         panels = packed_keys + first_key * key_bytes
-        operands = (own, own_stride, rows, panels, key_bytes * PANEL)
-        products.multiply(f, *operands, columns, scores, size, zeros)
+        operands = (own, own_stride, rows, panels, columns)
+        products.multiply_keys(f, *operands, scores, size, zeros)
         if relative is not None:
             relative.add(row, rows, first_key, end, columns)
         f.call(

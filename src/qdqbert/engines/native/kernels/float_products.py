@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.packing import pack_function, transposed
@@ -17,11 +18,27 @@ class FloatProducts:
     depth = 1
     columns = PANEL
 
-    def emit(self, module: Module) -> None:
+    def emit(self, module: Module, isa: InstructionSet) -> None:
         """Write nothing: other kernels need `product`, too."""
+
+    def bytes_of_key(self, size: Value) -> Value:
+        """Return the bytes of a key."""
+        return size * 4
 
     def emit_pack(self, module: Module) -> None:
         """Write `pack_keys` and `pack_values`, which read rows up to a multiple of 32."""
+        self.emit_keys(module)
+        floats = vector(F32, PANEL)
+        with pack_function(module, "pack_values") as f:
+            factor = f.splat(f.factor, PANEL)
+            with f.loop(0, f.size, PANEL) as channel:
+                panel = f.out + channel * f.length * 4
+                with f.loop(0, f.length) as token:
+                    values = f.load(floats, f.source + (token * f.stride + channel * 4)) * factor
+                    f.store(values, panel + token * (4 * PANEL))
+
+    def emit_keys(self, module: Module) -> None:
+        """Write `pack_keys`."""
         floats = vector(F32, PANEL)
         with pack_function(module, "pack_keys") as f:
             factor = f.splat(f.factor, PANEL)
@@ -31,13 +48,6 @@ class FloatProducts:
                 panel = f.out + (token * f.size * 4 + channel * (4 * PANEL))
                 for each, column in enumerate(transposed(keys)):
                     f.store(column, panel + 4 * PANEL * each)
-        with pack_function(module, "pack_values") as f:
-            factor = f.splat(f.factor, PANEL)
-            with f.loop(0, f.size, PANEL) as channel:
-                panel = f.out + channel * f.length * 4
-                with f.loop(0, f.length) as token:
-                    values = f.load(floats, f.source + (token * f.stride + channel * 4)) * factor
-                    f.store(values, panel + token * (4 * PANEL))
 
     def prepared(
         self,
@@ -47,10 +57,25 @@ class FloatProducts:
         rows: Value,
         size: Value,
         out: Value,
-        out_stride: Value,
     ) -> tuple[Value, Value]:
         """Return the queries as they are."""
         return queries, stride
+
+    def multiply_keys(
+        self,
+        f: Function,
+        queries: Value,
+        stride: Value,
+        rows: Value,
+        keys: Value,
+        columns: Value,
+        out: Value,
+        size: Value,
+        zeros: Value,
+    ) -> None:
+        """Write the scores of some queries."""
+        panel = self.bytes_of_key(size) * PANEL
+        self.multiply(f, queries, stride, rows, keys, panel, columns, out, size, zeros)
 
     def multiply(
         self,

@@ -59,7 +59,7 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
         emit_round_trips(module, isa.lanes)
     emit_norms(module, isa, features)
     emit_product(module, isa)
-    isa.products.emit(module)
+    isa.products.emit(module, isa)
     if features.gated:
         emit_gate(module, isa, activation)
     if features.rotary:

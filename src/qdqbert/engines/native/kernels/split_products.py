@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.packing import pack_function, padded_to, transposed
@@ -18,9 +19,13 @@ class SplitProducts:
     depth = DEPTH
     columns = DEPTH
 
-    def emit(self, module: Module) -> None:
+    def emit(self, module: Module, isa: InstructionSet) -> None:
         """Write `split_rows` and `split_product`."""
         emit_split(module)
+
+    def bytes_of_key(self, size: Value) -> Value:
+        """Return the bytes of a key, of two bfloat16 for each channel with padding."""
+        return padded_to(size, DEPTH) * 4
 
     def emit_pack(self, module: Module) -> None:
         """Write `pack_keys` and `pack_values`, which split numbers."""
@@ -78,11 +83,26 @@ class SplitProducts:
         rows: Value,
         size: Value,
         out: Value,
-        out_stride: Value,
     ) -> tuple[Value, Value]:
         """Split the queries."""
         f.call("split_rows", queries, stride, rows, size, out)
-        return out, out_stride
+        return out, padded_to(size, DEPTH) * 4
+
+    def multiply_keys(
+        self,
+        f: Function,
+        queries: Value,
+        stride: Value,
+        rows: Value,
+        keys: Value,
+        columns: Value,
+        out: Value,
+        size: Value,
+        zeros: Value,
+    ) -> None:
+        """Write the scores of some queries."""
+        panel = self.bytes_of_key(size) * PANEL
+        self.multiply(f, queries, stride, rows, keys, panel, columns, out, size, zeros)
 
     def multiply(
         self,
