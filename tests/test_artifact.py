@@ -429,6 +429,12 @@ def test_training_settings_of_another_format_are_refused(tmp_path, found) -> Non
         ("task_options.doc_stride", 0.5),
         ("task_options.other", 1),
         ("calibration", None),
+        ("embedding_ranges", [1]),
+        ("embedding_ranges.low", None),
+        ("embedding_ranges.high", [0.1, float("inf")]),
+        ("embedding_ranges.lengths", ["1"]),
+        ("embedding_ranges", {"low": [0.1], "high": [0.2], "lengths": [0.1, 0.2]}),
+        ("embedding_ranges", {"low": [], "high": [], "lengths": []}),
         ("choice", "native"),
         ("targets", []),
         ("targets.portable", None),
@@ -442,6 +448,7 @@ def test_training_settings_of_another_format_are_refused(tmp_path, found) -> Non
 )
 def test_wrong_settings_are_refused(quantized, tmp_path, place, value) -> None:
     content = json.loads((quantized("classifier").directory / QUANTIZATION).read_text())
+    content["embedding_ranges"] = {"low": [0.1], "high": [0.2], "lengths": [0.1]}
     *parents, last = place.split(".")
     inner = content
     for name in parents:

@@ -32,6 +32,8 @@ def check_quantization(fields: Fields) -> None:
     calibration = fields.child("calibration")
     if calibration.has("fingerprints"):
         calibration.names("fingerprints")
+    if fields.has("embedding_ranges"):
+        _check_embedding_ranges(fields.child("embedding_ranges"))
     if fields.has("versions"):
         fields.child("versions")
     if fields.has("choice"):
@@ -46,6 +48,14 @@ def check_quantization(fields: Fields) -> None:
         target.names("engines")
         target.truth("is_proxy")
         target.child("sites")
+
+
+def _check_embedding_ranges(ranges: Fields) -> None:
+    """Check the ranges of embeddings: three lists with a number for each dimension."""
+    names = ("low", "high", "lengths")
+    counts = {len(ranges.numbers(name)) for name in names}
+    if len(counts) > 1 or 0 in counts:
+        raise ranges.refuse("", dict(ranges.values), f"{', '.join(names)} of equal length, not 0")
 
 
 def check_task_options(fields: Fields) -> None:

@@ -74,5 +74,9 @@ OutputFormat = Literal["jsonl", "csv", "tsv", "parquet", "npy"]
 OnError = Literal["stop", "skip"]
 AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
 
+# Kinds of values that embeddings are returned as. Bits are packed into bytes.
+OutputDtype = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+OUTPUT_DTYPES: tuple[OutputDtype, ...] = get_args(OutputDtype)
+
 ExportFormat = Literal["openvino", "transformers-js", "triton"]
 ExportedOutputs = Literal["last_hidden_state", "sentence_embedding", "both"]

@@ -198,6 +198,14 @@ class Fields:
         """Return a list of any values."""
         return list(self._of(name, list, "a list"))
 
+    def numbers(self, name: str) -> list[float]:
+        """Return a list of finite numbers."""
+        values = self.list_of(name)
+        for value in values:
+            if type(value) not in (int, float) or not abs(value) <= LARGEST_FLOAT:
+                raise self.refuse(name, value, "a list of finite numbers")
+        return [float(value) for value in values]
+
     def _of(self, name: str, kind: type, wanted: str) -> Any:
         value = self.get(name)
         if not isinstance(value, kind):

@@ -82,6 +82,26 @@ def test_embeddings_are_float32_vectors(embed, kind) -> None:
 
 
 @pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("dtype", ["uint8", "binary"])
+def test_small_vectors_keep_their_type(quantized, kind, dtype) -> None:
+    folder = quantized("sentence").directory
+    options = {"engine": "onnxruntime", "threads": 1, "batch_invariant": True}
+    predict = Predictor(folder, output_dtype=dtype, **options)
+    answered = predict(MAKE[kind]({"id": [1, 2], "text": TEXTS[:2]}))
+    with qdqbert.load(folder, **options) as model:
+        expected = model.encode(TEXTS[:2], output_dtype=dtype)
+    found = column(answered, "embedding")
+    np.testing.assert_array_equal(np.array(found, expected.dtype), expected)
+    if kind == "numpy":
+        assert answered["embedding"].dtype == expected.dtype
+    elif kind == "pandas":
+        assert [vector.dtype for vector in found] == [expected.dtype] * 2
+    else:
+        wanted = pa.int8() if dtype == "binary" else pa.uint8()
+        assert answered.schema.field("embedding").type == pa.list_(wanted)
+
+
+@pytest.mark.parametrize("kind", MAKE)
 def test_an_empty_batch_gets_the_columns(embed, predict, kind) -> None:
     batch = MAKE[kind]({"id": [], "text": []})
     assert len(column(embed(batch), "embedding")) == 0

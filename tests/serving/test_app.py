@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 import qdqbert
 from qdqbert.serving.app import build_app
 from qdqbert.serving.limits import Limits
+from qdqbert.tasks.small_vectors import quantize_vectors
 from serving_requests import TEXTS, answer, close, post
 
 
@@ -28,6 +29,50 @@ def test_openai_embeds_texts(client, models) -> None:
     (only,) = answer(client, "/v1/embeddings", body)["data"]
     decoded = np.frombuffer(base64.b64decode(only["embedding"]), "<f4")
     np.testing.assert_allclose(decoded, expected[0], atol=1e-5)
+
+
+def embeddings(client, **fields):
+    body = {"input": TEXTS, "model": "embedder", **fields}
+    return [each["embedding"] for each in answer(client, "/v1/embeddings", body)["data"]]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
+def test_embeddings_have_the_kind_of_values_that_is_asked_for(client, models, dtype) -> None:
+    model = models["embedder"]
+    for dimensions in (None, 16):
+        floats = np.array(embeddings(client, dimensions=dimensions, output_dtype="float"))
+        # They have length 1 after they are cut.
+        ranges = model.embedding_ranges(truncate_dim=dimensions, normalize_embeddings=True)
+        expected = quantize_vectors(floats.astype(np.float32), dtype, ranges)
+        options = {"dimensions": dimensions, "output_dtype": dtype}
+        found = embeddings(client, **options)
+        assert found == expected.tolist()
+        coded = embeddings(client, **options, encoding_format="base64")
+        assert [base64.b64decode(each) for each in coded] == [each.tobytes() for each in expected]
+    floats = np.array(answer(client, "/models/embedder/embed", {"inputs": TEXTS}), np.float32)
+    expected = quantize_vectors(floats, dtype, model.embedding_ranges(normalize_embeddings=True))
+    body = {"inputs": TEXTS, "output_dtype": dtype}
+    assert answer(client, "/models/embedder/embed", body) == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "binary"])
+def test_codes_of_more_dimensions_than_the_model_has_are_refused(client, dtype) -> None:
+    body = {"input": TEXTS, "model": "embedder", "dimensions": 64, "output_dtype": dtype}
+    response = post(client, "/v1/embeddings", body)
+    assert response.status_code == 400
+    assert "embeddings of the model have 32" in response.json()["error"]["message"]
+
+
+def test_codes_without_ranges_are_refused(tiny_artifact) -> None:
+    checkpoint, _ = tiny_artifact()
+    with (
+        qdqbert.load(checkpoint) as model,
+        TestClient(build_app({"plain": model})) as client,
+    ):
+        response = post(client, "/embed", {"inputs": ["a cat"], "output_dtype": "int8"})
+        assert response.status_code == 422
+        assert "need the range of each dimension" in response.json()["error"]
+        assert len(answer(client, "/embed", {"inputs": "a", "output_dtype": "ubinary"})[0]) == 4
 
 
 def test_openai_lists_the_models(client, models) -> None:

@@ -83,6 +83,14 @@ def test_the_openai_package_embeds(server, folders, embeddings) -> None:
         found = client.embeddings.create(input=TEXTS, model=folders["embedder"].name)
         vectors = np.array([each.embedding for each in found.data])
         np.testing.assert_allclose(vectors, embeddings, atol=1e-5)
+        small = client.embeddings.create(
+            input=TEXTS,
+            model=folders["embedder"].name,
+            encoding_format="float",
+            extra_body={"output_dtype": "ubinary"},
+        )
+        bits = np.unpackbits(np.array([each.embedding for each in small.data], np.uint8), axis=1)
+        np.testing.assert_array_equal(bits, vectors > 0)
         assert [each.id for each in client.models.list()] == [
             each.name for each in folders.values()
         ]

@@ -123,6 +123,24 @@ def test_npy_holds_the_vectors(tmp_path) -> None:
     assert np.load(path).shape == (0, 0)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_small_vectors_keep_their_type(tmp_path, dtype) -> None:
+    column = Column(name="embedding", kind="numbers", dtype=dtype)
+    vectors = np.array([[1, 2, 3], [100, 127, 0]], dtype)
+    rows = [{"text": "a"}, {"text": "b"}]
+    answers = [{"embedding": each} for each in vectors]
+    for suffix in ("npy", "parquet", "jsonl"):
+        write(tmp_path / f"a.{suffix}", rows, answers, (column,), block_rows=1)
+    found = np.load(tmp_path / "a.npy", mmap_mode="r")
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, vectors)
+    pa = parquet.import_pyarrow()
+    table = pa.parquet.read_table(tmp_path / "a.parquet")
+    assert table.schema.field("embedding").type == pa.list_(getattr(pa, dtype)())
+    assert table.column("embedding").to_pylist() == vectors.tolist()
+    assert [row["embedding"] for row in read(tmp_path / "a.jsonl")] == vectors.tolist()
+
+
 def test_parquet_columns_become_text_if_their_types_differ(tmp_path) -> None:
     path = tmp_path / "a.parquet"
     values: list[Any] = [1, None, "two", None, [3], {"a": 4}]

@@ -272,3 +272,96 @@ def test_a_bar_is_shown_if_asked_for_and_batches_change_nothing(plain, capsys) -
     found = plain[1].encode(TEXTS, batch_size=2, show_progress_bar=True)
     np.testing.assert_array_equal(found, expected)
     assert "Running the model" in capsys.readouterr().err
+
+
+SMALL = ["int8", "uint8", "binary", "ubinary"]
+OPTIONS = [
+    {},
+    {"truncate_dim": 16},
+    {"truncate_dim": 16, "normalize_embeddings": True},
+    {"chunk_overlap": 2, "truncate_dim": 24},
+]
+
+
+@pytest.fixture(scope="module")
+def embedder(quantized):
+    with qdqbert.load(quantized("sentence").directory, engine="onnxruntime") as model:
+        yield model
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("dtype", SMALL)
+def test_small_vectors_are_those_of_sentence_transformers(embedder, dtype, options) -> None:
+    util = pytest.importorskip("sentence_transformers.util")
+    texts = [*TEXTS, "in the night and the dog " * 30]
+    vectors = embedder.encode(texts, **options)
+    shared = {each: value for each, value in options.items() if each != "chunk_overlap"}
+    ranges = embedder.embedding_ranges(**shared)
+    expected = util.quantize_embeddings(vectors, precision=dtype, ranges=ranges)
+    found = embedder.encode(texts, output_dtype=dtype, **options)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(embedder.encode(texts, precision=dtype, **options), expected)
+    [one] = embedder.encode([texts[0]], output_dtype=dtype, **options)
+    np.testing.assert_array_equal(embedder.encode(texts[0], output_dtype=dtype, **options), one)
+    empty = embedder.encode([], output_dtype=dtype, **options)
+    assert (empty.shape, empty.dtype) == ((0, expected.shape[1]), expected.dtype)
+
+
+def test_ranges_of_the_folder_are_those_of_the_calibration_data(quantized, embedder) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    made = quantized("sentence")
+    theirs = sentence_transformers.SentenceTransformer(str(made.checkpoint), device="cpu")
+    vectors = theirs.encode(made.data.read_text().splitlines())
+    low, high = embedder.embedding_ranges()
+    # Some of the texts are held out.
+    assert (low >= vectors.min(axis=0) - 1e-5).all()
+    assert (high <= vectors.max(axis=0) + 1e-5).all()
+    inside = (vectors >= low - 1e-5) & (vectors <= high + 1e-5)
+    assert inside.mean() > 0.9
+    assert inside.all(axis=1).sum() >= 24
+
+
+def test_ranges_of_the_caller_replace_those_of_the_folder(embedder) -> None:
+    util = pytest.importorskip("sentence_transformers.util")
+    vectors = embedder.encode(TEXTS)
+    ranges = np.stack([vectors.min(axis=0), vectors.max(axis=0)])
+    for width in (vectors.shape[1], 8):
+        expected = util.quantize_embeddings(vectors[:, :width], "int8", ranges=ranges[:, :width])
+        found = embedder.encode(TEXTS, output_dtype="int8", truncate_dim=width, ranges=ranges)
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(UserInputError, match=r"`ranges` has 8 dimensions, and the embeddings have"):
+        embedder.encode(TEXTS, output_dtype="int8", ranges=ranges[:, :8])
+
+
+def test_without_ranges_the_error_says_how_to_get_them(quantized, tmp_path) -> None:
+    made = quantized("sentence")
+    folder = shutil.copytree(made.directory, tmp_path / "int8")
+    content = json.loads((folder / "quantization.json").read_text())
+    del content["embedding_ranges"]
+    (folder / "quantization.json").write_text(json.dumps(content))
+    for path in (folder, made.checkpoint):
+        with qdqbert.load(path) as model:
+            for dtype in ("int8", "uint8"):
+                with pytest.raises(
+                    UserInputError, match=r"qdqbert quantize .*Or pass `ranges`"
+                ) as e:
+                    model.encode(TEXTS, output_dtype=dtype)
+                assert str(made.checkpoint) in str(e.value)
+            assert model.encode(TEXTS, output_dtype="binary").dtype == np.int8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output_dtype": "int4"}, "`output_dtype='int4'` is unknown. Known: float32, int8, uint8"),
+        ({"output_dtype": "int8", "precision": "uint8"}, "are two names of one option"),
+        (
+            {"output_dtype": "binary", "output_value": "token_embeddings"},
+            "applies to sentence embeddings only",
+        ),
+    ],
+)
+def test_other_kinds_of_vectors_are_refused(embedder, options, message) -> None:
+    with pytest.raises(UserInputError, match=message):
+        embedder.encode(TEXTS, **options)

@@ -49,7 +49,7 @@ def _array(column: Column, values: Sequence[Any]) -> NDArray[Any]:
     if column.kind in _DTYPES:
         return np.array(values, dtype=_DTYPES[column.kind])
     if column.kind == "numbers":
-        values = [np.asarray(value, dtype=np.float32) for value in values]
+        values = [np.asarray(value, dtype=column.dtype) for value in values]
     return _object_array(values)
 
 

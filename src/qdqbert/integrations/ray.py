@@ -8,7 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.choices import AggregationStrategy, EngineName, KernelName, ProviderName, TargetName
+from qdqbert.choices import (
+    AggregationStrategy,
+    EngineName,
+    KernelName,
+    OutputDtype,
+    ProviderName,
+    TargetName,
+)
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.inference.answers import (
     answer_columns,
@@ -63,6 +70,7 @@ class Predictor:
         prompt: str | None = None,
         prompt_name: str | None = None,
         chunk_overlap: int | None = None,
+        output_dtype: OutputDtype = "float32",
         top_k: int | None = None,
         threshold: float | None = None,
         aggregation_strategy: AggregationStrategy | None = None,
@@ -87,6 +95,7 @@ class Predictor:
             prompt_name: Name of the prompt of the folder that is put before each text to embed.
             chunk_overlap: Number of tokens that the chunks of a long text to embed share. By
                 default long texts are cut.
+            output_dtype: Kind of the values of embeddings.
             top_k: Number of answers for each row, best first.
             threshold: Score above which classes are answers, instead of the best ones.
             aggregation_strategy: How tokens are joined to entities.
@@ -114,7 +123,8 @@ class Predictor:
                 Table.
 
         Returns:
-            A batch of the same kind. Embeddings are float32: in a dictionary one array
+            A batch of the same kind. Embeddings are float32, or of
+            `output_dtype`: in a dictionary one array
             `(rows, dimensions)`, in a DataFrame an array for each row, in a Table a list for each
             row.
 

@@ -55,6 +55,11 @@ def quantization_json(
         "ranges": _ranges_json(calibration),
         "pre_quant_scales": sorted(calibration.scales),
         **({} if unsmoothed is None else {"plain_ranges": _ranges_json(unsmoothed)}),
+        **(
+            {}
+            if ready.embedding_ranges is None
+            else {"embedding_ranges": ready.embedding_ranges.to_json()}
+        ),
         "versions": versions(),
     }
 

@@ -29,6 +29,7 @@ from qdqbert.pipeline.source import Source
 from qdqbert.progress import Progress
 from qdqbert.targets.target import Plan, Target
 from qdqbert.task_kinds import TaskSettings
+from qdqbert.tasks.small_vectors import VectorRanges
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 
@@ -85,6 +86,7 @@ class Ready:
         baseline: Results of the float model on the held-out examples.
         sited: The model with sites.
         calibration: The ranges.
+        embedding_ranges: Ranges of the embeddings; `None` for other tasks.
     """
 
     source: Source
@@ -98,6 +100,7 @@ class Ready:
     baseline: Baseline
     sited: SitedSource
     calibration: CalibrationResult
+    embedding_ranges: VectorRanges | None = None
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -128,6 +131,8 @@ def prepare(
     plans = make_plans(source, targets, scheme, leaves_out=leaves_out)
     inputs = encode_inputs(source, examples, lengths)
     baseline = run_float(source, inputs, progress)
+    # The model with sites takes the place of the float model in memory.
+    embedding_ranges = find_embedding_ranges(source, inputs, baseline, ranges, progress)
     sited = source.with_sites(plans.groups)
     batches = inputs.calibration.batches
     calibration = find_calibration(ranges, source, sited, batches, plans.made, scheme, progress)
@@ -146,7 +151,30 @@ def prepare(
         baseline=baseline if examples.labeled_data is None else baseline.with_scores(),
         sited=sited,
         calibration=calibration,
+        embedding_ranges=embedding_ranges,
     )
+
+
+def find_embedding_ranges(
+    source: Source, inputs: Inputs, baseline: Baseline, ranges: RangeSource, progress: Progress
+) -> VectorRanges | None:
+    """Return the ranges of the embeddings of the calibration data; `None` for other tasks.
+
+    They are those of the earlier call if the ranges of this call are.
+    """
+    if not source.task.is_embedding:
+        return None
+    if ranges.earlier is not None:
+        stored = ranges.earlier.quantization.get("embedding_ranges")
+        if stored is not None:
+            return VectorRanges.of_json(stored)
+    if inputs.calibration is inputs.heldout:
+        return VectorRanges.of(baseline.predictions)
+    encoded = inputs.calibration
+    with progress.stage("Finding the ranges of embeddings", len(encoded.batches)) as advance:
+        vectors = predict(source.task, source.runner(), encoded, advance)
+    release_memory()
+    return VectorRanges.of(vectors)
 
 
 def encode_inputs(source: Source, examples: ChosenExamples, lengths: Lengths) -> Inputs:

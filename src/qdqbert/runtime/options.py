@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from qdqbert.choices import AggregationStrategy, EngineName, KernelName, ProviderName, TargetName
+from qdqbert.choices import (
+    AggregationStrategy,
+    EngineName,
+    KernelName,
+    OutputDtype,
+    ProviderName,
+    TargetName,
+)
 from qdqbert.errors import UserInputError
 from qdqbert.objects import Column, PathOption
 from qdqbert.options import Options, option
@@ -34,6 +41,9 @@ class AnswerOptions(Options):
         chunk_overlap: If given, texts to embed that are longer than the model's limit are embedded
             in chunks that share this number of tokens, and the embeddings of the chunks are
             averaged. By default such texts are cut.
+        output_dtype: Kind of the values of embeddings. "int8" and "uint8" have a byte for each
+            dimension, by ranges that `quantize` stored in the folder, "binary" and "ubinary" a bit
+            for each, eight to a byte.
         top_k: Number of answers to write for each row, best first: classes, spans, or tokens for a
             mask. By default 1, and 5 tokens.
         threshold: Write all classes whose score is above it, instead of the best ones. 0.5 is usual
@@ -47,6 +57,7 @@ class AnswerOptions(Options):
     prompt: str | None = None
     prompt_name: str | None = None
     chunk_overlap: int | None = option(default=None, at_least=0)
+    output_dtype: OutputDtype = "float32"
     top_k: int | None = option(default=None, at_least=1)
     threshold: float | None = option(default=None, at_least=0, below=1)
     aggregation_strategy: AggregationStrategy | None = None

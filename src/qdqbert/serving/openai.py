@@ -11,11 +11,12 @@ import functools
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field, StrictInt
+from pydantic import Field, StrictInt
 from typing_extensions import TypedDict
 
 from qdqbert.runtime.model import Model
 from qdqbert.serving.limits import BadRequestError
+from qdqbert.serving.output_dtype import Vectors
 from qdqbert.serving.responses import Response, json_response, openai_error
 from qdqbert.serving.routing import NAME, Route
 from qdqbert.serving.service import Models, Served, check_width, count_truncated
@@ -24,7 +25,7 @@ from qdqbert.tasks.feature_extraction import Embedder, TokenIds
 _route = functools.partial(Route, tag="OpenAI", error_form=openai_error)
 
 
-class EmbeddingsBody(BaseModel):
+class EmbeddingsBody(Vectors):
     """Body of `/v1/embeddings`."""
 
     input: str | list[str] | list[StrictInt] | list[list[StrictInt]] = Field(
@@ -36,8 +37,8 @@ class EmbeddingsBody(BaseModel):
     )
     encoding_format: Literal["float", "base64"] | None = Field(
         None,
-        description="`float` by default. `base64` is that of float32 numbers, least significant "
-        "byte first.",
+        description="`float` by default. `base64` is that of the values of `output_dtype`; float32 "
+        "with the least significant byte first.",
     )
     dimensions: int | None = Field(
         None, ge=1, description="Leading dimensions to keep, for models trained for it."
@@ -91,10 +92,14 @@ class ModelsAnswer(TypedDict):
 
 async def _embeddings(body: EmbeddingsBody, served: Served) -> Response:
     # The length of vectors stays 1, if it is.
-    options = {"truncate_dim": body.dimensions, "keep_length": True}
+    options = {
+        "truncate_dim": body.dimensions,
+        "keep_length": True,
+        "output_dtype": body.kind,
+    }
     found = await served.run("job", options, _inputs(body.input), truncate=body.truncate)
     vectors = [each.answer for each in found]
-    check_width(vectors, body.dimensions)
+    check_width(vectors, body.dimensions, per_value=body.dimensions_per_value)
     tokens = sum(each.tokens for each in found)
     return json_response(
         {
@@ -168,4 +173,5 @@ def _described(name: str) -> dict[str, Any]:
 def _encoded(embedding: np.ndarray, encoding: str | None) -> np.ndarray | str:
     if encoding != "base64":
         return embedding
-    return base64.b64encode(embedding.astype("<f4").tobytes()).decode()
+    values = embedding.astype(embedding.dtype.newbyteorder("<"), copy=False)
+    return base64.b64encode(values.tobytes()).decode()

@@ -158,13 +158,20 @@ def count_truncated(answers: Sequence[Answered]) -> int:
     return sum(each.truncated for each in answers)
 
 
-def check_width(vectors: Sequence[np.ndarray], requested: int | None) -> None:
+def check_width(
+    vectors: Sequence[np.ndarray], requested: int | None, *, per_value: int = 1
+) -> None:
     """Refuse a number of dimensions that the model does not have.
+
+    Args:
+        vectors: The vectors.
+        requested: The number of dimensions; `None` for all.
+        per_value: Number of dimensions that a value holds.
 
     Raises:
         BadRequestError: The vectors have fewer dimensions than requested.
     """
-    width = len(vectors[0])
+    width = len(vectors[0]) * per_value
     if requested is not None and requested > width:
         raise BadRequestError(
             400,

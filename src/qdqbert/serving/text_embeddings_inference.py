@@ -18,6 +18,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.tokens import Token
 from qdqbert.serving.limits import BadRequestError
+from qdqbert.serving.output_dtype import Vectors
 from qdqbert.serving.ranking import best_first, rank_logits
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
@@ -55,7 +56,7 @@ class _Prompted(Truncation):
     prompt_name: str | None = Field(None, description="Prompt of the model to put before texts.")
 
 
-class EmbedBody(_Prompted):
+class EmbedBody(_Prompted, Vectors):
     """Body of `/embed`."""
 
     inputs: str | Texts = Field(description="A text or several.")
@@ -145,10 +146,11 @@ async def _embed(body: EmbedBody, served: Served) -> Response:
         "normalize_embeddings": body.normalize is not False,
         "prompt_name": body.prompt_name,
         "truncate_dim": body.dimensions,
+        "output_dtype": body.kind,
     }
     found = await served.run("job", options, _listed(body.inputs), **body.cutting)
     vectors = [each.answer for each in found]
-    check_width(vectors, body.dimensions)
+    check_width(vectors, body.dimensions, per_value=body.dimensions_per_value)
     return json_response(vectors, truncated=count_truncated(found))
 
 

@@ -51,7 +51,7 @@ class Writer:
     def header(self, *, rows: int = 0, size_bytes: int = 0) -> bytes:
         """Return the start of the file, before the first block."""
         if self.format == "npy":
-            return npy_header(rows, size_bytes)
+            return npy_header(rows, size_bytes, self.layout.answers[0].dtype)
         headers = {"csv": csv_header, "tsv": tsv_header}
         content = headers[self.format](self.layout) if self.format in headers else b""
         return self._compressed(content) if content else content
@@ -61,7 +61,8 @@ class Writer:
         if self.format == "parquet":
             return write_block(self.layout.answers, rows, answers)
         if self.format == "npy":
-            return write_vectors(answer[self.layout.answers[0].name] for answer in answers)
+            column = self.layout.answers[0]
+            return write_vectors((answer[column.name] for answer in answers), column.dtype)
         return self._compressed(self._lines(_merged(rows, answers)))
 
     def _lines(self, merged: Iterator[Mapping[str, Any]]) -> bytes:

@@ -157,7 +157,7 @@ def answer_array(column: Column, values: Sequence[Any]) -> Any:
     pyarrow = import_pyarrow()
     if column.kind == "numbers":
         # `concatenate` needs at least one array.
-        parts = [np.zeros(0, np.float32), *(np.asarray(each, np.float32) for each in values)]
+        parts = [np.zeros(0, column.dtype), *(np.asarray(each, column.dtype) for each in values)]
         flat = np.concatenate(parts)
         ends = np.cumsum([0, *(len(value) for value in values)], dtype=np.int32)
         return pyarrow.ListArray.from_arrays(ends, flat)

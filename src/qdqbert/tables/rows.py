@@ -61,14 +61,16 @@ class Column:
 
     Attributes:
         name: Its name.
-        kind: What its values are: a text, a float, an integer, lists of texts or of floats, lists
+        kind: What its values are: a text, a float, an integer, lists of texts or of numbers, lists
             of objects, or lists of such lists.
         fields: Names and kinds of the fields of objects.
+        dtype: Type of the values in lists of numbers: float32, int8 or uint8.
     """
 
     name: str
     kind: Kind
     fields: tuple[tuple[str, Kind], ...] = ()
+    dtype: str = "float32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

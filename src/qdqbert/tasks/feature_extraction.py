@@ -13,7 +13,9 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from qdqbert.artifact import quantize_command
 from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
+from qdqbert.choices import OUTPUT_DTYPES, OutputDtype
 from qdqbert.encoding import encode, feature_of
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.progress import progress_of
@@ -21,7 +23,7 @@ from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_batch_size, check_text, listed_texts
 from qdqbert.runtime.model import Loaded, Model, TextEncoder
 from qdqbert.runtime.options import AnswerOptions
-from qdqbert.runtime.rows import RowFormat, always
+from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.scheduler import EncodedItem, Job
 from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TaskSettings
@@ -29,6 +31,14 @@ from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import score_answers
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
+from qdqbert.tasks.small_vectors import (
+    DTYPES,
+    LENGTH_TOLERANCE,
+    RANGED,
+    VectorRanges,
+    checked_limits,
+    quantize_vectors,
+)
 from qdqbert.tasks.task import Answer, Features, Labels, Prediction, Predictions, Score, Task
 from qdqbert.tasks.texts import check_label_column, truncation_notice
 from qdqbert.tokenizing.tokenizer import Tokenizer
@@ -128,9 +138,8 @@ def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
 
 
 Embedding = NDArray[np.float32]
-
-# Largest difference from 1 of the length of a vector that the graph normalized, in bfloat16 too.
-_LENGTH_TOLERANCE = 0.01
+SmallEmbedding = NDArray[Any]
+"""An embedding of any kind: float32, int8 or uint8."""
 
 
 class TokenIds(tuple[int, ...]):
@@ -168,20 +177,30 @@ class _Embed(_Prompted):
         normalize: Whether vectors are scaled to length 1.
         dimensions: Number of leading values to keep; `None` for all.
         keep_length: Whether the kept values of a vector of length 1 are scaled to length 1.
+        output_dtype: Kind of the values of the result.
+        limits: Smallest and largest values `(2, dimensions)`, if codes depend on them.
     """
 
     normalize: bool
     dimensions: int | None
     keep_length: bool = False
+    output_dtype: OutputDtype = "float32"
+    limits: Embedding | None = None
 
-    def split(self, results: Results) -> Sequence[Embedding]:
+    def split(self, results: Results) -> Sequence[SmallEmbedding]:
         return list(self._finished(sentence_vectors(results)))
 
-    def answer(self, item: str, encoded: EncodedItem, values: Sequence[Embedding]) -> Embedding:
+    def answer(
+        self, item: str, encoded: EncodedItem, values: Sequence[SmallEmbedding]
+    ) -> SmallEmbedding:
         del item, encoded
         return values[0]
 
-    def _finished(self, vectors: Embedding) -> Embedding:
+    def _finished(self, vectors: Embedding) -> SmallEmbedding:
+        """Return vectors `(..., dimensions)`, cut, scaled and quantized as requested."""
+        return quantize_vectors(self._cut(vectors), self.output_dtype, self.limits)
+
+    def _cut(self, vectors: Embedding) -> Embedding:
         """Return vectors `(..., dimensions)`, cut and scaled as requested."""
         cut = vectors[..., : self.dimensions]
         if self.normalize:
@@ -217,7 +236,9 @@ class _EmbedInChunks(_Embed):
         """Return the embedding of each feature as the graph computes it."""
         return list(sentence_vectors(results))
 
-    def answer(self, item: str, encoded: EncodedItem, values: Sequence[Embedding]) -> Embedding:
+    def answer(
+        self, item: str, encoded: EncodedItem, values: Sequence[Embedding]
+    ) -> SmallEmbedding:
         """Return the embedding of a text from the embeddings of its chunks."""
         del item
         if len(values) == 1:
@@ -264,7 +285,7 @@ class _EmbedInChunks(_Embed):
 def _have_length_1(vectors: Embedding) -> NDArray[np.bool_]:
     """Return whether the graph scaled vectors `(..., dimensions)` to length 1. Shape `(..., 1)`."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return np.asarray(np.abs(lengths - 1) < _LENGTH_TOLERANCE)
+    return np.asarray(np.abs(lengths - 1) < LENGTH_TOLERANCE)
 
 
 def _scaled(vectors: Embedding) -> Embedding:
@@ -293,7 +314,12 @@ def _embed(model: Embedder, options: AnswerOptions) -> Job[Any, Any]:
         normalize_embeddings=options.normalize,
         truncate_dim=options.truncate_dim,
         chunk_overlap=options.chunk_overlap,
+        output_dtype=options.output_dtype,
     )
+
+
+def _columns(options: AnswerOptions) -> tuple[Column, ...]:
+    return (Column(name="embedding", kind="numbers", dtype=DTYPES[options.output_dtype]),)
 
 
 class Embedder(Model):
@@ -301,8 +327,11 @@ class Embedder(Model):
 
     rows = RowFormat(
         name="an embedder",
-        options=("normalize", "truncate_dim", "prompt", "prompt_name", "chunk_overlap"),
-        columns=always(Column(name="embedding", kind="numbers")),
+        options=(
+            *("normalize", "truncate_dim", "prompt", "prompt_name", "chunk_overlap"),
+            "output_dtype",
+        ),
+        columns=_columns,
         job=_embed,
         values=lambda answer, _: (answer,),
     )
@@ -314,6 +343,8 @@ class Embedder(Model):
         self._default_prompt_name = settings.default_prompt_name
         self._truncate_dim = settings.truncate_dim
         self._similarity = settings.similarity
+        stored = loaded.artifact.quantization.get("embedding_ranges")
+        self._stored_ranges = None if stored is None else VectorRanges.of_json(stored)
         self.prompts: dict[str, str] = dict(settings.prompts)
 
     def encode(
@@ -326,6 +357,9 @@ class Embedder(Model):
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         chunk_overlap: int | None = None,
+        output_dtype: OutputDtype | None = None,
+        precision: OutputDtype | None = None,
+        ranges: Any = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
     ) -> Any:
@@ -348,18 +382,28 @@ class Embedder(Model):
                 that share this number of tokens, 0 or more, instead of being cut. Each chunk has
                 the prompt. The embedding of the text is the mean of those of its chunks, weighted
                 by their numbers of tokens of the text, and scaled to length 1 if theirs are.
+            output_dtype: Kind of the values, float32 by default. "int8" and "uint8" have a byte for
+                each dimension: the place of the value in the range of the dimension, in 256 steps.
+                "binary" (int8) and "ubinary" (uint8) have a bit, which is 1 for values above 0,
+                eight bits to a byte. The values are those of sentence-transformers'
+                `quantize_embeddings`.
+            precision: Name of `output_dtype` in sentence-transformers.
+            ranges: Smallest and largest value of each dimension for "int8" and "uint8", `(2,
+                dimensions)`. By default those of `embedding_ranges`.
             batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
                 Texts of similar length are put into batches by their tokens.
             show_progress_bar: Whether to show a bar on stderr.
 
         Returns:
             float32, `(dimensions,)` for a text and `(texts, dimensions)` for a list. For
-            "token_embeddings" `(tokens, hidden)`, or a list of such arrays.
+            "token_embeddings" `(tokens, hidden)`, or a list of such arrays. With `output_dtype`
+            int8 or uint8; bits take an eighth of the dimensions.
 
         Raises:
             UserInputError: `prompt_name` is unknown, or `sentences` is not a text or a list of
                 texts, or the graph has no token states, or `chunk_overlap` is too large or used
-                with token states.
+                with token states. Or `output_dtype` is unknown, used with token states, or needs
+                ranges that the folder does not have.
 
         Example:
             >>> vectors = model.encode(["Where is the river?", "It is near the house."])
@@ -367,6 +411,12 @@ class Embedder(Model):
             (2, 384)
         """
         check_batch_size(batch_size)
+        if precision is not None and output_dtype not in (None, precision):
+            raise UserInputError(
+                f"`output_dtype={output_dtype!r}` and `precision={precision!r}` are two names of "
+                "one option. Pass one of them.",
+                argument="precision",
+            )
         is_one = isinstance(sentences, str)
         job = self.job(
             prompt_name=prompt_name,
@@ -375,6 +425,8 @@ class Embedder(Model):
             normalize_embeddings=normalize_embeddings,
             truncate_dim=truncate_dim,
             chunk_overlap=chunk_overlap,
+            output_dtype=output_dtype or precision or "float32",
+            ranges=ranges,
         )
         texts = listed_texts(sentences, "sentences")
         vectors = self._all(job, texts, progress=progress_of(bool(show_progress_bar)))
@@ -383,8 +435,42 @@ class Embedder(Model):
         if output_value == "token_embeddings":
             return vectors
         if not vectors:
-            return np.zeros((0, self._width(truncate_dim)), np.float32)
+            return np.stack(self._all(job, ["a"]))[:0]
         return np.stack(vectors)
+
+    def embedding_ranges(
+        self, *, normalize_embeddings: bool = False, truncate_dim: int | None = None
+    ) -> Embedding:
+        """Return the ranges that `quantize` found on its calibration data, for these options.
+
+        They decide what the codes of `output_dtype` "int8" and "uint8" mean.
+
+        Args:
+            normalize_embeddings: Whether embeddings are scaled to length 1 after they are cut. The
+                ranges are then divided by the mean length that the embeddings of the calibration
+                data have before.
+            truncate_dim: Number of leading dimensions to keep. The folder's setting by default.
+
+        Returns:
+            float32, `(2, dimensions)`: the smallest and the largest value of each dimension.
+
+        Raises:
+            UserInputError: The folder has no ranges.
+        """
+        dimensions = truncate_dim or self._truncate_dim
+        return self._ranges().limits(dimensions, is_scaled=normalize_embeddings)
+
+    def _ranges(self) -> VectorRanges:
+        if self._stored_ranges is None:
+            made_from = self._loaded.artifact.quantization["checkpoint"].get("name", self.name)
+            raise UserInputError(
+                "`output_dtype` 'int8' and 'uint8' need the range of each dimension, which "
+                f"{self.name!r} does not have. Quantize the float model, which finds them on the "
+                f"`calibration_data` and stores them: {quantize_command(str(made_from))}. Or pass "
+                "`ranges` to `encode`. 'binary' and 'ubinary' need none.",
+                argument="output_dtype",
+            )
+        return self._stored_ranges
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Embedding:
         """Compare all pairs of embeddings, as `SentenceTransformer.similarity` does.
@@ -426,10 +512,7 @@ class Embedder(Model):
 
     def get_sentence_embedding_dimension(self) -> int:
         """Return the number of dimensions of an embedding, as sentence-transformers does."""
-        return self._width(None)
-
-    def _width(self, truncate_dim: int | None) -> int:
-        return len(self._all(self.job(prompt="", truncate_dim=truncate_dim), ["a"])[0])
+        return len(self._all(self.job(prompt=""), ["a"])[0])
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
         """Compute embeddings of queries: `encode` with the prompt "query", if there is one."""
@@ -470,12 +553,19 @@ class Embedder(Model):
         truncate_dim: int | None = None,
         chunk_overlap: int | None = None,
         keep_length: bool = False,
-    ) -> Job[str, Embedding]:
+        output_dtype: OutputDtype = "float32",
+        ranges: Any = None,
+    ) -> Job[str, SmallEmbedding]:
         """Return the job of `encode` with these options, for `stream`.
 
         With `keep_length`, embeddings of length 1 have it also with fewer dimensions, which those
         of sentence-transformers do not.
         """
+        if output_dtype not in OUTPUT_DTYPES:
+            raise UserInputError(
+                f"`output_dtype={output_dtype!r}` is unknown. Known: {', '.join(OUTPUT_DTYPES)}.",
+                argument="output_dtype",
+            )
         loaded = self._loaded
         shared: dict[str, Any] = {
             "tokenizer": loaded.tokenizer,
@@ -488,6 +578,13 @@ class Embedder(Model):
             shared["normalize"] = normalize_embeddings
             shared["dimensions"] = truncate_dim or self._truncate_dim
             shared["keep_length"] = keep_length
+            shared["output_dtype"] = output_dtype
+            if output_dtype in RANGED:
+                shared["limits"] = (
+                    self._limits(shared["dimensions"], normalize_embeddings, keep_length)
+                    if ranges is None
+                    else checked_limits(ranges)
+                )
             if chunk_overlap is None:
                 return _Embed(**shared)
             prompt_tokens = self._prompt_tokens(shared["prompt"], chunk_overlap)
@@ -497,6 +594,12 @@ class Embedder(Model):
                 f"`output_value={output_value!r}` is unknown. Known: sentence_embedding, "
                 "token_embeddings.",
                 argument="output_value",
+            )
+        if output_dtype != "float32":
+            raise UserInputError(
+                f"`output_dtype={output_dtype!r}` applies to sentence embeddings only. Leave it "
+                "out.",
+                argument="output_dtype",
             )
         if chunk_overlap is not None:
             raise UserInputError(
@@ -510,6 +613,12 @@ class Embedder(Model):
                 argument="output_value",
             )
         return _States(**shared)
+
+    def _limits(self, dimensions: int | None, normalize: bool, keep_length: bool) -> Embedding:
+        """Return the folder's ranges of vectors that are cut and scaled by these options."""
+        ranges = self._ranges()
+        keeps = keep_length and ranges.have_length_1
+        return ranges.limits(dimensions, is_scaled=normalize or keeps)
 
     def _prompt_tokens(self, prompt: str, overlap: int) -> int:
         """Return the number of tokens of a prompt; refuse chunks that share all of their text."""

@@ -124,6 +124,15 @@ def test_the_manifest_records_where_the_ranges_came_from(both, again) -> None:
     assert len(second["calibration"]["fingerprints"]) == 24
 
 
+def test_ranges_of_embeddings_are_those_of_the_earlier_call(both, again) -> None:
+    first, second = (
+        json.loads((each / "quantization.json").read_text()) for each in (both, again[0])
+    )
+    assert len(first["embedding_ranges"]["low"]) == 32
+    # Other texts of this call would give other ranges.
+    assert second["embedding_ranges"] == first["embedding_ranges"]
+
+
 def test_the_manifest_says_whether_a_classifier_takes_pairs(
     checkpoints, write_file, tmp_path
 ) -> None:

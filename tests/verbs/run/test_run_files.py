@@ -102,6 +102,23 @@ def test_long_texts_can_be_embedded_in_chunks(embedder, write_objects, tmp_path)
     assert (report.truncated, report.notices) == (0, ())
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
+def test_small_vectors_are_written_as_they_are(embedder, write_objects, tmp_path, dtype) -> None:
+    texts = ["the cat", "in the night and the dog", "music"]
+    path = write_objects(texts)
+    # A value at the border of two codes could get another one in another batch.
+    with qdqbert.load(embedder, engine="onnxruntime", batch_invariant=True) as model:
+        expected = model.encode(texts, output_dtype=dtype, truncate_dim=16)
+    options = {"output_dtype": dtype, "truncate_dim": 16, "batch_invariant": True}
+    for name in ("a.npy", "a.parquet"):
+        qdqbert.run(embedder, path, tmp_path / name, **options)
+    found = np.load(tmp_path / "a.npy")
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+    rows = open_source(str(tmp_path / "a.parquet")).rows()
+    assert [row.values["embedding"] for row in rows] == expected.tolist()
+
+
 def test_scores_of_a_reranker(quantized, load_once, write_objects, tmp_path, read_objects) -> None:
     reranker = quantized("reranker").directory
     rows = [{"query": "the cat", "passage": f"a dog {index}"} for index in range(5)]
@@ -235,6 +252,7 @@ def test_only_folders_of_parts_are_replaced(classifier, reviews, tmp_path) -> No
     [
         ({"normalize": True}, "`normalize=True` does not apply to a classifier"),
         ({"prompt": "a"}, "`prompt='a'` does not apply to a classifier"),
+        ({"output_dtype": "int8"}, "`output_dtype='int8'` does not apply to a classifier"),
         ({"chunk_overlap": 0}, "`chunk_overlap=0` does not apply to a classifier"),
         ({"threshold": 0.5, "top_k": 2}, "`threshold=0.5` writes all classes above it, and"),
         ({"threshold": 1.0}, "`threshold` must be at least 0 and below 1, got 1.0"),
