@@ -202,7 +202,7 @@ class NativeRunner:
             0 if counts_all else 1,
             *(out, out + stride, out + 2 * stride, place, place + starts.nbytes),
         )
-        lengths = np.diff(starts)
+        lengths = starts[1:] - starts[:-1]
         self._check_lengths(lengths)
         limits = {"input_ids": self._program.vocabulary, "token_type_ids": self._program.type_count}
         for name, low, high in zip(limits, ends[::2], ends[1::2], strict=True):
