@@ -56,6 +56,7 @@ from qdqbert.spec import Range, Smoothing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan, make_plan
 from task_files import DOC_STRIDE, HEADS
+from third_party import write_float, write_quantized
 
 COMMON = """
 the a of and to in is was he for it with as his on be at by i this had not are but from or have
@@ -495,6 +496,26 @@ def tiny_artifact(save_tiny, tmp_path_factory) -> Callable[..., tuple[Path, Path
             )
             made[key] = checkpoint, root / key
         return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def third_party(
+    checkpoints: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Quantize a classifier's graph with ONNX Runtime's tools, or return it in float, by name.
+
+    The names are `float` and those of `third_party.FILES`.
+    """
+    root = tmp_path_factory.mktemp("third-party")
+
+    @functools.cache
+    def make(name: str) -> Path:
+        checkpoint, path = checkpoints("classifier"), root / f"{name}.onnx"
+        if name == "float":
+            return write_float(checkpoint, path)
+        return write_quantized(name, make("float"), checkpoint, path)
 
     return make
 

@@ -168,7 +168,7 @@ def test_a_percentile_out_of_range_is_refused(quantize) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["evaluate", "model"], "`--data` is missing. Labeled examples: a .csv,"),
+        (["evaluate", "model"], "`--data` is missing. Pass labeled examples, or the float"),
         (["evaluate"], "`MODEL` is missing. Folder that `quantize` wrote"),
         (["benchmark"], "`MODELS` is missing"),
     ],

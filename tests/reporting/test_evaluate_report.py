@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
+
+from qdqbert.evidence.findings import Finding, FindingKind, Storage
 
 
 def test_an_evaluation_is_judged_by_its_limits_only(evaluate_report, check) -> None:
@@ -52,3 +55,61 @@ def test_without_a_reference_no_column_is_empty(evaluate_report) -> None:
         ["accuracy", "90.50"]
     ]
     assert document.tiles == [("accuracy", "90.50", "")]
+
+
+STORAGE = Storage(
+    linear_layers=38,
+    int8_percent=97.5,
+    findings=tuple(
+        Finding(
+            kind=kind,
+            count=1,
+            total=38,
+            worst="bert.encoder.layer.3.output.dense",
+            amount=None if kind == "attention products in INT8" else 1.5e6,
+        )
+        for kind in get_args(FindingKind)
+    ),
+)
+
+
+def test_each_finding_is_a_line_in_words(evaluate_report) -> None:
+    document = dataclasses.replace(evaluate_report, storage=STORAGE).document()
+    assert document.facts[-1] == f"{len(STORAGE.findings)} findings"
+    (section,) = [each for each in document.sections if "wrong" in each.title]
+    assert "38 linear layers, 97.5 % of whose weights" in section.text
+    assert "This CPU has VNNI" in section.text
+    assert section.table is not None
+    lines = [[cell.text for cell in row] for row in section.table.cells]
+    assert len(lines) == len(STORAGE.findings)
+    assert all(problem and advice for problem, _, _, advice in lines)
+    assert lines[-1] == [
+        "Tables of embeddings are left in float",
+        "1 of 38 tables",
+        "layer.3.output.dense: 1.5 MB in all",
+        "quantize them (`Gather`)",
+    ]
+
+
+def test_a_file_without_findings_is_said_to_have_none(evaluate_report) -> None:
+    storage = dataclasses.replace(STORAGE, findings=())
+    changed = {"storage": storage, "cpu_features": ("avx2",)}
+    document = dataclasses.replace(evaluate_report, **changed).document()
+    (section,) = [each for each in document.sections if "wrong" in each.title]
+    assert section.text.startswith("Nothing was found. 38 linear layers")
+    assert "VNNI" not in section.text
+    assert section.table is None
+
+
+def test_sizes_are_compared_with_the_reference(evaluate_report) -> None:
+    sizes = {"size_bytes": 23_000_000, "reference_bytes": 92_000_000}
+    document = dataclasses.replace(evaluate_report, **sizes).document()
+    row = document.sections[0].table.cells[-1]
+    assert [cell.text for cell in row] == ["size", "92.0 MB", "23.0 MB (0.25)"]
+
+
+def test_without_labels_predictions_are_what_is_compared(evaluate_report) -> None:
+    unlabeled = {"metrics": (), "reference_metrics": (), "differences": ()}
+    document = dataclasses.replace(evaluate_report, **unlabeled).document()
+    assert document.summary.startswith("Predictions of text-classification on 200 examples")
+    assert document.facts == ["1.50 % of the predictions changed"]

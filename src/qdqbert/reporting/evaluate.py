@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from qdqbert.evidence.fidelity import Fidelity
+from qdqbert.evidence.findings import Storage
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
 from qdqbert.reporting.comparison import (
     TERMS,
@@ -16,6 +17,7 @@ from qdqbert.reporting.comparison import (
     unmet_text,
 )
 from qdqbert.reporting.document import (
+    MEGABYTE,
     Document,
     Level,
     Section,
@@ -23,6 +25,7 @@ from qdqbert.reporting.document import (
     interval_text,
     short_name,
 )
+from qdqbert.reporting.findings import findings_section
 from qdqbert.reporting.report import Report
 from qdqbert.tasks.task import Metric
 
@@ -37,13 +40,18 @@ class EvaluateReport(Report):
         engine: Engine that ran it; `pytorch` for a checkpoint.
         target: Target of the graph; `None` for a checkpoint or an .onnx file.
         reference: The checkpoint or .onnx file that the model is compared with, if any.
-        data: The data file.
+        data: The data file; `built-in` for built-in sentences.
         examples: Number of examples.
-        metrics: Metrics of the task.
+        metrics: Metrics of the task; none without labels.
         reference_metrics: Metrics of the reference.
         differences: Metrics of the model minus the reference's.
         fidelity: How close the model is to the reference, on the same examples.
         limits: Check of each limit of the call.
+        storage: How the weights of a quantized .onnx file are stored, and what is wrong with it.
+            `None` for other models.
+        size_bytes: Size of the model; `None` for a checkpoint.
+        reference_bytes: Size of the reference: of its file, or of a checkpoint's weights in
+            float32.
         leaked_examples: Number of examples that the model was calibrated on.
         cpu: Name of the CPU.
         cpu_features: Its features that matter for INT8, under Linux' names.
@@ -68,6 +76,9 @@ class EvaluateReport(Report):
     fidelity: Fidelity | None
     limits: tuple[LimitCheck, ...]
     leaked_examples: int
+    storage: Storage | None = None
+    size_bytes: int | None = None
+    reference_bytes: int | None = None
     cpu: str
     cpu_features: tuple[str, ...]
     cores: int
@@ -97,10 +108,15 @@ class EvaluateReport(Report):
             facts.append(close[1])
         reference = "" if self.reference is None else "reference"
         table = quality({"model": self}, reference, self.reference_metrics, self.task)
+        rows = [*table.rows, *self._sizes()]
+        table = dataclasses.replace(table, rows=rows)
+        if self.storage is not None:
+            facts.append(counted(len(self.storage.findings), "finding"))
+        measured = "The metrics of" if self.metrics else "Predictions of"
         level, verdict = self._verdict()
         return Document(
             title=f"{short_name(self.model)}: evaluation",
-            summary=f"The metrics of {self.task} on {counted(self.examples, 'example')} of "
+            summary=f"{measured} {self.task} on {counted(self.examples, 'example')} of "
             f"{self.data}. {self.model} ran on {self.engine}{graph}.{compared}",
             level=level,
             verdict=verdict,
@@ -109,10 +125,26 @@ class EvaluateReport(Report):
             sections=[
                 Section("Measurements", table=table),
                 *limit_sections({self.engine: self}),
+                *(
+                    []
+                    if self.storage is None
+                    else [findings_section(self.storage, self.cpu_features)]
+                ),
                 environment(self.cpu, self.cpu_features, self.cores, self.versions),
                 TERMS,
             ],
         )
+
+    def _sizes(self) -> list[tuple[str, ...]]:
+        """Return a row with the size of the model next to the reference's, if it is known."""
+        if self.size_bytes is None:
+            return []
+        size = f"{self.size_bytes / MEGABYTE:.1f} MB"
+        if self.reference_bytes is None:
+            # Without a reference, there is no column for it.
+            return [("size", size)] if self.reference is None else []
+        share = self.size_bytes / self.reference_bytes
+        return [("size", f"{self.reference_bytes / MEGABYTE:.1f} MB", f"{size} ({share:.2f})")]
 
     def _verdict(self) -> tuple[Level, str]:
         """Judge the model by its limits, if there are some."""

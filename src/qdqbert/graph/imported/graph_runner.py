@@ -17,7 +17,7 @@ from qdqbert.engines.runner import Outputs, Runner, open_runner
 from qdqbert.errors import CheckpointError, QdqBertError, UserInputError
 from qdqbert.graph.imported.file_errors import file_errors, one_line
 from qdqbert.graph.imported.fixed_shapes import at_any_size
-from qdqbert.graph.imported.onnx_file import load_graph
+from qdqbert.graph.imported.onnx_file import load_graph, stored_bytes
 from qdqbert.graph.imported.renamed_copy import write_renamed_copy
 
 
@@ -30,6 +30,7 @@ class GraphRunner:
         matched_names: transformers' names of the inputs and outputs that were found by the names
             that the user gave.
         max_length: Longest input in tokens that the graph accepts, `None` if it sets no limit.
+        size_bytes: Size of the file, with its weights in other files; 0 if it is not known.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class GraphRunner:
         vocabulary_size: int | None,
         matched_names: frozenset[str] = frozenset(),
         max_length: int | None = None,
+        size_bytes: int = 0,
         reopen: Callable[[], Runner] | None = None,
     ) -> None:
         """Wrap a runner.
@@ -50,12 +52,13 @@ class GraphRunner:
             vocabulary_size: See the attribute.
             matched_names: See the attribute.
             max_length: See the attribute.
+            size_bytes: See the attribute.
             reopen: Loads the graph again after `release`.
         """
         self._runner: Runner | None = runner
         self._path, self._reopen = path, reopen
         self.vocabulary_size, self.matched_names = vocabulary_size, matched_names
-        self.max_length = max_length
+        self.max_length, self.size_bytes = max_length, size_bytes
         self.input_names, self.output_names = runner.input_names, runner.output_names
         self.precision = runner.precision
 
@@ -147,6 +150,7 @@ def open_graph_file(
     with tempfile.TemporaryDirectory() as scratch:
         with file_errors(path):
             model = load_graph(path)
+            size_bytes = stored_bytes(model, path)
             if skip_unknown_names:
                 known = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
                 inputs, outputs = (
@@ -176,6 +180,7 @@ def open_graph_file(
         vocabulary_size=copy.vocabulary_size,
         matched_names=frozenset((*inputs, *outputs)),
         max_length=copy.max_length,
+        size_bytes=size_bytes,
     )
 
 

@@ -95,6 +95,13 @@ def load_graph(path: Path) -> ir.Model:
     return _from_proto(model, path, {})
 
 
+def stored_bytes(model: ir.Model, path: Path) -> int:
+    """Return the size of a file that `load_graph` read, with its weights in other files."""
+    tensors = [each.const_value for each in model.graph.initializers.values()]
+    external = sum(each.nbytes for each in tensors if isinstance(each, ir.ExternalTensor))
+    return path.stat().st_size + external
+
+
 def _from_proto(
     model: onnx.ModelProto, path: Path, weights: Mapping[str, onnx.TensorProto]
 ) -> ir.Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbert.choices import EngineName, ProviderName, TargetName
 from qdqbert.errors import UserInputError
-from qdqbert.objects import DataOption, ModelOption, OptionalModel, OptionalPath, SavedModel
+from qdqbert.objects import ModelOption, OptionalData, OptionalModel, OptionalPath, SavedModel
 from qdqbert.options import (
     Limits,
     check_onnx_options,
@@ -21,7 +21,8 @@ class EvaluateOptions(BatchCall):
         model: Folder that `quantize` wrote, a checkpoint (a local folder or a hub id), or an .onnx
             file, float or quantized; in Python also a model in memory, as in `quantize`.
         data: Labeled examples: a .csv, .jsonl, .json or .parquet file, a folder, CoNLL columns,
-            `hub:NAME@SPLIT`; in Python also a list, DataFrame or `datasets.Dataset`.
+            `hub:NAME@SPLIT`; in Python also a list, DataFrame or `datasets.Dataset`. With a
+            reference, examples need no labels, and built-in English sentences are the default.
         reference: Float checkpoint, .onnx file or model in memory to compare with, example by
             example. An .onnx file runs on ONNX Runtime.
         engine: Library that runs the model. By default the one that `load` takes for a quantized
@@ -39,7 +40,7 @@ class EvaluateOptions(BatchCall):
     """
 
     model: ModelOption = option(kw_only=False)
-    data: DataOption = option(kw_only=False)
+    data: OptionalData = option(default=None, kw_only=False)
     reference: OptionalModel = option(default=None)
     engine: EngineName | None = None
     provider: ProviderName | None = None
@@ -62,6 +63,12 @@ class EvaluateOptions(BatchCall):
                 f"`{name}={value:g}` compares the model with a reference. Pass the float model as "
                 "`reference`.",
                 argument=name,
+            )
+        if self.data is None and self.reference is None:
+            raise UserInputError(
+                "`data` is missing. Pass labeled examples, or the float model as `reference`, with "
+                "which the model is compared on built-in sentences.",
+                argument="data",
             )
         if not self.onnx_files:
             check_onnx_options(self.onnx, self.model)

@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import REPORT_PAGE, is_artifact
-from qdqbert.errors import UserInputError, naming
+from qdqbert.errors import DataFileError, UserInputError, naming
+from qdqbert.evidence.findings import Storage, find_faults
 from qdqbert.evidence.predictions import (
     CHANGED,
     PREDICTIONS,
     prediction_rows,
 )
 from qdqbert.files import json_bytes, write_bytes
+from qdqbert.graph.imported.file_errors import file_errors
 from qdqbert.graph.imported.input_output_names import INPUTS, task_outputs
+from qdqbert.graph.imported.stored_weights import read_stored_weights
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
-from qdqbert.options import command_line, is_onnx_file
+from qdqbert.objects import SavedModel
+from qdqbert.options import Columns, command_line, is_onnx_file
 from qdqbert.pipeline.predictions import (
     Baseline,
     EncodedExamples,
@@ -30,6 +34,7 @@ from qdqbert.pipeline.versions import versions
 from qdqbert.progress import Progress
 from qdqbert.reporting.evaluate import EvaluateReport
 from qdqbert.reporting.page import page
+from qdqbert.resources import heldout_examples
 from qdqbert.runtime.scheduler import Scheduler
 from qdqbert.tables.outputs import write_objects
 from qdqbert.task_kinds import TaskSettings
@@ -54,12 +59,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
     """
     subject, reference, notices = load_models(options, progress)
     task_options = task_options_of(options.task_options, subject.stored_task_options)
-    with naming("data"):
-        dataset = subject.task.read(
-            options.data, columns=options.columns, max_examples=options.max_examples
-        )
-        dataset = subject.task.read_labels(dataset, subject.id2label)
-        subject.task.check_metrics(dataset, subject.id2label)
+    dataset, has_labels = read_examples(subject, options)
     leaked = count_leaked(subject, dataset, options)
     if leaked:
         notices.append(
@@ -81,7 +81,9 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         tokenizer=subject.tokenizer,
         id2label=subject.id2label,
         options=task_options,
-    ).with_scores()
+    )
+    if has_labels:
+        baseline = baseline.with_scores()
     comparison = None
     if theirs is not None:
         with progress.stage("Computing intervals"):
@@ -92,7 +94,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         engine=subject.engine,
         target=subject.target,
         reference=None if options.reference is None else str(options.reference),
-        data=str(options.data),
+        data=dataset.path,
         examples=len(dataset.examples),
         metrics=baseline.metrics if comparison is None else comparison.metrics,
         reference_metrics=() if comparison is None else baseline.metrics,
@@ -100,6 +102,9 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         fidelity=None if comparison is None else comparison.fidelity,
         limits=() if comparison is None else comparison.check(options.limits),
         leaked_examples=leaked,
+        storage=_storage(options.model),
+        size_bytes=subject.size_bytes,
+        reference_bytes=None if reference is None else reference.size_bytes,
         cpu=cpu_name(),
         cpu_features=cpu_features(),
         cores=usable_cores(),
@@ -167,6 +172,65 @@ def _check_pooling(options: EvaluateOptions) -> None:
             f"The outputs of `model={options.model!r}` are fixed. Leave `pooling` out.",
             argument="pooling",
         )
+
+
+def read_examples(subject: Subject, options: EvaluateOptions) -> tuple[Dataset, bool]:
+    """Return the examples, and whether they have labels, which only the metrics need.
+
+    Raises:
+        UserInputError: They cannot be used, or labels are needed and missing.
+    """
+    task, needs_labels = subject.task, options.reference is None
+    with naming("data"):
+        if options.data is None:
+            dataset = _built_in(subject, options.max_examples)
+        else:
+            dataset = task.read(
+                options.data, columns=options.columns, max_examples=options.max_examples
+            )
+        try:
+            dataset = task.read_labels(dataset, subject.id2label)
+        except DataFileError as error:
+            # Labels that are there and cannot be used are a mistake.
+            if needs_labels or dataset.columns.label is not None:
+                raise
+            if options.limits.max_drop is not None:
+                raise UserInputError(
+                    f"`max_drop={options.limits.max_drop:g}` compares metrics, which need labels. "
+                    "Pass labeled examples as `data`.",
+                    argument="max_drop",
+                ) from error
+            return dataset, False
+        task.check_metrics(dataset, subject.id2label)
+    return dataset, True
+
+
+def _built_in(subject: Subject, max_examples: int | None) -> Dataset:
+    """Return the built-in sentences.
+
+    Raises:
+        UserInputError: The task does not read plain texts.
+    """
+    if not subject.task.reads_texts:
+        raise UserInputError(
+            f"`data` is missing. Task {subject.task.name!r} cannot be compared on the built-in "
+            "sentences. Pass examples of the task.",
+            argument="data",
+        )
+    return Dataset(
+        path="built-in sentences",
+        examples=heldout_examples()[:max_examples],
+        columns=Columns(),
+        notices=("Pass texts of your own as `data`: the built-in ones are English sentences.",),
+    )
+
+
+def _storage(model: str | SavedModel) -> Storage | None:
+    """Return how an .onnx file stores its weights; `None` for other models and float files."""
+    if not is_onnx_file(model):
+        return None
+    with file_errors(Path(model)):
+        return find_faults(read_stored_weights(Path(model)))
 
 
 def count_leaked(subject: Subject, dataset: Dataset, options: EvaluateOptions) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import Artifact, is_artifact, open_artifact, read_training
+from qdqbert.artifact import Artifact, is_artifact, open_artifact, read_training, size_bytes
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName
@@ -58,6 +58,7 @@ class Subject:
         max_length: Longest input in tokens.
         stored_task_options: Settings of the task that it was trained or quantized with, by name.
         calibrated_on: Fingerprints of the examples that its ranges were taken from.
+        size_bytes: Size of its file; for a checkpoint, of its weights in float32.
         notices: Messages for the user.
         matched_names: transformers' names of the inputs and outputs that names of the call matched.
     """
@@ -74,6 +75,7 @@ class Subject:
     max_length: int
     stored_task_options: Mapping[str, Any]
     calibrated_on: frozenset[str] = frozenset()
+    size_bytes: int
     notices: tuple[str, ...] = ()
     matched_names: frozenset[str] = frozenset()
 
@@ -107,7 +109,11 @@ class Request:
 
 
 def request_of(options: EvaluateOptions) -> Request:
-    """Return how the model is to be loaded."""
+    """Return how the model is to be loaded: an .onnx file may share the reference's tokenizer."""
+    tokenizer, reference = options.onnx.tokenizer, options.reference
+    is_alone = is_onnx_file(options.model) and not _has_tokenizer(Path(options.model).parent)
+    if tokenizer is None and is_alone and reference is not None and not is_onnx_file(reference):
+        tokenizer = os.fspath(reference)
     return Request(
         parameter="model",
         task=options.task,
@@ -115,10 +121,16 @@ def request_of(options: EvaluateOptions) -> Request:
         engine=options.engine,
         provider=options.provider,
         target=options.target,
-        onnx=options.onnx,
+        onnx=dataclasses.replace(options.onnx, tokenizer=tokenizer),
         pooling=options.task_options.pooling,
         shares_names=len(options.onnx_files) > 1,
     )
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    """Tell whether a folder has a file of a tokenizer."""
+    names = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "sentencepiece.bpe.model")
+    return any((folder / name).is_file() for name in names)
 
 
 def reference_request(options: EvaluateOptions, request: Request, subject: Subject) -> Request:
@@ -206,6 +218,7 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
         max_length=length,
         stored_task_options=trained.get("task_options", {}),
         calibrated_on=frozenset(trained.get("calibration", {}).get("fingerprints", ())),
+        size_bytes=sum(each.nbytes for each in checkpoint.model.parameters()),
         notices=(*checkpoint.notices, *notices),
     )
 
@@ -251,6 +264,7 @@ def _load_onnx(path: Path, request: Request) -> Subject:
         id2label=found.config.id2label,
         max_length=length,
         stored_task_options={},
+        size_bytes=runner.size_bytes,
         notices=(*found.notices, *notices),
         matched_names=runner.matched_names,
     )
@@ -295,6 +309,7 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
         max_length=length,
         stored_task_options=dataclasses.asdict(artifact.task_options),
         calibrated_on=artifact.calibration_fingerprints,
+        size_bytes=size_bytes(artifact.model_for(engine, target)),
         notices=tuple(notices),
     )
 

@@ -1,0 +1,112 @@
+"""What is wrong with the file of a quantized model, in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+from qdqbert.evidence.findings import Finding, FindingKind, Storage
+from qdqbert.reporting.document import MEGABYTE, Section, Table, counted
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Words:
+    """How a kind of finding is told.
+
+    Attributes:
+        problem: What is wrong.
+        amount: How much of it the worst has; `{:...}` stands for the number.
+        advice: What to do.
+        noun: What has it.
+        divisor: What the amount is divided by.
+    """
+
+    problem: str
+    amount: str
+    advice: str
+    noun: str = "linear layer"
+    divisor: float = 1
+
+
+_WORDS: Mapping[FindingKind, _Words] = {
+    "clipped weights": _Words(
+        problem="Large weights are cut off",
+        amount="{:.1f} % of its codes are at the ends",
+        advice="take the range from the largest weight",
+    ),
+    "saturating sums": _Words(
+        problem="Sums can exceed 16 bits on x86 CPUs without VNNI, which cuts them off",
+        amount="{:.2f} % of its pairs of weights can",
+        advice="weights of 7 bits (`reduce_range=True`)",
+    ),
+    "one scale per tensor": _Words(
+        problem="All channels share one scale",
+        amount="a scale for each channel has {:.1f} dB less noise",
+        advice="a scale for each channel (`per_channel=True`)",
+    ),
+    "zero points of weights": _Words(
+        problem="Weights have zero points, which TensorRT refuses",
+        amount="{:.0f} codes off the middle",
+        advice="symmetric codes (`QuantType.QInt8`)",
+    ),
+    "few bits": _Words(
+        problem="Weights have fewer than 8 bits",
+        amount="SQNR of {:.1f} dB",
+        advice="8 bits: each bit adds 6 dB",
+    ),
+    "inputs in float": _Words(
+        problem="Only weights are quantized, and computed with in float",
+        amount="these layers have {:.1f} % of all weights",
+        advice="quantize the inputs, too",
+    ),
+    "layers in float": _Words(
+        problem="Layers are left in float",
+        amount="these layers have {:.1f} % of all weights",
+        advice="quantize the largest",
+    ),
+    "attention products in INT8": _Words(
+        problem="Products of attention are in INT8",
+        amount="",
+        advice="exclude them (`nodes_to_exclude`), and compare again",
+        noun="product",
+    ),
+    "tables in float": _Words(
+        problem="Tables of embeddings are left in float",
+        amount="{:.1f} MB in all",
+        advice="quantize them (`Gather`)",
+        noun="table",
+        divisor=MEGABYTE,
+    ),
+}
+# What precedes the number of a layer in a name.
+_BEFORE_LAYER = re.compile(r"^.*?(?=[a-z]+[./]\d+[./])")
+
+
+def findings_section(storage: Storage, cpu_features: Sequence[str]) -> Section:
+    """Show what is wrong with a file, a line for each finding.
+
+    Args:
+        storage: How the file stores its weights.
+        cpu_features: Features of the CPU that the model ran on, under Linux' names.
+    """
+    text = (
+        f"{counted(storage.linear_layers, 'linear layer')}, {storage.int8_percent:.1f} % of whose "
+        "weights have 8 bits or fewer. This is read from the file, without texts."
+    )
+    if any("vnni" in each for each in cpu_features):
+        text += " This CPU has VNNI, so that no sum was cut off in the measurements."
+    if not storage.findings:
+        return Section("What is wrong with the file?", f"Nothing was found. {text}")
+    rows = [_row(each) for each in storage.findings]
+    table = Table("what | where | the worst | what to do", rows)
+    return Section("What is wrong with the file?", text, table)
+
+
+def _row(finding: Finding) -> tuple[str, str, str, str]:
+    words = _WORDS[finding.kind]
+    where = f"{finding.count} of {counted(finding.total, words.noun)}"
+    amount = words.amount.format((finding.amount or 0) / words.divisor)
+    name = _BEFORE_LAYER.sub("", finding.worst)
+    worst = f"{name}: {amount}" if amount else name
+    return words.problem, where, worst, words.advice
