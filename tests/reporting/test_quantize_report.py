@@ -9,6 +9,7 @@ import pytest
 
 from qdqbert.evidence.predictions import ChangedExample
 from qdqbert.evidence.reports import CandidateReport, LatencyReport
+from qdqbert.evidence.vector_recall import VectorRecall
 from qdqbert.pipeline.auto.candidates import reason_of
 from qdqbert.reporting.document import span
 from qdqbert.reporting.graphs import by_speed
@@ -122,6 +123,31 @@ def test_embedders_are_judged_by_cosines(quantize_report) -> None:
         quantize_report, targets=(dataclasses.replace(target, fidelity=fidelity),)
     )
     assert report.document().facts[1] == "mean cosine to float 0.9900"
+
+
+def test_embedders_show_what_small_vectors_cost(quantize_report) -> None:
+    title = "What do small vectors cost?"
+    assert section(quantize_report, title) is None
+    (target,) = quantize_report.targets
+    recall = VectorRecall(
+        texts=120,
+        dimensions=20,
+        float32=99.5,
+        int8=90.25,
+        int8_restored=98.0,
+        int8_shared=99.0,
+        binary=70.0,
+    )
+    measured = dataclasses.replace(target, recall=recall)
+    report = dataclasses.replace(quantize_report, targets=(measured,))
+    assert "of 120 held-out ones" in section(report, title).text
+    assert rows(report, title) == {
+        "float32": ["80", "99.5 %"],
+        "int8, codes compared as they are": ["20", "90.2 %"],
+        "int8, values restored from the codes": ["20", "98.0 %"],
+        "int8, one range for all dimensions": ["20", "99.0 %"],
+        "binary": ["3", "70.0 %"],
+    }
 
 
 def timed(target, engine: str, float_ms: float, int8_ms: float):

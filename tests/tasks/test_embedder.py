@@ -334,6 +334,15 @@ def test_ranges_of_the_caller_replace_those_of_the_folder(embedder) -> None:
         embedder.encode(TEXTS, output_dtype="int8", ranges=ranges[:, :8])
 
 
+def test_a_shared_range_gives_multiples_of_the_values(embedder) -> None:
+    vectors = embedder.encode(TEXTS).astype(np.float64)
+    ranges = embedder.embedding_ranges(is_shared=True)
+    codes = embedder.encode(TEXTS, output_dtype="int8", ranges=ranges)
+    assert ranges.shape == embedder.embedding_ranges().shape
+    expected = np.clip(vectors * 127 / np.abs(embedder.embedding_ranges()).max(), -128, 127)
+    assert np.abs(codes - expected).max() <= 0.5 + 1e-3
+
+
 def test_without_ranges_the_error_says_how_to_get_them(quantized, tmp_path) -> None:
     made = quantized("sentence")
     folder = shutil.copytree(made.directory, tmp_path / "int8")

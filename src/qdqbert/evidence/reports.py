@@ -11,6 +11,7 @@ from qdqbert.evidence.limits import LimitCheck, MetricDifference
 from qdqbert.evidence.lowering import LayerFidelity, LoweringCheck
 from qdqbert.evidence.predictions import ChangedExample
 from qdqbert.evidence.saturation import Overflow
+from qdqbert.evidence.vector_recall import VectorRecall
 from qdqbert.tasks.task import Metric
 
 # Largest difference between the ratio of two medians and the median of ratios, as a share. Above
@@ -81,6 +82,8 @@ class TargetReport:
         latency: Latency next to the float graph's, one entry for each shape.
         verification_db: SQNR on the rows that `verify` runs again, dB. `None` if there are none.
         changed: Examples whose prediction changed, at most ten, the largest change first.
+        recall: What small vectors cost, on held-out texts; `None` for tasks other than embeddings,
+            and for fewer than 50 texts.
     """
 
     target: str
@@ -102,6 +105,7 @@ class TargetReport:
     latency: tuple[LatencyReport, ...]
     verification_db: float | None = None
     changed: tuple[ChangedExample, ...] = ()
+    recall: VectorRecall | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

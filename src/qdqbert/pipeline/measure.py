@@ -14,6 +14,7 @@ from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.lowering import Reference, check_lowering, layer_fidelity
 from qdqbert.evidence.reports import LatencyReport, Sensitivity, TargetReport
 from qdqbert.evidence.saturation import Overflow, SaturationCheck
+from qdqbert.evidence.vector_recall import vector_recall
 from qdqbert.evidence.verification import VerificationRow, measure_rows
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.qdq import float_graph
@@ -165,6 +166,7 @@ def _check(
     del runner
     release_memory()
     comparison = baseline.compare(predictions)
+    ranges = evidence.ready.embedding_ranges
     return TargetReport(
         target=plan.target.name,
         engine=engine,
@@ -187,6 +189,7 @@ def _check(
         latency=(),
         verification_db=verification_db,
         changed=baseline.changed(predictions),
+        recall=None if ranges is None else vector_recall(baseline.predictions, predictions, ranges),
     )
 
 

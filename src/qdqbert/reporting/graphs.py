@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -156,6 +157,38 @@ def _candidate_name(each: CandidateReport) -> str:
     name = each.engine if each.target == each.engine else each.target
     precision = "" if each.precision == "float32" else f", {each.precision}"
     return f"{name}, INT8 {each.recipe}{precision}"
+
+
+# Names of kinds of vectors, with their bits per dimension.
+_KINDS_OF_VECTORS = {
+    "float32": ("float32", 32),
+    "int8": ("int8, codes compared as they are", 8),
+    "int8_restored": ("int8, values restored from the codes", 8),
+    "int8_shared": ("int8, one range for all dimensions", 8),
+    "binary": ("binary", 1),
+}
+
+
+def recall_sections(targets: Sequence[TargetReport]) -> list[Section]:
+    """Show what small vectors cost."""
+    known = [(graph_name(each), each.recall) for each in targets if each.recall is not None]
+    if not known:
+        return []
+    texts, dimensions = known[0][1].texts, known[0][1].dimensions
+    rows = [
+        (
+            title,
+            f"{math.ceil(bits * dimensions / 8):,}",
+            *(bar(getattr(found, name), "{:.1f} %") for _, found in known),
+        )
+        for name, (title, bits) in _KINDS_OF_VECTORS.items()
+    ]
+    text = (
+        f"Recall@10: the share of the 10 texts of {texts:,} held-out ones that are nearest by the "
+        "float model's embeddings, which are among the 10 nearest by vectors of INT8, too."
+    )
+    names = " | ".join(f"{name} {{}}" for name, _ in known)
+    return [Section("What do small vectors cost?", text, Table(f"vectors | bytes | {names}", rows))]
 
 
 def changed_sections(each: TargetReport) -> list[Section]:

@@ -116,6 +116,7 @@ class QuantizeReport(Report):
                 Section("Is it as good as the float model?", text, table),
                 *limit_sections(models),
                 graphs.speed(targets, self.float_size_bytes),
+                *graphs.recall_sections(targets),
                 *graphs.candidate_sections(self.candidates, self.reason),
                 *graphs.changed_sections(targets[0]),
                 graphs.checks(targets),

@@ -38,6 +38,7 @@ from qdqbert.tasks.small_vectors import (
     VectorRanges,
     checked_limits,
     quantize_vectors,
+    shared_limits,
 )
 from qdqbert.tasks.task import Answer, Features, Labels, Prediction, Predictions, Score, Task
 from qdqbert.tasks.texts import check_label_column, truncation_notice
@@ -439,7 +440,11 @@ class Embedder(Model):
         return np.stack(vectors)
 
     def embedding_ranges(
-        self, *, normalize_embeddings: bool = False, truncate_dim: int | None = None
+        self,
+        *,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        is_shared: bool = False,
     ) -> Embedding:
         """Return the ranges that `quantize` found on its calibration data, for these options.
 
@@ -450,6 +455,9 @@ class Embedder(Model):
                 ranges are then divided by the mean length that the embeddings of the calibration
                 data have before.
             truncate_dim: Number of leading dimensions to keep. The folder's setting by default.
+            is_shared: Whether to return the same range for all dimensions. With these `ranges`,
+                codes of "int8" are the values times a number, rounded, and compare texts nearly as
+                the values do. Codes of ranges of each dimension do not.
 
         Returns:
             float32, `(2, dimensions)`: the smallest and the largest value of each dimension.
@@ -457,8 +465,10 @@ class Embedder(Model):
         Raises:
             UserInputError: The folder has no ranges.
         """
-        dimensions = truncate_dim or self._truncate_dim
-        return self._ranges().limits(dimensions, is_scaled=normalize_embeddings)
+        limits = self._ranges().limits(
+            truncate_dim or self._truncate_dim, is_scaled=normalize_embeddings
+        )
+        return shared_limits(limits) if is_shared else limits
 
     def _ranges(self) -> VectorRanges:
         if self._stored_ranges is None:

@@ -93,6 +93,18 @@ class VectorRanges:
         return np.asarray(limits / np.maximum(length, np.float32(1e-12)), np.float32)
 
 
+def shared_limits(limits: Vectors) -> Vectors:
+    """Return one range for all dimensions, with which codes of "int8" are multiples of the values.
+
+    A code is `127 * value / bound`, rounded, where `bound` is the largest absolute value of
+    `limits`. So cosines and products of the codes compare vectors as those of the values do.
+    """
+    step = np.abs(limits).max() / np.float32(127)
+    # Codes are cut off, not rounded, and the first of the 255 steps of the range belongs to -128.
+    ends = np.array([-128.5, 126.5], np.float32) * step
+    return np.repeat(ends[:, None], limits.shape[1], axis=1)
+
+
 def checked_limits(given: Any) -> Vectors:
     """Return ranges of the caller as float32 `(2, dimensions)`.
 
