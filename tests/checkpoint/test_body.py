@@ -186,7 +186,13 @@ def test_each_pooling_agrees_with_sentence_transformers(
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
     each = prepared("sentence")
     head = SentenceHead(pooling=pooling, normalize=True, max_length=None)
-    body = GraphBody(each.checkpoint.model, task="feature-extraction", head=head, mask="additive")
+    body = GraphBody(
+        each.checkpoint.model,
+        task="feature-extraction",
+        head=head,
+        steps=("normalize",),
+        mask="additive",
+    )
     texts = ["the cat sat on the book", "rain"]
     expected = library.SentenceTransformer(str(folder), device="cpu").encode(texts)
     with torch.inference_mode():

@@ -10,6 +10,7 @@ import pytest
 
 from qdqbert.checkpoint.sentence import (
     SentenceHead,
+    file_finder,
     read_sentence_head,
     write_sentence_head,
 )
@@ -81,14 +82,16 @@ def test_a_pooling_that_leaves_out_prompts_is_refused() -> None:
 @pytest.mark.parametrize(
     "modules",
     [
-        [TRANSFORMER, POOLING, {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}],
+        [TRANSFORMER, POOLING, {"path": "2_LSTM", "type": "sentence_transformers.models.LSTM"}],
         [TRANSFORMER],
         [POOLING],
     ],
-    ids=["dense", "no-pooling", "no-transformer"],
+    ids=["lstm", "no-pooling", "no-transformer"],
 )
 def test_unsupported_modules_are_refused(modules) -> None:
-    with pytest.raises(CheckpointError, match="only Transformer, Pooling and, optionally"):
+    with pytest.raises(
+        CheckpointError, match="only Transformer, Pooling and then Dense, LayerNorm, Normalize"
+    ):
         head_of(modules, flags("mean_tokens"))
 
 
@@ -150,7 +153,7 @@ def test_files_of_the_checkpoint_are_copied(tmp_path) -> None:
         },
     )
     assert (head.lower_case, head.default_prompt) == (True, "query: ")
-    write_sentence_head(head, tmp_path, hidden=32)
+    write_sentence_head(head, tmp_path, hidden=32, find=file_finder(tmp_path))
     assert json.loads((tmp_path / "1_Pooling" / "config.json").read_text()) == pooling
     assert json.loads((tmp_path / "sentence_bert_config.json").read_text()) == settings
     assert json.loads((tmp_path / "config_sentence_transformers.json").read_text()) == prompts
@@ -169,7 +172,7 @@ def test_files_of_the_checkpoint_are_copied(tmp_path) -> None:
 @pytest.mark.parametrize("normalize", [True, False])
 def test_a_head_that_was_given_is_written_as_flags(tmp_path, normalize) -> None:
     head = SentenceHead(pooling="max", normalize=normalize, max_length=None)
-    write_sentence_head(head, tmp_path, hidden=8)
+    write_sentence_head(head, tmp_path, hidden=8, find=file_finder(tmp_path))
     assert read_sentence_head(reader(tmp_path)) == head
     config = json.loads((tmp_path / "1_Pooling" / "config.json").read_text())
     assert config == {"word_embedding_dimension": 8, **flags("max_tokens")}
@@ -177,7 +180,8 @@ def test_a_head_that_was_given_is_written_as_flags(tmp_path, normalize) -> None:
 
 def test_another_pooling_replaces_the_file_of_the_checkpoint(tmp_path) -> None:
     head = head_of([TRANSFORMER, POOLING, NORMALIZE], flags("mean_tokens"))
-    write_sentence_head(head.with_pooling("cls"), tmp_path, hidden=8)
+    find = file_finder(tmp_path)
+    write_sentence_head(head.with_pooling("cls"), tmp_path, hidden=8, find=find)
     found = read_sentence_head(reader(tmp_path))
     assert (found.pooling, found.normalize) == ("cls", True)
 

@@ -41,7 +41,9 @@ def test_the_native_engine_computes_what_the_rounded_model_does(
     variant: str, tmp_path: Path
 ) -> None:
     model = save_model(variant, "feature-extraction", tmp_path)
-    rounded = round_encoder(read(tmp_path, "feature-extraction", pooling="mean", normalize=True))
+    rounded = round_encoder(
+        read(tmp_path, "feature-extraction", pooling="mean", steps=("normalize",))
+    )
     path = tmp_path / "packed.safetensors"
     save_packed(pack_model(rounded), path)
     inputs = random_inputs(rounded, "feature-extraction", model.config.pad_token_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -12,7 +13,9 @@ from qdqbert.checkpoint.families import MaskKind
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.heads import EMBEDDING, POOLINGS
+from qdqbert.encoders.model import Step
 from qdqbert.reference.body import pool as pool_states
+from qdqbert.reference.body import run_steps, tensor_of
 from qdqbert.task_kinds import TASK_KINDS
 
 
@@ -22,16 +25,23 @@ class GraphBody(nn.Module):
     Attributes:
         model: The transformers model.
         head: Pooling of an embedder. The pooled vectors are then the last output.
+        steps: What an embedder does with them; see `SentenceHead.steps`.
         mask: Kind of attention mask that `model` is called with.
         output_names: Names of the tensors that `forward` returns, in order.
     """
 
     def __init__(
-        self, model: nn.Module, *, task: str, head: SentenceHead | None, mask: MaskKind
+        self,
+        model: nn.Module,
+        *,
+        task: str,
+        head: SentenceHead | None,
+        steps: Sequence[Step] = (),
+        mask: MaskKind,
     ) -> None:
         super().__init__()
         self.model = model
-        self.head = head
+        self.head, self.steps = head, steps
         # transformers computes causal masks, and masks of inputs with choices, itself.
         kind = TASK_KINDS[task]
         self.mask = "plain" if kind.is_causal or kind.has_choices else mask
@@ -45,6 +55,7 @@ class GraphBody(nn.Module):
             checkpoint.model,
             task=checkpoint.task,
             head=checkpoint.head,
+            steps=checkpoint.head_steps,
             mask=checkpoint.family.mask,
         )
 
@@ -67,7 +78,8 @@ class GraphBody(nn.Module):
         if self.head is None:
             return tuple(outputs[name] for name in self.output_names)
         main: Tensor = outputs[self.output_names[0]]
-        return main, pool(main, attention_mask, self.head)
+        pooled = pool_states(main, attention_mask, POOLINGS[self.head.pooling])
+        return main, run_steps(pooled, self.steps, tensor_of)
 
 
 def additive_mask(attention_mask: Tensor) -> Tensor:

@@ -57,14 +57,15 @@ def read_layout(read: ReadFile) -> SentenceHead | CrossEncoderFiles | None:
     """
     if not is_cross_encoder(read):
         return read_sentence_head(read)
-    paths = read_modules(read) or {"Transformer": ""}
-    if set(paths) != {"Transformer"}:
+    modules = read_modules(read) or [("Transformer", "")]
+    kinds = [kind for kind, _ in modules]
+    if kinds != ["Transformer"]:
         raise CheckpointError(
-            f"modules.json lists {', '.join(paths)}: the scores of this cross-encoder are computed "
+            f"modules.json lists {', '.join(kinds)}: the scores of this cross-encoder are computed "
             "by modules after the encoder, which are not supported. Only cross-encoders whose one "
             "module is Transformer are, with the head in the model."
         )
-    return CrossEncoderFiles(**read_layout_fields(read, paths["Transformer"]))
+    return CrossEncoderFiles(**read_layout_fields(read, modules[0][1]))
 
 
 def used_files(
@@ -92,7 +93,7 @@ def write_cross_encoder(files: CrossEncoderFiles, folder: Path) -> None:
     """Make a folder with a cross-encoder or its graph readable by sentence-transformers."""
     # Without a task, sentence-transformers would load an encoder.
     defaults = {SETTINGS: json.dumps({"transformer_task": "sequence-classification"}) + "\n"}
-    write_files(folder, {"Transformer": ""}, {**defaults, **files.files})
+    write_files(folder, [("Transformer", "")], {**defaults, **files.files})
 
 
 def task_of_files(

@@ -24,9 +24,11 @@ from qdqbert.checkpoint.cross_encoder import (
 from qdqbert.checkpoint.families import Family, family_of
 from qdqbert.checkpoint.folder import check_config, check_name
 from qdqbert.checkpoint.sentence import ReadFile, SentenceHead
+from qdqbert.checkpoint.sentence_modules import FindFile
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.checkpoint.weights import check_weights
 from qdqbert.choices import POOLING_MODES, PoolingMode
+from qdqbert.encoders.model import Step
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import read_text
 from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_outputs, head_of, tasks_of
@@ -65,6 +67,11 @@ class Description:
     input_names: tuple[str, ...]
     cross_encoder: CrossEncoderFiles | None
     notices: tuple[str, ...]
+
+    @property
+    def head_steps(self) -> tuple[Step, ...]:
+        """What an embedder does with the pooled vector; see `SentenceHead.steps`."""
+        return () if self.head is None else self.head.steps(finder_of(self.name))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -412,12 +419,23 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def finder_of(name: str) -> FindFile:
+    """Return a finder of files, of a folder or of a model of the hub."""
+
+    def find(path: str) -> Path | None:
+        found = _call(name, cached_file, name, path, _raise_exceptions_for_missing_entries=False)
+        return None if found is None else Path(found)
+
+    return find
+
+
 def reader_of(name: str) -> ReadFile:
     """Return a reader of text files, of a folder or of a model of the hub."""
+    find = finder_of(name)
 
     def read(path: str) -> str | None:
-        found = _call(name, cached_file, name, path, _raise_exceptions_for_missing_entries=False)
-        return None if found is None else read_text(Path(found))
+        found = find(path)
+        return None if found is None else read_text(found)
 
     return read
 

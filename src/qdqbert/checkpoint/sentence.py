@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from qdqbert.checkpoint.sentence_modules import (
+    MODULES_AFTER_POOLING,
+    FindFile,
+    HeadModule,
+    head_module,
+    steps_of,
+    write_modules,
+)
 from qdqbert.choices import POOLING_MODES, PoolingMode
+from qdqbert.encoders.model import Step
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import Fields, damaged, parse_json, parse_object, read_text
 
@@ -97,11 +106,21 @@ class SentenceHead(Layout):
 
     Attributes:
         pooling: How token states become one vector; [PAD] is always ignored.
-        normalize: Whether the vector is scaled to length 1.
+        normalize: Whether the vector is scaled to length 1 at the end.
+        modules: What changes the vector before.
     """
 
     pooling: PoolingMode
     normalize: bool
+    modules: tuple[HeadModule, ...] = ()
+
+    def steps(self, find: FindFile) -> tuple[Step, ...]:
+        """Return what follows the pooling as steps of a head, in float.
+
+        Raises:
+            CheckpointError: See `sentence_modules.steps_of`.
+        """
+        return (*steps_of(self.modules, find), *(("normalize",) if self.normalize else ()))
 
     def with_pooling(self, pooling: PoolingMode) -> SentenceHead:
         """Return the same head with another pooling."""
@@ -123,18 +142,30 @@ def is_cross_encoder(read: ReadFile) -> bool:
     return bool(_content(read, MODEL_SETTINGS).get("model_type") == "CrossEncoder")
 
 
-def read_modules(read: ReadFile) -> dict[str, str] | None:
-    """Return the paths in modules.json by the names of the classes; `None` without the file."""
+def file_finder(folder: Path) -> FindFile:
+    """Return a finder of the files of a folder."""
+    return lambda path: folder / path if (folder / path).is_file() else None
+
+
+def read_modules(read: ReadFile) -> list[tuple[str, str]] | None:
+    """Return the names of the classes in modules.json with their paths; `None` without the file.
+
+    Raises:
+        CheckpointError: The file is damaged, or a path leads out of the folder.
+    """
     modules = read(MODULES)
     if modules is None:
         return None
     entries = Fields(
         {"modules": parse_json(modules, MODULES)}, lambda reason: damaged(MODULES, reason)
     )
-    return {
-        each.text("type").rpartition(".")[2]: each.text("path")
-        for each in entries.children("modules")
-    }
+    found = []
+    for each in entries.children("modules"):
+        path = each.text("path")
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise damaged(MODULES, f"the path {path!r} leads out of the folder")
+        found.append((each.text("type").rpartition(".")[2], path))
+    return found
 
 
 def read_sentence_head(read: ReadFile) -> SentenceHead | None:
@@ -144,22 +175,29 @@ def read_sentence_head(read: ReadFile) -> SentenceHead | None:
         CheckpointError: It has a module or a pooling that cannot be put into a graph, such as one
             that leaves out prompts.
     """
-    paths = read_modules(read)
-    if paths is None or is_cross_encoder(read):
+    found = read_modules(read)
+    if found is None or is_cross_encoder(read):
         return None
-    unknown = set(paths) - {"Transformer", "Pooling", "Normalize"}
-    if unknown or "Transformer" not in paths or "Pooling" not in paths:
+    kinds = [kind for kind, _ in found]
+    if kinds[:2] != ["Transformer", "Pooling"] or not {*kinds[2:]} <= {*MODULES_AFTER_POOLING}:
+        known = ", ".join(MODULES_AFTER_POOLING)
         raise CheckpointError(
-            f"modules.json lists {', '.join(paths)}; only Transformer, Pooling and, optionally, "
-            "Normalize are supported. The encoder alone computes other embeddings. To quantize it "
-            "for another use, remove modules.json from a copy of the folder."
+            f"modules.json lists {', '.join(kinds)}; only Transformer, Pooling and then {known} "
+            "are supported. The encoder alone computes other embeddings. To quantize it for "
+            "another use, remove modules.json from a copy of the folder."
         )
-    pooling = read(join(paths["Pooling"], "config.json"))
-    fields = read_layout_fields(read, paths["Transformer"])
+    (_, encoder_path), (_, pooling_path), *rest = found
+    pooling = read(join(pooling_path, "config.json"))
+    fields = read_layout_fields(read, encoder_path)
     fields["files"] = {**({} if pooling is None else {_POOLING_CONFIG: pooling}), **fields["files"]}
+    normalize = kinds[-1] == "Normalize"
     return SentenceHead(
         pooling=_pooling_mode(parse_object(pooling or "{}", _POOLING_CONFIG)),
-        normalize="Normalize" in paths,
+        normalize=normalize,
+        modules=tuple(
+            head_module(kind, path, read(join(path, "config.json")))  # type: ignore[arg-type]
+            for kind, path in (rest[:-1] if normalize else rest)
+        ),
         **fields,
     )
 
@@ -256,15 +294,17 @@ def model_settings(text: str | None) -> ModelSettings:
     )
 
 
-def write_sentence_head(head: SentenceHead, folder: Path, *, hidden: int) -> None:
+def write_sentence_head(head: SentenceHead, folder: Path, *, hidden: int, find: FindFile) -> None:
     """Make a folder with an encoder or its graph readable by sentence-transformers.
 
     Writes modules.json, the pooling and the settings. The checkpoint's own settings are copied:
     prompts, the similarity function, the longest input and so on. sentence-transformers' ONNX
     backend reads `last_hidden_state` of a graph and applies these modules to it.
     """
-    paths = {"Transformer": "", "Pooling": _POOLING_FOLDER}
-    paths |= {"Normalize": "2_Normalize"} if head.normalize else {}
+    modules = [("Transformer", ""), ("Pooling", _POOLING_FOLDER)]
+    modules += write_modules(head.modules, folder, find)
+    if head.normalize:
+        modules.append(("Normalize", f"{len(modules)}_Normalize"))
     pooling = {flag: mode == head.pooling for flag, mode in _POOLING_FLAGS.items()}
     settings = {"max_seq_length": head.max_length, "do_lower_case": head.lower_case}
     defaults = {
@@ -272,22 +312,22 @@ def write_sentence_head(head: SentenceHead, folder: Path, *, hidden: int) -> Non
         SETTINGS: settings,
     }
     texts = {path: json.dumps(content, indent=2) + "\n" for path, content in defaults.items()}
-    write_files(folder, paths, {**texts, **head.files})
+    write_files(folder, modules, {**texts, **head.files})
 
 
-def write_files(folder: Path, paths: Mapping[str, str], texts: Mapping[str, str]) -> None:
+def write_files(folder: Path, modules: Sequence[tuple[str, str]], texts: Mapping[str, str]) -> None:
     """Write modules.json, the folders of the modules, and other files.
 
-    `paths` are those of the modules by the names of their classes, and `texts` those of the other
-    files by their paths.
+    `modules` are the names of their classes with their paths, and `texts` those of the other files
+    by their paths.
     """
-    modules = [
+    listed = [
         {"idx": index, "name": str(index), "path": path, "type": f"{_PACKAGE}.{kind}"}
-        for index, (kind, path) in enumerate(paths.items())
+        for index, (kind, path) in enumerate(modules)
     ]
-    for path in paths.values():
+    for _, path in modules:
         (folder / path).mkdir(exist_ok=True)
-    for name, text in {**texts, MODULES: json.dumps(modules, indent=2) + "\n"}.items():
+    for name, text in {**texts, MODULES: json.dumps(listed, indent=2) + "\n"}.items():
         (folder / name).write_text(text, encoding="utf-8")
 
 

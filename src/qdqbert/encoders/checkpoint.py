@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.family import Family, Parts, ReadHead
 from qdqbert.encoders.heads import states
 from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
-from qdqbert.encoders.model import EncoderModel, Head, Layer, Pooling
+from qdqbert.encoders.model import EncoderModel, Head, Layer, Pooling, Step
 from qdqbert.encoders.weights import MissingTensorError, Weights
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.task_kinds import TASK_KINDS, TaskName
@@ -50,7 +50,7 @@ def read_encoder(
     task: TaskName,
     *,
     pooling: Pooling | None = None,
-    normalize: bool = False,
+    steps: Sequence[Step] = (),
     reads_token_types: bool = True,
     notices: list[str] | None = None,
 ) -> EncoderModel:
@@ -62,7 +62,7 @@ def read_encoder(
         task: The task. Some have the head of another one; see `TaskKind.head`.
         pooling: How an embedder makes one vector of the token states; `None` for token states only.
             Families with a way of their own ignore it.
-        normalize: Whether an embedder scales this vector to length 1.
+        steps: What an embedder does with this vector.
         reads_token_types: Whether the tokenizer makes token types.
         notices: Receives sentences for the user about tensors that are left out.
 
@@ -85,7 +85,7 @@ def read_encoder(
     is_inner = _inner_names(parts)
     if kind.is_embedding:
         own = family.embedding
-        heads = states(pooling, normalize=normalize) if own is None else own(parts)
+        heads = states(pooling, *steps) if own is None else own(parts)
     else:
         read = family.heads.get(kind.head or task)
         if read is None:

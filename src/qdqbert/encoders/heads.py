@@ -54,20 +54,18 @@ def scored_choice(pooling: Pooling, *steps: Step) -> tuple[Head, ...]:
     return logits(pooling, *steps, column=0)
 
 
-def states(pooling: Pooling | None, *steps: Step, normalize: bool = False) -> tuple[Head, ...]:
+def states(pooling: Pooling | None, *steps: Step) -> tuple[Head, ...]:
     """Return the heads of an embedder: token states and, if pooling is known, their embedding.
 
     Args:
         pooling: How token states become one vector; `None` leaves the embedding out.
         steps: Steps on the vector.
-        normalize: Whether the embedding is scaled to length 1.
     """
     tokens = Head(pooling="none", steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
     if pooling is None:
         return (tokens,)
     outputs = (HeadOutput(name=EMBEDDING),)
-    last: tuple[Step, ...] = ("normalize",) if normalize else ()
-    return tokens, Head(pooling=pooling, steps=(*steps, *last), outputs=outputs)
+    return tokens, Head(pooling=pooling, steps=steps, outputs=outputs)
 
 
 def decoder(reader: Reader, name: str, bias: str, embeddings: Embeddings) -> Linear:

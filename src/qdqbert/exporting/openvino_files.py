@@ -22,7 +22,7 @@ import numpy as np
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
 from qdqbert.errors import UserInputError
 from qdqbert.exporting.checks import Item
-from qdqbert.exporting.source import LAST_HIDDEN_STATE, Source
+from qdqbert.exporting.source import LAST_HIDDEN_STATE, Source, refuse_modules
 from qdqbert.exporting.tokenizer_file import equivalent_tokenizer
 from qdqbert.tokenizer_files import set_limits
 
@@ -135,6 +135,7 @@ def pooling_of(source: Source) -> dict[str, Any]:
         UserInputError: OpenVINO GenAI has no such pooling.
     """
     known = {"mean": "MEAN", "cls": "CLS"}
+    refuse_modules(source)
     # `load` returns the mean of token states for an encoder without a head.
     pooling = "mean" if source.head is None else source.head.pooling
     if pooling not in known:

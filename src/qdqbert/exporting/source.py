@@ -225,6 +225,21 @@ def _outputs(
     return tuple(names)
 
 
+def refuse_modules(source: Source) -> None:
+    """Refuse embedders that change the pooled vector, where a pipeline pools.
+
+    Raises:
+        UserInputError: The model has modules between its pooling and the last Normalize.
+    """
+    names = ", ".join(each.name for each in source.head.modules) if source.head else ""
+    if names:
+        raise UserInputError(
+            f"The model has {names} after its pooling, and pipelines of this format do not. With "
+            "`returns='sentence_embedding'` the graph computes them.",
+            argument="returns",
+        )
+
+
 def refuse_truncate_dim(source: Source, why: str) -> None:
     """Refuse embedders that keep a part of their dimensions.
 

@@ -24,7 +24,12 @@ from qdqbert.artifact import weights_of
 from qdqbert.errors import UserInputError
 from qdqbert.exporting.checks import Agreement, Item, check_graph
 from qdqbert.exporting.formats import Format
-from qdqbert.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Source
+from qdqbert.exporting.source import (
+    LAST_HIDDEN_STATE,
+    SENTENCE_EMBEDDING,
+    Source,
+    refuse_modules,
+)
 from qdqbert.files import write_json
 from qdqbert.json_files import read_json
 from qdqbert.task_kinds import TASK_KINDS
@@ -56,6 +61,7 @@ def _pooling_of(source: Source) -> Mapping[str, Any]:
     Raises:
         UserInputError: It has no such pooling.
     """
+    refuse_modules(source)
     # `load` returns the mean of token states for an encoder without a head.
     pooling = "mean" if source.head is None else source.head.pooling
     if pooling not in _POOLINGS:

@@ -39,7 +39,7 @@ def encoder_of(checkpoint: Checkpoint) -> EncoderModel:
         Config(values=checkpoint.config.to_dict()),
         checkpoint.task,
         pooling=None if head is None else POOLINGS[head.pooling],
-        normalize=head is not None and head.normalize,
+        steps=checkpoint.head_steps,
     )
     return dataclasses.replace(model, input_names=checkpoint.input_names)
 

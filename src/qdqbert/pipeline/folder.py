@@ -11,6 +11,7 @@ from qdqbert.artifact import QUANTIZATION, RANGES, REPORT, REPORT_PAGE, VERIFICA
 from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.checkpoint.card import CARD, read_card_data
 from qdqbert.checkpoint.cross_encoder import write_cross_encoder
+from qdqbert.checkpoint.load import finder_of
 from qdqbert.checkpoint.sentence import write_sentence_head
 from qdqbert.checkpoint.tokenizer import write_tokenizer
 from qdqbert.evidence.lengths import TextLengths, text_lengths
@@ -66,7 +67,8 @@ def write_model(
     source.config.save_pretrained(folder)
     write_tokenizer(source.tokenizer, folder, max_length=ready.inputs.max_length)
     if source.head is not None:
-        write_sentence_head(source.head, folder, hidden=source.config.hidden_size)
+        find = finder_of(source.name)
+        write_sentence_head(source.head, folder, hidden=source.config.hidden_size, find=find)
     if source.cross_encoder is not None:
         write_cross_encoder(source.cross_encoder, folder)
     write_ranges(ready.calibration, folder / RANGES)

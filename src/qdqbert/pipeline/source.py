@@ -231,7 +231,7 @@ def _read_float(model: ModelPath, found: Description) -> Source:
         Config(values=found.config.to_dict()),
         found.task,
         pooling=None if head is None else POOLINGS[head.pooling],
-        normalize=head is not None and head.normalize,
+        steps=found.head_steps,
         notices=notices,
     )
     check_vocabulary(found.name, found.tokenizer, len(encoder.embeddings.words.rows))

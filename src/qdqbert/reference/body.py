@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
-from qdqbert.encoders.model import Pooling
+from qdqbert.encoders.model import Activation, Linear, Norm, Pooling, Step
+
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+}
+
+
+TensorOf = Callable[[NDArray[Any]], Tensor]
+"""Returns the tensor of an array."""
 
 
 class Body(Protocol):
@@ -50,6 +67,42 @@ def pool(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
     count = mask.sum(dim=1, keepdim=True).to(states.dtype).clamp(min=1e-9)
     total = (states * mask[..., None]).sum(dim=1)
     return total / (count if pooling == "mean" else count.sqrt())
+
+
+def run_steps(x: Tensor, steps: Sequence[Step], tensor: TensorOf) -> Tensor:
+    """Run the steps of a head on vectors `(..., channels)`.
+
+    Args:
+        x: The vectors.
+        steps: The steps, in float.
+        tensor: Returns the tensor of an array.
+    """
+    for step in steps:
+        if isinstance(step, Linear):
+            x = functional.linear(x, tensor(step.weight), tensor(step.bias))
+        elif isinstance(step, Norm):
+            x = run_norm(x, step, tensor)
+        elif step == "normalize":
+            x = functional.normalize(x, dim=-1)
+        else:
+            x = ACTIVATIONS[step](x)
+    return x
+
+
+def tensor_of(array: NDArray[np.generic]) -> Tensor:
+    """Return the tensor of an array, which shares its memory."""
+    with warnings.catch_warnings():
+        # Arrays of files are read-only, and nothing is written to them.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def run_norm(x: Tensor, norm: Norm, tensor: TensorOf) -> Tensor:
+    """Return normalized vectors. See `run_steps`."""
+    weight, bias = tensor(norm.weight), tensor(norm.bias)
+    if norm.subtracts_mean:
+        return functional.layer_norm(x, weight.shape, weight, bias, norm.epsilon)
+    return functional.rms_norm(x, weight.shape, weight, norm.epsilon) + bias
 
 
 def to_numpy(outputs: tuple[Tensor, ...], names: Sequence[str]) -> dict[str, Any]:

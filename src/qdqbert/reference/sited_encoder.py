@@ -7,9 +7,7 @@ meaning.
 
 from __future__ import annotations
 
-import functools
 import itertools
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +19,6 @@ from torch.nn import functional
 
 from qdqbert.encoders.model import (
     TAIL_STATES,
-    Activation,
     Attention,
     Convolution,
     Embeddings,
@@ -33,7 +30,6 @@ from qdqbert.encoders.model import (
     RelativePositions,
     Residual,
     Rotary,
-    Step,
     Table,
 )
 from qdqbert.encoders.sites import (
@@ -46,19 +42,10 @@ from qdqbert.encoders.sites import (
     tables_of,
 )
 from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.reference.body import pool
+from qdqbert.reference.body import ACTIVATIONS, pool, run_norm, run_steps, tensor_of
 from qdqbert.reference.modules import QuantEmbedding, QuantizedLinear
 from qdqbert.reference.sited_model import SitedModel
 from qdqbert.spec import LOCAL, RESIDUAL, SiteGroup, linear_sites
-
-_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
-    "relu": functional.relu,
-    "silu": functional.silu,
-    "tanh": torch.tanh,
-}
-
 
 RunTail = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 """Computes the outputs of a tail from its inputs, all by name."""
@@ -220,12 +207,8 @@ class SitedEncoder(nn.Module):
     def tensor(self, array: NDArray[np.generic]) -> Tensor:
         """Return the tensor of an array, which shares its memory."""
         if id(array) not in self._tensors:
-            with warnings.catch_warnings():
-                # Arrays of files are read-only, and nothing is written to them.
-                warnings.simplefilter("ignore", UserWarning)
-                made = torch.from_numpy(np.ascontiguousarray(array))
             # The array stays alive, so that no other one gets its id.
-            self._tensors[id(array)] = (array, made)
+            self._tensors[id(array)] = (array, tensor_of(array))
         return self._tensors[id(array)][1]
 
     def at(self, site: str, x: Tensor) -> Tensor:
@@ -257,10 +240,7 @@ class SitedEncoder(nn.Module):
         """Return a normalized tensor."""
         if norm is None:
             return x
-        weight, bias = self.tensor(norm.weight), self.tensor(norm.bias)
-        if norm.subtracts_mean:
-            return functional.layer_norm(x, weight.shape, weight, bias, norm.epsilon)
-        return functional.rms_norm(x, weight.shape, weight, norm.epsilon) + bias
+        return run_norm(x, norm, self.tensor)
 
     def _embed(
         self, embeddings: Embeddings, ids: Tensor, mask: Tensor, types: Tensor | None
@@ -300,24 +280,13 @@ class SitedEncoder(nn.Module):
             self.tensor(convolution.linear.bias),
             padding="same",
         )
-        activated = _ACTIVATIONS[convolution.activation](added.transpose(1, 2))
+        activated = ACTIVATIONS[convolution.activation](added.transpose(1, 2))
         return self.norm(x + activated, convolution.norm)
 
     def _head(self, states: Tensor, mask: Tensor, head: Head) -> Tensor:
-        x = self._steps(states, head.steps[: head.token_steps])
-        return self._steps(pool(x, mask, head.pooling), head.steps[head.token_steps :])
-
-    def _steps(self, x: Tensor, steps: Sequence[Step]) -> Tensor:
-        for step in steps:
-            if isinstance(step, Linear):
-                x = self.linear(x, step)
-            elif isinstance(step, Norm):
-                x = self.norm(x, step)
-            elif step == "normalize":
-                x = functional.normalize(x, dim=-1)
-            else:
-                x = _ACTIVATIONS[step](x)
-        return x
+        x = run_steps(states, head.steps[: head.token_steps], self.tensor)
+        pooled = pool(x, mask, head.pooling)
+        return run_steps(pooled, head.steps[head.token_steps :], self.tensor)
 
 
 class Masks:
@@ -367,7 +336,7 @@ class _EncoderLayer(nn.Module):
         normed = model.norm(x, layer.up_norm)
         wide, *gates = model.read(normed, [layer.up, *filter(None, [layer.gate])])
         wide = model.at(f"{parent_of(layer.up)}.activation_input_quantizer", wide)
-        wide = _ACTIVATIONS[layer.activation](wide)
+        wide = ACTIVATIONS[layer.activation](wide)
         for gate in gates:
             wide = wide * gate
         (local,) = model.read(wide, [layer.down])

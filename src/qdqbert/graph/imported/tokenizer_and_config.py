@@ -207,6 +207,12 @@ def _pooling_notices(path: Path, layout: object, runner: GraphRunner) -> tuple[s
             f"modules.json specifies pooling {layout.pooling}, but {use} So embeddings are not "
             f"those of the model. {advice}.",
         )
+    if layout.modules:
+        names = ", ".join(each.name for each in layout.modules)
+        return (
+            f"modules.json specifies {names} after the pooling, but {use} So embeddings are not "
+            f"those of the model. {advice}.",
+        )
     if layout.normalize:
         return (
             f"modules.json specifies vectors of length 1, but {use} Pass "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import CONFIG, QUANTIZATION, QUANTIZATION_FORMAT
+from qdqbert.checkpoint.sentence import file_finder
 from qdqbert.choices import PoolingMode, Precision
 from qdqbert.encoders.checkpoint import family_of, read_encoder
 from qdqbert.encoders.heads import POOLINGS
@@ -65,7 +66,7 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
         checkpoint.config,
         checkpoint.task,
         pooling=POOLINGS[pooling],
-        normalize=head is not None and head.normalize,
+        steps=() if head is None else head.steps(file_finder(checkpoint.folder)),
         reads_token_types=_reads_token_types(checkpoint.tokenizer_config),
     )
 

@@ -12,6 +12,7 @@ from qdqbert.artifact import CONFIG
 from qdqbert.cache import kept_digest
 from qdqbert.checkpoint.cross_encoder import read_layout, task_of_files
 from qdqbert.checkpoint.sentence import SentenceHead, folder_reader, join
+from qdqbert.checkpoint.sentence_modules import WEIGHTS
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.weights import weight_files
 from qdqbert.engines.native.instruction_sets import choose_set
@@ -116,4 +117,9 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
         digest.update(f"{name}\n{text}".encode())
     head = checkpoint.head
     digest.update(repr((checkpoint.task, head and (head.pooling, head.normalize))).encode())
+    for module in head.modules if head else ():
+        digest.update(repr(module).encode())
+        path = checkpoint.folder / module.path / WEIGHTS
+        if path.is_file():
+            digest.update(bytes.fromhex(kept_digest(path)))
     return digest.hexdigest()[:32]

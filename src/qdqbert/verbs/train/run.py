@@ -15,7 +15,7 @@ from torch import nn
 
 from qdqbert.artifact import TRAINING, TRAINING_FORMAT, read_training, writing
 from qdqbert.checkpoint.cross_encoder import write_cross_encoder
-from qdqbert.checkpoint.load import Checkpoint
+from qdqbert.checkpoint.load import Checkpoint, finder_of
 from qdqbert.checkpoint.sentence import write_sentence_head
 from qdqbert.checkpoint.tokenizer import write_tokenizer
 from qdqbert.errors import MissingExtraError, UserInputError, naming
@@ -142,6 +142,13 @@ def load_student(
             task=task.name,
             new_head=classes,
             pooling=options.task_options.pooling,
+        )
+    if checkpoint.head is not None and checkpoint.head.modules:
+        names = ", ".join(each.name for each in checkpoint.head.modules)
+        raise UserInputError(
+            f"{options.model!r} has {names} after the pooling, which `train` does not train. Train "
+            "it with sentence-transformers, and quantize the result.",
+            argument="model",
         )
     if task is MULTI_LABEL_CLASSIFICATION:
         # transformers then computes the loss of independent classes.
@@ -282,7 +289,8 @@ def write_folder(
         model.save_pretrained(folder)
         write_tokenizer(checkpoint.tokenizer, folder, max_length=checkpoint.max_length)
         if checkpoint.head is not None:
-            write_sentence_head(checkpoint.head, folder, hidden=checkpoint.config.hidden_size)
+            find, hidden = finder_of(checkpoint.name), checkpoint.config.hidden_size
+            write_sentence_head(checkpoint.head, folder, hidden=hidden, find=find)
         if checkpoint.cross_encoder is not None:
             write_cross_encoder(checkpoint.cross_encoder, folder)
         if (checkpoints / _EVENTS).is_dir():

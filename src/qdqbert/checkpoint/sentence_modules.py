@@ -1,0 +1,148 @@
+"""The modules of sentence-transformers between the pooling and the last Normalize."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from qdqbert.encoders.model import Activation, Floats, Linear, Norm, Step
+from qdqbert.encoders.weights import Weights
+from qdqbert.errors import CheckpointError
+from qdqbert.json_files import Fields, damaged, parse_object
+
+ModuleName = Literal["Dense", "LayerNorm", "Normalize"]
+MODULES_AFTER_POOLING: tuple[ModuleName, ...] = get_args(ModuleName)
+
+WEIGHTS = "model.safetensors"
+
+FindFile = Callable[[str], Path | None]
+"""Returns a file of the checkpoint by its path in it, `None` if it does not exist."""
+
+# Classes of torch, by the last part of their names; `None` does nothing.
+_ACTIVATIONS: Mapping[str, Activation | None] = {
+    "GELU": "gelu",
+    "Identity": None,
+    "ReLU": "relu",
+    "SiLU": "silu",
+    "Tanh": "tanh",
+}
+# Vectors that a module may read and write.
+_VECTOR = (None, "sentence_embedding")
+_LARGEST = 2**16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadModule:
+    """A module that changes the vector of a text.
+
+    Attributes:
+        name: Name of its class.
+        path: Its folder in the checkpoint.
+        config: Content of its config.json.
+    """
+
+    name: ModuleName
+    path: str
+    config: Mapping[str, Any]
+
+
+def head_module(name: ModuleName, path: str, config: str | None) -> HeadModule:
+    """Return a module, given the text of its config.json.
+
+    Raises:
+        CheckpointError: The config is damaged, or the module computes something else.
+    """
+    place = f"{path}/config.json"
+    content = parse_object(config or "{}", place)
+    fields = Fields(content, lambda reason: damaged(place, reason))
+    if name == "Dense":
+        for size in ("in_features", "out_features"):
+            fields.integer(size, 1, _LARGEST)
+        activation = content.get("activation_function", "torch.nn.modules.activation.Tanh")
+        known = ", ".join(_ACTIVATIONS)
+        # sentence-transformers runs no other code, and takes Tanh, for which it was not trained.
+        is_known = str(activation).startswith("torch.") and _class(activation) in _ACTIVATIONS
+        for key, is_supported, why in (
+            ("activation_function", is_known, f"expected one of torch's {known}"),
+            ("use_residual", not content.get("use_residual"), "no residual is added"),
+            ("module_input_name", content.get("module_input_name") in _VECTOR, "no other is read"),
+            ("module_output_name", content.get("module_output_name") in _VECTOR, "no other is"),
+        ):
+            if not is_supported:
+                raise CheckpointError(
+                    f"{place} has {key}={content[key]!r}, which is not supported: {why}."
+                )
+    if name == "LayerNorm":
+        fields.integer("dimension", 1, _LARGEST)
+    return HeadModule(name=name, path=path, config=content)
+
+
+def steps_of(modules: tuple[HeadModule, ...], find: FindFile) -> tuple[Step, ...]:
+    """Return modules as steps of a head, in float.
+
+    Raises:
+        CheckpointError: A file of weights is missing or damaged, or a weight has another shape.
+    """
+    steps: list[Step] = []
+    for module in modules:
+        if module.name == "Normalize":
+            steps.append("normalize")
+            continue
+        file = find(f"{module.path}/{WEIGHTS}")
+        if file is None:
+            raise CheckpointError(
+                f"The module {module.path!r} of modules.json has no {WEIGHTS}. Save the model with "
+                "`safe_serialization=True`: pickled weights are not read."
+            )
+        weights, config = Weights(file.parent), module.config
+        if module.name == "LayerNorm":
+            shape = (config["dimension"],)
+            gain, bias = (_tensor(weights, f"norm.{each}", shape) for each in ("weight", "bias"))
+            steps.append(Norm(weight=gain, bias=bias, epsilon=1e-5))
+            continue
+        inputs, outputs = config["in_features"], config["out_features"]
+        bias = np.zeros(outputs, np.float32)
+        if config.get("bias", True):
+            bias = _tensor(weights, "linear.bias", (outputs,))
+        weight = _tensor(weights, "linear.weight", (outputs, inputs))
+        steps.append(Linear(weight=weight, weight_scale=None, bias=bias, codes=None))
+        activation = _ACTIVATIONS[_class(config.get("activation_function", "Tanh"))]
+        steps += [activation] if activation else []
+    return tuple(steps)
+
+
+def write_modules(
+    modules: tuple[HeadModule, ...], folder: Path, find: FindFile
+) -> list[tuple[str, str]]:
+    """Copy modules to a folder, and return the names of their classes with their new paths."""
+    made = []
+    for index, module in enumerate(modules, start=2):
+        path = f"{index}_{module.name}"
+        (folder / path).mkdir(exist_ok=True)
+        if module.config:
+            text = json.dumps(dict(module.config), indent=2) + "\n"
+            (folder / path / "config.json").write_text(text, encoding="utf-8")
+        file = find(f"{module.path}/{WEIGHTS}")
+        if file is not None:
+            shutil.copyfile(file, folder / path / WEIGHTS)
+        made.append((str(module.name), path))
+    return made
+
+
+def _class(activation: object) -> str:
+    return str(activation).rpartition(".")[2]
+
+
+def _tensor(weights: Weights, name: str, shape: tuple[int, ...]) -> Floats:
+    if weights.shape(name) != shape:
+        raise CheckpointError(
+            f"Tensor `{name}` of {str(weights.path)!r} has the shape {weights.shape(name)}, and "
+            f"its config.json asks for {shape}."
+        )
+    return weights.read(name)
