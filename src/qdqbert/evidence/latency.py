@@ -18,6 +18,10 @@ from qdqbert.evidence.processes import WorkerProcess, open_worker
 
 _WORKER = "qdqbert.evidence.worker"
 
+ROUNDS = 3
+"""Slices of each candidate and shape in reports that have latency among other things."""
+_SHAPES = ((1, 32), (8, 128))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
@@ -67,6 +71,11 @@ class Timing:
 def speedup(slower: Timing, faster: Timing) -> float:
     """Return the median over rounds of the ratio of two latencies."""
     return statistics.median(a / b for a, b in zip(slower.rounds_ms, faster.rounds_ms, strict=True))
+
+
+def usual_shapes(longest: int) -> list[tuple[int, int]]:
+    """Return the `(batch, sequence)` of such reports, for a model of so many tokens at most."""
+    return list(dict.fromkeys((batch, min(sequence, longest)) for batch, sequence in _SHAPES))
 
 
 def time_candidates(

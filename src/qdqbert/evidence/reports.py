@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 from qdqbert.evidence.batch_invariance import BatchInvariance
 from qdqbert.evidence.fidelity import Fidelity
+from qdqbert.evidence.latency import Timing, speedup
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
 from qdqbert.evidence.lowering import LayerFidelity, LoweringCheck
 from qdqbert.evidence.predictions import ChangedExample
@@ -42,6 +44,20 @@ class LatencyReport:
     def varied(self) -> bool:
         """Whether the rounds differed so much that `speedup` is not the ratio of the medians."""
         return abs(self.speedup * self.int8_ms / self.float_ms - 1) > _MOST_VARIATION
+
+
+def latency_reports(floats: Sequence[Timing], int8: Sequence[Timing]) -> tuple[LatencyReport, ...]:
+    """Pair the timings of float and of INT8, which are at the same shapes."""
+    return tuple(
+        LatencyReport(
+            batch=fast.batch,
+            sequence=fast.sequence,
+            float_ms=slow.median_ms,
+            int8_ms=fast.median_ms,
+            speedup=speedup(slow, fast),
+        )
+        for slow, fast in zip(floats, int8, strict=True)
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from qdqbert.artifact import MODEL, size_bytes
 from qdqbert.choices import ENGINE_NAMES, EngineName, VerificationData
 from qdqbert.encoding import Batch, first_rows
 from qdqbert.engines.runner import float_engine, is_installed, open_runner
-from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
+from qdqbert.evidence.latency import ROUNDS, Candidate, Timing, time_candidates, usual_shapes
 from qdqbert.evidence.lowering import Reference, check_lowering, layer_fidelity
-from qdqbert.evidence.reports import LatencyReport, Sensitivity, TargetReport
+from qdqbert.evidence.reports import LatencyReport, Sensitivity, TargetReport, latency_reports
 from qdqbert.evidence.saturation import Overflow, SaturationCheck
 from qdqbert.evidence.vector_recall import vector_recall
 from qdqbert.evidence.verification import VerificationRow, measure_rows
@@ -32,8 +32,6 @@ from qdqbert.task_kinds import TASK_KINDS
 
 # Name of the float graph among the graphs that are timed, which no target has.
 _REFERENCE = "reference"
-_SHAPES = ((1, 32), (8, 128))
-_ROUNDS = 3
 # The layer check keeps the states of all layers in memory, for this number of tokens in a batch.
 _CHECKED_BATCHES = 2
 _CHECKED_TOKENS = 1024
@@ -116,7 +114,7 @@ def measure(
             dataclasses.replace(
                 report,
                 overflows=overflows[each.plan.target.name],
-                latency=tuple(_latency(timings, each.plan, engine)),
+                latency=_latency(timings, each.plan, engine),
             )
         )
     return tuple(reports)
@@ -214,31 +212,23 @@ def _time(
         )
         for name, engine, model in models
     ]
-    longest = evidence.ready.inputs.max_length
-    shapes = list(dict.fromkeys((batch, min(sequence, longest)) for batch, sequence in _SHAPES))
-    total = len(candidates) * len(shapes) * _ROUNDS
+    shapes = usual_shapes(evidence.ready.inputs.max_length)
+    total = len(candidates) * len(shapes) * ROUNDS
     with progress.stage("Timing float and INT8", total) as advance:
-        return time_candidates(candidates, shapes, rounds=_ROUNDS, advance=advance)
+        return time_candidates(candidates, shapes, rounds=ROUNDS, advance=advance)
 
 
-def _latency(timings: Sequence[Timing], plan: Plan, engine: EngineName) -> list[LatencyReport]:
+def _latency(
+    timings: Sequence[Timing], plan: Plan, engine: EngineName
+) -> tuple[LatencyReport, ...]:
     """Pair the timings of one graph with the float graph's."""
     mine: Mapping[str, list[Timing]] = {
         name: [each for each in timings if each.name == name and each.engine == used]
         for name, used in ((_REFERENCE, float_engine(engine)), (plan.target.name, engine))
     }
     if plan.target.is_proxy:
-        return []
-    return [
-        LatencyReport(
-            batch=fast.batch,
-            sequence=fast.sequence,
-            float_ms=slow.median_ms,
-            int8_ms=fast.median_ms,
-            speedup=speedup(slow, fast),
-        )
-        for slow, fast in zip(mine[_REFERENCE], mine[plan.target.name], strict=True)
-    ]
+        return ()
+    return latency_reports(mine[_REFERENCE], mine[plan.target.name])
 
 
 def _in_pytorch(plan: Plan, ready: Ready, known: list[_InPyTorch]) -> _InPyTorch:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.findings import Storage
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
+from qdqbert.evidence.reports import LatencyReport
 from qdqbert.reporting.comparison import (
     TERMS,
     closeness,
@@ -24,8 +25,10 @@ from qdqbert.reporting.document import (
     counted,
     interval_text,
     short_name,
+    span,
 )
 from qdqbert.reporting.findings import findings_section
+from qdqbert.reporting.graphs import latency_row
 from qdqbert.reporting.report import Report
 from qdqbert.tasks.task import Metric
 
@@ -49,9 +52,10 @@ class EvaluateReport(Report):
         limits: Check of each limit of the call.
         storage: How the weights of a quantized .onnx file are stored, and what is wrong with it.
             `None` for other models.
-        size_bytes: Size of the model; `None` for a checkpoint.
-        reference_bytes: Size of the reference: of its file, or of a checkpoint's weights in
-            float32.
+        latency: Latency of the model next to the reference's on the same engine, one entry for
+            each shape; none if it was not measured.
+        size_bytes: Size of the model: of its file, or of a checkpoint's weights in float32.
+        reference_bytes: Size of the reference in the same way, if there is one.
         leaked_examples: Number of examples that the model was calibrated on.
         cpu: Name of the CPU.
         cpu_features: Its features that matter for INT8, under Linux' names.
@@ -77,6 +81,7 @@ class EvaluateReport(Report):
     limits: tuple[LimitCheck, ...]
     leaked_examples: int
     storage: Storage | None = None
+    latency: tuple[LatencyReport, ...] = ()
     size_bytes: int | None = None
     reference_bytes: int | None = None
     cpu: str
@@ -108,8 +113,11 @@ class EvaluateReport(Report):
             facts.append(close[1])
         reference = "" if self.reference is None else "reference"
         table = quality({"model": self}, reference, self.reference_metrics, self.task)
-        rows = [*table.rows, *self._sizes()]
+        rows = [*table.rows, *map(latency_row, self.latency), *self._sizes()]
         table = dataclasses.replace(table, rows=rows)
+        if self.latency:
+            ratios = span([each.speedup for each in self.latency], ".2f")
+            facts.append(f"{ratios} times as fast")
         if self.storage is not None:
             facts.append(counted(len(self.storage.findings), "finding"))
         measured = "The metrics of" if self.metrics else "Predictions of"

@@ -92,7 +92,7 @@ def speed(targets: Sequence[TargetReport], float_bytes: int) -> Section:
     rows: list[tuple[str | Cell | None, ...]] = []
     for shape in slow.latency if slow else ():
         found = [_at(each, shape) for each in targets]
-        texts = f"{counted(shape.batch, 'text')} of {shape.sequence} tokens"
+        texts = _shape_name(shape)
         times = (None if each is None else _time(shape.float_ms, each) for each in found)
         rows.append((texts, bar(shape.float_ms, "{:.1f} ms"), *times))
         if shape.batch > 1:
@@ -115,6 +115,15 @@ def speed(targets: Sequence[TargetReport], float_bytes: int) -> Section:
     return Section(
         f"How {'fast and how ' if slow else ''}large is it?", text if slow else "", table
     )
+
+
+def latency_row(each: LatencyReport) -> tuple[str, Cell, Cell]:
+    """Return a row with the latency of float, and of INT8 on the same engine."""
+    return _shape_name(each), bar(each.float_ms, "{:.1f} ms"), _time(each.float_ms, each)
+
+
+def _shape_name(each: LatencyReport) -> str:
+    return f"{counted(each.batch, 'text')} of {each.sequence} tokens"
 
 
 def _at(each: TargetReport, shape: LatencyReport) -> LatencyReport | None:

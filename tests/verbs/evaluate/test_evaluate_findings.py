@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import flat
 from qdqbert.cli import main
+from qdqbert.engines.runner import open_runner
 from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.evidence.latency import Candidate, Timing
+from qdqbert.verbs.evaluate import speed
 from third_party import LOUD
 
 TEXTS = "the cat sat on the book\nrain\na dog in the city\nme\n"
@@ -70,6 +76,68 @@ def test_tasks_that_read_no_plain_texts_need_data(tiny_artifact) -> None:
     checkpoint, folder = tiny_artifact("AutoModelForTokenClassification")
     with pytest.raises(UserInputError, match="cannot be compared on the built-in sentences"):
         flat.evaluate(folder, reference=checkpoint)
+
+
+@pytest.fixture
+def timed(monkeypatch) -> list[Candidate]:
+    """Run what would be timed once, and pretend that INT8 is three times as fast."""
+    seen: list[Candidate] = []
+
+    def run_once(candidates: Sequence[Candidate], shapes: Any, **_: Any) -> list[Timing]:
+        seen.extend(candidates)
+        inputs = {
+            name: np.ones((1, 4), np.int64)
+            for name in ("input_ids", "attention_mask", "token_type_ids")
+        }
+        for each in candidates:
+            outputs = open_runner(each.engine, each.model).run(inputs)
+            assert outputs["logits"].shape == (1, 3)
+        return [
+            Timing(
+                name=each.name,
+                engine=each.engine,
+                batch=batch,
+                sequence=sequence,
+                median_ms=milliseconds,
+                rounds_ms=(milliseconds,),
+                precision="float32",
+            )
+            for batch, sequence in shapes
+            for each, milliseconds in zip(candidates, (6.0, 2.0), strict=True)
+        ]
+
+    monkeypatch.setattr(speed, "time_candidates", run_once)
+    return seen
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_both_are_timed_on_the_same_engine(third_party, reference, timed, is_file) -> None:
+    float_model = third_party("float") if is_file else reference
+    report = flat.evaluate(
+        third_party("dynamic"),
+        reference=float_model,
+        tokenizer=reference,
+        max_examples=4,
+        benchmark=True,
+    )
+    assert [(each.engine, each.model.stem) for each in timed] == [
+        ("onnxruntime", "float"),
+        ("onnxruntime", "int8"),
+    ]
+    # The model reads 64 tokens.
+    assert [
+        (each.batch, each.sequence, each.float_ms, each.int8_ms, each.speedup)
+        for each in report.latency
+    ] == [(1, 32, 6.0, 2.0, 3.0), (8, 64, 6.0, 2.0, 3.0)]
+    assert "3.00 times as fast" in report.document().facts
+
+
+def test_only_files_and_their_float_models_are_timed(third_party, quantized, reference) -> None:
+    folder = quantized("classifier").directory
+    for model, other in ((reference, reference), (third_party("qdq"), folder)):
+        with pytest.raises(UserInputError, match="Run `qdqbert benchmark`") as caught:
+            flat.evaluate(model, reference=other, benchmark=True)
+        assert caught.value.argument == "benchmark"
 
 
 def test_the_exit_status_and_the_page_tell_what_json_has(

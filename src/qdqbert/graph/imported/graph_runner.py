@@ -18,7 +18,7 @@ from qdqbert.errors import CheckpointError, QdqBertError, UserInputError
 from qdqbert.graph.imported.file_errors import file_errors, one_line
 from qdqbert.graph.imported.fixed_shapes import at_any_size
 from qdqbert.graph.imported.onnx_file import load_graph, stored_bytes
-from qdqbert.graph.imported.renamed_copy import write_renamed_copy
+from qdqbert.graph.imported.renamed_copy import RenamedCopy, write_renamed_copy
 
 
 class GraphRunner:
@@ -146,24 +146,15 @@ def open_graph_file(
         UserInputError: The file cannot be read, does not fit the task, or does not run on the
             engine.
     """
-    inputs, outputs = input_names or {}, output_names or {}
     with tempfile.TemporaryDirectory() as scratch:
-        with file_errors(path):
-            model = load_graph(path)
-            size_bytes = stored_bytes(model, path)
-            if skip_unknown_names:
-                known = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
-                inputs, outputs = (
-                    {role: name for role, name in names.items() if name in known}
-                    for names in (inputs, outputs)
-                )
-            copy = write_renamed_copy(
-                model,
-                Path(scratch) / path.name,
-                task=task,
-                input_names=inputs,
-                output_names=outputs,
-            )
+        copy, size_bytes, names = copy_to_run(
+            path,
+            Path(scratch) / path.name,
+            task=task,
+            input_names=input_names,
+            output_names=output_names,
+            skip_unknown_names=skip_unknown_names,
+        )
         try:
             runner = open_runner(engine, copy.path, provider=provider)
         # It names the copy.
@@ -178,10 +169,44 @@ def open_graph_file(
         at_any_size(runner, copy.sizes, task),
         path,
         vocabulary_size=copy.vocabulary_size,
-        matched_names=frozenset((*inputs, *outputs)),
+        matched_names=names,
         max_length=copy.max_length,
         size_bytes=size_bytes,
     )
+
+
+def copy_to_run(
+    path: Path,
+    copy: Path,
+    *,
+    task: str,
+    input_names: Mapping[str, str] | None = None,
+    output_names: Mapping[str, str] | None = None,
+    skip_unknown_names: bool = False,
+) -> tuple[RenamedCopy, int, frozenset[str]]:
+    """Write a copy of an .onnx file that has transformers' names; see `open_graph_file`.
+
+    Returns:
+        The copy, the size of the file in bytes, and transformers' names of the inputs and outputs
+        that were found by the names that the user gave.
+
+    Raises:
+        UserInputError: The file cannot be read, or does not fit the task.
+    """
+    inputs, outputs = input_names or {}, output_names or {}
+    with file_errors(path):
+        model = load_graph(path)
+        size_bytes = stored_bytes(model, path)
+        if skip_unknown_names:
+            known = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+            inputs, outputs = (
+                {role: name for role, name in names.items() if name in known}
+                for names in (inputs, outputs)
+            )
+        renamed = write_renamed_copy(
+            model, copy, task=task, input_names=inputs, output_names=outputs
+        )
+    return renamed, size_bytes, frozenset((*inputs, *outputs))
 
 
 def _not_run(path: Path, engine: EngineName, error: Exception) -> UserInputError:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from qdqbert.artifact import is_artifact
 from qdqbert.choices import EngineName, ProviderName, TargetName
 from qdqbert.errors import UserInputError
 from qdqbert.objects import ModelOption, OptionalData, OptionalModel, OptionalPath, SavedModel
@@ -36,6 +39,8 @@ class EvaluateOptions(BatchCall):
             number.
         output: Folder for `predictions.jsonl`, `report.html` and the files of the task. With a
             reference, `changed.jsonl` lists the predictions that differ, the largest change first.
+        benchmark: Also measure the latency of an .onnx file and of its reference, on the same
+            engine. They take turns in processes of their own.
         limits: What has to hold, compared with the reference.
     """
 
@@ -48,6 +53,7 @@ class EvaluateOptions(BatchCall):
     max_examples: int | None = option(default=None, at_least=1)
     allow_leakage: bool = False
     output: OptionalPath = option(default=None, short="o")
+    benchmark: bool = False
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
@@ -69,6 +75,13 @@ class EvaluateOptions(BatchCall):
                 "`data` is missing. Pass labeled examples, or the float model as `reference`, with "
                 "which the model is compared on built-in sentences.",
                 argument="data",
+            )
+        is_float = self.reference is not None and not is_artifact(Path(self.reference))
+        if self.benchmark and not (is_float and is_onnx_file(self.model)):
+            raise UserInputError(
+                "`benchmark=True` compares an .onnx file as `model` with a checkpoint or an .onnx "
+                "file as `reference`. Run `qdqbert benchmark` for other models.",
+                argument="benchmark",
             )
         if not self.onnx_files:
             check_onnx_options(self.onnx, self.model)

@@ -41,6 +41,7 @@ from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Predictions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
+from qdqbert.verbs.evaluate.speed import time_both
 from qdqbert.verbs.evaluate.streams import predict_in_streams
 from qdqbert.verbs.evaluate.subject import (
     Subject,
@@ -88,6 +89,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
     if theirs is not None:
         with progress.stage("Computing intervals"):
             comparison = baseline.compare(ours)
+    latency = time_both(options, subject, progress) if options.benchmark else ()
     report = EvaluateReport(
         model=str(options.model),
         task=subject.task.name,
@@ -103,6 +105,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         limits=() if comparison is None else comparison.check(options.limits),
         leaked_examples=leaked,
         storage=_storage(options.model),
+        latency=latency,
         size_bytes=subject.size_bytes,
         reference_bytes=None if reference is None else reference.size_bytes,
         cpu=cpu_name(),

@@ -1,0 +1,76 @@
+"""Time an .onnx file and its float reference next to each other, on the same engine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from qdqbert.evidence.latency import ROUNDS, Candidate, time_candidates, usual_shapes
+from qdqbert.evidence.reports import LatencyReport, latency_reports
+from qdqbert.graph.check import save_graph
+from qdqbert.graph.imported.graph_runner import GraphRunner, copy_to_run
+from qdqbert.graph.of_checkpoint import graph_of
+from qdqbert.graph.qdq import float_graph
+from qdqbert.models.quantized import load_model
+from qdqbert.options import is_onnx_file
+from qdqbert.progress import Progress
+from qdqbert.task_kinds import TASK_KINDS
+from qdqbert.verbs.evaluate.options import EvaluateOptions
+from qdqbert.verbs.evaluate.subject import Subject
+
+# A file may lack a table of words. Those of BERT models are all larger.
+_ANY_VOCABULARY = 1000
+
+
+def time_both(
+    options: EvaluateOptions, subject: Subject, progress: Progress
+) -> tuple[LatencyReport, ...]:
+    """Return the latency of the model of a call and of its reference, shape by shape.
+
+    Each runs in a process of its own, and they take turns.
+
+    Raises:
+        UserInputError: A file cannot be read, or does not fit the task.
+    """
+    assert options.reference is not None
+    with tempfile.TemporaryDirectory() as scratch:
+        files = []
+        for name, model in (("float", options.reference), ("int8", options.model)):
+            files.append(Path(scratch) / f"{name}.onnx")
+            _write(model, files[-1], subject.task.name, options)
+        runner = subject.runner
+        vocabulary = runner.vocabulary_size if isinstance(runner, GraphRunner) else None
+        candidates = [
+            Candidate(
+                name=path.stem,
+                engine=subject.engine,
+                model=path,
+                vocab_size=vocabulary or _ANY_VOCABULARY,
+                choices=TASK_KINDS[subject.task.name].choices,
+                provider=options.provider,
+            )
+            for path in files
+        ]
+        shapes = usual_shapes(subject.max_length)
+        with progress.stage("Timing both", len(files) * len(shapes) * ROUNDS) as advance:
+            timings = time_candidates(candidates, shapes, rounds=ROUNDS, advance=advance)
+    floats, int8 = ([x for x in timings if x.name == each.name] for each in candidates)
+    return latency_reports(floats, int8)
+
+
+def _write(model: str | os.PathLike[str], path: Path, task: str, options: EvaluateOptions) -> None:
+    """Write a checkpoint or an .onnx file as a graph with transformers' names."""
+    if not is_onnx_file(model):
+        pooling = options.task_options.pooling
+        checkpoint = load_model(os.fspath(model), task=task, pooling=pooling)
+        save_graph(float_graph(graph_of(checkpoint)), path, temporary=True)
+        return
+    copy_to_run(
+        Path(model),
+        path,
+        task=task,
+        input_names=options.onnx.input_names,
+        output_names=options.onnx.output_names,
+        skip_unknown_names=len(options.onnx_files) > 1,
+    )
