@@ -53,6 +53,9 @@ from qdqbert.spec import QdqStyle, Range, TensorSpec, input_site_of, is_residual
 SITE_DOMAIN = "qdqbert"
 """Domain of the `Site` nodes."""
 
+# Bytes of a weight after which free memory is worth returning.
+_LARGE = 2**20
+
 
 def sites_of(graph: ir.Graph) -> list[ir.Node]:
     """Return the site nodes of a graph, in the order of the graph."""
@@ -121,7 +124,8 @@ def insert_qdq(
             rounds_up = rounding_of(roundings, name, weight.shape[-1], specs)
             _lower_weight(model.graph, node, name, weight, spec, amax, rounds_up, mean)
             # Rounding leaves a few times as much memory as a weight has.
-            release_memory()
+            if weight.nbytes >= _LARGE:
+                release_memory()
         elif spec is None:
             _remove_site(model.graph, node)
         elif name not in ranges and not spec.dynamic:
