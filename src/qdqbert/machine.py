@@ -88,6 +88,10 @@ def cpu_name(root: Path = _ROOT) -> str:
     return platform.processor() or platform.machine()
 
 
+LARGE = 2**20
+"""Bytes of a tensor after which free memory is worth returning."""
+
+
 def release_memory() -> None:
     """Return memory that is free to the operating system, where the C library can.
 

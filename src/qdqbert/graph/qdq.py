@@ -40,7 +40,7 @@ from qdqbert.graph.edit import (
     tidy,
 )
 from qdqbert.graph.shared_table import add_shared_table
-from qdqbert.machine import release_memory
+from qdqbert.machine import LARGE, release_memory
 from qdqbert.numerics.affine import (
     QuantizationParameters,
     parameters_of,
@@ -52,9 +52,6 @@ from qdqbert.spec import QdqStyle, Range, TensorSpec, input_site_of, is_residual
 
 SITE_DOMAIN = "qdqbert"
 """Domain of the `Site` nodes."""
-
-# Bytes of a weight after which free memory is worth returning.
-_LARGE = 2**20
 
 
 def sites_of(graph: ir.Graph) -> list[ir.Node]:
@@ -124,7 +121,7 @@ def insert_qdq(
             rounds_up = rounding_of(roundings, name, weight.shape[-1], specs)
             _lower_weight(model.graph, node, name, weight, spec, amax, rounds_up, mean)
             # Rounding leaves a few times as much memory as a weight has.
-            if weight.nbytes >= _LARGE:
+            if weight.nbytes >= LARGE:
                 release_memory()
         elif spec is None:
             _remove_site(model.graph, node)

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from qdqbert.errors import CalibrationError
+from qdqbert.machine import LARGE, release_memory
 from qdqbert.numerics.affine import (
     QuantizationParameters,
     dequantize,
@@ -175,6 +176,9 @@ def quantizing(
             rounds_up = rounding_of(roundings, site.name, weight.shape[1], specs)
             rounded = _rounded_weight(weight, spec, amax, rounds_up)
             actions[site.name] = _constant(rounded)
+            # Rounding leaves a few times as much memory as a weight has.
+            if weight.nbytes >= LARGE:
+                release_memory()
             if spec is not None and scaled in means:
                 mean = means[scaled].to(weight.device)
                 mean = mean if scale is None else mean * scale
