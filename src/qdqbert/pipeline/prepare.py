@@ -16,7 +16,13 @@ from qdqbert.machine import release_memory
 from qdqbert.options import TaskOptions
 from qdqbert.pipeline.examples import ChosenExamples, Data, choose_examples
 from qdqbert.pipeline.plans import Scheme, make_plans
-from qdqbert.pipeline.predictions import Baseline, EncodedExamples, encode_examples, predict
+from qdqbert.pipeline.predictions import (
+    Baseline,
+    EncodedExamples,
+    encode_examples,
+    predict,
+    predict_batches,
+)
 from qdqbert.pipeline.ranges import (
     RangeSource,
     choose_range_source,
@@ -31,6 +37,9 @@ from qdqbert.targets.target import Plan, Target
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.small_vectors import VectorRanges
 from qdqbert.tokenizing.tokenizer import Tokenizer
+
+# Texts that the ranges of embeddings come from, about. More cost time, and change them little.
+_RANGE_TEXTS = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,10 +180,11 @@ def find_embedding_ranges(
     if inputs.calibration is inputs.heldout:
         return VectorRanges.of(baseline.predictions)
     encoded = inputs.calibration
-    with progress.stage("Finding the ranges of embeddings", len(encoded.batches)) as advance:
-        vectors = predict(source.task, source.runner(), encoded, advance)
+    batches = encoded.batches[:: max(1, encoded.texts // _RANGE_TEXTS)]
+    with progress.stage("Finding the ranges of embeddings", len(batches)) as advance:
+        found = predict_batches(source.task, source.runner(), batches, encoded.features, advance)
     release_memory()
-    return VectorRanges.of(vectors)
+    return VectorRanges.of([*found.values()])
 
 
 def encode_inputs(source: Source, examples: ChosenExamples, lengths: Lengths) -> Inputs:
