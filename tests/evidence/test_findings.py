@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from qdqbert.evidence.findings import Finding, FindingKind, Storage, find_faults
 from qdqbert.graph.imported.stored_weights import (
+    StoredInput,
     StoredWeight,
     StoredWeights,
     read_stored_weights,
@@ -32,7 +35,9 @@ def stored(codes: np.ndarray, zero: int = 0, **changes: Any) -> StoredWeight:
     return StoredWeight(**{**values, **changes})
 
 
-def storage_of(*linears: StoredWeight, **changes: Any) -> Storage:
+def storage_of(
+    *linears: StoredWeight, inputs: Mapping[str, np.ndarray] | None = None, **changes: Any
+) -> Storage:
     values: dict[str, Any] = {
         "linears": linears,
         "tables": (),
@@ -40,7 +45,7 @@ def storage_of(*linears: StoredWeight, **changes: Any) -> Storage:
         "products_in_int8": (),
         "size_bytes": 1000,
     }
-    found = find_faults(StoredWeights(**{**values, **changes}))
+    found = find_faults(StoredWeights(**{**values, **changes}), inputs)
     assert found is not None
     return found
 
@@ -48,6 +53,12 @@ def storage_of(*linears: StoredWeight, **changes: Any) -> Storage:
 def found(kind: FindingKind, *linears: StoredWeight, **changes: Any) -> Finding | None:
     findings = storage_of(*linears, **changes).findings
     return next((each for each in findings if each.kind == kind), None)
+
+
+def found_with(
+    inputs: Mapping[str, np.ndarray], kind: FindingKind, *linears: StoredWeight
+) -> Finding | None:
+    return found(kind, *linears, inputs=inputs)
 
 
 def rounded(weight: np.ndarray, step: Any, most: int = 127) -> np.ndarray:
@@ -91,6 +102,36 @@ def test_sums_that_some_inputs_make_exceed_16_bits_are_counted() -> None:
 def test_sums_of_other_codes_fit(changes) -> None:
     codes = np.full((4, 4), changes.pop("codes", 127))
     assert found("saturating sums", stored(codes, **changes)) is None
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_inputs_beyond_the_range_of_their_codes_are_counted(is_signed) -> None:
+    x = RANDOM.normal(size=(100, 256)).astype(np.float32)
+    low, high = np.quantile(x, [0.02, 0.97])
+    scale = (high - low) / 255
+    zero = int(np.rint(-low / scale)) - 128 * is_signed
+    read = StoredInput(name="x", scale=scale, zero=zero, is_signed=is_signed)
+    layer = stored(rounded(WEIGHT, 0.05), input=read)
+    finding = found_with({"x": x}, "clipped inputs", layer)
+    assert finding is not None
+    assert finding.amount == pytest.approx(5, abs=0.3)
+    wide = dataclasses.replace(read, scale=2 * scale)
+    assert found_with({"x": x}, "clipped inputs", stored(WEIGHT, input=wide)) is None
+    # The range of each batch has all of its values.
+    dynamic = StoredInput(name="x", scale=None, zero=0, is_signed=False)
+    assert found_with({"x": x}, "clipped inputs", stored(WEIGHT, input=dynamic)) is None
+
+
+def test_sums_that_exceeded_16_bits_are_counted_on_the_inputs() -> None:
+    read = StoredInput(name="x", scale=None, zero=0, is_signed=False)
+    # Three of four tokens have the largest code.
+    x = np.repeat(np.float32([[1], [1], [1], [0]]), 6, axis=1)
+    finding = found_with({"x": x}, "saturating sums", stored(np.full((6, 2), 127), input=read))
+    assert finding is not None
+    assert (finding.amount, finding.seen_percent) == (100, 75)
+    unseen = found("saturating sums", stored(np.full((6, 2), 127), input=read))
+    assert unseen is not None
+    assert unseen.seen_percent is None
 
 
 def test_a_scale_for_each_channel_has_as_much_less_noise_as_is_reported() -> None:

@@ -113,3 +113,17 @@ def test_without_labels_predictions_are_what_is_compared(evaluate_report) -> Non
     document = dataclasses.replace(evaluate_report, **unlabeled).document()
     assert document.summary.startswith("Predictions of text-classification on 200 examples")
     assert document.facts == ["1.50 % of the predictions changed"]
+
+
+def test_what_saturated_on_the_texts_is_told(evaluate_report) -> None:
+    finding = Finding(
+        kind="saturating sums", count=2, total=38, worst="dense", amount=1.5, seen_percent=0.25
+    )
+    storage = dataclasses.replace(STORAGE, findings=(finding,))
+    document = dataclasses.replace(evaluate_report, storage=storage).document()
+    (section,) = [each for each in document.sections if "wrong" in each.title]
+    assert section.table is not None
+    assert section.table.cells[0][2].text == (
+        "dense: 1.50 % of its pairs of weights can; on these texts, up to 0.250 % of a layer's "
+        "sums did"
+    )

@@ -1,23 +1,29 @@
 """Find what is wrong with the way a quantized .onnx file stores its weights.
 
-Everything is computed from the file, without texts: a code is off by up to half a step, whose
-square is 1/12 of a step's on average, so that codes alone tell how much noise rounding adds.
+Almost everything is computed from the file: a code is off by up to half a step, whose square is
+1/12 of a step's on average, so that codes alone tell how much noise rounding adds. Inputs of the
+layers, if there are some, tell what is cut off.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from qdqbert.graph.imported.stored_weights import StoredWeight, StoredWeights
+from qdqbert.evidence.saturation import overflow_percent
+from qdqbert.graph.imported.stored_weights import StoredInput, StoredWeight, StoredWeights
 from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
 
 FindingKind = Literal[
     "clipped weights",
+    "clipped inputs",
     "saturating sums",
     "one scale per tensor",
     "zero points of weights",
@@ -49,12 +55,15 @@ class Finding:
         total: Number of them in the graph.
         worst: Name of the one that has most of it.
         amount: How much of it that one has. `clipped weights`: share of its codes at the ends, %.
+            `clipped inputs`: share of its inputs that are beyond the range of the codes, %.
             `saturating sums`: share of the pairs of adjacent codes whose products can exceed 16
             bits, %. `one scale per tensor`: dB of SQNR that a scale per channel would add.
             `zero points of weights`: distance of its zero point to the middle, in codes.
             `few bits`: SQNR of the rounded weight, dB. `inputs in float` and `layers in float`:
             share of the weights of all linear layers that these layers have, %. `tables in float`:
             bytes of all of them. `None` for `attention products in INT8`.
+        seen_percent: Largest share of the sums of a layer that exceeded 16 bits on the texts of the
+            call, %. `None` for other findings than `saturating sums`, and without texts.
     """
 
     kind: FindingKind
@@ -62,6 +71,7 @@ class Finding:
     total: int
     worst: str
     amount: float | None
+    seen_percent: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,18 +90,31 @@ class Storage:
     findings: tuple[Finding, ...]
 
 
-def find_faults(weights: StoredWeights) -> Storage | None:
-    """Return how a graph stores its weights, and what is wrong; `None` for a float graph."""
+def find_faults(
+    weights: StoredWeights, inputs: Mapping[str, NDArray[np.float32]] | None = None
+) -> Storage | None:
+    """Return how a graph stores its weights, and what is wrong; `None` for a float graph.
+
+    Args:
+        weights: The weights of the graph.
+        inputs: Inputs of linear layers by the name of the value, `(tokens, in)`, for those that
+            were recorded.
+    """
+    inputs = inputs or {}
     if not weights.are_quantized:
         return None
     linears = weights.linears
     stored = [each for each in linears if not each.is_float]
     in_float = [each for each in linears if each.is_float]
     total = sum(each.size for each in linears)
-    measures = [_measure(each) for each in stored]
+    measures = [
+        _measure(each, None if each.input is None else inputs.get(each.input.name))
+        for each in stored
+    ]
     findings = [
         _worst("clipped weights", linears, stored, [each.clipped for each in measures]),
-        _worst("saturating sums", linears, stored, [each.saturating for each in measures]),
+        _worst("clipped inputs", linears, stored, [each.clipped_inputs for each in measures]),
+        _saturation(linears, stored, measures),
         _worst("one scale per tensor", linears, stored, [each.gain_db for each in measures]),
         _worst("zero points of weights", linears, stored, [each.offset for each in measures]),
         _worst("few bits", linears, stored, [each.few_bits_db for each in measures], sign=-1),
@@ -133,13 +156,15 @@ class _Measures:
     """What is wrong with one weight, each `None` if it does not have it."""
 
     clipped: float | None
+    clipped_inputs: float | None
+    seen: float | None
     saturating: float | None
     gain_db: float | None
     offset: float | None
     few_bits_db: float | None
 
 
-def _measure(weight: StoredWeight) -> _Measures:
+def _measure(weight: StoredWeight, inputs: NDArray[np.float32] | None) -> _Measures:
     assert weight.load is not None
     raw, zero = weight.load()
     codes = raw - zero
@@ -149,14 +174,46 @@ def _measure(weight: StoredWeight) -> _Measures:
     clipped = _clipped(codes, per_channel=weight.scales == "channel") if is_8_bit else 0.0
     can_saturate = is_8_bit and weight.is_signed and weight.reads_codes
     saturating = _saturating(raw) if can_saturate else 0.0
+    clipped_inputs, seen = 0.0, None
+    if inputs is not None and weight.input is not None:
+        x, clipped_inputs = _input_codes(inputs, weight.input)
+        seen = overflow_percent(x, torch.from_numpy(raw.T.copy())) if saturating else None
     gain = _gain_db(codes) if weight.scales == "tensor" else 0.0
     return _Measures(
         clipped=clipped if clipped >= _WORTH_CLIPPED else None,
+        clipped_inputs=clipped_inputs if clipped_inputs >= _WORTH_CLIPPED else None,
+        seen=seen,
         saturating=saturating or None,
         gain_db=gain if gain >= _WORTH_DB else None,
         offset=offset or None,
         few_bits_db=_rounding_db(codes) if weight.bits < 8 else None,
     )
+
+
+def _input_codes(inputs: NDArray[np.float32], stored: StoredInput) -> tuple[Tensor, float]:
+    """Return unsigned codes of inputs, and the share of the inputs beyond their range, %."""
+    low, high = (-128, 127) if stored.is_signed else (0, 255)
+    scale, zero = stored.scale, float(stored.zero)
+    if scale is None:
+        # As DynamicQuantizeLinear does.
+        least, most = min(float(inputs.min()), 0.0), max(float(inputs.max()), 0.0)
+        scale = (most - least) / 255 or 1.0
+        zero = float(np.clip(np.rint(-least / scale), 0, 255))
+    codes = np.rint(inputs / np.float32(scale)) + zero
+    beyond = 100 * float(((codes < low) | (codes > high)).mean())
+    kept = np.clip(codes, low, high).astype(np.int16) - low
+    return torch.from_numpy(kept), beyond if stored.scale is not None else 0.0
+
+
+def _saturation(
+    linears: Sequence[StoredWeight], stored: Sequence[StoredWeight], measures: Sequence[_Measures]
+) -> Finding | None:
+    """Return a finding about sums that can exceed 16 bits, and how many of them did."""
+    found = _worst("saturating sums", linears, stored, [each.saturating for each in measures])
+    seen = [each.seen for each in measures if each.seen is not None]
+    if found is None or not seen:
+        return found
+    return dataclasses.replace(found, seen_percent=max(seen))
 
 
 def _clipped(codes: np.ndarray, *, per_channel: bool) -> float:

@@ -35,6 +35,11 @@ _WORDS: Mapping[FindingKind, _Words] = {
         amount="{:.1f} % of its codes are at the ends",
         advice="take the range from the largest weight",
     ),
+    "clipped inputs": _Words(
+        problem="Large inputs are cut off",
+        amount="{:.1f} % of its inputs are beyond the range",
+        advice="calibrate on more texts, or with a wider range",
+    ),
     "saturating sums": _Words(
         problem="Sums can exceed 16 bits on x86 CPUs without VNNI, which cuts them off",
         amount="{:.2f} % of its pairs of weights can",
@@ -92,7 +97,7 @@ def findings_section(storage: Storage, cpu_features: Sequence[str]) -> Section:
     """
     text = (
         f"{counted(storage.linear_layers, 'linear layer')}, {storage.int8_percent:.1f} % of whose "
-        "weights have 8 bits or fewer. This is read from the file, without texts."
+        "weights have 8 bits or fewer."
     )
     if any("vnni" in each for each in cpu_features):
         text += " This CPU has VNNI, so that no sum was cut off in the measurements."
@@ -107,6 +112,8 @@ def _row(finding: Finding) -> tuple[str, str, str, str]:
     words = _WORDS[finding.kind]
     where = f"{finding.count} of {counted(finding.total, words.noun)}"
     amount = words.amount.format((finding.amount or 0) / words.divisor)
+    if finding.seen_percent is not None:
+        amount += f"; on these texts, up to {finding.seen_percent:.3f} % of a layer's sums did"
     name = _BEFORE_LAYER.sub("", finding.worst)
     worst = f"{name}: {amount}" if amount else name
     return words.problem, where, worst, words.advice

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 import flat
 from qdqbert.cli import main
@@ -37,6 +39,34 @@ def test_a_file_is_compared_on_built_in_sentences_with_the_tokenizer_of_the_refe
     assert report.size_bytes == third_party("dynamic").stat().st_size
     assert report.reference_bytes == pytest.approx(third_party("float").stat().st_size, rel=0.3)
     assert [each.worst for each in report.storage.findings][-1] == LOUD
+
+
+@pytest.mark.parametrize("name", ["qdq", "qoperator"])
+def test_a_range_of_inputs_that_is_too_small_is_found(
+    third_party, reference, tmp_path, name
+) -> None:
+    model = onnx.load(third_party(name))
+    makers = {each.output[0]: each for each in model.graph.node}
+    (layer,) = [
+        each
+        for each in model.graph.node
+        if each.op_type in ("MatMul", "QLinearMatMul") and any(LOUD in x for x in each.input)
+    ]
+    maker = makers[layer.input[0]]
+    maker = makers[maker.input[0]] if maker.op_type == "DequantizeLinear" else maker
+    assert maker.op_type == "QuantizeLinear"
+    for each in model.graph.initializer:
+        if each.name == maker.input[1]:
+            each.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(each) / 8, each.name))
+    onnx.save(model, tmp_path / "narrow.onnx")
+    report = flat.evaluate(tmp_path / "narrow.onnx", reference=reference, max_examples=4)
+    (found,) = [each for each in report.storage.findings if each.kind == "clipped inputs"]
+    assert found.worst == LOUD
+    # An eighth of the range that was calibrated.
+    assert found.amount > 50
+    saturating = report.storage.findings[1]
+    assert saturating.kind == "saturating sums"
+    assert saturating.seen_percent > 0
 
 
 def test_texts_without_labels_are_compared(third_party, reference, write_file) -> None:

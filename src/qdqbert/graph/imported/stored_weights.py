@@ -50,6 +50,23 @@ _SUFFIX = re.compile(r"(_transposed)?(_quantized|_quant|_Q\d+(G\d+)?)?$")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredInput:
+    """The input of a linear layer, which becomes codes of 8 bits.
+
+    Attributes:
+        name: Name of the float value in the graph.
+        scale: Its step; `None` if every batch has its own.
+        zero: Code of 0.
+        is_signed: Whether its codes are signed.
+    """
+
+    name: str
+    scale: float | None
+    zero: int
+    is_signed: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredWeight:
     """The weight of a linear layer, or a table.
 
@@ -61,6 +78,7 @@ class StoredWeight:
         is_signed: Whether its codes are signed.
         scales: What has a scale of its own.
         reads_codes: Whether its layer multiplies with inputs in 8 bits, too.
+        input: How these become codes; `None` if they have no step of their own in the graph.
         load: Reads the codes `(in, out)` and their zero points, which fit this shape by
             broadcasting; `None` if they are unknown, or if it is float.
     """
@@ -72,6 +90,7 @@ class StoredWeight:
     is_signed: bool = True
     scales: Scales = "tensor"
     reads_codes: bool = False
+    input: StoredInput | None = None
     load: Callable[[], tuple[Codes, Codes]] | None = None
 
 
@@ -269,7 +288,32 @@ def _weight(
         is_signed=is_float or (dtype.kind != "u" if is_rounded else kind.is_signed()),
         scales=scales,
         reads_codes=reads_codes and not is_float,
+        input=_stored_input(node) if reads_codes and not is_float else None,
         load=None if is_float or is_table else load,
+    )
+
+
+def _stored_input(node: ir.Node) -> StoredInput | None:
+    """Return how the left factor of a node becomes codes."""
+    place = 0 if node.op_type in _FLOAT else _INTEGER[node.op_type][0]
+    value = None if place is None else _input(node, place)
+    if node.op_type in _FLOAT:
+        maker = None if value is None else value.producer()
+        value = None if maker is None else _input(maker, 0)
+    maker = None if value is None else value.producer()
+    read = None if maker is None else _input(maker, 0)
+    if maker is None or read is None:
+        return None
+    if maker.op_type == "DynamicQuantizeLinear":
+        return StoredInput(name=str(read.name), scale=None, zero=0, is_signed=False)
+    scale, zero = _array(_input(maker, 1)), _array(_input(maker, 2))
+    if maker.op_type != "QuantizeLinear" or scale is None or zero is None or zero.size != 1:
+        return None
+    return StoredInput(
+        name=str(read.name),
+        scale=float(scale.reshape(())),
+        zero=int(zero.reshape(())),
+        is_signed=zero.dtype.kind == "i",
     )
 
 

@@ -10,18 +10,14 @@ from typing import Any
 
 from qdqbert.artifact import REPORT_PAGE, is_artifact
 from qdqbert.errors import DataFileError, UserInputError, naming
-from qdqbert.evidence.findings import Storage, find_faults
 from qdqbert.evidence.predictions import (
     CHANGED,
     PREDICTIONS,
     prediction_rows,
 )
 from qdqbert.files import json_bytes, write_bytes
-from qdqbert.graph.imported.file_errors import file_errors
 from qdqbert.graph.imported.input_output_names import INPUTS, task_outputs
-from qdqbert.graph.imported.stored_weights import read_stored_weights
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
-from qdqbert.objects import SavedModel
 from qdqbert.options import Columns, command_line, is_onnx_file
 from qdqbert.pipeline.predictions import (
     Baseline,
@@ -40,6 +36,7 @@ from qdqbert.tables.outputs import write_objects
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Dataset, fingerprint
 from qdqbert.tasks.task import Predictions
+from qdqbert.verbs.evaluate.faults import find_storage
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.evaluate.speed import time_both
 from qdqbert.verbs.evaluate.streams import predict_in_streams
@@ -89,6 +86,8 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
     if theirs is not None:
         with progress.stage("Computing intervals"):
             comparison = baseline.compare(ours)
+    longest = max(encoded.batches, key=lambda batch: batch.inputs["input_ids"].size)
+    storage = find_storage(options, subject.task.name, longest)
     latency = time_both(options, subject, progress) if options.benchmark else ()
     report = EvaluateReport(
         model=str(options.model),
@@ -104,7 +103,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         fidelity=None if comparison is None else comparison.fidelity,
         limits=() if comparison is None else comparison.check(options.limits),
         leaked_examples=leaked,
-        storage=_storage(options.model),
+        storage=storage,
         latency=latency,
         size_bytes=subject.size_bytes,
         reference_bytes=None if reference is None else reference.size_bytes,
@@ -226,14 +225,6 @@ def _built_in(subject: Subject, max_examples: int | None) -> Dataset:
         columns=Columns(),
         notices=("Pass texts of your own as `data`: the built-in ones are English sentences.",),
     )
-
-
-def _storage(model: str | SavedModel) -> Storage | None:
-    """Return how an .onnx file stores its weights; `None` for other models and float files."""
-    if not is_onnx_file(model):
-        return None
-    with file_errors(Path(model)):
-        return find_faults(read_stored_weights(Path(model)))
 
 
 def count_leaked(subject: Subject, dataset: Dataset, options: EvaluateOptions) -> int:

@@ -1,0 +1,83 @@
+"""Find what is wrong with a quantized .onnx file, from its weights and from a run on some texts."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.encoding import Batch, first_rows
+from qdqbert.engines.runner import open_runner
+from qdqbert.evidence.findings import Storage, find_faults
+from qdqbert.graph.check import save_graph
+from qdqbert.graph.imported.file_errors import file_errors
+from qdqbert.graph.imported.graph_runner import copy_to_run, engine_errors
+from qdqbert.graph.imported.onnx_file import load_graph
+from qdqbert.graph.imported.stored_weights import read_stored_weights
+from qdqbert.options import is_onnx_file
+from qdqbert.verbs.evaluate.options import EvaluateOptions
+
+# Tokens whose sums are emulated in each layer, which takes long.
+_TOKENS = 128
+
+
+def find_storage(options: EvaluateOptions, task: str, batch: Batch) -> Storage | None:
+    """Return how an .onnx file stores its weights; `None` for other models and float files.
+
+    Args:
+        options: Options of the call.
+        task: Name of the task.
+        batch: Texts, of which a few are run.
+
+    Raises:
+        UserInputError: The file cannot be read or run.
+    """
+    if not is_onnx_file(options.model):
+        return None
+    path = Path(options.model)
+    with file_errors(path):
+        weights = read_stored_weights(path)
+        names = {each.input.name for each in weights.linears if each.input is not None}
+        inputs = _record(path, sorted(names), options, task, first_rows(batch, tokens=_TOKENS))
+        return find_faults(weights, inputs)
+
+
+def _record(
+    path: Path, names: list[str], options: EvaluateOptions, task: str, batch: Batch
+) -> dict[str, NDArray[np.float32]]:
+    """Run texts on ONNX Runtime, and return some inner values by name, without those of [PAD].
+
+    Return nothing for a graph with fixed sizes.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        copy, _, _ = copy_to_run(
+            path,
+            Path(scratch) / path.name,
+            task=task,
+            input_names=options.onnx.input_names,
+            output_names=options.onnx.output_names,
+            skip_unknown_names=len(options.onnx_files) > 1,
+        )
+        if not copy.sizes.are_dynamic or not names:
+            return {}
+        model = load_graph(copy.path)
+        known = {each.name: each for node in model.graph for each in node.outputs}
+        shown = [name for name in names if name in known]
+        outputs = model.graph.outputs
+        outputs.extend(known[name] for name in shown if known[name] not in outputs)
+        shown_copy = Path(scratch) / f"shown-{path.name}"
+        save_graph(model, shown_copy, temporary=True)
+        with engine_errors(path):
+            runner = open_runner("onnxruntime", shown_copy)
+            found = runner.run({name: batch.inputs[name] for name in runner.input_names})
+    mask = np.asarray(batch.inputs["attention_mask"]).astype(bool)
+    return {name: _tokens(np.asarray(found[name]), mask) for name in shown}
+
+
+def _tokens(array: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return the rows of an inner value: of tokens that are not [PAD], or of texts."""
+    kept = array[mask] if array.shape[:-1] == mask.shape else array.reshape(-1, array.shape[-1])
+    return np.ascontiguousarray(kept[:_TOKENS], np.float32)
