@@ -88,8 +88,8 @@ def cpu_name(root: Path = _ROOT) -> str:
     return platform.processor() or platform.machine()
 
 
-LARGE = 2**20
-"""Bytes of a tensor after which free memory is worth returning."""
+# Bytes of a tensor after which free memory is worth returning.
+_LARGE = 2**20
 
 
 def release_memory() -> None:
@@ -101,6 +101,15 @@ def release_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
+
+
+def release_memory_after(size_bytes: int) -> None:
+    """Return memory to the operating system after a large tensor of some bytes was rounded.
+
+    Rounding leaves a few times as much free memory as the tensor has.
+    """
+    if size_bytes >= _LARGE:
+        release_memory()
 
 
 def _llvm_features() -> set[str]:

@@ -40,7 +40,7 @@ from qdqbert.graph.edit import (
     tidy,
 )
 from qdqbert.graph.shared_table import add_shared_table
-from qdqbert.machine import LARGE, release_memory
+from qdqbert.machine import release_memory_after
 from qdqbert.numerics.affine import (
     QuantizationParameters,
     parameters_of,
@@ -120,9 +120,7 @@ def insert_qdq(
                 mean = mean * torch.from_numpy(scale)
             rounds_up = rounding_of(roundings, name, weight.shape[-1], specs)
             _lower_weight(model.graph, node, name, weight, spec, amax, rounds_up, mean)
-            # Rounding leaves a few times as much memory as a weight has.
-            if weight.nbytes >= LARGE:
-                release_memory()
+            release_memory_after(weight.nbytes)
         elif spec is None:
             _remove_site(model.graph, node)
         elif name not in ranges and not spec.dynamic:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from qdqbert.errors import CalibrationError
-from qdqbert.machine import LARGE, release_memory
+from qdqbert.machine import release_memory_after
 from qdqbert.numerics.affine import (
     QuantizationParameters,
     dequantize,
@@ -176,9 +176,7 @@ def quantizing(
             rounds_up = rounding_of(roundings, site.name, weight.shape[1], specs)
             rounded = _rounded_weight(weight, spec, amax, rounds_up)
             actions[site.name] = _constant(rounded)
-            # Rounding leaves a few times as much memory as a weight has.
-            if weight.nbytes >= LARGE:
-                release_memory()
+            release_memory_after(weight.nbytes)
             if spec is not None and scaled in means:
                 mean = means[scaled].to(weight.device)
                 mean = mean if scale is None else mean * scale

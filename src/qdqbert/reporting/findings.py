@@ -12,7 +12,7 @@ from qdqbert.reporting.document import MEGABYTE, Section, Table, counted
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Words:
-    """How a kind of finding is told.
+    """Words for a kind of finding.
 
     Attributes:
         problem: What is wrong.
