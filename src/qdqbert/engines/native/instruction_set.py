@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from qdqbert.engines.native.ir import Function, Module, Value
+from qdqbert.engines.native.kernels.dot import PANEL
 
 AddProducts = Callable[[Function, Value, Value, Value], Value]
 """Adds products to sums: `<lanes x i32>` sums, and four codes and weights in each 32-bit lane."""
@@ -148,7 +149,8 @@ class Products(Protocol):
             size: Number of channels.
             zeros: `product.WIDEST` zeros.
         """
-        ...
+        panel = self.bytes_of_key(size) * PANEL
+        self.multiply(f, queries, stride, rows, keys, panel, columns, out, size, zeros)
 
     def multiply(
         self,

@@ -1,10 +1,12 @@
-"""Loops in blocks of several sizes."""
+"""Loops in blocks of several sizes, and in tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import Function, Value
+from qdqbert.engines.native.kernels.dot import PANEL
 
 
 def in_blocks(
@@ -27,3 +29,28 @@ def in_blocks(
         with f.when(part.differs(0)):
             body(done, size)
         done = done + part
+
+
+def in_tiles(
+    f: Function,
+    isa: InstructionSet,
+    rows: Value,
+    panels: Value,
+    tile: Callable[[Value, int, Value, int], None],
+) -> None:
+    """Write loops over all rows of some panels, in the tiles of an instruction set.
+
+    Args:
+        f: The function.
+        isa: The instruction set.
+        rows: Number of rows.
+        panels: Number of panels.
+        tile: Writes a tile, from its first panel, its vectors, its first row and its rows.
+    """
+    widths = tuple(vectors * isa.lanes // PANEL for vectors in isa.vectors)
+
+    def column(panel: Value, width: int) -> None:
+        vectors = width * PANEL // isa.lanes
+        in_blocks(f, rows, isa.rows, lambda row, height: tile(panel, vectors, row, height))
+
+    in_blocks(f, panels, widths, column)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.engines.native.instruction_set import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet, Products
 from qdqbert.engines.native.ir import F32, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.packing import pack_function, transposed
 
 
 @dataclasses.dataclass(frozen=True)
-class FloatProducts:
+class FloatProducts(Products):
     """Products by `product`; see `instruction_set.Products`."""
 
     rows_together = 24
@@ -60,22 +60,6 @@ class FloatProducts:
     ) -> tuple[Value, Value]:
         """Return the queries as they are."""
         return queries, stride
-
-    def multiply_keys(
-        self,
-        f: Function,
-        queries: Value,
-        stride: Value,
-        rows: Value,
-        keys: Value,
-        columns: Value,
-        out: Value,
-        size: Value,
-        zeros: Value,
-    ) -> None:
-        """Write the scores of some queries."""
-        panel = self.bytes_of_key(size) * PANEL
-        self.multiply(f, queries, stride, rows, keys, panel, columns, out, size, zeros)
 
     def multiply(
         self,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from qdqbert.encoders.shared_table import joined
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
-from qdqbert.engines.native.kernels.blocks import in_blocks
+from qdqbert.engines.native.kernels.blocks import in_tiles
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.memory import zeros
 from qdqbert.engines.native.records import FLOAT_LINEAR
@@ -88,11 +88,10 @@ def _emit_product(module: Module, isa: InstructionSet) -> None:
         start=PTR,
         start_panel=I64,
     ) as f:
-        widths = tuple(vectors * isa.lanes // PANEL for vectors in isa.vectors)
 
-        def tile(panel: Value, width: int, row: Value, height: int) -> None:
+        def tile(panel: Value, vectors: int, row: Value, height: int) -> None:
             f.call(
-                f"product_{height}x{width * PANEL // isa.lanes}",
+                f"product_{height}x{vectors}",
                 **f.own("stride", "panel", "out_stride", "depth"),
                 x=f.x + row * f.stride,
                 weights=f.weights + panel * f.panel,
@@ -100,10 +99,7 @@ def _emit_product(module: Module, isa: InstructionSet) -> None:
                 start=f.start + panel * f.start_panel,
             )
 
-        def column(panel: Value, width: int) -> None:
-            in_blocks(f, f.rows, isa.rows, lambda row, height: tile(panel, width, row, height))
-
-        in_blocks(f, f.panels, widths, column)
+        in_tiles(f, isa, f.rows, f.panels, tile)
 
 
 def _emit_linear(module: Module) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from qdqbert.engines.native.functions import ROUNDING
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Value, vector
-from qdqbert.engines.native.kernels.blocks import in_blocks
+from qdqbert.engines.native.kernels.blocks import in_tiles
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.float_products import FloatProducts
 from qdqbert.engines.native.kernels.packing import pack_function, padded_to, transposed
@@ -208,21 +208,17 @@ def _emit_product(module: Module, isa: InstructionSet) -> None:
         out_stride=I64,
         pairs=I64,
     ) as f:
-        widths = tuple(vectors * isa.lanes // PANEL for vectors in isa.vectors)
 
-        def tile(panel: Value, width: int, row: Value, height: int) -> None:
+        def tile(panel: Value, vectors: int, row: Value, height: int) -> None:
             f.call(
-                f"short_{height}x{width * PANEL // isa.lanes}",
+                f"short_{height}x{vectors}",
                 **f.own("stride", "panel", "out_stride", "pairs"),
                 queries=f.queries + row * f.stride,
                 keys=f.keys + panel * f.panel,
                 out=f.out + (row * f.out_stride + panel * (4 * PANEL)),
             )
 
-        def column(panel: Value, width: int) -> None:
-            in_blocks(f, f.rows, isa.rows, lambda row, height: tile(panel, width, row, height))
-
-        in_blocks(f, f.panels, widths, column)
+        in_tiles(f, isa, f.rows, f.panels, tile)
 
 
 def _emit_tile(module: Module, lanes: int, rows: int, vectors: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.engines.native.instruction_set import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet, Products
 from qdqbert.engines.native.ir import F32, I64, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.packing import pack_function, padded_to, transposed
@@ -12,7 +12,7 @@ from qdqbert.engines.native.kernels.split import DEPTH, emit_split, split_pairs,
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitProducts:
+class SplitProducts(Products):
     """Products by `split_product`; see `instruction_set.Products`."""
 
     rows_together = 32
@@ -87,22 +87,6 @@ class SplitProducts:
         """Split the queries."""
         f.call("split_rows", queries, stride, rows, size, out)
         return out, padded_to(size, DEPTH) * 4
-
-    def multiply_keys(
-        self,
-        f: Function,
-        queries: Value,
-        stride: Value,
-        rows: Value,
-        keys: Value,
-        columns: Value,
-        out: Value,
-        size: Value,
-        zeros: Value,
-    ) -> None:
-        """Write the scores of some queries."""
-        panel = self.bytes_of_key(size) * PANEL
-        self.multiply(f, queries, stride, rows, keys, panel, columns, out, size, zeros)
 
     def multiply(
         self,
