@@ -23,14 +23,13 @@ from qdqbert.checkpoint.cross_encoder import (
 )
 from qdqbert.checkpoint.families import Family, family_of
 from qdqbert.checkpoint.folder import check_config, check_name
-from qdqbert.checkpoint.sentence import ReadFile, SentenceHead
+from qdqbert.checkpoint.sentence import ReadFile, SentenceHead, text_reader
 from qdqbert.checkpoint.sentence_modules import FindFile
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.checkpoint.weights import check_weights
 from qdqbert.choices import POOLING_MODES, PoolingMode
 from qdqbert.encoders.model import Step
 from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.json_files import read_text
 from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_outputs, head_of, tasks_of
 from qdqbert.tokenizer_files import put_lower_case_first_
 
@@ -431,13 +430,7 @@ def finder_of(name: str) -> FindFile:
 
 def reader_of(name: str) -> ReadFile:
     """Return a reader of text files, of a folder or of a model of the hub."""
-    find = finder_of(name)
-
-    def read(path: str) -> str | None:
-        found = find(path)
-        return None if found is None else read_text(found)
-
-    return read
+    return text_reader(finder_of(name))
 
 
 def _read_configs(name: str) -> tuple[SentenceHead | CrossEncoderFiles | None, Any]:

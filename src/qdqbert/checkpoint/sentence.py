@@ -128,13 +128,19 @@ class SentenceHead(Layout):
         return dataclasses.replace(self, pooling=pooling, files=files)
 
 
-def folder_reader(folder: Path) -> ReadFile:
-    """Return a reader of the text files of a folder."""
+def text_reader(find: FindFile) -> ReadFile:
+    """Return a reader of the text files that a finder finds."""
 
     def read(path: str) -> str | None:
-        return read_text(folder / path) if (folder / path).is_file() else None
+        found = find(path)
+        return None if found is None else read_text(found)
 
     return read
+
+
+def folder_reader(folder: Path) -> ReadFile:
+    """Return a reader of the text files of a folder."""
+    return text_reader(file_finder(folder))
 
 
 def is_cross_encoder(read: ReadFile) -> bool:

@@ -12,14 +12,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from qdqbert.encoders.model import Activation, Floats, Linear, Norm, Step
-from qdqbert.encoders.weights import Weights
+from qdqbert.encoders.weights import WEIGHTS, Weights
 from qdqbert.errors import CheckpointError
 from qdqbert.json_files import Fields, damaged, parse_object
 
 ModuleName = Literal["Dense", "LayerNorm", "Normalize"]
 MODULES_AFTER_POOLING: tuple[ModuleName, ...] = get_args(ModuleName)
-
-WEIGHTS = "model.safetensors"
 
 FindFile = Callable[[str], Path | None]
 """Returns a file of the checkpoint by its path in it, `None` if it does not exist."""
@@ -32,6 +30,7 @@ _ACTIVATIONS: Mapping[str, Activation | None] = {
     "SiLU": "silu",
     "Tanh": "tanh",
 }
+_DEFAULT = "torch.nn.modules.activation.Tanh"
 # Vectors that a module may read and write.
 _VECTOR = (None, "sentence_embedding")
 _LARGEST = 2**16
@@ -64,7 +63,7 @@ def head_module(name: ModuleName, path: str, config: str | None) -> HeadModule:
     if name == "Dense":
         for size in ("in_features", "out_features"):
             fields.integer(size, 1, _LARGEST)
-        activation = content.get("activation_function", "torch.nn.modules.activation.Tanh")
+        activation = content.get("activation_function", _DEFAULT)
         known = ", ".join(_ACTIVATIONS)
         # sentence-transformers runs no other code, and takes Tanh, for which it was not trained.
         is_known = str(activation).startswith("torch.") and _class(activation) in _ACTIVATIONS
@@ -112,7 +111,7 @@ def steps_of(modules: tuple[HeadModule, ...], find: FindFile) -> tuple[Step, ...
             bias = _tensor(weights, "linear.bias", (outputs,))
         weight = _tensor(weights, "linear.weight", (outputs, inputs))
         steps.append(Linear(weight=weight, weight_scale=None, bias=bias, codes=None))
-        activation = _ACTIVATIONS[_class(config.get("activation_function", "Tanh"))]
+        activation = _ACTIVATIONS[_class(config.get("activation_function", _DEFAULT))]
         steps += [activation] if activation else []
     return tuple(steps)
 

@@ -22,7 +22,8 @@ import numpy as np
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
 from qdqbert.errors import UserInputError
 from qdqbert.exporting.checks import Item
-from qdqbert.exporting.source import LAST_HIDDEN_STATE, Source, refuse_modules
+from qdqbert.exporting.source import LAST_HIDDEN_STATE, Source
+from qdqbert.exporting.source import pooling_of as pipeline_pooling
 from qdqbert.exporting.tokenizer_file import equivalent_tokenizer
 from qdqbert.tokenizer_files import set_limits
 
@@ -135,19 +136,8 @@ def pooling_of(source: Source) -> dict[str, Any]:
         UserInputError: OpenVINO GenAI has no such pooling.
     """
     known = {"mean": "MEAN", "cls": "CLS"}
-    refuse_modules(source)
-    # `load` returns the mean of token states for an encoder without a head.
-    pooling = "mean" if source.head is None else source.head.pooling
-    if pooling not in known:
-        raise UserInputError(
-            f"OpenVINO's pipelines have no pooling {pooling!r}, only {', '.join(known)}. With "
-            "`returns='sentence_embedding'` the graph pools, for programs that run it themselves.",
-            argument="returns",
-        )
-    return {
-        "pooling_type": known[pooling],
-        "normalize": source.head is not None and source.head.normalize,
-    }
+    pooling, normalize = pipeline_pooling(source, known, "OpenVINO's pipelines have")
+    return {"pooling_type": pooling, "normalize": normalize}
 
 
 def instructions_of(source: Source) -> dict[str, str]:

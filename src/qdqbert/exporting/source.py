@@ -225,11 +225,17 @@ def _outputs(
     return tuple(names)
 
 
-def refuse_modules(source: Source) -> None:
-    """Refuse embedders that change the pooled vector, where a pipeline pools.
+def pooling_of(source: Source, known: Mapping[str, str], runtime: str) -> tuple[str, bool]:
+    """Return how a pipeline has to pool, and whether it normalizes, as the folder does.
+
+    Args:
+        source: The embedder.
+        known: Names of poolings in the pipeline, by those of sentence-transformers.
+        runtime: The name of what pools, for errors.
 
     Raises:
-        UserInputError: The model has modules between its pooling and the last Normalize.
+        UserInputError: It has no such pooling, or the model has modules between its pooling and
+            the last Normalize.
     """
     names = ", ".join(each.name for each in source.head.modules) if source.head else ""
     if names:
@@ -238,6 +244,15 @@ def refuse_modules(source: Source) -> None:
             "`returns='sentence_embedding'` the graph computes them.",
             argument="returns",
         )
+    # `load` returns the mean of token states for an encoder without a head.
+    pooling = "mean" if source.head is None else source.head.pooling
+    if pooling not in known:
+        raise UserInputError(
+            f"{runtime} no pooling {pooling!r}, only {', '.join(known)}. With "
+            "`returns='sentence_embedding'` the graph pools, for programs that run it themselves.",
+            argument="returns",
+        )
+    return known[pooling], source.head is not None and source.head.normalize
 
 
 def refuse_truncate_dim(source: Source, why: str) -> None:

@@ -28,7 +28,7 @@ from qdqbert.exporting.source import (
     LAST_HIDDEN_STATE,
     SENTENCE_EMBEDDING,
     Source,
-    refuse_modules,
+    pooling_of,
 )
 from qdqbert.files import write_json
 from qdqbert.json_files import read_json
@@ -61,19 +61,8 @@ def _pooling_of(source: Source) -> Mapping[str, Any]:
     Raises:
         UserInputError: It has no such pooling.
     """
-    refuse_modules(source)
-    # `load` returns the mean of token states for an encoder without a head.
-    pooling = "mean" if source.head is None else source.head.pooling
-    if pooling not in _POOLINGS:
-        raise UserInputError(
-            f"transformers.js has no pooling {pooling!r}, only {', '.join(_POOLINGS)}. With "
-            "`returns='sentence_embedding'` the graph pools.",
-            argument="returns",
-        )
-    return {
-        "pooling": _POOLINGS[pooling],
-        "normalize": source.head is not None and source.head.normalize,
-    }
+    pooling, normalize = pooling_of(source, _POOLINGS, "transformers.js has")
+    return {"pooling": pooling, "normalize": normalize}
 
 
 def _write(source: Source, folder: Path) -> None:

@@ -12,9 +12,8 @@ from qdqbert.artifact import CONFIG
 from qdqbert.cache import kept_digest
 from qdqbert.checkpoint.cross_encoder import read_layout, task_of_files
 from qdqbert.checkpoint.sentence import SentenceHead, folder_reader, join
-from qdqbert.checkpoint.sentence_modules import WEIGHTS
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.weights import weight_files
+from qdqbert.encoders.weights import WEIGHTS, weight_files
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import parse_object, read_json
