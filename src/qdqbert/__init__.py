@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from qdqbert.evidence.lowering import LoweringCheck as LoweringCheck
     from qdqbert.evidence.reports import LatencyReport as LatencyReport
     from qdqbert.evidence.reports import TargetReport as TargetReport
-    from qdqbert.inference.load import load as load
+    from qdqbert.inference.typed_load import load as load
     from qdqbert.models.calibrate import calibrate as calibrate
     from qdqbert.models.configuration import QDQBertConfig as QDQBertConfig
     from qdqbert.models.modeling import QDQBertForMaskedLM as QDQBertForMaskedLM

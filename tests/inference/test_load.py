@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ import onnxruntime
 import pytest
 
 import qdqbert
+from load_stub import STUB, stub
 from qdqbert.artifact import open_artifact
 from qdqbert.engines.native import instruction_sets
 from qdqbert.engines.runner import is_installed
@@ -20,6 +22,7 @@ from qdqbert.errors import CheckpointError, MissingExtraError, UserInputError
 from qdqbert.inference import engine_choice
 from qdqbert.inference import load as load_module
 from qdqbert.inference.engine_choice import choose_engine
+from qdqbert.tasks.registry import TASKS
 
 FEATURES = ("avx2", "avx512_vnni")
 
@@ -187,6 +190,34 @@ def test_a_task_that_is_not_run_is_refused(folder, task) -> None:
     change(folder / "quantization.json", checkpoint={**stored["checkpoint"], "task": task})
     with pytest.raises(UserInputError, match=f"is a model for '{task}', which `load` does not run"):
         qdqbert.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("made", "right", "wrong"),
+    [
+        ("sentence", "feature-extraction", "reranking"),
+        ("classifier", "text-classification", "reranking"),
+        ("reranker", "reranking", "text-classification"),
+    ],
+)
+def test_a_model_for_another_task_is_refused(quantized, made, right, wrong) -> None:
+    folder = quantized(made).directory
+    assert isinstance(qdqbert.load(folder, task=right), TASKS[right].model)
+    with pytest.raises(UserInputError, match=f"`task='{wrong}'`: .* is a model for '{right}'"):
+        qdqbert.load(folder, task=wrong)
+
+
+def test_an_unknown_task_is_refused_before_the_folder_is_read() -> None:
+    with pytest.raises(
+        UserInputError, match=r"`task='sentiment'` is unknown\. `load` runs: feature-"
+    ):
+        qdqbert.load("missing", task="sentiment")
+
+
+def test_type_checkers_see_the_class_of_each_task() -> None:
+    # Formatting does not count.
+    found, wanted = (ast.dump(ast.parse(text)) for text in (STUB.read_text(), stub()))
+    assert found == wanted, "Run `python tests/load_stub.py`."
 
 
 def test_batch_invariant_results_are_those_of_each_text_alone(quantized, engine) -> None:

@@ -183,8 +183,11 @@ import qdqbert
 qdqbert.quantize(pathlib.Path("m"), targets=["native"], eval_data=["a", "b"], progress=True)
 qdqbert.quantize("m", max_lenght=3)
 qdqbert.train("m", "o", train_data=3)
-qdqbert.evaluate("m").metrics
+qdqbert.evaluate(data=["a"]).metrics
 reveal_type(qdqbert.run("m", "i", "o").rows)
+reveal_type(qdqbert.load("m", task="text-classification", engine="native"))
+reveal_type(qdqbert.load("m"))
+qdqbert.load("m", task="sentiment")
 """
 
 
@@ -195,8 +198,11 @@ def test_type_checkers_see_the_parameters(tmp_path) -> None:
     found, _, _ = api.run([str(script)])
     lines = [line.partition(".py:")[2] for line in found.splitlines()]
     errors = [line for line in lines if "error:" in line]
-    assert [line.partition(":")[0] for line in errors] == ["5", "6", "7"]
+    assert [line.partition(":")[0] for line in errors] == ["5", "6", "7", "11"]
     assert 'Unexpected keyword argument "max_lenght" for "quantize"' in errors[0]
     assert 'Argument "train_data" to "train" has incompatible type "int"' in errors[1]
-    assert 'Missing positional argument "data" in call to "evaluate"' in errors[2]
-    assert any('Revealed type is "int"' in line for line in lines)
+    assert 'Missing positional argument "model" in call to "evaluate"' in errors[2]
+    assert 'No overload variant of "load" matches' in errors[3]
+    revealed = [line.partition("Revealed type is ")[2] for line in lines if "Revealed" in line]
+    classifier = "qdqbert.tasks.text_classification.TextClassifier"
+    assert revealed == ['"int"', f'"{classifier}"', '"Any"']

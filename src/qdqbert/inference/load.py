@@ -34,7 +34,8 @@ from qdqbert.runtime.batches import BatchPlan
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import Schedule, Scheduler
-from qdqbert.tasks.registry import TASKS, model_class
+from qdqbert.task_kinds import TaskName
+from qdqbert.tasks.registry import TASKS, loaded_task
 from qdqbert.tokenizer_files import TOKENIZER
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
@@ -55,6 +56,7 @@ _FLOAT_TARGETS = (None, "float", "native", "native-dynamic")
 def load(
     path: ModelLike,
     *,
+    task: TaskName | None = None,
     engine: EngineName | None = None,
     provider: ProviderName | None = None,
     kernel: KernelName | None = None,
@@ -78,6 +80,8 @@ def load(
             needed files are downloaded, to the hub's cache. Or a float model in memory:
             `(model, tokenizer)` of transformers, a pipeline, a `SentenceTransformer` or a
             `CrossEncoder`.
+        task: The task that the model must have, as a check. Type checkers know the class of the
+            returned object by it.
         engine: Engine that runs the graph. By default the fastest one that is installed, by the
             folder's own measurements if they were made on a CPU like this one. A message of level
             INFO in the log "qdqbert" says which and why.
@@ -98,8 +102,7 @@ def load(
 
     Returns:
         An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,
-        `Reranker` with `predict` and `rank`, and so on. The task is read from the folder, so that
-        type checkers do not know the class; name it: `model: Embedder = load(...)`.
+        `Reranker` with `predict` and `rank`, and so on.
 
     Raises:
         CheckpointError: There is no such folder, and no such model on the hub or no connection; the
@@ -107,7 +110,7 @@ def load(
             quantizers that the native engine does not have; or the graph or the tokenizer differs
             from its checksum in SHA256SUMS.
         UserInputError: An argument has a wrong value, the folder has no graph for the engine, or
-            the model generates text.
+            the model has another task or generates text.
         MissingExtraError: The engine or the provider is not installed.
 
     Example:
@@ -115,6 +118,10 @@ def load(
         >>> model(["great food", "the room was cold"])
         [{'label': 'positive', 'score': 0.998}, {'label': 'negative', 'score': 0.981}]
     """
+    if task not in (None, *TASKS):
+        raise UserInputError(
+            f"`task={task!r}` is unknown. `load` runs: {_tasks()}.", argument="task"
+        )
     if threads is not None and threads < 1:
         raise UserInputError(f"`threads` must be at least 1, got {threads}.", argument="threads")
     if precision == "float":
@@ -141,12 +148,17 @@ def load(
         )
     config = artifact.read_config()
     # transformers' default is two classes.
-    model = model_class(artifact.task, classes=len(config.get("id2label") or range(2)))
+    found = loaded_task(artifact.task, classes=len(config.get("id2label") or range(2)))
+    model = TASKS[found].model if found in TASKS else None
     if model is None:
-        known = [name for name, task in TASKS.items() if task.model is not None]
         raise UserInputError(
-            f"{called!r} is a model for {artifact.task!r}, which `load` does not run. It runs: "
-            f"{', '.join(known)}."
+            f"{called!r} is a model for {found!r}, which `load` does not run. It runs: {_tasks()}."
+        )
+    if task not in (None, found):
+        raise UserInputError(
+            f"`task={task!r}`: {called!r} is a model for {found!r}. Pass `task={found!r}`, or the "
+            "path of another model.",
+            argument="task",
         )
     chosen, reason = choose_engine(artifact, engine=engine, provider=provider, kernel=kernel)
     name = artifact.target_for(chosen, target)
@@ -176,6 +188,11 @@ def load(
         config=config,
     )
     return model(loaded)
+
+
+def _tasks() -> str:
+    """Return the names of the tasks that are run, for messages."""
+    return ", ".join(name for name, task in TASKS.items() if task.model is not None)
 
 
 def open_graph(

@@ -10,7 +10,6 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from qdqbert.runtime.model import Model
 from qdqbert.task_kinds import TASK_NAMES
 from qdqbert.tasks.task import Task
 
@@ -52,13 +51,11 @@ def task_for(name: str, config: Any) -> Task:
     return TASKS[name]
 
 
-def model_class(name: str, *, classes: int) -> type[Model] | None:
-    """Return the class of what `load` returns; `None` for a task that it does not run.
+def loaded_task(name: str, *, classes: int) -> str:
+    """Return the task that `load` runs a model for: one with a single class scores pairs.
 
     Args:
         name: Name of the task.
-        classes: Number of outputs of a classifier. One with a single output scores pairs.
+        classes: Number of outputs of a classifier.
     """
-    if name == "text-classification" and classes == 1:
-        name = "reranking"
-    return TASKS[name].model if name in TASKS else None
+    return "reranking" if name == "text-classification" and classes == 1 else name

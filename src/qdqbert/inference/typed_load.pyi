@@ -1,0 +1,197 @@
+"""What type checkers see of `qdqbert.load`: the class that it returns for each task.
+
+Written by tests/load_stub.py. It has one signature for each task, as type checkers read no tables.
+"""
+
+from typing import Any, Literal, overload
+
+from qdqbert.choices import EngineName, KernelName, Precision, ProviderName, TargetName
+from qdqbert.objects import ModelLike
+from qdqbert.task_kinds import TaskName
+from qdqbert.tasks.feature_extraction import Embedder
+from qdqbert.tasks.fill_mask import MaskFiller
+from qdqbert.tasks.multiple_choice import ChoiceSelector
+from qdqbert.tasks.next_sentence_prediction import NextSentencePredictor
+from qdqbert.tasks.question_answering import QuestionAnswerer
+from qdqbert.tasks.reranking import Reranker
+from qdqbert.tasks.text_classification import TextClassifier
+from qdqbert.tasks.token_classification import TokenClassifier
+
+@overload
+def load(
+    path: ModelLike,
+    *,
+    task: Literal["feature-extraction"],
+    engine: EngineName | None = None,
+    provider: ProviderName | None = None,
+    kernel: KernelName | None = None,
+    threads: int | None = None,
+    target: TargetName | None = None,
+    batch_invariant: bool = False,
+    precision: Precision = "int8",
+    check: bool = True,
+) -> Embedder: ...
+@overload
+def load(
+    path: ModelLike,
+    *,
+    task: Literal["fill-mask"],
+    engine: EngineName | None = None,
+    provider: ProviderName | None = None,
+    kernel: KernelName | None = None,
+    threads: int | None = None,
+    target: TargetName | None = None,
+    batch_invariant: bool = False,
+    precision: Precision = "int8",
+    check: bool = True,
+) -> MaskFiller: ...
+@overload
+def load(
+    path: ModelLike,
+    *,
+    task: Literal["multiple-choice"],
+    engine: EngineName | None = None,
+    provider: ProviderName | None = None,
+    kernel: KernelName | None = None,
+    threads: int | None = None,
+    target: TargetName | None = None,
+    batch_invariant: bool = False,
+    precision: Precision = "int8",
+    check: bool = True,
+) -> ChoiceSelector: ...
+@overload
+def load(
+    path: ModelLike,
+    *,
+    task: Literal["next-sentence-prediction"],
+    engine: EngineName | None = None,
+    provider: ProviderName | None = None,
+    kernel: KernelName | None = None,
+    threads: int | None = None,
+    target: TargetName | None = None,
+    batch_invariant: bool = False,
+    precision: Precision = "int8",
+    check: bool = True,
+) -> NextSentencePredictor: ...
+@overload
+def load(
+    path: ModelLike,
+    *,
+    task: Literal["question-answering"],
+    engine: EngineName | None = None,
+    provider: ProviderName | None = None,
+    kernel: KernelName | None = None,
+    threads: int | None = None,
+    target: TargetName | None = None,
+    batch_invariant: bool = False,
+    precision: Precision = "int8",
+    check: bool = True,
+) -> QuestionAnswerer: ...
+@overload
+def load(
+    path: ModelLike,
+    *,
+    task: Literal["reranking"],
+    engine: EngineName | None = None,
+    provider: ProviderName | None = None,
+    kernel: KernelName | None = None,
+    threads: int | None = None,
+    target: TargetName | None = None,
+    batch_invariant: bool = False,
+    precision: Precision = "int8",
+    check: bool = True,
+) -> Reranker: ...
+@overload
+def load(
+    path: ModelLike,
+    *,
+    task: Literal["text-classification"],
+    engine: EngineName | None = None,
+    provider: ProviderName | None = None,
+    kernel: KernelName | None = None,
+    threads: int | None = None,
+    target: TargetName | None = None,
+    batch_invariant: bool = False,
+    precision: Precision = "int8",
+    check: bool = True,
+) -> TextClassifier: ...
+@overload
+def load(
+    path: ModelLike,
+    *,
+    task: Literal["token-classification"],
+    engine: EngineName | None = None,
+    provider: ProviderName | None = None,
+    kernel: KernelName | None = None,
+    threads: int | None = None,
+    target: TargetName | None = None,
+    batch_invariant: bool = False,
+    precision: Precision = "int8",
+    check: bool = True,
+) -> TokenClassifier: ...
+@overload
+def load(
+    path: ModelLike,
+    *,
+    task: TaskName | None = None,
+    engine: EngineName | None = None,
+    provider: ProviderName | None = None,
+    kernel: KernelName | None = None,
+    threads: int | None = None,
+    target: TargetName | None = None,
+    batch_invariant: bool = False,
+    precision: Precision = "int8",
+    check: bool = True,
+) -> Any:
+    """Load a model, ready to run on texts in INT8.
+
+    It is a folder that `quantize` wrote, or a float checkpoint. The weights of a checkpoint are
+    rounded when it is first loaded, in seconds and without data, and kept in the cache of this
+    package for the native engine. A checkpoint that stores quantizers has their ranges.
+
+    The graph is loaded when it is first needed; with a `provider` other than the CPU at once. Texts
+    are tokenized without transformers, and run without torch.
+
+    Args:
+        path: The folder; or the name of a model of the hub, OWNER/NAME or NAME, of which only the
+            needed files are downloaded, to the hub's cache. Or a float model in memory:
+            `(model, tokenizer)` of transformers, a pipeline, a `SentenceTransformer` or a
+            `CrossEncoder`.
+        task: The task that the model must have, as a check. Type checkers know the class of the
+            returned object by it.
+        engine: Engine that runs the graph. By default the fastest one that is installed, by the
+            folder's own measurements if they were made on a CPU like this one. A message of level
+            INFO in the log "qdqbert" says which and why.
+        provider: Execution provider of ONNX Runtime: "cuda" and so on. The CPU by default.
+        kernel: Instruction set of the native engine, which this CPU must have: "avx2" and so on.
+            By default the fastest one.
+        threads: Number of threads in all. By default one for each core that this process may use.
+        target: Graph to run, if the folder has several. By default the one that was made for the
+            engine.
+        batch_invariant: Run each input alone and without padding, so that its result does not
+            depend on other inputs. It is slower, most for short inputs. The report of `quantize`
+            says how much results depend on the batch without it. Those of the native engine never
+            do, so that it changes nothing there.
+        precision: How a float checkpoint runs: in "int8" on the native engine, or in "float" on
+            ONNX Runtime, to compare with. "float" is the same as the target "float".
+        check: Whether a float checkpoint is compared with INT8 on 16 built-in texts. A message of
+            level INFO says how close they are.
+
+    Returns:
+        An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,
+        `Reranker` with `predict` and `rank`, and so on.
+
+    Raises:
+        CheckpointError: There is no such folder, and no such model on the hub or no connection; the
+            folder is neither, is incomplete, is of a family that is not supported, or stores
+            quantizers that the native engine does not have; or the graph or the tokenizer differs
+            from its checksum in SHA256SUMS.
+        UserInputError: An argument has a wrong value, the folder has no graph for the engine, or
+            the model has another task or generates text.
+        MissingExtraError: The engine or the provider is not installed.
+
+    Example:
+        >>> model = qdqbert.load("./my-classifier")
+        >>> model(["great food", "the room was cold"])
+        [{'label': 'positive', 'score': 0.998}, {'label': 'negative', 'score': 0.981}]
+    """
