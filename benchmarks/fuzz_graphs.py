@@ -460,7 +460,7 @@ def attempt(data: bytes, folder: Path, *, evaluated: bool = False) -> Outcome:
     path.write_bytes(data)
     try:
         if evaluated:
-            open_graph_file(path, task=TASK, engine="onnxruntime", input_names={})
+            open_graph_file(path, task=TASK, engine="onnxruntime")
         else:
             import_onnx(path, task=TASK, input_names={}, scratch=folder).read(longest=64)
     except QdqBertError as error:

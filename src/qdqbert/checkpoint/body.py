@@ -7,7 +7,6 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from qdqbert.checkpoint.families import MaskKind
 from qdqbert.checkpoint.load import Checkpoint
@@ -36,7 +35,7 @@ class GraphBody(nn.Module):
         *,
         task: str,
         head: SentenceHead | None,
-        steps: Sequence[Step] = (),
+        steps: Sequence[Step],
         mask: MaskKind,
     ) -> None:
         super().__init__()
@@ -78,8 +77,7 @@ class GraphBody(nn.Module):
         if self.head is None:
             return tuple(outputs[name] for name in self.output_names)
         main: Tensor = outputs[self.output_names[0]]
-        pooled = pool_states(main, attention_mask, POOLINGS[self.head.pooling])
-        return main, run_steps(pooled, self.steps, tensor_of)
+        return main, pool(main, attention_mask, self.head, self.steps)
 
 
 def additive_mask(attention_mask: Tensor) -> Tensor:
@@ -101,18 +99,21 @@ def additive_mask(attention_mask: Tensor) -> Tensor:
     )
 
 
-def pool(states: Tensor, attention_mask: Tensor, head: SentenceHead) -> Tensor:
-    """Pool token states into one vector per text, as sentence-transformers does.
+def pool(
+    states: Tensor, attention_mask: Tensor, head: SentenceHead, steps: Sequence[Step]
+) -> Tensor:
+    """Make one vector per text of token states, as sentence-transformers does.
 
     Args:
         states: Token states `(batch, seq, hidden)`.
         attention_mask: `(batch, seq)`, 0 for [PAD].
-        head: Kind of pooling, and whether vectors are normalized to length 1.
+        head: Kind of pooling.
+        steps: What follows the pooling; see `SentenceHead.steps`.
 
     Returns:
-        `(batch, hidden)`.
+        `(batch, channels)`, of as many channels as the last step has.
 
     Source: sentence-transformers, `Pooling.forward` and `Normalize.forward`.
     """
     pooled = pool_states(states, attention_mask, POOLINGS[head.pooling])
-    return functional.normalize(pooled, dim=-1) if head.normalize else pooled
+    return run_steps(pooled, steps, tensor_of)

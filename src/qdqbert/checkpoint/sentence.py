@@ -120,7 +120,12 @@ class SentenceHead(Layout):
         Raises:
             CheckpointError: See `sentence_modules.steps_of`.
         """
-        return (*steps_of(self.modules, find), *(("normalize",) if self.normalize else ()))
+        return (*steps_of(self.modules, find), *self.last_steps)
+
+    @property
+    def last_steps(self) -> tuple[Step, ...]:
+        """What follows the modules: all of `steps` if there are none."""
+        return ("normalize",) if self.normalize else ()
 
     def with_pooling(self, pooling: PoolingMode) -> SentenceHead:
         """Return the same head with another pooling."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-
-from qdqbert.encoders.model import Activation, Floats, Linear, Norm, Step
+from qdqbert.encoders.config import Config
+from qdqbert.encoders.model import Activation, Linear, Norm, Step
+from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.weights import WEIGHTS, Weights
 from qdqbert.errors import CheckpointError
 from qdqbert.json_files import Fields, damaged, parse_object
@@ -99,17 +99,20 @@ def steps_of(modules: tuple[HeadModule, ...], find: FindFile) -> tuple[Step, ...
                 f"The module {module.path!r} of modules.json has no {WEIGHTS}. Save the model with "
                 "`safe_serialization=True`: pickled weights are not read."
             )
-        weights, config = Weights(file.parent), module.config
+        config = module.config
+        reader = Reader(
+            weights=Weights(file.parent),
+            config=Config(values=config, path=f"{module.path}/config.json"),
+        )
         if module.name == "LayerNorm":
             shape = (config["dimension"],)
-            gain, bias = (_tensor(weights, f"norm.{each}", shape) for each in ("weight", "bias"))
+            gain, bias = (reader.tensor(f"norm.{each}", shape) for each in ("weight", "bias"))
             steps.append(Norm(weight=gain, bias=bias, epsilon=1e-5))
             continue
         inputs, outputs = config["in_features"], config["out_features"]
-        bias = np.zeros(outputs, np.float32)
-        if config.get("bias", True):
-            bias = _tensor(weights, "linear.bias", (outputs,))
-        weight = _tensor(weights, "linear.weight", (outputs, inputs))
+        has_bias = config.get("bias", True)
+        bias = reader.tensor("linear.bias", (outputs,)) if has_bias else reader.zeros(outputs)
+        weight = reader.tensor("linear.weight", (outputs, inputs))
         steps.append(Linear(weight=weight, weight_scale=None, bias=bias, codes=None))
         activation = _ACTIVATIONS[_class(config.get("activation_function", _DEFAULT))]
         steps += [activation] if activation else []
@@ -136,12 +139,3 @@ def write_modules(
 
 def _class(activation: object) -> str:
     return str(activation).rpartition(".")[2]
-
-
-def _tensor(weights: Weights, name: str, shape: tuple[int, ...]) -> Floats:
-    if weights.shape(name) != shape:
-        raise CheckpointError(
-            f"Tensor `{name}` of {str(weights.path)!r} has the shape {weights.shape(name)}, and "
-            f"its config.json asks for {shape}."
-        )
-    return weights.read(name)

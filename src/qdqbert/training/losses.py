@@ -23,7 +23,10 @@ _MOST_TAGS = 500
 
 def embed(outputs: Any, inputs: Mapping[str, Tensor], head: SentenceHead | None) -> Tensor:
     """Return the sentence embeddings of an encoder's outputs. Shape `(batch, hidden)`."""
-    return pool(outputs["last_hidden_state"], inputs["attention_mask"], head or MEAN)
+    head = head or MEAN
+    # Models with modules after the pooling are not trained.
+    steps = head.last_steps
+    return pool(outputs["last_hidden_state"], inputs["attention_mask"], head, steps)
 
 
 def similarity_loss(embeddings: Tensor, scores: Tensor) -> Tensor:

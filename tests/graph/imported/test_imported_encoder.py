@@ -194,11 +194,12 @@ def test_layers_of_modernbert_are_read(make_model, run_plainly, tmp_path, attent
 
 def pool_in_each_way(outputs: Any, mask: Tensor, *, dense: nn.Module) -> tuple[Tensor, ...]:
     states = outputs.last_hidden_state
-    pooled = [
-        pool(states, mask, SentenceHead(pooling=mode, normalize=normalize, max_length=None))
+    heads = [
+        SentenceHead(pooling=mode, normalize=normalize, max_length=None)
         for mode in POOLING_MODES
         for normalize in (False, True)
     ]
+    pooled = [pool(states, mask, head, head.last_steps) for head in heads]
     return states, *pooled, nn.functional.normalize(torch.tanh(dense(pooled[0])), dim=-1)
 
 

@@ -19,7 +19,6 @@ import qdqbert
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.cli import main
 from qdqbert.errors import UserInputError
-from qdqbert.options import Onnx
 from qdqbert.verbs.benchmark.run import export_float
 from qdqbert.verbs.evaluate.subject import Request, load_subject
 
@@ -188,7 +187,7 @@ def test_positions_that_a_config_reserves_are_not_tokens(sentence_graph, checkpo
     # RoBERTa's positions start after that of the padding token.
     folder = str(checkpoints("roberta"))
     request = Request(
-        parameter="model", task="feature-extraction", max_length=None, onnx=Onnx(tokenizer=folder)
+        parameter="model", task="feature-extraction", max_length=None, tokenizer=folder
     )
     subject = load_subject(str(sentence_graph), request)
     assert subject.max_length == load_checkpoint(folder).max_length

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from qdqbert.engines.native.ir import Function, Module, Value
-from qdqbert.engines.native.kernels.dot import PANEL
 
 AddProducts = Callable[[Function, Value, Value, Value], Value]
 """Adds products to sums: `<lanes x i32>` sums, and four codes and weights in each 32-bit lane."""
@@ -68,6 +67,33 @@ class Tiles(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operands:
+    """Operands of `out = x @ weights` in attention.
+
+    Attributes:
+        x: The first row.
+        stride: Bytes from one row to the next.
+        rows: Number of rows.
+        weights: The first panel of weights: of keys or of values.
+        panel: Bytes from one panel to the next.
+        columns: Number of columns.
+        out: The first row of the result, whose rows follow each other.
+        depth: Number of products in a sum.
+        zeros: `product.WIDEST` zeros.
+    """
+
+    x: Value
+    stride: Value
+    rows: Value
+    weights: Value
+    panel: Value
+    columns: Value
+    out: Value
+    depth: Value
+    zeros: Value
+
+
 class Products(Protocol):
     """How attention multiplies queries by keys, and weights by values."""
 
@@ -124,61 +150,12 @@ class Products(Protocol):
         """
         ...
 
-    def multiply_keys(
-        self,
-        f: Function,
-        queries: Value,
-        stride: Value,
-        rows: Value,
-        keys: Value,
-        columns: Value,
-        out: Value,
-        size: Value,
-        zeros: Value,
-    ) -> None:
-        """Write the scores of some queries.
+    def multiply_keys(self, f: Function, operands: Operands) -> None:
+        """Write the scores of prepared queries, whose weights are keys."""
+        self.multiply(f, operands)
 
-        Args:
-            f: The function.
-            queries: The first prepared query.
-            stride: Bytes from one query to the next.
-            rows: Number of queries.
-            keys: The first panel of keys.
-            columns: Number of keys.
-            out: The first row of scores, which follow each other.
-            size: Number of channels.
-            zeros: `product.WIDEST` zeros.
-        """
-        panel = self.bytes_of_key(size) * PANEL
-        self.multiply(f, queries, stride, rows, keys, panel, columns, out, size, zeros)
-
-    def multiply(
-        self,
-        f: Function,
-        x: Value,
-        stride: Value,
-        rows: Value,
-        weights: Value,
-        panel: Value,
-        columns: Value,
-        out: Value,
-        depth: Value,
-        zeros: Value,
-    ) -> None:
-        """Write `out = x @ weights`.
-
-        Args:
-            f: The function.
-            x: The first row.
-            stride: Bytes from one row to the next.
-            rows: Number of rows.
-            weights: The first panel of weights.
-            panel: Bytes from one panel to the next.
-            columns: Number of columns.
-            out: The first row of the result, whose rows follow each other.
-            depth: The depth.
-            zeros: `product.WIDEST` zeros.
-        """
+    def multiply(self, f: Function, operands: Operands) -> None:
+        """Write `out = x @ weights`."""
         ...
 
     def store_weights(self, f: Function, weights: list[Value], place: Value) -> None:

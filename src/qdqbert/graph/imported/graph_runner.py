@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,25 @@ from qdqbert.graph.imported.file_errors import file_errors, one_line
 from qdqbert.graph.imported.fixed_shapes import at_any_size
 from qdqbert.graph.imported.onnx_file import load_graph, stored_bytes
 from qdqbert.graph.imported.renamed_copy import RenamedCopy, write_renamed_copy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GivenNames:
+    """Names that a call gives for inputs and outputs of .onnx files.
+
+    Attributes:
+        inputs: Maps transformers' names to names of a graph's inputs.
+        outputs: Maps transformers' names to names of a graph's outputs.
+        are_shared: Whether the call has several files, so that names that one does not have belong
+            to another one and are ignored.
+    """
+
+    inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    outputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    are_shared: bool = False
+
+
+NO_NAMES = GivenNames()
 
 
 class GraphRunner:
@@ -124,9 +144,7 @@ def open_graph_file(
     task: str,
     engine: EngineName,
     provider: str | None = None,
-    input_names: Mapping[str, str] | None = None,
-    output_names: Mapping[str, str] | None = None,
-    skip_unknown_names: bool = False,
+    names: GivenNames = NO_NAMES,
 ) -> GraphRunner:
     """Load an unchanged .onnx file, float or quantized, under transformers' names.
 
@@ -137,23 +155,15 @@ def open_graph_file(
         task: transformers' name of its task.
         engine: The engine to run it on.
         provider: Execution provider of ONNX Runtime.
-        input_names: As in `write_renamed_copy`.
-        output_names: As in `write_renamed_copy`.
-        skip_unknown_names: Ignore names that the file does not have: they belong to another file of
-            the same call.
+        names: Names of the call.
 
     Raises:
         UserInputError: The file cannot be read, does not fit the task, or does not run on the
             engine.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        copy, size_bytes, names = copy_to_run(
-            path,
-            Path(scratch) / path.name,
-            task=task,
-            input_names=input_names,
-            output_names=output_names,
-            skip_unknown_names=skip_unknown_names,
+        copy, size_bytes, matched = copy_to_run(
+            path, Path(scratch) / path.name, task=task, names=names
         )
         try:
             runner = open_runner(engine, copy.path, provider=provider)
@@ -169,7 +179,7 @@ def open_graph_file(
         at_any_size(runner, copy.sizes, task),
         path,
         vocabulary_size=copy.vocabulary_size,
-        matched_names=names,
+        matched_names=matched,
         max_length=copy.max_length,
         size_bytes=size_bytes,
     )
@@ -180,9 +190,7 @@ def copy_to_run(
     copy: Path,
     *,
     task: str,
-    input_names: Mapping[str, str] | None = None,
-    output_names: Mapping[str, str] | None = None,
-    skip_unknown_names: bool = False,
+    names: GivenNames = NO_NAMES,
 ) -> tuple[RenamedCopy, int, frozenset[str]]:
     """Write a copy of an .onnx file that has transformers' names; see `open_graph_file`.
 
@@ -193,15 +201,15 @@ def copy_to_run(
     Raises:
         UserInputError: The file cannot be read, or does not fit the task.
     """
-    inputs, outputs = input_names or {}, output_names or {}
+    inputs, outputs = names.inputs, names.outputs
     with file_errors(path):
         model = load_graph(path)
         size_bytes = stored_bytes(model, path)
-        if skip_unknown_names:
+        if names.are_shared:
             known = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
             inputs, outputs = (
-                {role: name for role, name in names.items() if name in known}
-                for names in (inputs, outputs)
+                {role: name for role, name in given.items() if name in known}
+                for given in (inputs, outputs)
             )
         renamed = write_renamed_copy(
             model, copy, task=task, input_names=inputs, output_names=outputs

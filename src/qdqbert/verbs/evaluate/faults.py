@@ -19,6 +19,7 @@ from qdqbert.graph.imported.onnx_file import load_graph
 from qdqbert.graph.imported.stored_weights import read_stored_weights
 from qdqbert.options import is_onnx_file
 from qdqbert.verbs.evaluate.options import EvaluateOptions
+from qdqbert.verbs.evaluate.subject import names_of
 
 # Tokens whose sums are emulated in each layer, which takes long.
 _TOKENS = 128
@@ -57,9 +58,7 @@ def _record(
             path,
             Path(scratch) / path.name,
             task=task,
-            input_names=options.onnx.input_names,
-            output_names=options.onnx.output_names,
-            skip_unknown_names=len(options.onnx_files) > 1,
+            names=names_of(options),
         )
         if not copy.sizes.are_dynamic or not names:
             return {}

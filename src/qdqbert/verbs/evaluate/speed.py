@@ -17,7 +17,7 @@ from qdqbert.options import is_onnx_file
 from qdqbert.progress import Progress
 from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.verbs.evaluate.options import EvaluateOptions
-from qdqbert.verbs.evaluate.subject import Subject
+from qdqbert.verbs.evaluate.subject import Subject, names_of
 
 # A file may lack a table of words. Those of BERT models are all larger.
 _ANY_VOCABULARY = 1000
@@ -70,7 +70,5 @@ def _write(model: str | os.PathLike[str], path: Path, task: str, options: Evalua
         Path(model),
         path,
         task=task,
-        input_names=options.onnx.input_names,
-        output_names=options.onnx.output_names,
-        skip_unknown_names=len(options.onnx_files) > 1,
+        names=names_of(options),
     )

@@ -14,12 +14,12 @@ from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName
 from qdqbert.engines.runner import Runner, check_engine
 from qdqbert.errors import UserInputError, naming
-from qdqbert.graph.imported.graph_runner import open_graph_file
+from qdqbert.graph.imported.graph_runner import NO_NAMES, GivenNames, open_graph_file
 from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.inference.engine_choice import choose_engine
 from qdqbert.inference.load import open_folder, open_graph
 from qdqbert.models.quantized import load_model
-from qdqbert.options import Onnx, is_onnx_file
+from qdqbert.options import is_onnx_file
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.settings import input_length
 from qdqbert.runtime.scheduler import Scheduler
@@ -89,7 +89,8 @@ class Request:
         max_length: `max_length` of the call.
         usual_length: Longest input in tokens without `max_length`; for a reference, that of the
             model. `None` for what was stored with the model.
-        shares_names: Whether some of the names of inputs and outputs may belong to another file.
+        tokenizer: Folder or hub id of the tokenizer of an .onnx file.
+        names: Names of inputs and outputs of .onnx files.
     """
 
     parameter: str
@@ -99,9 +100,9 @@ class Request:
     engine: EngineName | None = None
     provider: ProviderName | None = None
     target: TargetName | None = None
-    onnx: Onnx = Onnx()
     pooling: PoolingMode | None = None
-    shares_names: bool = False
+    tokenizer: str | None = None
+    names: GivenNames = NO_NAMES
 
     def input_length(self, usual: int | None, limit: int) -> tuple[int, list[str]]:
         """Return the longest input in tokens, and notices; see `settings.input_length`."""
@@ -121,9 +122,18 @@ def request_of(options: EvaluateOptions) -> Request:
         engine=options.engine,
         provider=options.provider,
         target=options.target,
-        onnx=dataclasses.replace(options.onnx, tokenizer=tokenizer),
         pooling=options.task_options.pooling,
-        shares_names=len(options.onnx_files) > 1,
+        tokenizer=tokenizer,
+        names=names_of(options),
+    )
+
+
+def names_of(options: EvaluateOptions) -> GivenNames:
+    """Return the names that a call gives for inputs and outputs of its .onnx files."""
+    return GivenNames(
+        inputs=options.onnx.input_names or {},
+        outputs=options.onnx.output_names or {},
+        are_shared=len(options.onnx_files) > 1,
     )
 
 
@@ -136,16 +146,15 @@ def _has_tokenizer(folder: Path) -> bool:
 def reference_request(options: EvaluateOptions, request: Request, subject: Subject) -> Request:
     """Return how the reference is to be loaded: for the task and the lengths of the model."""
     model_folder = None if is_onnx_file(options.model) else os.fspath(options.model)
-    tokenizer = options.onnx.tokenizer or model_folder
     return Request(
         parameter="reference",
         task=subject.task.name,
         # The notice about `max_length` is that of the model.
         max_length=None,
         usual_length=subject.max_length,
-        onnx=dataclasses.replace(options.onnx, tokenizer=tokenizer),
         pooling=request.pooling,
-        shares_names=request.shares_names,
+        tokenizer=options.onnx.tokenizer or model_folder,
+        names=request.names,
     )
 
 
@@ -238,7 +247,7 @@ def _load_onnx(path: Path, request: Request) -> Subject:
             f"folder {folder.name!r}, with `target` if it has several graphs.",
             argument=request.parameter,
         )
-    task = choose_task(path, task=request.task, tokenizer=request.onnx.tokenizer)
+    task = choose_task(path, task=request.task, tokenizer=request.tokenizer)
     engine: EngineName = request.engine or "onnxruntime"
     check_engine(engine)
     runner = open_graph_file(
@@ -246,13 +255,9 @@ def _load_onnx(path: Path, request: Request) -> Subject:
         task=task,
         engine=engine,
         provider=request.provider,
-        input_names=request.onnx.input_names or {},
-        output_names=request.onnx.output_names or {},
-        skip_unknown_names=request.shares_names,
+        names=request.names,
     )
-    found = load_tokenizer_and_config(
-        path, task=task, tokenizer=request.onnx.tokenizer, runner=runner
-    )
+    found = load_tokenizer_and_config(path, task=task, tokenizer=request.tokenizer, runner=runner)
     length, notices = request.input_length(TASKS[task].max_length, found.max_length)
     return Subject(
         name=path.name,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import exp2, unsigned_codes
-from qdqbert.engines.native.instruction_set import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet, Operands
 from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL
@@ -101,9 +101,18 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
         if relative is not None:
             relative.multiply_queries(own, stride, rows)
         own, own_stride = products.prepared(f, own, own_stride, rows, size, packed_queries)
-        panels = packed_keys + first_key * key_bytes
-        operands = (own, own_stride, rows, panels, columns)
-        products.multiply_keys(f, *operands, scores, size, zeros)
+        operands = Operands(
+            x=own,
+            stride=own_stride,
+            rows=rows,
+            weights=packed_keys + first_key * key_bytes,
+            panel=key_bytes * PANEL,
+            columns=columns,
+            out=scores,
+            depth=size,
+            zeros=zeros,
+        )
+        products.multiply_keys(f, operands)
         if relative is not None:
             relative.add(row, rows, first_key, end, columns)
         f.call(
@@ -115,9 +124,18 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
             length=count,
             padded=columns,
         )
-        panels = packed_values + first_key * (4 * PANEL)
-        weights = (scores, columns * 4, rows)
-        products.multiply(f, *weights, panels, value_bytes * PANEL, size, sums, count, zeros)
+        operands = Operands(
+            x=scores,
+            stride=columns * 4,
+            rows=rows,
+            weights=packed_values + first_key * (4 * PANEL),
+            panel=value_bytes * PANEL,
+            columns=size,
+            out=sums,
+            depth=count,
+            zeros=zeros,
+        )
+        products.multiply(f, operands)
         with f.loop(0, rows) as each:
             own = context + (row + each) * width * element
             f.call("context", f.layer, f.thread, head * size, each, size, own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.engines.native.instruction_set import InstructionSet, Products
+from qdqbert.engines.native.instruction_set import InstructionSet, Operands, Products
 from qdqbert.engines.native.ir import F32, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.packing import pack_function, transposed
@@ -61,32 +61,20 @@ class FloatProducts(Products):
         """Return the queries as they are."""
         return queries, stride
 
-    def multiply(
-        self,
-        f: Function,
-        x: Value,
-        stride: Value,
-        rows: Value,
-        weights: Value,
-        panel: Value,
-        columns: Value,
-        out: Value,
-        depth: Value,
-        zeros: Value,
-    ) -> None:
+    def multiply(self, f: Function, operands: Operands) -> None:
         """Write `out = x @ weights`."""
         f.call(
             "product",
-            x=x,
-            stride=stride,
-            rows=rows,
-            weights=weights,
-            panel=panel,
-            panels=columns // PANEL,
-            out=out,
-            out_stride=columns * 4,
-            depth=depth,
-            start=zeros,
+            x=operands.x,
+            stride=operands.stride,
+            rows=operands.rows,
+            weights=operands.weights,
+            panel=operands.panel,
+            panels=operands.columns // PANEL,
+            out=operands.out,
+            out_stride=operands.columns * 4,
+            depth=operands.depth,
+            start=operands.zeros,
             start_panel=0,
         )
 

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Callable
 
 from qdqbert.engines.native.functions import ROUNDING
-from qdqbert.engines.native.instruction_set import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet, Operands
 from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_tiles
 from qdqbert.engines.native.kernels.dot import PANEL
@@ -65,30 +65,19 @@ class ShortProducts(FloatProducts):
         f.call("short_rows", queries, stride, rows, size, out)
         return out, _bytes_of_query(size)
 
-    def multiply_keys(
-        self,
-        f: Function,
-        queries: Value,
-        stride: Value,
-        rows: Value,
-        keys: Value,
-        columns: Value,
-        out: Value,
-        size: Value,
-        zeros: Value,
-    ) -> None:
+    def multiply_keys(self, f: Function, operands: Operands) -> None:
         """Write the scores of some queries."""
         f.call(
             "short_product",
-            queries=queries,
-            stride=stride,
-            rows=rows,
-            keys=keys,
-            panel=self.bytes_of_key(size) * PANEL,
-            panels=columns // PANEL,
-            out=out,
-            out_stride=columns * 4,
-            pairs=padded_to(size, _DEPTH) // 2,
+            queries=operands.x,
+            stride=operands.stride,
+            rows=operands.rows,
+            keys=operands.weights,
+            panel=operands.panel,
+            panels=operands.columns // PANEL,
+            out=operands.out,
+            out_stride=operands.columns * 4,
+            pairs=padded_to(operands.depth, _DEPTH) // 2,
         )
 
 
