@@ -28,12 +28,13 @@ from qdqbert.calibration.passes import CalibrationPlan, Run, range_pass
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
 from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.of_checkpoint import graph_of
+from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.recipes import build_recipe
 from qdqbert.reference.sited_model import SitedModel, linear_weights, quantizing
 from qdqbert.targets import TARGETS
+from qdqbert.targets.files import choices_of
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import Plan, make_plan
 from scoring import CALIBRATION_EXAMPLES, TestSet
@@ -76,8 +77,7 @@ def main() -> None:
     seen = MeanObserver(linear_weights(sited))
     run(CombinedObserver(histograms, errors, seen), scales)
     means = seen.means(scales)
-    graph = graph_of(checkpoint)
-    arrays = {name: scale.numpy() for name, scale in scales.items()}
+    encoder = encoder_of(checkpoint)
     clips = [False, True] if recipe.clips_residuals else [False]
     for (name, calibrator), clip in itertools.product(CALIBRATORS.items(), clips):
         name += ", clipped" if clip else ""
@@ -107,9 +107,7 @@ def main() -> None:
                 ):
                     cells.append(test.run(test.runner))
             else:
-                model = lower(
-                    graph, plan, found.ranges, arrays, means=means, roundings=found.roundings
-                )
+                model = lower(encoder, plan, choices_of(found, plan.specs))
                 cells.append(on_engine(model, engine, test))
         print(f"| {name} | {' | '.join(map(str, cells))} |", flush=True)
 

@@ -38,6 +38,8 @@ from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName
 from qdqbert.compat.nn import QuantInputMixin, QuantMixin, TensorQuantizer
+from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.quantize import Choices
 from qdqbert.encoding import Batch, encode, make_batches
 from qdqbert.evidence.lowering import (
     LoweringCheck,
@@ -46,7 +48,7 @@ from qdqbert.evidence.lowering import (
     make_references,
 )
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.of_checkpoint import graph_of
+from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Max
 from qdqbert.options import Calibration, Quantizers, TaskOptions
@@ -132,12 +134,12 @@ MODULES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A checkpoint with quantizers, its exported graph, and its calibrations."""
+    """A checkpoint with quantizers, its model as data, and its calibrations."""
 
     checkpoint: Checkpoint
     body: GraphBody
     sited: SitedModel
-    graph: ir.Model
+    encoder: EncoderModel
     batches: tuple[Batch, ...]
     smooth: CalibrationResult
     plain: CalibrationResult
@@ -157,6 +159,10 @@ class Prepared:
     def scales(self, plan: Plan) -> dict[str, np.ndarray]:
         return {name: scale.numpy() for name, scale in self.calibration(plan).scales.items()}
 
+    def choices(self, plan: Plan) -> Choices:
+        """Return ranges and scales of the calibration of a plan."""
+        return Choices(ranges=self.calibration(plan).ranges, scales=self.scales(plan))
+
     def references(
         self,
         plan: Plan,
@@ -171,7 +177,6 @@ class Prepared:
             return make_references(
                 self.sited,
                 self.body,
-                self.graph,
                 self.layers,
                 self.batches[-2:],
                 last_bits=plan.target.last_bits,
@@ -310,7 +315,7 @@ def prepare_checkpoint(folder: Path) -> Prepared:
         checkpoint=checkpoint,
         body=body,
         sited=sited,
-        graph=graph_of(checkpoint),
+        encoder=encoder_of(checkpoint),
         batches=batches,
         smooth=calibration(WIDE_INPUTS),
         plain=calibration(None),

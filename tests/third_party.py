@@ -22,8 +22,8 @@ from transformers import AutoTokenizer
 
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.of_checkpoint import graph_of
-from qdqbert.graph.qdq import float_graph
+from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.graph.writer import make_graph
 
 # A channel of this layer has weights that are 16 times as large as the others.
 LOUD = "bert.encoder.layer.0.output.dense"
@@ -68,7 +68,7 @@ def write_float(checkpoint: Path, path: Path) -> Path:
     loaded = load_checkpoint(str(checkpoint))
     with torch.no_grad():
         loaded.model.get_submodule(LOUD).weight[3] *= 16
-    save_graph(float_graph(graph_of(loaded)), path)
+    save_graph(make_graph(encoder_of(loaded)), path)
     return path
 
 

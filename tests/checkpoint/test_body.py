@@ -12,7 +12,7 @@ from torch import nn
 from qdqbert.checkpoint.body import GraphBody, additive_mask, pool
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.graph.qdq import float_graph, sites_of
+from qdqbert.graph.writer import make_graph
 from qdqbert.reference.body import to_numpy
 
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens")
@@ -73,7 +73,7 @@ def test_the_float_graph_agrees_with_pytorch_at_every_shape(
     with torch.inference_mode():
         states = each.body(**{k: torch.from_numpy(v) for k, v in inputs.items()})
     expected = to_numpy(states, each.body.output_names)
-    actual = run_plainly(float_graph(each.graph), inputs)
+    actual = run_plainly(make_graph(each.encoder), inputs)
     assert list(actual) == ["last_hidden_state"]
     # States of [PAD] have no meaning.
     is_text = inputs["attention_mask"].astype(bool)
@@ -111,27 +111,11 @@ def test_the_mask_of_a_family_is_equivalent_to_the_tokenizers_mask(
     ids=["encoder", "encoder-without-segments", "sentence-transformers"],
 )
 def test_inputs_and_outputs_are_named_as_in_transformers(prepared, name, inputs, outputs) -> None:
-    graph = prepared(name).graph.graph
+    graph = make_graph(prepared(name).encoder).graph
     assert {value.name for value in graph.inputs} == inputs
     assert [value.name for value in graph.outputs] == outputs
     for value in graph.inputs:
         assert [str(size) for size in value.shape] == ["batch", "sequence"]
-
-
-@pytest.mark.parametrize("family", LAYOUTS)
-def test_every_site_is_one_node_of_the_graph(prepared, family) -> None:
-    each = prepared(family)
-    marked = [node.attributes["site"].as_string() for node in sites_of(each.graph.graph)]
-    assert sorted(marked) == sorted(site.name for site in each.sited.sites)
-
-
-def test_the_float_graph_has_no_sites_and_the_original_is_not_changed(prepared) -> None:
-    each = prepared("bert")
-    before = [node.op_type for node in each.graph.graph]
-    clean = float_graph(each.graph)
-    assert {node.domain for node in clean.graph} <= {"", "ai.onnx"}
-    assert "qdqbert" not in clean.opset_imports
-    assert [node.op_type for node in each.graph.graph] == before
 
 
 def test_the_mask_is_zero_for_text_and_the_lowest_float_for_padding() -> None:
@@ -170,7 +154,7 @@ def test_a_sentence_embedding_equals_that_of_sentence_transformers(
     with torch.inference_mode():
         outputs = each.body(**{k: torch.from_numpy(v) for k, v in inputs.items()})
     np.testing.assert_allclose(outputs[1].numpy(), expected, atol=FLOAT_TOLERANCE)
-    actual = run_plainly(float_graph(each.graph), inputs)["sentence_embedding"]
+    actual = run_plainly(make_graph(each.encoder), inputs)["sentence_embedding"]
     np.testing.assert_allclose(actual, expected, atol=FLOAT_TOLERANCE)
 
 

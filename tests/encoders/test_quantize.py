@@ -16,7 +16,7 @@ from qdqbert.encoders.sites import linear_layers_of
 from qdqbert.errors import CalibrationError, GraphError, UserInputError
 from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.edit import constant_array
-from qdqbert.graph.of_checkpoint import encoder_of, graph_of
+from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.targets import TARGETS
@@ -43,7 +43,11 @@ def test_what_is_computed_is_what_the_graph_computes(
         encoder_of(each.checkpoint), plan.specs, choices_of(calibration, plan.specs)
     )
     inputs = encoder_reference.random_inputs((1, 9))
-    graph = lower(each.graph, plan, ranges, each.scales(plan), means=calibration.means)
+    graph = lower(
+        each.encoder,
+        plan,
+        choices_of(dataclasses.replace(calibration, ranges=ranges), plan.specs),
+    )
     encoder_reference.assert_outputs(
         made, run_plainly(graph, inputs), inputs, has_codes=True, per_tensor=True
     )
@@ -54,7 +58,11 @@ def test_codes_and_scales_are_those_of_the_graph(prepared, recipe) -> None:
     each = prepared("bert")
     plan = each.plan("native", recipe)
     calibration = each.calibration(plan)
-    graph = lower(each.graph, plan, calibration.ranges, each.scales(plan), means=calibration.means)
+    graph = lower(
+        each.encoder,
+        plan,
+        choices_of(calibration, plan.specs),
+    )
     made = quantize_encoder(
         encoder_of(each.checkpoint), plan.specs, choices_of(calibration, plan.specs)
     )
@@ -126,7 +134,7 @@ def test_a_tied_decoder_has_the_codes_of_the_table(save_tiny, tmp_path) -> None:
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
     plan = make_plan(TARGETS["native-dynamic"], sited.sites, embeddings="int8")
     made = quantize_encoder(encoder_of(checkpoint), plan.specs, Choices())
-    graph = lower(graph_of(checkpoint), plan, {}, {})
+    graph = lower(encoder_of(checkpoint), plan, Choices())
     tables = (read_shared_table(each) for node in graph.graph for each in node.outputs)
     [expected] = {table.tobytes() for table in tables if table is not None}
     assert made.heads[0].steps[-1].weight.tobytes() == expected

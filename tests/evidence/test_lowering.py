@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from qdqbert.encoders.quantize import Choices
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.evidence import lowering
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, layer_fidelity
@@ -39,7 +40,7 @@ def references(bert) -> list[Reference]:
 
 def lowered(bert, target: str = "onnxruntime") -> ir.Model:
     plan = bert.plan(target)
-    return lower(bert.graph, plan, bert.smooth.ranges, bert.scales(plan))
+    return lower(bert.encoder, plan, Choices(ranges=bert.smooth.ranges, scales=bert.scales(plan)))
 
 
 def constant_named(model: ir.Model, ending: str) -> ir.Value:

@@ -5,8 +5,8 @@ import onnx_ir as ir
 import pytest
 
 from qdqbert.errors import GraphError
-from qdqbert.graph.check import add_teacher_forcing, layer_input_names, save_graph
-from qdqbert.graph.qdq import float_graph
+from qdqbert.graph.check import add_teacher_forcing, save_graph
+from qdqbert.graph.writer import make_graph
 
 INVALID = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -30,13 +30,13 @@ def test_the_error_for_an_invalid_graph_names_its_file(tmp_path) -> None:
 
 
 def test_small_weights_are_saved_in_the_onnx_file(prepared, tmp_path) -> None:
-    save_graph(float_graph(prepared("bert").graph), tmp_path / "model.onnx")
+    save_graph(make_graph(prepared("bert").encoder), tmp_path / "model.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
 def test_large_weights_are_saved_in_a_second_file(prepared, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("qdqbert.graph.check._EXTERNAL_OVER_BYTES", 1000)
-    save_graph(float_graph(prepared("bert").graph), tmp_path / "model.onnx")
+    save_graph(make_graph(prepared("bert").encoder), tmp_path / "model.onnx")
     assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}
 
 
@@ -54,20 +54,3 @@ def test_teacher_forcing_takes_inner_values_as_inputs_and_returns_the_computed_o
     result = run_plainly(forced, given)
     # a = |x|. b = -a with the forced a. y = b * b with the forced b.
     assert {name: array.flat[0] for name, array in result.items()} == {"a": 1, "b": -10, "y": 9}
-
-
-def test_the_inputs_of_layers_are_returned_in_the_order_of_the_layers(prepared) -> None:
-    each = prepared("bert")
-    names = layer_input_names(each.sited, each.graph, each.layers)
-    assert len(set(names)) == 2
-    made = [value.name for node in each.graph.graph for value in node.outputs]
-    assert made.index(names[0]) < made.index(names[1])
-    by_name = {value.name: value for node in each.graph.graph for value in node.outputs}
-    assert {by_name[name].producer().op_type for name in names} == {"LayerNormalization"}
-
-
-def test_the_input_of_a_layer_that_normalizes_first_is_before_its_norm(prepared) -> None:
-    each = prepared("modernbert")
-    names = layer_input_names(each.sited, each.graph, each.layers)
-    by_name = {value.name: value for node in each.graph.graph for value in node.outputs}
-    assert [by_name[name].producer().op_type for name in names] == ["LayerNormalization", "Add"]

@@ -23,9 +23,8 @@ from qdqbert.graph.edit import add_constant, tidy
 from qdqbert.graph.encoder import read_encoder
 from qdqbert.graph.imported.canonical_form import to_canonical_form
 from qdqbert.graph.imported.onnx_file import read_graph
-from qdqbert.graph.of_checkpoint import encoder_of, graph_of
-from qdqbert.graph.qdq import float_graph
-from qdqbert.graph.sited_graph import sited_graph
+from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.graph.writer import make_graph
 from task_files import HEADS
 
 # CamemBERT and XLM-RoBERTa have the modules of RoBERTa.
@@ -60,7 +59,7 @@ def bert(prepared):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_float_graph_of_each_family_is_read(prepared, run_plainly, family) -> None:
     each = prepared(family)
-    model, inputs = float_graph(each.graph), random_inputs((5, 23))
+    model, inputs = make_graph(each.encoder), random_inputs((5, 23))
     # A text that spells the padding token.
     inputs["input_ids"][:, 3] = 1
     read = check_read(model, run_plainly, inputs)
@@ -77,7 +76,7 @@ def test_a_float_graph_of_each_family_is_read(prepared, run_plainly, family) -> 
 @pytest.mark.parametrize("family", [*FAMILIES, "modernbert"])
 def test_a_graph_that_was_written_is_read_as_the_model(prepared, family) -> None:
     each = prepared(family)
-    read = read_encoder(float_graph(each.graph), [], longest=64).encoder
+    read = read_encoder(make_graph(each.encoder), [], longest=64).encoder
     assert_equal(read, dataclasses.replace(encoder_of(each.checkpoint), limit=64))
 
 
@@ -87,7 +86,7 @@ def test_the_head_of_each_task_is_read(save_tiny, tmp_path, run_plainly, task) -
     auto_class = getattr(transformers, head.auto_class)
     save_tiny(tmp_path, "bert", auto_class, num_hidden_layers=1, **head.changes)
     checkpoint = load_checkpoint(str(tmp_path))
-    model = to_canonical_form(float_graph(graph_of(checkpoint)))
+    model = to_canonical_form(make_graph(encoder_of(checkpoint)))
     shape = (2, 5, 9) if task == "multiple-choice" else (5, 9)
     read = check_read(model, run_plainly, random_inputs(shape))
     (found,) = read.heads
@@ -153,7 +152,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_not_known_is_refused(bert, change) -> None:
-    model = float_graph(bert.graph)
+    model = make_graph(bert.encoder)
     edit, message = CHANGES[change]
     edit(model)
     with pytest.raises(GraphError, match=f"{message}.*Quantize the checkpoint instead"):
@@ -163,7 +162,7 @@ def test_what_is_not_known_is_refused(bert, change) -> None:
 def test_a_deep_graph_without_declared_shapes_is_read(save_tiny, tmp_path) -> None:
     save_tiny(tmp_path, "bert", num_hidden_layers=24)
     checkpoint = load_checkpoint(str(tmp_path))
-    model = float_graph(graph_of(checkpoint))
+    model = make_graph(encoder_of(checkpoint))
     for node in model.graph:
         for value in node.outputs:
             value.shape = None
@@ -171,7 +170,7 @@ def test_a_deep_graph_without_declared_shapes_is_read(save_tiny, tmp_path) -> No
 
 
 def test_states_may_be_multiplied_by_the_mask(bert, run_plainly) -> None:
-    model = float_graph(bert.graph)
+    model = make_graph(bert.encoder)
     mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
     axes = add_constant(model.graph, "axes", np.array([2]))
     column = ir.node("Unsqueeze", [mask, axes])
@@ -183,7 +182,7 @@ def test_states_may_be_multiplied_by_the_mask(bert, run_plainly) -> None:
 
 
 def test_one_linear_layer_may_compute_query_key_and_value(bert, run_plainly) -> None:
-    model = float_graph(bert.graph)
+    model = make_graph(bert.encoder)
     graph = model.graph
     adds = [
         node
@@ -328,7 +327,7 @@ def test_other_layers_are_refused(exported_block, block, message) -> None:
 
 def test_sites_are_named_as_those_of_the_checkpoint(prepared) -> None:
     each = prepared("bert")
-    read = read_encoder(float_graph(each.graph), [], longest=64).encoder
+    read = read_encoder(make_graph(each.encoder), [], longest=64).encoder
     assert sites_of(read) == sites_of(encoder_of(each.checkpoint))
 
 
@@ -353,7 +352,7 @@ def add_outputs(model: ir.Model) -> list[str]:
 
 
 def test_what_follows_the_last_states_and_is_not_known_is_a_tail(bert, run_plainly) -> None:
-    model = float_graph(bert.graph)
+    model = make_graph(bert.encoder)
     names = add_outputs(model)
     read = read_encoder(model, names, longest=64)
     tail = read.encoder.tail
@@ -362,8 +361,7 @@ def test_what_follows_the_last_states_and_is_not_known_is_a_tail(bert, run_plain
     assert read.dropped == ()
     assert set(tail.inputs) == {"input_ids", TAIL_STATES}
     inputs = random_inputs((5, 9))
-    written = sited_graph(read.encoder, ("layer", "table"))
-    expected, found = (run_plainly(each, inputs) for each in (model, float_graph(written)))
+    expected, found = (run_plainly(each, inputs) for each in (model, make_graph(read.encoder)))
     assert list(found) == ["last_hidden_state", *names]
     is_text = inputs["attention_mask"] == 1
     for name, array in expected.items():
@@ -371,22 +369,21 @@ def test_what_follows_the_last_states_and_is_not_known_is_a_tail(bert, run_plain
 
 
 def test_a_tail_alone_reads_the_states(bert, run_plainly) -> None:
-    model = float_graph(bert.graph)
+    model = make_graph(bert.encoder)
     names = add_outputs(model)
     del model.graph.outputs[0]
     read = read_encoder(model, names, longest=64).encoder
     assert read.heads == ()
     assert set(read.tail.inputs) == {"input_ids", TAIL_STATES}
     inputs = random_inputs((5, 9))
-    written = sited_graph(read, ())
-    expected, found = (run_plainly(each, inputs) for each in (model, written))
+    expected, found = (run_plainly(each, inputs) for each in (model, make_graph(read)))
     is_text = inputs["attention_mask"] == 1
     for name in names:
         np.testing.assert_allclose(found[name][is_text], expected[name][is_text], atol=3e-5)
 
 
 def test_an_output_of_inner_states_is_left_out_unless_it_is_needed(bert) -> None:
-    model = float_graph(bert.graph)
+    model = make_graph(bert.encoder)
     put_inner_states_out(model)
     inner = str(model.graph.outputs[1].name)
     assert read_encoder(model, ["last_hidden_state"], longest=64).dropped == (inner,)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
+from qdqbert.encoders.quantize import Choices
 from qdqbert.errors import GraphError
 from qdqbert.graph import legality
 from qdqbert.graph.legality import RULES, check_tensorrt_rules
@@ -182,7 +183,7 @@ def test_our_graphs_are_legal(prepared, name, recipe) -> None:
     each = prepared(name)
     plan = each.plan("tensorrt", recipe)
     # `lower` checks, and so would raise; each rule has something to look at.
-    model = lower(each.graph, plan, each.calibration(plan).ranges, each.scales(plan))
+    model = lower(each.encoder, plan, each.choices(plan))
     check_tensorrt_rules(model)
     assert sum(node.op_type == "QuantizeLinear" for node in model.graph) >= 2 * len(each.layers)
 
@@ -191,6 +192,6 @@ def test_our_graphs_are_legal(prepared, name, recipe) -> None:
 def test_graphs_of_other_targets_are_not(prepared, target) -> None:
     each = prepared("bert")
     plan = each.plan(target, "linear")
-    model = lower(each.graph, plan, each.smooth.ranges, each.scales(plan))
+    model = lower(each.encoder, plan, Choices(ranges=each.smooth.ranges, scales=each.scales(plan)))
     with pytest.raises(GraphError, match=r"zero point that is not constant|com\.microsoft"):
         check_tensorrt_rules(model)

@@ -9,11 +9,14 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from qdqbert.encoders.quantize import Choices
 from qdqbert.engines.runner import open_runner
-from qdqbert.errors import CalibrationError, GraphError
+from qdqbert.errors import CalibrationError
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import constant_array
-from qdqbert.graph.qdq import float_graph, insert_qdq
+from qdqbert.graph.nodes import Nodes
+from qdqbert.graph.qdq import SiteWriter
+from qdqbert.graph.writer import OPSET, make_graph
 from qdqbert.numerics.weight_rounding import pack
 from qdqbert.recipes import build_recipe
 from qdqbert.reference.sited_model import quantizing, weight_of
@@ -26,6 +29,7 @@ from qdqbert.spec import (
     weight_site_of,
 )
 from qdqbert.targets import TARGETS
+from qdqbert.targets.files import choices_of
 from qdqbert.targets.lowering import lower
 
 # Q/DQ pairs on activations, for two layers. `linear` has 4 in each layer, since query, key and
@@ -49,31 +53,21 @@ INPUT_TARGETS = [
 # float16 graphs are tested in targets/test_tensorrt.py.
 FLOAT32_TARGETS = [name for name in INPUT_TARGETS if not TARGETS[name].is_proxy]
 
-TWO_READERS = """
-<ir_version: 10, opset_import: ["" : 21, "qdqbert" : 1]>
-g (float[2, 3] x) => (float[2, 3] y, float[2, 3] z) {
-    [a] u = qdqbert.Site <site = "one"> (x)
-    [b] v = qdqbert.Site <site = "two"> (x)
-    [c] y = Abs (u)
-    [d] z = Neg (v)
-}
-"""
-GRAPH_OUTPUT = """
-<ir_version: 10, opset_import: ["" : 21, "qdqbert" : 1]>
-g (float[2, 3] x) => (float[2, 3] y) {
-    [a] w = Abs (x)
-    [b] y = qdqbert.Site <site = "one"> (w)
-}
-"""
-ODD_WEIGHT = """
-<ir_version: 10, opset_import: ["" : 21, "qdqbert" : 1]>
-g (float[3] x) => (float[3] y)
-<float[3] weight = {1.0, 2.0, 3.0}>
-{
-    [a] w = qdqbert.Site <site = "one"> (weight)
-    [b] y = Add (x, w)
-}
-"""
+X = np.array([[0.1, -0.2, 0.3], [9, -9, 0.49]], np.float32)
+
+
+def two_readers(
+    specs: dict[str, TensorSpec | None], ranges: dict[str, Range], style: QdqStyle | None = None
+) -> ir.Model:
+    """Return a graph whose input is read by Abs through site `one`, and by Neg through `two`."""
+    add = Nodes([ir.val("x", ir.DataType.FLOAT, [2, 3])], OPSET)
+    sites = SiteWriter(add, specs, Choices(ranges=ranges), style or QdqStyle())
+    add("Abs", sites.activation("one", "x"), name="y")
+    add("Neg", sites.activation("two", "x"), name="z")
+    for name in ("y", "z"):
+        add.values[name].dtype = ir.DataType.FLOAT
+        add.graph.outputs.append(add.values[name])
+    return ir.Model(add.graph, ir_version=10)
 
 
 def op_counts(model: ir.Model) -> collections.Counter[str]:
@@ -82,7 +76,7 @@ def op_counts(model: ir.Model) -> collections.Counter[str]:
 
 def lowered(each, target: str, recipe: str | None = None, embeddings: str = "int8") -> ir.Model:
     plan = each.plan(target, recipe, embeddings)
-    return lower(each.graph, plan, each.calibration(plan).ranges, each.scales(plan))
+    return lower(each.encoder, plan, each.choices(plan))
 
 
 @pytest.fixture
@@ -168,7 +162,7 @@ def test_a_saved_graph_is_valid_and_keeps_inputs_and_outputs(bert, tmp_path, tar
     save_graph(lowered(bert, target), path)
     onnx.checker.check_model(str(path), full_check=True)
     graph = onnx.load(path).graph
-    assert [value.name for value in graph.input] == [v.name for v in bert.graph.graph.inputs]
+    assert [value.name for value in graph.input] == list(bert.encoder.input_names)
     assert [value.name for value in graph.output] == ["last_hidden_state"]
 
 
@@ -201,7 +195,7 @@ def test_a_graph_agrees_with_pytorch_layer_by_layer(
         name: dataclasses.replace(each, amax=each.amax * (width if ".matmul_" in name else 1))
         for name, each in chosen.ranges.items()
     }
-    model = lower(bert.graph, plan, ranges, bert.scales(plan))
+    model = lower(bert.encoder, plan, Choices(ranges=ranges, scales=bert.scales(plan)))
     check = check_lowered(model, bert.references(plan, ranges), engine)
     assert check.worst_layer_db >= 40
     assert check.is_exact
@@ -254,7 +248,9 @@ def test_corrected_biases_restore_the_mean_of_each_linear_layer(
     with quantizing(each.sited, specs, {}, means=means), torch.no_grad():
         tensors = {key: torch.from_numpy(value) for key, value in inputs.items()}
         expected = each.body(**tensors)[0].numpy()
-    graph = insert_qdq(each.graph, specs, {}, means=means)
+    graph = make_graph(
+        each.encoder, specs, Choices(means={name: each.numpy() for name, each in means.items()})
+    )
     output = graph.graph.outputs[0].name
     # float32 sums in another order.
     np.testing.assert_allclose(run_plainly(graph, inputs)[output], expected, atol=2e-5)
@@ -272,10 +268,12 @@ def test_graphs_round_weights_as_pytorch_does(bert, target) -> None:
         )
         for name, spec in plan.rounded_weights
     }
-    graph = insert_qdq(
-        bert.graph, plan.specs, chosen.ranges, scales=bert.scales(plan), roundings=roundings
+    graph = make_graph(
+        bert.encoder,
+        plan.specs,
+        choices_of(dataclasses.replace(chosen, means={}, roundings=roundings), plan.specs),
     )
-    nearest = insert_qdq(bert.graph, plan.specs, chosen.ranges, scales=bert.scales(plan))
+    nearest = make_graph(bert.encoder, plan.specs, bert.choices(plan))
     with quantizing(bert.sited, plan.specs, chosen.ranges, chosen.scales, roundings=roundings):
         for name, _ in plan.rounded_weights:
             base = name.removesuffix("._weight_quantizer")
@@ -293,7 +291,12 @@ def test_unsigned_and_signed_codes_give_equal_outputs(bert, run_plainly) -> None
     ranges = bert.calibration(plan).ranges
     inputs = bert.batches[0].inputs
     signed, unsigned = (
-        insert_qdq(bert.graph, plan.specs, ranges, style=QdqStyle(unsigned_activations=is_unsigned))
+        make_graph(
+            bert.encoder,
+            plan.specs,
+            Choices(ranges=ranges),
+            QdqStyle(unsigned_activations=is_unsigned),
+        )
         for is_unsigned in (False, True)
     )
     kinds = {
@@ -337,51 +340,37 @@ def test_padding_does_not_change_a_text(bert, tmp_path, target) -> None:
     ids=["equal-ranges-share-a-pair", "different-ranges-do-not", "float-next-to-int8"],
 )
 def test_sites_with_equal_input_and_range_share_a_pair(run_plainly, second, ops) -> None:
-    sited = ir.from_onnx_text(TWO_READERS)
     ranges = {
         "one": Range(amax=0.5, low=-0.5, high=0.5),
         "two": Range(amax=second or 1, low=-0.5, high=0.5),
     }
     specs = {"one": TensorSpec(), "two": None if second is None else TensorSpec()}
-    model = insert_qdq(sited, specs, ranges)
+    model = two_readers(specs, ranges)
     assert sorted(op_counts(model).elements()) == sorted(ops)
-    x = np.array([[0.1, -0.2, 0.3], [9, -9, 0.49]], np.float32)
-    result = run_plainly(model, {"x": x})
+    result = run_plainly(model, {"x": X})
     steps = [np.float32(0.5 / 127), np.float32((second or 1) / 127)]
-    one, two = (np.clip(np.rint(x / step), -128, 127) * step for step in steps)
-    two = x if second is None else two
+    one, two = (np.clip(np.rint(X / step), -128, 127) * step for step in steps)
+    two = X if second is None else two
     # Both sides round one float32 multiplication.
     np.testing.assert_allclose(result["y"], np.abs(one), rtol=1e-6)
     np.testing.assert_allclose(result["z"], -two, rtol=1e-6)
 
 
-@pytest.mark.parametrize("spec", [None, TensorSpec()], ids=["float", "int8"])
-def test_a_site_can_be_an_output_of_the_graph(run_plainly, spec) -> None:
-    model = insert_qdq(
-        ir.from_onnx_text(GRAPH_OUTPUT), {"one": spec}, {"one": Range(amax=127, low=0, high=0)}
+def test_dedicated_pairs_are_not_shared(run_plainly) -> None:
+    specs = dict.fromkeys(("one", "two"), TensorSpec())
+    ranges = dict.fromkeys(specs, Range(amax=0.5, low=-0.5, high=0.5))
+    shared, apart = (
+        two_readers(specs, ranges, QdqStyle(dedicated_pairs=dedicated))
+        for dedicated in (False, True)
     )
-    x = np.array([[0.4, -1.6, 0], [1, 2, 3]], np.float32)
-    expected = np.abs(x) if spec is None else np.rint(np.abs(x))
-    assert [value.name for value in model.graph.outputs] == ["y"]
-    np.testing.assert_array_equal(run_plainly(model, {"x": x})["y"], expected)
+    assert [op_counts(each)["QuantizeLinear"] for each in (shared, apart)] == [1, 2]
+    for name, expected in run_plainly(shared, {"x": X}).items():
+        np.testing.assert_array_equal(run_plainly(apart, {"x": X})[name], expected)
 
 
 def test_the_error_for_a_missing_range_names_the_site() -> None:
-    specs = {"one": TensorSpec(), "two": None}
     with pytest.raises(CalibrationError, match="`one` has no calibrated range"):
-        insert_qdq(ir.from_onnx_text(TWO_READERS), specs, {})
-
-
-def test_a_weight_of_neither_linear_layer_nor_embedding_is_refused() -> None:
-    spec = TensorSpec(narrow=True, axis=0)
-    with pytest.raises(GraphError, match="`one` is read by a node of type Add"):
-        insert_qdq(ir.from_onnx_text(ODD_WEIGHT), {"one": spec}, {})
-
-
-def test_a_weight_left_in_float_can_have_readers_of_any_type(run_plainly) -> None:
-    model = float_graph(ir.from_onnx_text(ODD_WEIGHT))
-    result = run_plainly(model, {"x": np.zeros(3, np.float32)})
-    np.testing.assert_array_equal(result["y"], [1, 2, 3])
+        two_readers({"one": TensorSpec()}, {})
 
 
 @pytest.mark.parametrize("target", INPUT_TARGETS)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,16 +12,17 @@ import transformers
 
 from encoder_reference import random_inputs
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import Choices, quantize_encoder
 from qdqbert.encoders.shared_table import joined, rest_of
 from qdqbert.encoders.sites import sites_of
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.graph.edit import add_constant, constant_array, producer_of, tidy
-from qdqbert.graph.of_checkpoint import encoder_of, graph_of
+from qdqbert.graph.encoder import read_encoder
+from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.graph.passes.half_precision import to_half_precision
-from qdqbert.graph.qdq import float_graph, insert_qdq
-from qdqbert.insert.sited import insert_quantizers_
+from qdqbert.graph.writer import make_graph
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan
@@ -39,26 +40,24 @@ WORDS = 1024
 
 
 @pytest.fixture(scope="module")
-def sited(save_tiny, tmp_path_factory) -> Callable[[str], tuple[ir.Model, Any]]:
-    """The sited graph and the sites of a masked LM."""
+def read(save_tiny, tmp_path_factory) -> Callable[[str], EncoderModel]:
+    """The masked LM of a family as data."""
     made = {}
 
-    def make(family: str) -> tuple[ir.Model, Any]:
+    def make(family: str) -> EncoderModel:
         if family not in made:
             folder = tmp_path_factory.mktemp("tied")
             save_tiny(folder, family, transformers.AutoModelForMaskedLM)
-            checkpoint = load_checkpoint(str(folder), task="fill-mask")
-            model = insert_quantizers_(checkpoint.model, checkpoint.family)
-            graph = graph_of(checkpoint)
-            made[family] = (graph, model.sites)
+            made[family] = encoder_of(load_checkpoint(str(folder), task="fill-mask"))
         return made[family]
 
     return make
 
 
-def lowered(model: ir.Model, sites: Any, target: str, embeddings: str = "int8") -> ir.Model:
-    """Lower a graph for a target that needs no ranges."""
-    return lower(model, make_plan(TARGETS[target], sites, embeddings=embeddings), {}, {})
+def lowered(model: EncoderModel, target: str, embeddings: str = "int8") -> ir.Model:
+    """Write the graph of a target that needs no ranges."""
+    plan = make_plan(TARGETS[target], sites_of(model), embeddings=embeddings)
+    return lower(model, plan, Choices())
 
 
 def tables(model: ir.Model) -> list[np.dtype]:
@@ -88,25 +87,24 @@ def sqnr(reference: np.ndarray, found: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_graph_has_one_table_of_codes(sited, run_plainly, family) -> None:
-    graph, sites = sited(family)
-    model = lowered(graph, sites, "onnxruntime-dynamic")
-    assert tables(model) == [np.int8, np.int8]
-    assert tables(float_graph(graph)) == [np.float32]
+def test_a_graph_has_one_table_of_codes(read, family) -> None:
+    model = read(family)
+    assert tables(lowered(model, "onnxruntime-dynamic")) == [np.int8, np.int8]
+    assert tables(make_graph(model)) == [np.float32]
 
 
-def test_embeddings_in_float_are_stored_once_too(sited) -> None:
-    assert tables(lowered(*sited("bert"), "onnxruntime-dynamic", "float")) == [np.float32]
+def test_embeddings_in_float_are_stored_once_too(read) -> None:
+    assert tables(lowered(read("bert"), "onnxruntime-dynamic", "float")) == [np.float32]
 
 
-def test_the_decoder_is_not_rounded_to_8_bits(sited, run_plainly) -> None:
-    graph, sites = sited("bert")
-    specs = make_plan(TARGETS["portable"], sites, embeddings="int8").specs
-    of_table = {name: spec if "word_embed" in name else None for name, spec in specs.items()}
-    model = insert_qdq(graph, of_table, {})
+def test_the_decoder_is_not_rounded_to_8_bits(read, run_plainly) -> None:
+    encoder = read("bert")
+    specs = make_plan(TARGETS["portable"], sites_of(encoder), embeddings="int8").specs
+    of_table = {name: spec for name, spec in specs.items() if "word_embed" in name}
+    model = make_graph(encoder, of_table)
     plain = model.clone()
     matmul = next(node for node in plain.graph if read_decoder(node) is not None)
-    _, _, table = decoder_of(graph)
+    table = encoder.embeddings.words.rows
     matmul.replace_input_with(1, add_constant(plain.graph, "turned", table.T))
     inputs = random_inputs((3, 9))
     expected, found, half = (
@@ -117,26 +115,23 @@ def test_the_decoder_is_not_rounded_to_8_bits(sited, run_plainly) -> None:
     assert sqnr(expected, half) > 25
 
 
-def test_a_transposed_copy_of_the_table_is_dropped(sited, run_plainly) -> None:
-    graph, sites = sited("bert")
-    copied = graph.clone()
-    matmul, _, table = decoder_of(copied)
-    matmul.replace_input_with(1, add_constant(copied.graph, "turned", table.T))
-    tidy(copied)
-    assert len(tables(float_graph(copied))) == 2
-    model, same = (lowered(each, sites, "onnxruntime-dynamic") for each in (copied, graph))
-    assert tables(model) == [np.int8, np.int8]
-    inputs = random_inputs((3, 9))
-    found, expected = (run_plainly(each, inputs)["logits"] for each in (model, same))
-    np.testing.assert_array_equal(found, expected)
+def test_a_transposed_copy_of_the_table_is_read_as_the_table(read) -> None:
+    model = make_graph(read("bert"))
+    matmul, _, table = decoder_of(model)
+    matmul.replace_input_with(1, add_constant(model.graph, "turned", table.T))
+    tidy(model)
+    assert len(tables(model)) == 2
+    found = read_encoder(model, ["logits"], longest=64).encoder
+    assert tables(lowered(found, "onnxruntime-dynamic")) == [np.int8, np.int8]
 
 
-def test_a_decoder_with_other_weights_stays_in_float(sited) -> None:
-    graph, sites = sited("bert")
-    untied = graph.clone()
-    _, transpose, table = decoder_of(untied)
-    transpose.replace_input_with(0, add_constant(untied.graph, "other", table + 1))
-    dtypes = tables(lowered(untied, sites, "onnxruntime-dynamic"))
+def test_a_decoder_with_other_weights_stays_in_float(read) -> None:
+    model = read("bert")
+    (head,) = model.heads
+    *steps, decoder = head.steps
+    other = dataclasses.replace(decoder, weight=decoder.weight + 1)
+    untied = dataclasses.replace(model, heads=(dataclasses.replace(head, steps=(*steps, other)),))
+    dtypes = tables(lowered(untied, "onnxruntime-dynamic"))
     assert sorted(map(str, dtypes)) == ["float32", "int8"]
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.encoders.quantize import Choices
 from qdqbert.engines.runner import open_runner
 from qdqbert.errors import SpecError
 from qdqbert.evidence.lowering import check_lowering
@@ -34,7 +35,7 @@ def bert(prepared):
 def lowered(each, recipe=None):
     plan = each.plan(DYNAMIC.name, recipe)
     # A dynamic graph has no ranges.
-    return plan, lower(each.graph, plan, {}, each.scales(plan))
+    return plan, lower(each.encoder, plan, Choices(scales=each.scales(plan)))
 
 
 def counted(model) -> collections.Counter[str]:

@@ -6,7 +6,8 @@ import pytest
 
 import qdqbert
 from qdqbert.artifact import open_artifact
-from qdqbert.graph.qdq import float_graph
+from qdqbert.encoders.quantize import Choices
+from qdqbert.graph.writer import make_graph
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan
@@ -35,8 +36,8 @@ def made(quantized, tmp_path_factory):
 
 def test_its_graph_is_the_float_graph(bert) -> None:
     plan = make_plan(TARGETS["float"], bert.sited.sites, embeddings="int8")
-    model = lower(bert.graph, plan, {}, {})
-    expected = [node.op_type for node in float_graph(bert.graph).graph]
+    model = lower(bert.encoder, plan, Choices())
+    expected = [node.op_type for node in make_graph(bert.encoder).graph]
     assert [node.op_type for node in model.graph] == expected
     assert "DequantizeLinear" not in expected
 

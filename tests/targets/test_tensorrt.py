@@ -10,8 +10,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from qdqbert.encoders.quantize import Choices
 from qdqbert.graph.edit import constant_array
-from qdqbert.graph.qdq import insert_qdq
+from qdqbert.graph.writer import make_graph
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import QdqStyle, TensorSpec
 from qdqbert.targets import TARGETS
@@ -43,7 +44,7 @@ def counts_of(model: ir.Model) -> collections.Counter[str]:
 def lowered(each, recipe: str, *, dedicated: bool = False, target: str = "tensorrt") -> ir.Model:
     plan = each.plan(target, recipe)
     plan = dataclasses.replace(plan, dedicated_pairs=dedicated)
-    return lower(each.graph, plan, each.calibration(plan).ranges, each.scales(plan))
+    return lower(each.encoder, plan, each.choices(plan))
 
 
 @pytest.mark.parametrize("recipe", list(PAIRS))
@@ -117,7 +118,7 @@ def test_graphs_with_fewer_bits_are_exact(bert, bits, check_lowered) -> None:
     plan = bert.plan("tensorrt")
     specs = QuantizerOptions(aprec=bits).apply(plan.specs, bert.sited.sites)
     plan = dataclasses.replace(plan, specs=specs)
-    model = lower(bert.graph, plan, bert.calibration(plan).ranges, bert.scales(plan))
+    model = lower(bert.encoder, plan, bert.choices(plan))
     assert check_lowered(model, bert.references(plan), "onnxruntime").is_exact
 
 
@@ -128,7 +129,9 @@ def test_a_wrong_range_is_detected(bert, check_lowered) -> None:
     right = ranges[site]
     wider = dataclasses.replace(right, low=right.low * 3, high=right.high * 3)
     wrong = {**ranges, site: wider}
-    check = check_lowered(lower(bert.graph, plan, wrong, {}), references, "onnxruntime")
+    check = check_lowered(
+        lower(bert.encoder, plan, Choices(ranges=wrong)), references, "onnxruntime"
+    )
     assert not check.is_exact
 
 
@@ -137,12 +140,11 @@ def test_dedicated_pairs_compute_the_same_values(bert, run_plainly, recipe) -> N
     plan = bert.plan("portable", recipe)
     ranges, inputs = bert.calibration(plan).ranges, bert.batches[0].inputs
     models = [
-        insert_qdq(
-            bert.graph,
+        make_graph(
+            bert.encoder,
             plan.specs,
-            ranges,
-            scales=bert.scales(plan),
-            style=QdqStyle(dedicated_pairs=dedicated),
+            Choices(ranges=ranges, scales=bert.scales(plan)),
+            QdqStyle(dedicated_pairs=dedicated),
         )
         for dedicated in (False, True)
     ]
@@ -155,36 +157,7 @@ def test_dedicated_pairs_compute_the_same_values(bert, run_plainly, recipe) -> N
     np.testing.assert_array_equal(dedicated, shared)
 
 
-TWO_READERS_AND_AN_OUTPUT = """
-<ir_version: 10, opset_import: ["" : 21, "qdqbert" : 1]>
-g (float[2, 3] x) => (float[2, 3] u, float[2, 3] y, float[2, 3] z) {
-    [a] u = qdqbert.Site <site = "one"> (x)
-    [b] y = Abs (u)
-    [c] z = Mul (u, u)
-}
-"""
-
-
-def test_each_reader_of_a_site_gets_its_own_pair(prepared, run_plainly) -> None:
-    each = prepared("bert")
-    spec, chosen = next(
-        (spec, each.plain.ranges[name])
-        for name, spec in each.plan("tensorrt", "full").specs.items()
-        if name in each.plain.ranges
-    )
-    sited = ir.from_onnx_text(TWO_READERS_AND_AN_OUTPUT)
-    model = insert_qdq(sited, {"one": spec}, {"one": chosen}, style=QdqStyle(dedicated_pairs=True))
-    assert counts_of(model)["QuantizeLinear"] == 4
-    x = np.array([[0.1, -0.2, 0.3], [9, -9, 0.49]], np.float32)
-    step = chosen.amax / 127
-    reals = np.clip(np.rint(x.astype(np.float64) / step), -128, 127) * step
-    result = run_plainly(model, {"x": x})
-    np.testing.assert_allclose(result["u"], reals, rtol=1e-5)
-    np.testing.assert_allclose(result["y"], np.abs(reals), rtol=1e-5)
-    np.testing.assert_allclose(result["z"], reals**2, rtol=1e-5)
-
-
 def test_a_plan_can_request_dedicated_pairs(bert) -> None:
     plan = make_plan(TARGETS["portable"], bert.sited.sites, embeddings="int8", dedicated_pairs=True)
-    model = lower(bert.graph, plan, bert.smooth.ranges, bert.scales(plan))
+    model = lower(bert.encoder, plan, Choices(ranges=bert.smooth.ranges, scales=bert.scales(plan)))
     assert counts_of(model)["QuantizeLinear"] == 12

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qdqbert.encoders.affine import Bools, parameters_of, quantize_weight, rounding_shift
 from qdqbert.encoders.model import (
@@ -227,7 +228,7 @@ class _Quantizer:
         if spec is None:
             return None
         _check_bits(site, spec)
-        scale, zero_point = parameters_of(self._range(site), spec)
+        scale, zero_point = parameters_of(range_of(site, self._choices), spec)
         return RoundTrip(
             scale=scale / factor,
             zero_point=zero_point,
@@ -235,11 +236,6 @@ class _Quantizer:
             high=spec.qmax,
             pre_quant_scale=self._choices.scales.get(site),
         )
-
-    def _range(self, site: str) -> Range:
-        if site not in self._choices.ranges:
-            raise CalibrationError(f"Site `{site}` has no calibrated range. Calibrate it first.")
-        return self._choices.ranges[site]
 
     def _linears(self, linears: Sequence[Linear]) -> list[Linear]:
         """Return the linear layers of an encoder layer in INT8."""
@@ -250,38 +246,24 @@ class _Quantizer:
 
     def _module(self, parts: Sequence[Linear]) -> list[Linear]:
         """Return the linear layers of a module in INT8, with one weight quantizer for all."""
-        site = f"{parts[0].module}._input_quantizer"
-        weight_site = f"{parts[0].module}._weight_quantizer"
-        spec, weight_spec = self._specs[site], self._specs[weight_site]
-        if spec is None or weight_spec is None:
+        site, weight_site = _sites_of(parts)
+        spec = self._specs[site]
+        if spec is None or self._specs[weight_site] is None:
             missing = site if spec is None else weight_site
             raise GraphError(
                 f"The native engine runs all linear layers in int8, and `{missing}` is in float."
             )
-        choices = self._choices
-        scale, mean = choices.scales.get(site), choices.means.get(site)
-        weight, bias = module_parameters(parts)
-        if scale is not None:
-            weight = weight * (np.float32(1) / scale)
-            mean = None if mean is None else mean * scale
-        codes, steps = quantize_weight(
-            weight,
-            weight_spec,
-            choices.weight_amax.get(weight_site),
-            choices.rounds_up(weight_site, weight.shape[1]),
-            fits_closely=self._fits_closely,
-        )
-        steps = np.ascontiguousarray(np.broadcast_to(steps, len(codes)))
-        if mean is not None:
-            bias = bias + rounding_shift(weight, codes * steps[:, None], mean)
-        inputs = self._codes(site, spec, scale)
+        made = round_module(parts, self._specs, self._choices, fits_closely=self._fits_closely)
+        assert made.scale is not None
+        steps = np.ascontiguousarray(np.broadcast_to(made.scale, len(made.weight)))
+        inputs = self._codes(site, spec, self._choices.scales.get(site))
         places = [slice(each.first, each.first + len(each.bias)) for each in parts]
         return [
             dataclasses.replace(
                 each,
-                weight=codes[place],
+                weight=made.weight[place],
                 weight_scale=steps[place],
-                bias=bias[place],
+                bias=made.bias[place],
                 codes=inputs,
             )
             for each, place in zip(parts, places, strict=True)
@@ -293,13 +275,80 @@ class _Quantizer:
         by = np.ones((), np.float32) if scale is None else scale
         if spec.dynamic:
             return Codes(scale=1.0, zero_point=0, multiplier=by, dynamic=True)
-        step, zero_point = parameters_of(self._range(site), spec)
+        step, zero_point = parameters_of(range_of(site, self._choices), spec)
         return Codes(
             scale=step,
             # The engine's codes are unsigned.
             zero_point=zero_point - spec.qmin,
             multiplier=(by.astype(np.float64) / step).astype(np.float32),
         )
+
+
+def range_of(site: str, choices: Choices) -> Range:
+    """Return the calibrated range of an activation.
+
+    Raises:
+        CalibrationError: It has none.
+    """
+    if site not in choices.ranges:
+        raise CalibrationError(f"Site `{site}` has no calibrated range. Calibrate it first.")
+    return choices.ranges[site]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoundedModule:
+    """Weight and bias of a module that is one or several linear layers.
+
+    Attributes:
+        weight: Codes, or floats, `(out, in)`, of the weight divided by the scale of its input.
+        scale: Scale of the codes, `()` or `(out,)`; `None` for floats.
+        bias: `(out,)`, which takes back the mean of what rounding does.
+    """
+
+    weight: NDArray[np.int8] | Floats
+    scale: Floats | None
+    bias: Floats
+
+
+def round_module(
+    parts: Sequence[Linear], specs: Specs, choices: Choices, *, fits_closely: bool = False
+) -> RoundedModule:
+    """Round the weight of a module, if its site has a spec.
+
+    Args:
+        parts: The linear layers of the module, in the order of its outputs.
+        specs: Specs by name of the site.
+        choices: How weights are scaled and rounded.
+        fits_closely: See `affine.quantize_weight`.
+    """
+    site, weight_site = _sites_of(parts)
+    weight, bias = module_parameters(parts)
+    mean = choices.means.get(site)
+    # If the input is multiplied, its weight is divided, whether the weight is rounded or not.
+    scale = None if specs.get(site) is None else choices.scales.get(site)
+    if scale is not None:
+        weight = weight * (np.float32(1) / scale)
+        mean = None if mean is None else mean * scale
+    spec = specs.get(weight_site)
+    if spec is None:
+        return RoundedModule(weight=weight, scale=None, bias=bias)
+    codes, steps = quantize_weight(
+        weight,
+        spec,
+        choices.weight_amax.get(weight_site),
+        choices.rounds_up(weight_site, weight.shape[1]),
+        fits_closely=fits_closely,
+    )
+    if mean is not None:
+        rounded = codes * (steps if steps.ndim == 0 else steps[:, None])
+        bias = bias + rounding_shift(weight, rounded, mean)
+    return RoundedModule(weight=codes, scale=steps, bias=bias)
+
+
+def _sites_of(parts: Sequence[Linear]) -> tuple[str, str]:
+    """Return the sites of the input and of the weight of a module."""
+    path = parts[0].module
+    return f"{path}._input_quantizer", f"{path}._weight_quantizer"
 
 
 def _check_bits(site: str, spec: TensorSpec) -> None:

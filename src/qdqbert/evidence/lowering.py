@@ -20,7 +20,8 @@ from qdqbert.choices import EngineName
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.evidence.fidelity import signal_and_noise, to_decibels
-from qdqbert.graph.check import add_teacher_forcing, layer_input_names, save_graph
+from qdqbert.graph.check import add_teacher_forcing, save_graph
+from qdqbert.graph.writer import layer_input
 from qdqbert.reference.body import Body, to_numpy
 from qdqbert.reference.sited_model import SitedModel
 from qdqbert.task_kinds import TASK_KINDS
@@ -134,7 +135,6 @@ class Reference:
 def make_references(
     sited: SitedModel,
     body: Body,
-    sited_graph: ir.Model,
     layers: Sequence[str],
     batches: Sequence[Batch],
     *,
@@ -146,16 +146,14 @@ def make_references(
     Args:
         sited: The model with quantizers.
         body: The same model, in the form that is exported.
-        sited_graph: Its exported graph.
         layers: Paths of its encoder layers.
         batches: Batches of real text.
         outputs: Names of the outputs to keep; all if `None`.
         last_bits: Relative size of the noise that simulates rounding between int8 operators. With
             0, there is no noise, and each batch is run once instead of twice.
     """
-    names = layer_input_names(sited, sited_graph, layers)
     modules = [sited.model.get_submodule(layer) for layer in layers]
-    places = dict(zip(names, modules, strict=True))
+    places = {layer_input(index): module for index, module in enumerate(modules)}
     references = []
     for batch in batches:
         states, made = _run(body, batch, places, given=None, last_bits=0)

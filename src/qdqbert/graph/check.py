@@ -9,9 +9,6 @@ import onnx
 import onnx_ir as ir
 
 from qdqbert.errors import GraphError
-from qdqbert.graph.qdq import sites_of
-from qdqbert.reference.sited_model import SitedModel
-from qdqbert.spec import RESIDUAL
 
 # Protocol buffers are limited to 2 GB. Larger weights are saved in a separate file.
 _EXTERNAL_OVER_BYTES = 1_500_000_000
@@ -45,37 +42,6 @@ def save_graph(model: ir.Model, path: Path, *, temporary: bool = False) -> None:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise GraphError(f"The graph for {path.name!r} is invalid: {error}") from error
-
-
-def layer_input_names(sited: SitedModel, sited_graph: ir.Model, layers: Sequence[str]) -> list[str]:
-    """Return the name of the value that enters each encoder layer.
-
-    This is the residual input of the layer's first residual add. In a layer that normalizes first,
-    the first linear layer reads a LayerNorm of it.
-
-    Args:
-        sited: The model with quantizers.
-        sited_graph: The graph that was exported from it, with site nodes.
-        layers: Module paths of the encoder layers.
-
-    Returns:
-        One name for each layer, in the order of `layers`.
-    """
-    sources = {
-        node.attributes["site"].as_string(): node.inputs[0] for node in sites_of(sited_graph.graph)
-    }
-    names = []
-    for layer in layers:
-        first = next(
-            site
-            for site in sited.sites
-            if site.name.startswith(f"{layer}.") and site.name.endswith(RESIDUAL)
-        )
-        source = sources[first.name]
-        assert source is not None
-        assert source.name is not None
-        names.append(source.name)
-    return names
 
 
 def add_teacher_forcing(model: ir.Model, values: Sequence[str]) -> ir.Model:

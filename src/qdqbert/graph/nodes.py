@@ -57,6 +57,12 @@ class Nodes:
             self._made[key] = outputs
         return self._made[key]
 
+    def rename(self, name: str, new: str) -> str:
+        """Give a value another name, and return it. Nodes can be added by both names."""
+        self.values[new] = self.values[name]
+        self.values[new].name = new
+        return new
+
     def constant(self, array: Array | np.float32, name: str = "") -> str:
         """Add an array, and return its name.
 

@@ -1,12 +1,9 @@
-"""The model of a loaded checkpoint as an `EncoderModel`, and as a graph with its sites."""
+"""The model of a loaded checkpoint as an `EncoderModel`."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 from pathlib import Path
-
-import onnx_ir as ir
 
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint import read_encoder
@@ -14,8 +11,6 @@ from qdqbert.encoders.config import Config
 from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.weights import Weights
-from qdqbert.graph.sited_graph import sited_graph
-from qdqbert.spec import SiteGroup
 
 # Parts of the names of a quantizer's own parameters.
 _QUANTIZER = "_quantizer."
@@ -42,19 +37,3 @@ def encoder_of(checkpoint: Checkpoint) -> EncoderModel:
         steps=checkpoint.head_steps,
     )
     return dataclasses.replace(model, input_names=checkpoint.input_names)
-
-
-def graph_of(
-    checkpoint: Checkpoint, groups: Collection[SiteGroup] = ("layer", "table")
-) -> ir.Model:
-    """Return the float graph of a checkpoint, with a node at every site.
-
-    Args:
-        checkpoint: The checkpoint.
-        groups: Groups of sites.
-
-    Raises:
-        CheckpointError: The model has a part that `EncoderModel` does not have.
-        UserInputError: The family has no head for the task.
-    """
-    return sited_graph(encoder_of(checkpoint), groups)

@@ -1,20 +1,19 @@
-"""Write an `EncoderModel` as an ONNX graph.
+"""Write an `EncoderModel` as an ONNX graph, in float or with Q/DQ pairs.
 
 The operators are those that ONNX Runtime and OpenVINO fuse: LayerNormalization and Gelu whole,
-MatMul with a constant right side and an Add for a linear layer.
-
-With sites, each is an Identity node. The weight of a linear layer is then stored as `(out, in)`,
-and reaches its MatMul through its site and a Transpose.
+MatMul with a constant right side and an Add for a linear layer. `graph.qdq` writes what stands at
+the sites.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from qdqbert.encoders.model import (
     Activation,
@@ -29,15 +28,13 @@ from qdqbert.encoders.model import (
     Residual,
     Rotary,
     Step,
-    Table,
 )
-from qdqbert.encoders.sites import module_parameters, modules_of, parent_of
+from qdqbert.encoders.quantize import Choices, Specs
+from qdqbert.encoders.sites import modules_of, parent_of
 from qdqbert.graph.nodes import Array, Nodes
-from qdqbert.spec import (
-    LOCAL,
-    RESIDUAL,
-    SiteGroup,
-)
+from qdqbert.graph.qdq import SiteWriter
+from qdqbert.graph.tail_nodes import append_tail
+from qdqbert.spec import LOCAL, RESIDUAL, QdqStyle
 
 OPSET = 21
 _IR_VERSION = 10
@@ -48,9 +45,6 @@ _LOWEST = np.float32(np.finfo(np.float32).min)
 def write_graph(model: EncoderModel, path: Path) -> None:
     """Write a float model as an ONNX graph, with its weights in a second file.
 
-    Inputs are `(batch, seq)`, or `(batch, choices, seq)`, int64. Padding, where the attention mask
-    is 0, follows the tokens. Outputs are float32. Outputs for padding have no meaning.
-
     Args:
         model: The model, whose tables and linear layers are in float.
         path: The .onnx file. The weights get the suffix `.data`.
@@ -58,51 +52,73 @@ def write_graph(model: EncoderModel, path: Path) -> None:
     Raises:
         OSError: A file cannot be written.
     """
-    ir.save(make_graph(model).model, path, external_data=f"{path.name}.data")
+    ir.save(make_graph(model), path, external_data=f"{path.name}.data")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MadeGraph:
-    """A graph.
+def make_graph(
+    model: EncoderModel,
+    specs: Specs | None = None,
+    choices: Choices | None = None,
+    style: QdqStyle | None = None,
+) -> ir.Model:
+    """Return the graph of a model, in float or with Q/DQ pairs.
 
-    Attributes:
-        model: The graph.
-        sites: Names of the Identity nodes that are sites.
-        states: Name of the last hidden states.
-    """
-
-    model: ir.Model
-    sites: Collection[str]
-    states: str
-
-
-def make_graph(model: EncoderModel, groups: Collection[SiteGroup] = ()) -> MadeGraph:
-    """Return the graph of a float model.
+    Inputs are `(batch, seq)`, or `(batch, choices, seq)`, int64. Padding, where the attention mask
+    is 0, follows the tokens. Outputs are float32. Outputs for padding have no meaning. Sites that
+    read the same value with equal parameters share one Q/DQ pair, unless `style` asks for dedicated
+    pairs. A float graph shares the arrays of its model.
 
     Args:
         model: The model, whose tables and linear layers are in float.
-        groups: Groups of sites that get a node with the name of the site.
+        specs: Specs by name of the site. Sites without one stay in float.
+        choices: Ranges of the activations whose specs are not dynamic, and how weights are scaled
+            and rounded.
+        style: Form of the Q/DQ pairs that the target needs.
+
+    Raises:
+        CalibrationError: An activation has a spec and no range.
     """
-    writer = _Writer(model, groups)
-    made = ir.Model(writer.write(), ir_version=_IR_VERSION)
-    return MadeGraph(model=made, sites=writer.sites, states=writer.states)
+    writer = _Writer(model, specs or {}, choices or Choices(), style or QdqStyle())
+    graph = ir.Model(writer.write(), ir_version=_IR_VERSION)
+    graph = common.ShapeInferencePass()(graph).model
+    if not model.has_choices:
+        _name_sizes(graph.graph)
+    if model.tail is not None:
+        append_tail(graph, model.tail, writer.states)
+    return common.IdentityEliminationPass()(graph).model
+
+
+def layer_input(index: int) -> str:
+    """Return the name of the value that enters an encoder layer, `(batch, seq, hidden)`."""
+    return f"layer.{index}.input"
+
+
+def _name_sizes(graph: ir.Graph) -> None:
+    """Name the sizes that shape inference does not know: all are the number of tokens."""
+    for value in (value for node in graph for value in node.outputs):
+        if value.shape is not None:
+            value.shape = ir.Shape(
+                size if isinstance(size, int) or str(size) == "batch" else "sequence"
+                for size in value.shape
+            )
 
 
 class _Writer:
     """Writes one model."""
 
-    def __init__(self, model: EncoderModel, groups: Collection[SiteGroup]) -> None:
-        self._model, self._groups = model, groups
+    def __init__(
+        self, model: EncoderModel, specs: Specs, choices: Choices, style: QdqStyle
+    ) -> None:
+        self._model = model
         axes = ["batch", *(["choices"] if model.has_choices else []), "sequence"]
         self._add = Nodes(
             [ir.val(name, ir.DataType.INT64, axes) for name in model.input_names], OPSET
         )
-        self.sites: set[str] = set()
+        self._sites = SiteWriter(self._add, specs, choices, style)
         self.states = ""
         self._masks: dict[tuple[bool, int | None], str] = {}
-        # Names of values that several parts read; see `_read_inputs` and `_embed`.
-        self._ids = self._mask = self._types = self._words = ""
-        self._seq = self._places = self._distance = ""
+        # Names of values that several parts read; see `_read_inputs`.
+        self._ids = self._mask = self._types = ""
 
     def write(self) -> ir.Graph:
         """Return the graph."""
@@ -110,6 +126,7 @@ class _Writer:
         self._read_inputs()
         x = embedded = self._embed(model.embeddings)
         for index, layer in enumerate(model.layers):
+            x = add.rename(x, layer_input(index))
             x = self._layer(x, layer, is_last=layer is model.layers[-1])
             if index == 0 and model.convolution is not None:
                 x = self._convolve(x, embedded, model.convolution)
@@ -119,7 +136,7 @@ class _Writer:
         return add.graph
 
     def _read_inputs(self) -> None:
-        """Take the inputs as `(texts, seq)`, and number the tokens."""
+        """Take the inputs as `(texts, seq)`."""
         add, model = self._add, self._model
         inputs = dict(zip(model.input_names, model.input_names, strict=True))
         if model.has_choices:
@@ -128,48 +145,42 @@ class _Writer:
             inputs = {name: add("Reshape", name, flat) for name in inputs}
         self._ids, self._mask = inputs["input_ids"], inputs["attention_mask"]
         self._types = inputs.get("token_type_ids", "")
-        self._seq = add("Shape", self._ids, start=1)
-        zero, one = np.array(0), np.array(1)
-        places = add("Range", zero, add("Squeeze", self._seq, _integers(0)), one)
-        rows = add("Unsqueeze", places, _integers(1))
-        # `[i, j]` is j - i.
-        self._distance = add("Sub", places, rows)
-        self._places = places
 
-    def _site(self, group: SiteGroup, name: str, x: str) -> str:
-        """Add a site that reads a value, if the graph has sites of its group."""
-        if group not in self._groups:
-            return x
-        self.sites.add(name)
-        return self._add("Identity", x, name=name)
+    @functools.cached_property
+    def _length(self) -> str:
+        """The number of tokens, `(1,)`."""
+        return self._add("Shape", self._ids, start=1)
+
+    @functools.cached_property
+    def _places(self) -> str:
+        """The numbers of the tokens, `(seq,)`."""
+        end = self._add("Squeeze", self._length, _integers(0))
+        return self._add("Range", np.array(0), end, np.array(1))
+
+    @functools.cached_property
+    def _distance(self) -> str:
+        """The matrix of j - i, `(seq, seq)`."""
+        return self._add("Sub", self._places, self._add("Unsqueeze", self._places, _integers(1)))
 
     def _embed(self, embeddings: Embeddings) -> str:
         add = self._add
-        self._words = add.constant(_floats(embeddings.words), f"{embeddings.words.module}.weight")
-        x = add("Gather", self._table(embeddings.words, self._words), self._ids)
+        x = self._sites.rows(embeddings.words, self._ids)
         if embeddings.dropped_id is not None:
             x = add("Mul", x, self._share(embeddings.dropped_id))
         if embeddings.token_types is not None:
-            x = add("Add", x, self._look_up(embeddings.token_types, self._types or np.array(0)))
+            x = add("Add", x, self._sites.rows(embeddings.token_types, self._types or np.array(0)))
         if embeddings.positions is not None:
-            places = self._places
-            if embeddings.padding_id is not None:
+            if embeddings.padding_id is None:
+                places = self._places
+            else:
                 is_padding = add("Equal", self._ids, np.array(embeddings.padding_id))
                 counted = add("Cast", add("Not", is_padding), to=ir.DataType.INT64)
                 places = add("Mul", add("CumSum", counted, np.array(1)), counted)
             if embeddings.first_position:
                 places = add("Add", places, np.array(embeddings.first_position))
-            x = add("Add", x, self._look_up(embeddings.positions, places))
+            x = add("Add", x, self._sites.rows(embeddings.positions, places))
         x = self._optional_norm(x, embeddings.norm)
         return x if embeddings.projection is None else self._linear(x, embeddings.projection)
-
-    def _look_up(self, table: Table, rows: str | Array) -> str:
-        """Return rows of a table."""
-        array = self._add.constant(_floats(table), f"{table.module}.weight")
-        return self._add("Gather", self._table(table, array), rows)
-
-    def _table(self, table: Table, array: str) -> str:
-        return self._site("table", f"{table.module}._weight_quantizer", array)
 
     def _share(self, dropped_id: int) -> str:
         """Return the number of tokens of each text, divided by the number that is not dropped."""
@@ -191,18 +202,18 @@ class _Writer:
         normed = self._optional_norm(x, layer.up_norm)
         wide, *gates = self._read(normed, [layer.up, *filter(None, [layer.gate])])
         site = f"{parent_of(layer.up)}.activation_input_quantizer"
-        wide = self._activate(self._site("output", site, wide), layer.activation)
+        wide = self._activate(self._sites.activation(site, wide), layer.activation)
         for gate in gates:
             wide = add("Mul", wide, gate)
         (local,) = self._read(wide, [layer.down])
         path = parent_of(layer.down)
         x = self._add_states(local, x, layer.residual, path)
-        return self._site("output", f"{path}.layernorm_output_quantizer", x) if is_last else x
+        return self._sites.activation(f"{path}.layernorm_output_quantizer", x) if is_last else x
 
     def _add_states(self, local: str, states: str, residual: Residual, path: str) -> str:
-        local = self._site("layer", f"{path}{LOCAL}", local)
-        total = self._add("Add", local, self._site("layer", f"{path}{RESIDUAL}", states))
-        total = self._site("output", f"{path}.layernorm_input_quantizer", total)
+        local = self._sites.activation(f"{path}{LOCAL}", local)
+        total = self._add("Add", local, self._sites.activation(f"{path}{RESIDUAL}", states))
+        total = self._sites.activation(f"{path}.layernorm_input_quantizer", total)
         x = self._optional_norm(total, residual.norm)
         if residual.again is None:
             return x
@@ -243,11 +254,11 @@ class _Writer:
             turned = add("Transpose", key, perm=[0, 1, 3, 2])
         if attention.scales_keys:
             turned = add("Mul", turned, np.float32(attention.scale))
-        value = self._site("layer", f"{path}.matmul_v_input_quantizer", value)
+        value = self._sites.activation(f"{path}.matmul_v_input_quantizer", value)
         scores = self._scores(query, turned, key, attention)
         scores = add("Add", scores, self._additive_mask(attention.causal, attention.window))
         probabilities = add("Softmax", scores, axis=-1)
-        probabilities = self._site("layer", f"{path}.matmul_a_input_quantizer", probabilities)
+        probabilities = self._sites.activation(f"{path}.matmul_a_input_quantizer", probabilities)
         merged = add("Transpose", add("MatMul", probabilities, value), perm=[0, 2, 1, 3])
         joined = add("Reshape", merged, _integers(0, 0, attention.heads * sizes[2]))
         (output,) = self._read(joined, [attention.output])
@@ -260,7 +271,7 @@ class _Writer:
             for start, end in ((0, rotary.cos.shape[1]), (rotary.cos.shape[1], 2**31))
         )
         cos, sin = (
-            add("Slice", each, _integers(0), self._seq, _integers(0))
+            add("Slice", each, _integers(0), self._length, _integers(0))
             for each in (rotary.cos, rotary.sin)
         )
         turned = add("Sub", add("Mul", first, cos), add("Mul", second, sin))
@@ -279,10 +290,10 @@ class _Writer:
         add, path = self._add, parent_of(attention.query)
         scores = add(
             "MatMul",
-            self._site("layer", f"{path}.matmul_q_input_quantizer", query),
-            self._site("layer", f"{path}.matmul_k_input_quantizer", turned),
+            self._sites.activation(f"{path}.matmul_q_input_quantizer", query),
+            self._sites.activation(f"{path}.matmul_k_input_quantizer", turned),
         )
-        scores = self._site("output", f"{path}.softmax_input_quantizer", scores)
+        scores = self._sites.activation(f"{path}.softmax_input_quantizer", scores)
         scale = np.float32(attention.scale)
         relative = self._relative_scores(query, key, scores, attention)
         if attention.scales_keys:
@@ -334,27 +345,23 @@ class _Writer:
 
     def _read(self, x: str, layers: Sequence[Linear]) -> list[str]:
         """Return the outputs of linear layers of an encoder layer, with their sites."""
-        if "layer" not in self._groups:
-            return [self._linear(x, layer) for layer in layers]
-        outputs: dict[int, str] = {}
+        add, outputs = self._add, dict[int, str]()
         for module in modules_of(layers):
-            path, (weight, bias) = module[0].module, module_parameters(module)
-            array = self._add.constant(weight, f"{path}.weight")
-            site = self._site("layer", f"{path}._weight_quantizer", array)
-            read = self._site("layer", f"{path}._input_quantizer", x)
-            made = self._add("MatMul", read, self._add("Transpose", site, perm=[1, 0]))
-            made = self._biased(made, bias, path)
+            path = module[0].module
+            read = self._sites.activation(f"{path}._input_quantizer", x)
+            weight, bias = self._sites.weight(module)
+            made = self._biased(add("MatMul", read, weight), bias, path)
             parts = [made]
             if len(module) > 1:
                 sizes = _integers(*(len(each.bias) for each in module))
-                parts = self._add.several("Split", made, sizes, count=len(module), axis=-1)
+                parts = add.several("Split", made, sizes, count=len(module), axis=-1)
             outputs.update(zip(map(id, module), parts, strict=True))
         return [outputs[id(layer)] for layer in layers]
 
     def _linear(self, x: str, layer: Linear) -> str:
-        add = self._add
-        if layer.weight is self._model.embeddings.words.rows:
-            weight = add("Transpose", self._words, perm=[1, 0])
+        add, words = self._add, self._model.embeddings.words
+        if layer.weight is words.rows:
+            weight = self._sites.decoder(words)
         else:
             array = np.asarray(layer.weight, np.float32).T
             weight = add.constant(array, layer.module and f"{layer.module}.weight")
@@ -442,11 +449,6 @@ class _Writer:
 
 def _projections(attention: Attention) -> tuple[Linear, Linear, Linear]:
     return attention.query, attention.key, attention.value
-
-
-def _floats(table: Table) -> Array:
-    assert table.scale is None
-    return np.asarray(table.rows, np.float32)
 
 
 def _integers(*values: int) -> Array:

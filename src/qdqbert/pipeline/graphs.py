@@ -11,7 +11,7 @@ from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.graph.check import save_graph
 from qdqbert.machine import release_memory
 from qdqbert.pipeline.sited import SitedSource
-from qdqbert.targets.files import limits_models, save_encoder
+from qdqbert.targets.files import choices_of, limits_models, save_encoder
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import Plan, measured_plan
 
@@ -75,7 +75,5 @@ def with_measurable_graph(
 
 
 def _lower(plan: Plan, sited: SitedSource, calibration: CalibrationResult, path: Path) -> None:
-    chosen = calibration.for_recipe(plan.recipe)
-    scales = {site: scale.numpy() for site, scale in chosen.scales.items()}
-    amax, means, roundings = chosen.weight_amax, chosen.means, chosen.roundings
-    save_graph(lower(sited.graph, plan, chosen.ranges, scales, amax, means, roundings), path)
+    choices = choices_of(calibration.for_recipe(plan.recipe), plan.specs)
+    save_graph(lower(sited.encoder, plan, choices), path)

@@ -17,7 +17,7 @@ from qdqbert.evidence.saturation import Overflow, SaturationCheck
 from qdqbert.evidence.vector_recall import vector_recall
 from qdqbert.evidence.verification import VerificationRow, measure_rows
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.qdq import float_graph
+from qdqbert.graph.writer import make_graph
 from qdqbert.machine import release_memory
 from qdqbert.options import Limits
 from qdqbert.pipeline.graphs import WrittenGraph
@@ -81,7 +81,7 @@ def collect_evidence(
     """Write the float graph, and run it on the rows that `verify` runs again."""
     float_model = scratch / MODEL
     with progress.stage("Writing the graph"):
-        save_graph(float_graph(ready.sited.graph), float_model, temporary=True)
+        save_graph(make_graph(ready.sited.encoder), float_model, temporary=True)
     rows = make_rows(ready, float_model, data)
     return Evidence(ready=ready, float_model=float_model, limits=limits, rows=rows)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
-import onnx_ir as ir
 from torch import Tensor
 
 from qdqbert.calibration.calibrate import as_tensors, run_observed
@@ -16,14 +16,15 @@ from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.encoder_run import EncoderRun
 from qdqbert.calibration.passes import Run
 from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.sites import linear_layers_of
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.lowering import Reference, make_references
 from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.imported.graph_runner import check_token_ids
-from qdqbert.graph.sited_graph import sited_graph
 from qdqbert.graph.tail import open_tail
+from qdqbert.graph.writer import make_graph
 from qdqbert.machine import release_memory
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.reference.sited_encoder import SitedEncoder
@@ -50,7 +51,7 @@ class SitedSource:
         output_names: Sequence[str],
     ) -> None:
         """Make what runs the model, with quantizers that stay disabled."""
-        self.encoder, self._groups = encoder, groups
+        self.encoder = encoder
         self._output_names = tuple(output_names)
         self._body = SitedEncoder(encoder, groups, open_tail(encoder))
         self._sited = self._body.sited
@@ -76,23 +77,21 @@ class SitedSource:
         run_observed(self._sited, self._forward, as_tensors(batches), check, check.scales)
 
     @functools.cached_property
-    def graph(self) -> ir.Model:
-        """The float graph with a node at every site. It is made once."""
-        return sited_graph(self.encoder, self._groups)
-
-    @functools.cached_property
     def parameters_sha256(self) -> str:
         """The SHA-256 of the parameters of the float graph, whatever their names are.
 
         Two models have the same digest if ranges of one fit the other.
         """
-        arrays = map(constant_array, self.graph.graph.initializers.values())
-        digests = sorted(
-            hashlib.sha256(np.ascontiguousarray(array).data).digest()
-            for array in arrays
-            if array is not None and array.dtype == np.float32 and array.size > 1
-        )
-        return hashlib.sha256(b"".join(digests)).hexdigest()
+        linears = itertools.chain.from_iterable(map(linear_layers_of, self.encoder.layers))
+        turned = {f"{linear.module}.weight" for linear, _ in linears}
+        digests = []
+        for name, value in make_graph(self.encoder).graph.initializers.items():
+            array = constant_array(value)
+            if array is not None and array.dtype == np.float32 and array.size > 1:
+                # As checkpoints store it.
+                array = np.ascontiguousarray(array.T if name in turned else array)
+                digests.append(hashlib.sha256(array.data).digest())
+        return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
 
     @contextlib.contextmanager
     def quantized_runner(self, plan: Plan, calibration: CalibrationResult) -> Iterator[Runner]:
@@ -113,7 +112,6 @@ class SitedSource:
             return make_references(
                 self._sited,
                 self._body,
-                self.graph,
                 list(self._body.layer_paths),
                 batches,
                 outputs=self._output_names,

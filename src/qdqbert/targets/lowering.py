@@ -1,15 +1,14 @@
-"""Lower a graph with sites to the graph that a target runs."""
+"""Write the graph that a target runs."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import onnx_ir as ir
-import torch
-from numpy.typing import NDArray
 
+from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.quantize import Choices
 from qdqbert.graph.legality import check_tensorrt_rules
 from qdqbert.graph.passes.absorbed_zero_points import absorb_zero_points, absorb_zero_points_in_half
 from qdqbert.graph.passes.half_precision import to_half_precision
@@ -18,9 +17,7 @@ from qdqbert.graph.passes.integer_matmul import fuse_integer_matmul
 from qdqbert.graph.passes.qordered import fuse_qordered
 from qdqbert.graph.passes.residual_sum import sum_residuals
 from qdqbert.graph.passes.sequence_padding import pad_sequences
-from qdqbert.graph.qdq import insert_qdq
-from qdqbert.numerics.weight_rounding import Roundings
-from qdqbert.spec import Range
+from qdqbert.graph.writer import make_graph
 from qdqbert.targets.target import CheckName, Plan, RewriteName
 
 REWRITES: Mapping[RewriteName, Callable[[ir.Model], ir.Model]] = {
@@ -38,46 +35,25 @@ CHECKS: Mapping[CheckName, Callable[[ir.Model], None]] = {
 }
 
 
-def lower(
-    sited: ir.Model,
-    plan: Plan,
-    ranges: Mapping[str, Range],
-    scales: Mapping[str, NDArray[np.float32]],
-    weight_amax: Mapping[str, torch.Tensor] | None = None,
-    means: Mapping[str, torch.Tensor] | None = None,
-    roundings: Roundings | None = None,
-) -> ir.Model:
-    """Insert Q/DQ pairs where the plan has specs, then apply the target's rewrites and checks.
+def lower(model: EncoderModel, plan: Plan, choices: Choices) -> ir.Model:
+    """Write the graph of a plan, then apply the target's rewrites and checks.
 
     Args:
-        sited: Float graph with `Site` nodes; not changed.
+        model: The model in float; not changed.
         plan: The target, and the spec of every site.
-        ranges: Ranges by site name, for every activation with a spec that is not dynamic.
-        scales: `pre_quant_scale` by site name, `(channels,)`.
-        weight_amax: Ranges of weights that differ from the weights' own, by site name, `()` or
-            `(channels,)`.
-        means: Mean of the inputs of linear layers whose biases are corrected, by site name,
-            `(channels,)`.
-        roundings: How weights are rounded, where it is not to the nearest code.
+        choices: Ranges of the activations whose specs are not dynamic, and how weights are scaled
+            and rounded.
 
     Raises:
+        CalibrationError: An activation has a spec and no range.
         GraphError: The target cannot run the graph.
     """
     style = plan.target.style
     if plan.dedicated_pairs:
         style = dataclasses.replace(style, dedicated_pairs=True)
-    model = insert_qdq(
-        sited,
-        plan.specs,
-        ranges,
-        scales=scales,
-        weight_amax=weight_amax,
-        means=means,
-        roundings=roundings,
-        style=style,
-    )
+    graph = make_graph(model, plan.specs, choices, style)
     for rewrite in plan.target.rewrites:
-        model = REWRITES[rewrite](model)
+        graph = REWRITES[rewrite](graph)
     for check in plan.target.checks:
-        CHECKS[check](model)
-    return model
+        CHECKS[check](graph)
+    return graph

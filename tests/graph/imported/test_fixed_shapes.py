@@ -17,8 +17,7 @@ from qdqbert.graph.imported.fixed_shapes import (
 )
 from qdqbert.graph.imported.graph_runner import open_graph_file
 from qdqbert.graph.imported.imported_model import import_onnx
-from qdqbert.graph.qdq import float_graph
-from qdqbert.graph.sited_graph import sited_graph
+from qdqbert.graph.writer import make_graph
 
 TASKS = {
     "bert": "text-classification",
@@ -108,7 +107,7 @@ def test_graphs_of_exports_with_fixed_shapes_are_dynamic_and_give_the_same_numbe
     # As for a tokenizer with a lower limit.
     encoder = imported.read(longest=longest - 2).encoder
     assert encoder.limit == longest
-    written = float_graph(sited_graph(encoder, ()))
+    written = make_graph(encoder)
     for tokens in (3, 8):
         inputs = {name: padded_inputs[name][:, :tokens] for name in imported.input_names}
         expected = original.run(inputs)

@@ -26,8 +26,7 @@ from qdqbert.encoding import Batch
 from qdqbert.graph.encoder import read_encoder
 from qdqbert.graph.imported.canonical_form import to_canonical_form
 from qdqbert.graph.imported.onnx_file import read_graph
-from qdqbert.graph.qdq import float_graph
-from qdqbert.graph.sited_graph import sited_graph
+from qdqbert.graph.writer import make_graph
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import WIDE_INPUTS
@@ -96,7 +95,7 @@ def test_the_graph_that_is_written_returns_the_same_values(
     graph = canonical(exported(*which))
     expected = run_plainly(graph, padded_inputs)
     read = read_encoder(graph, ["logits"], longest=64).encoder
-    written = float_graph(sited_graph(read, ("layer", "table")))
+    written = make_graph(read)
     np.testing.assert_allclose(
         run_plainly(written, padded_inputs)["logits"], expected["logits"], atol=1e-5
     )

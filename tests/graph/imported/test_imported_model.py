@@ -7,11 +7,11 @@ import onnx
 import pytest
 from onnx import helper
 
+from qdqbert.encoders.quantize import Choices
 from qdqbert.encoders.sites import linear_layers_of, sites_of
 from qdqbert.engines.runner import open_runner
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.imported_model import import_onnx
-from qdqbert.graph.sited_graph import sited_graph
 from qdqbert.spec import Range
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
@@ -56,7 +56,6 @@ def test_outputs_that_the_task_does_not_read_are_kept_for_every_target(
     assert any(f"{', '.join(names[1:])}. They are kept" in each for each in read.notices)
     assert any(f"{state}. They are left out" in each for each in read.notices)
     sites = sites_of(read.encoder)
-    graph = sited_graph(read.encoder, ("layer", "table"))
     ranges = {
         site.name: Range(low=-4.0, high=4.0, amax=4.0)
         for site in sites
@@ -67,7 +66,7 @@ def test_outputs_that_the_task_does_not_read_are_kept_for_every_target(
             continue
         plan = make_plan(target, sites, recipe="linear", embeddings="int8")
         lowered = tmp_path / f"{target.name}.onnx"
-        save_graph(lower(graph, plan, ranges, {}), lowered)
+        save_graph(lower(read.encoder, plan, Choices(ranges=ranges)), lowered)
         outputs = open_runner("onnxruntime", lowered).run(padded_inputs)
         assert tuple(outputs) == names
         np.testing.assert_array_equal(outputs["tags"], outputs["logits"].argmax(-1))

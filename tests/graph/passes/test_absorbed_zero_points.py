@@ -4,13 +4,14 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from qdqbert.encoders.quantize import Choices
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.passes.absorbed_zero_points import (
     absorb_zero_points,
     absorb_zero_points_in_half,
 )
-from qdqbert.graph.qdq import insert_qdq
+from qdqbert.graph.writer import make_graph
 from qdqbert.recipes import QuantizerOptions
 
 # Beyond both ends of the codes, and all between; no value is near a tie.
@@ -127,7 +128,7 @@ def test_fewer_bits_need_no_shift(prepared, run_plainly, bits) -> None:
     plan = each.plan("portable", "linear")
     specs = QuantizerOptions(aprec=bits).apply(plan.specs, each.sited.sites)
     chosen = each.calibration(plan)
-    model = insert_qdq(each.graph, specs, chosen.ranges, scales=each.scales(plan))
+    model = make_graph(each.encoder, specs, Choices(ranges=chosen.ranges, scales=each.scales(plan)))
     inputs = each.batches[0].inputs
     before, adds = run_plainly(model, inputs)["last_hidden_state"], ops(model).count("Add")
     absorbed = absorb_zero_points(model)
@@ -165,7 +166,9 @@ def test_affine_layers_of_an_encoder_compute_the_same(prepared, run_plainly, nam
     each = prepared(name)
     plan = each.plan("portable", "linear")
     chosen = each.calibration(plan)
-    model = insert_qdq(each.graph, plan.specs, chosen.ranges, scales=each.scales(plan))
+    model = make_graph(
+        each.encoder, plan.specs, Choices(ranges=chosen.ranges, scales=each.scales(plan))
+    )
     inputs = each.batches[0].inputs
     before = run_plainly(model, inputs)["last_hidden_state"]
     pairs = ops(model).count("QuantizeLinear")

@@ -10,7 +10,7 @@ from qdqbert.errors import GraphError
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.passes.half_precision import to_half_precision
-from qdqbert.graph.qdq import float_graph
+from qdqbert.graph.writer import make_graph
 
 FAMILIES = [
     "bert",
@@ -185,7 +185,7 @@ def test_a_node_that_contains_a_graph_is_refused() -> None:
 def test_each_family_computes_the_same(prepared, run_plainly, name) -> None:
     each = prepared(name)
     inputs = each.batches[1].inputs
-    whole = float_graph(each.graph)
+    whole = make_graph(each.encoder)
     before = ops(whole)
     expected = run_plainly(whole, inputs)["last_hidden_state"]
     half = to_half_precision(whole.clone())
@@ -203,8 +203,8 @@ def test_each_family_computes_the_same(prepared, run_plainly, name) -> None:
 def test_embeddings_of_sentences_are_pooled_in_float32(prepared, run_plainly) -> None:
     each = prepared("sentence")
     inputs = each.batches[0].inputs
-    expected = run_plainly(float_graph(each.graph), inputs)["sentence_embedding"]
-    half = to_half_precision(float_graph(each.graph))
+    expected = run_plainly(make_graph(each.encoder), inputs)["sentence_embedding"]
+    half = to_half_precision(make_graph(each.encoder))
     limits = [node for node in half.graph if node.op_type == "Max"]
     assert len(limits) == 2
     assert {node.outputs[0].dtype for node in limits} == {ir.DataType.FLOAT}

@@ -6,10 +6,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from qdqbert.encoders.quantize import Choices
 from qdqbert.graph.edit import add_constant, tidy
 from qdqbert.graph.passes.integer_attention import fuse_integer_attention
 from qdqbert.graph.passes.integer_matmul import fuse_integer_matmul
-from qdqbert.graph.qdq import insert_qdq
+from qdqbert.graph.writer import make_graph
 from qdqbert.targets.lowering import lower
 
 # The kernel has its own exp and order of sums. A wrong head, mask or scale changes values by 0.1.
@@ -21,12 +22,11 @@ def fusable(prepared) -> ir.Model:
     """One layer with integer matmuls, as the rewrite before leaves it."""
     each = prepared("sentence")
     plan = each.plan("onnxruntime")
-    model = insert_qdq(
-        each.graph,
+    model = make_graph(
+        each.encoder,
         plan.specs,
-        each.smooth.ranges,
-        scales=each.scales(plan),
-        style=plan.target.style,
+        Choices(ranges=each.smooth.ranges, scales=each.scales(plan)),
+        plan.target.style,
     )
     return fuse_integer_matmul(model)
 
@@ -77,7 +77,7 @@ def linear_of(model: ir.Model, part: str) -> ir.Node:
 def test_only_plain_attention_of_other_families_is_fused(prepared, family, fused) -> None:
     each = prepared(family)
     plan = each.plan("onnxruntime")
-    model = lower(each.graph, plan, each.smooth.ranges, each.scales(plan))
+    model = lower(each.encoder, plan, Choices(ranges=each.smooth.ranges, scales=each.scales(plan)))
     assert ops(model).count("QAttention") == fused
     assert ops(model).count("Softmax") == len(each.layers) - fused
 
@@ -101,7 +101,9 @@ def test_attention_becomes_one_node_and_computes_the_same(fusable, inputs, run_p
 def test_the_mask_is_made_once_for_all_layers(prepared) -> None:
     each = prepared("bert")
     plan = each.plan("onnxruntime")
-    model = insert_qdq(each.graph, plan.specs, each.smooth.ranges, scales=each.scales(plan))
+    model = make_graph(
+        each.encoder, plan.specs, Choices(ranges=each.smooth.ranges, scales=each.scales(plan))
+    )
     fused = fuse_integer_attention(fuse_integer_matmul(model))
     attentions = [node for node in fused.graph if node.op_type == "QAttention"]
     assert len(attentions) == 2
@@ -225,6 +227,6 @@ def test_other_attention_is_kept(
 def test_float_attention_is_kept(prepared) -> None:
     each = prepared("sentence")
     plan = each.plan("portable", "full")
-    model = insert_qdq(each.graph, plan.specs, each.plain.ranges)
+    model = make_graph(each.encoder, plan.specs, Choices(ranges=each.plain.ranges))
     names = ops(model)
     assert ops(fuse_integer_attention(model)) == names

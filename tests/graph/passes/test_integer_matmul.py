@@ -4,8 +4,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from qdqbert.encoders.quantize import Choices
 from qdqbert.graph.passes.integer_matmul import fuse_integer_matmul
-from qdqbert.graph.qdq import insert_qdq
+from qdqbert.graph.writer import make_graph
 
 X = np.random.default_rng(0).integers(0, 255, (2, 3)).astype(np.uint8)
 # One float32 product and add a value, in another order.
@@ -196,12 +197,11 @@ def test_pairs_without_zero_points_compute_the_same(run_plainly) -> None:
 def test_every_linear_layer_of_an_encoder_is_fused(prepared, run_plainly) -> None:
     each = prepared("bert")
     plan = each.plan("onnxruntime")
-    model = insert_qdq(
-        each.graph,
+    model = make_graph(
+        each.encoder,
         plan.specs,
-        each.smooth.ranges,
-        scales=each.scales(plan),
-        style=plan.target.style,
+        Choices(ranges=each.smooth.ranges, scales=each.scales(plan)),
+        plan.target.style,
     )
     inputs = each.batches[0].inputs
     before = run_plainly(model, inputs)["last_hidden_state"]

@@ -18,14 +18,16 @@ from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.quantize import Choices
 from qdqbert.encoding import Batch, encode, make_batches
 from qdqbert.errors import GraphError, UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import MICROSOFT, add_constant, constant_array, replace, tidy
-from qdqbert.graph.of_checkpoint import graph_of
+from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.graph.passes.qordered import fuse_qordered
-from qdqbert.graph.qdq import insert_qdq
+from qdqbert.graph.writer import make_graph
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import QuantizerOptions
@@ -61,7 +63,7 @@ class Model:
 
     sited: SitedModel
     body: GraphBody
-    graph: ir.Model
+    encoder: EncoderModel
     batches: tuple[Batch, ...]
     calibration: CalibrationResult
 
@@ -80,11 +82,11 @@ class Model:
     def pairs(self, style: QdqStyle | None = None, **options) -> ir.Model:
         """Return the graph with Q/DQ pairs and no rewrite."""
         specs = self.specs(**options)
-        return insert_qdq(self.graph, specs, self.calibration.ranges, style=style)
+        return make_graph(self.encoder, specs, Choices(ranges=self.calibration.ranges), style)
 
     def lowered(self) -> ir.Model:
         plan = make_plan(TARGETS["qordered"], self.sited.sites, embeddings="int8")
-        return lower(self.graph, plan, self.calibration.ranges, {})
+        return lower(self.encoder, plan, Choices(ranges=self.calibration.ranges))
 
     def inputs(self, length: int) -> dict[str, np.ndarray]:
         """Return three texts of a length, the last two with an increasing number of [PAD]."""
@@ -93,7 +95,7 @@ class Model:
         mask[1, (length + 1) // 2 :] = 0
         mask[2, 1:] = 0
         known = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        return {value.name: known[value.name] for value in self.graph.graph.inputs}
+        return {name: known[name] for name in self.encoder.input_names}
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +122,7 @@ def make(save_tiny, tmp_path_factory) -> Callable[..., Model]:
         return Model(
             sited=sited,
             body=body,
-            graph=graph_of(checkpoint, ("layer", "table", "output")),
+            encoder=encoder_of(checkpoint),
             batches=batches,
             calibration=calibrate(
                 sited,
@@ -335,7 +337,9 @@ def test_options_that_leave_everything_in_int8_are_fused(
 ) -> None:
     made = make()
     ranges = quantizer_options.adjust(made.calibration.ranges, made.sited.sites)
-    pairs = insert_qdq(made.graph, made.specs(quantizer_options=quantizer_options), ranges)
+    pairs = make_graph(
+        made.encoder, made.specs(quantizer_options=quantizer_options), Choices(ranges=ranges)
+    )
     inputs = made.inputs(16)
     expected = run_plainly(pairs, inputs)["last_hidden_state"]
     found = run_reference(fuse_qordered(pairs), inputs)["last_hidden_state"]
@@ -395,7 +399,7 @@ def test_sums_of_rounded_branches_are_refused(make) -> None:
     model = make()
     specs = model.specs()
     specs["encoder.layer.0.output.add_local_input_quantizer"] = TensorSpec()
-    pairs = insert_qdq(model.graph, specs, model.calibration.ranges)
+    pairs = make_graph(model.encoder, specs, Choices(ranges=model.calibration.ranges))
     with pytest.raises(
         UserInputError, match=r"Layer `encoder\.layer\.0` .* rounds only the sum.*recipe='qordered'"
     ):
@@ -474,7 +478,7 @@ def test_ranges_that_differ_among_readers_are_refused(make) -> None:
     with pytest.raises(
         UserInputError, match=r"Layer `encoder\.layer\.0` reads its input with several"
     ):
-        fuse_qordered(insert_qdq(made.graph, made.specs(), ranges))
+        fuse_qordered(make_graph(made.encoder, made.specs(), Choices(ranges=ranges)))
 
 
 def test_a_graph_without_attention_is_refused() -> None:

@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 
 from qdqbert.graph.passes.residual_sum import sum_residuals
-from qdqbert.graph.qdq import float_graph
+from qdqbert.graph.writer import make_graph
 
 GIVEN = {
     name: np.random.default_rng(seed).normal(size=(2, 4)).astype(np.float32)
@@ -54,7 +54,7 @@ def test_other_adds_are_kept(run_plainly, body, outputs) -> None:
 
 def test_every_residual_of_an_encoder_becomes_a_sum(prepared, run_plainly) -> None:
     each = prepared("bert")
-    model = float_graph(each.graph)
+    model = make_graph(each.encoder)
     inputs = each.batches[0].inputs
     before = run_plainly(model, inputs)["last_hidden_state"]
     adds = ops(model).count("Add")

@@ -25,7 +25,7 @@ from onnx_ir.passes import common
 
 from qdqbert.errors import GraphError
 from qdqbert.graph.edit import add_constant, constant_array, tidy
-from qdqbert.graph.sited_graph import TAIL
+from qdqbert.graph.tail_nodes import TAIL
 
 # Replaces the lowest float32. Its exponential is 0 in every float type.
 MASK = np.float16(-32768)

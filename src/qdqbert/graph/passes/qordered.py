@@ -287,7 +287,7 @@ def _layer_name(softmax: ir.Node) -> str:
             continue
         seen.add(id(value))
         layer, found, rest = (value.name or "").partition(".attention.")
-        if found and rest.endswith((".scale", ".weight_codes", ".weight_transposed")):
+        if found and rest.endswith((".scale", ".weight_codes", ".weight")):
             return layer
         node = value.producer()
         queue += node.inputs if node is not None else ()

@@ -16,8 +16,8 @@ from qdqbert.engines.runner import check_engine, float_engine, is_installed
 from qdqbert.errors import CheckpointError, UserInputError, naming
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.of_checkpoint import graph_of
-from qdqbert.graph.qdq import float_graph
+from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.graph.writer import make_graph
 from qdqbert.inference.load import open_folder
 from qdqbert.models.quantized import load_model
 from qdqbert.options import is_onnx_file
@@ -190,5 +190,5 @@ def export_float(model: str, path: Path, sequences: Sequence[int]) -> Checkpoint
     """Write the float graph of a checkpoint, and return the checkpoint."""
     checkpoint = load_model(model)
     check_sequences(sequences, model, checkpoint.max_length)
-    save_graph(float_graph(graph_of(checkpoint)), path)
+    save_graph(make_graph(encoder_of(checkpoint)), path)
     return checkpoint

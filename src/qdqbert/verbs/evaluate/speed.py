@@ -10,8 +10,8 @@ from qdqbert.evidence.latency import ROUNDS, Candidate, time_candidates, usual_s
 from qdqbert.evidence.reports import LatencyReport, latency_reports
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.graph_runner import GraphRunner, copy_to_run
-from qdqbert.graph.of_checkpoint import graph_of
-from qdqbert.graph.qdq import float_graph
+from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.graph.writer import make_graph
 from qdqbert.models.quantized import load_model
 from qdqbert.options import is_onnx_file
 from qdqbert.progress import Progress
@@ -64,7 +64,7 @@ def _write(model: str | os.PathLike[str], path: Path, task: str, options: Evalua
     if not is_onnx_file(model):
         pooling = options.task_options.pooling
         checkpoint = load_model(os.fspath(model), task=task, pooling=pooling)
-        save_graph(float_graph(graph_of(checkpoint)), path, temporary=True)
+        save_graph(make_graph(encoder_of(checkpoint)), path, temporary=True)
         return
     copy_to_run(
         Path(model),
