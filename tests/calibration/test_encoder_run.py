@@ -153,6 +153,27 @@ def test_more_data_than_fits_runs_through_the_whole_model(prepared, monkeypatch)
     assert_equal(run_passes(run, plan), expected)
 
 
+@pytest.mark.parametrize("runs", ["all layers", "the first layer", "the whole model"])
+def test_the_outputs_are_those_of_the_model_in_float(prepared, monkeypatch, runs) -> None:
+    each = prepared("sentence" if runs == "all layers" else "bert")
+    plan = plan_of(each, "full", smooths=True)
+    if runs == "the first layer":
+        names = encoder_run_of(each).parts(plan)[0]
+        sites = [site for site in plan.sites if site.name in names]
+        plan = plan_of(each, "full", smooths=True, sites=sites)
+    elif runs == "the whole model":
+        monkeypatch.setattr(encoder_run, "_STATE_BYTES", 1000)
+    shown: dict[int, tuple[torch.Tensor, ...]] = {}
+    run = encoder_run_of(each, on_outputs=shown.__setitem__)
+    run_passes(run, plan)
+    with torch.no_grad():
+        expected = [run._encoder(**inputs) for inputs in as_tensors(each.batches)]
+    assert [*shown] == [*range(len(expected))]
+    for made, wanted in zip(shown.values(), expected, strict=True):
+        assert len(made) == len(wanted)
+        assert all(map(torch.equal, made, wanted))
+
+
 def test_progress_reaches_its_total(prepared) -> None:
     each = prepared("bert")
     done: list[int] = []

@@ -7,6 +7,7 @@ the passes after the first one read the recorded tensors.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
@@ -27,6 +28,10 @@ _RECORDED_BYTES = 384_000_000
 _STATE_BYTES = 512_000_000
 
 
+OnOutputs = Callable[[int, tuple[Tensor, ...]], None]
+"""Receives the position of a batch and the outputs for it; see `SitedEncoder.forward`."""
+
+
 class EncoderRun:
     """Runs an encoder over all batches; see `StagedRun`."""
 
@@ -36,18 +41,32 @@ class EncoderRun:
         batches: Sequence[Mapping[str, Tensor]],
         *,
         advance: Callable[[], None] = lambda: None,
+        on_outputs: OnOutputs | None = None,
     ) -> None:
         """Set the model and its data.
 
-        `advance` is called after each batch, of the model or of a layer.
+        Args:
+            encoder: The model.
+            batches: Its inputs.
+            advance: Called after each batch, of the model or of a layer.
+            on_outputs: Called with the outputs for each batch, in float; again if the whole model
+                runs again.
         """
         self._encoder, self._batches, self._advance = encoder, batches, advance
+        self._on_outputs = on_outputs
 
     def __call__(self, observer: Observer, scales: Mapping[str, Tensor]) -> None:
         """Run the whole model; see `Run`."""
+        positions = itertools.count()
+
+        def forward(inputs: Mapping[str, Tensor]) -> None:
+            outputs = self._encoder(**inputs)
+            if self._on_outputs is not None:
+                self._on_outputs(next(positions), outputs)
+
         run_observed(
             self._encoder.sited,
-            lambda inputs: self._encoder(**inputs),
+            forward,
             self._batches,
             observer,
             scales,
@@ -95,6 +114,18 @@ class EncoderRun:
             yield Stage(names=names, run=layer)
             states = layer.outputs()
             release_memory()
+        if self._on_outputs is not None:
+            self._finish(len(parts), states, masks)
+
+    def _finish(self, layer: int, states: Sequence[Tensor], masks: Sequence[Tensor]) -> None:
+        """Run the rest of the model, from a layer on, and show its outputs."""
+        assert self._on_outputs is not None
+        for position, (x, mask) in enumerate(zip(states, masks, strict=True)):
+            with torch.no_grad():
+                for index in range(layer, len(self._encoder.layer_sites)):
+                    x = self._encoder.run_layer(index, x, Masks(mask))
+                outputs = self._encoder.finish(x, **self._batches[position])
+            self._on_outputs(position, outputs)
 
     @property
     def _is_divided(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from qdqbert.encoding import Batch, make_batch, make_batches
-from qdqbert.engines.runner import Runner
+from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.evidence.batch_invariance import BatchInvariance, compare_alone
 from qdqbert.evidence.fidelity import Decisions, Fidelity, compare
 from qdqbert.evidence.limits import (
@@ -113,10 +113,16 @@ def predict_batches(
     predictions: dict[int, Prediction] = {}
     for batch in batches:
         inputs = {name: batch.inputs[name] for name in runner.input_names}
-        outputs = task.predictions(features.results(batch, runner.run(inputs)))
-        predictions.update(zip(batch.indices, outputs, strict=True))
+        predictions |= predictions_of(task, features, batch, runner.run(inputs))
         advance()
     return predictions
+
+
+def predictions_of(
+    task: Task, features: Features, batch: Batch, outputs: Outputs
+) -> dict[int, Prediction]:
+    """Return the predictions for a batch that ran, by index of the feature."""
+    return dict(zip(batch.indices, task.predictions(features.results(batch, outputs)), strict=True))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

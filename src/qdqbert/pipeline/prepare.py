@@ -11,6 +11,8 @@ import numpy as np
 from qdqbert.artifact import Artifact
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoding import Batch
+from qdqbert.engines.runner import Outputs
 from qdqbert.errors import CheckpointError
 from qdqbert.machine import release_memory
 from qdqbert.options import TaskOptions
@@ -22,6 +24,7 @@ from qdqbert.pipeline.predictions import (
     encode_examples,
     predict,
     predict_batches,
+    predictions_of,
 )
 from qdqbert.pipeline.ranges import (
     RangeSource,
@@ -36,9 +39,11 @@ from qdqbert.progress import Progress
 from qdqbert.targets.target import Plan, Target
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.small_vectors import VectorRanges
+from qdqbert.tasks.task import Prediction
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
-# Texts that the ranges of embeddings come from, about. More cost time, and change them little.
+# Texts that the float model runs for the ranges of embeddings, about, if no calibration runs it.
+# More cost time, and change the ranges little.
 _RANGE_TEXTS = 200
 
 
@@ -141,10 +146,28 @@ def prepare(
     inputs = encode_inputs(source, examples, lengths)
     baseline = run_float(source, inputs, progress)
     # The model with sites takes the place of the float model in memory.
-    embedding_ranges = find_embedding_ranges(source, inputs, baseline, ranges, progress)
     sited = source.with_sites(plans.groups)
-    batches = inputs.calibration.batches
-    calibration = find_calibration(ranges, source, sited, batches, plans.made, scheme, progress)
+    vectors: dict[int, Prediction] = {}
+
+    def keep(batch: Batch, outputs: Outputs) -> None:
+        vectors.update(predictions_of(source.task, inputs.calibration.features, batch, outputs))
+
+    is_embedding, batches = source.task.is_embedding, inputs.calibration.batches
+    calibration = find_calibration(
+        ranges,
+        source,
+        sited,
+        batches,
+        plans.made,
+        scheme,
+        progress,
+        keep if is_embedding else None,
+    )
+    embedding_ranges = None
+    if vectors:
+        embedding_ranges = VectorRanges.of([*vectors.values()])
+    elif is_embedding:
+        embedding_ranges = find_embedding_ranges(sited, inputs, baseline, ranges, progress)
     # Calibration names the site of a NaN, but does not see a head that stays in float.
     check_finite(source, baseline)
     notices = (*ranges.notices, *rounding_notices(ranges, plans.made, calibration))
@@ -165,24 +188,22 @@ def prepare(
 
 
 def find_embedding_ranges(
-    source: Source, inputs: Inputs, baseline: Baseline, ranges: RangeSource, progress: Progress
-) -> VectorRanges | None:
-    """Return the ranges of the embeddings of the calibration data; `None` for other tasks.
+    sited: SitedSource, inputs: Inputs, baseline: Baseline, ranges: RangeSource, progress: Progress
+) -> VectorRanges:
+    """Return the ranges of the embeddings of the calibration data, which was not run here.
 
     They are those of the earlier call if the ranges of this call are.
     """
-    if not source.task.is_embedding:
-        return None
     if ranges.earlier is not None:
         stored = ranges.earlier.quantization.get("embedding_ranges")
         if stored is not None:
             return VectorRanges.of_json(stored)
-    if inputs.calibration is inputs.heldout:
+    encoded, task = inputs.calibration, baseline.task
+    if encoded is inputs.heldout:
         return VectorRanges.of(baseline.predictions)
-    encoded = inputs.calibration
     batches = encoded.batches[:: max(1, encoded.texts // _RANGE_TEXTS)]
     with progress.stage("Finding the ranges of embeddings", len(batches)) as advance:
-        found = predict_batches(source.task, source.runner(), batches, encoded.features, advance)
+        found = predict_batches(task, sited.runner, batches, encoded.features, advance)
     release_memory()
     return VectorRanges.of([*found.values()])
 

@@ -18,7 +18,7 @@ from qdqbert.encoding import Batch
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.pipeline.cluster import cluster_run
 from qdqbert.pipeline.plans import Scheme
-from qdqbert.pipeline.sited import SitedSource
+from qdqbert.pipeline.sited import OnOutputs, SitedSource
 from qdqbert.pipeline.source import Source, StoredQuantizers
 from qdqbert.progress import Progress
 from qdqbert.recipes import QuantizerOptions
@@ -120,8 +120,11 @@ def find_calibration(
     plans: Sequence[Plan],
     scheme: Scheme,
     progress: Progress,
+    on_outputs: OnOutputs | None = None,
 ) -> CalibrationResult:
     """Return the ranges that the plans need, from wherever they come.
+
+    If this process calibrates, `on_outputs` receives the outputs of the float model.
 
     Raises:
         UserInputError: Earlier ranges do not fit the model or the recipes.
@@ -132,7 +135,7 @@ def find_calibration(
     if ranges.kind == "stored" and source.stored is not None:
         wanted = sorted({name for plan in plans for name in plan.activations})
         return _stored_calibration(source.stored.calibration, sited, wanted, scheme)
-    return _calibrate(source, sited, batches, plans, scheme, progress)
+    return _calibrate(source, sited, batches, plans, scheme, progress, on_outputs)
 
 
 def rounding_notices(
@@ -162,6 +165,7 @@ def _calibrate(
     plans: Sequence[Plan],
     scheme: Scheme,
     progress: Progress,
+    on_outputs: OnOutputs | None,
 ) -> CalibrationResult:
     # Targets that smooth by default do it in the same way, and a recipe that is named applies to
     # all targets.
@@ -186,7 +190,7 @@ def _calibrate(
     with contextlib.ExitStack() as stack:
         ray = scheme.calibration.ray
         if ray is None:
-            run = sited.observed_run(batches, lambda: advance())
+            run = sited.observed_run(batches, lambda: advance(), on_outputs)
         else:
             groups = {site.group for site in sited.sites}
             on_cluster = cluster_run(ray, source.model, groups, batches, lambda: advance())

@@ -18,7 +18,7 @@ from qdqbert.calibration.passes import Run
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.sites import linear_layers_of
 from qdqbert.encoding import Batch
-from qdqbert.engines.runner import Runner
+from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.evidence.lowering import Reference, make_references
 from qdqbert.evidence.saturation import SaturationCheck
 from qdqbert.graph.edit import constant_array
@@ -27,12 +27,15 @@ from qdqbert.graph.tail import open_tail
 from qdqbert.graph.writer import make_graph
 from qdqbert.machine import release_memory
 from qdqbert.pipeline.predictions import TorchRunner
+from qdqbert.reference.body import to_numpy
 from qdqbert.reference.sited_encoder import SitedEncoder
 from qdqbert.reference.sited_model import linear_weights, quantizing
 from qdqbert.spec import SiteGroup
 from qdqbert.targets.target import Plan
 
 Advance = Callable[[], None]
+OnOutputs = Callable[[Batch, Outputs], None]
+"""Receives a batch and the outputs for it."""
 
 
 class SitedSource:
@@ -57,8 +60,15 @@ class SitedSource:
         self._sited = self._body.sited
         self.sites = self._sited.sites
 
-    def observed_run(self, batches: Sequence[Batch], advance: Advance) -> Run:
+    def observed_run(
+        self, batches: Sequence[Batch], advance: Advance, on_outputs: OnOutputs | None = None
+    ) -> Run:
         """Return the function that runs the model over all batches and shows its activations.
+
+        Args:
+            batches: The batches.
+            advance: Called after each batch, of the model or of a layer.
+            on_outputs: Called with the outputs for each batch, in float, once or more.
 
         Raises:
             UserInputError: A token id has no embedding.
@@ -66,7 +76,13 @@ class SitedSource:
         rows = len(self.encoder.embeddings.words.rows)
         for batch in batches:
             check_token_ids(batch.inputs, "The model", rows)
-        return EncoderRun(self._body, as_tensors(batches), advance=advance)
+
+        def show(position: int, outputs: tuple[Tensor, ...]) -> None:
+            assert on_outputs is not None
+            on_outputs(batches[position], to_numpy(outputs, self._body.output_names))
+
+        shown = None if on_outputs is None else show
+        return EncoderRun(self._body, as_tensors(batches), advance=advance, on_outputs=shown)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the weight `(out, in)` of each linear layer, by the site of its input."""
@@ -93,6 +109,11 @@ class SitedSource:
                 digests.append(hashlib.sha256(array.data).digest())
         return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
 
+    @property
+    def runner(self) -> Runner:
+        """What computes the outputs in float."""
+        return TorchRunner(self._body, self.encoder.input_names)
+
     @contextlib.contextmanager
     def quantized_runner(self, plan: Plan, calibration: CalibrationResult) -> Iterator[Runner]:
         """Yield what computes the outputs under a plan, with fake quantization.
@@ -100,7 +121,7 @@ class SitedSource:
         Used to compare plans. It is near to what the graph of a target computes, not equal.
         """
         with self._quantizing(plan, calibration):
-            yield TorchRunner(self._body, self.encoder.input_names)
+            yield self.runner
 
     def references(
         self, plan: Plan, calibration: CalibrationResult, batches: Sequence[Batch]

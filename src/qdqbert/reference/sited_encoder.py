@@ -152,11 +152,25 @@ class SitedEncoder(nn.Module):
             attention_mask: Same shape and dtype, 0 for [PAD].
             token_type_ids: Same shape and dtype, if the model takes them.
         """
-        model, shape = self._model, input_ids.shape
         x, mask = self.embed(input_ids, attention_mask, token_type_ids)
         masks = Masks(mask)
-        for index in range(len(model.layers)):
+        for index in range(len(self._model.layers)):
             x = self.run_layer(index, x, masks)
+        return self.finish(x, input_ids, attention_mask, token_type_ids)
+
+    def finish(
+        self,
+        x: Tensor,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Return the outputs for the states after the last layer, `(texts, seq, hidden)`.
+
+        The other arguments are those of `forward`.
+        """
+        model, shape = self._model, input_ids.shape
+        mask = attention_mask.reshape(-1, shape[-1])
         x = self.norm(x, model.final_norm)
         outputs: dict[str, Tensor] = {}
         for head in model.heads:
