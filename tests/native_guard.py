@@ -7,7 +7,10 @@ import hashlib
 import json
 import math
 import mmap
+import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -115,6 +118,18 @@ def forward(path: Path, kernel: str, batches: Path, *, at_start: bool) -> None:
                 sys.stderr.flush()
                 outputs = opened.run({name: np.array(each) for name, each in batch.items()})
                 sys.stdout.write(f"{digest(outputs)}\n")
+
+
+def run_apart(*arguments: str, python: Sequence[str] = (sys.executable,), **variables: str) -> str:
+    """Return what another Python process prints; a crash fails the test with its traceback."""
+    command = [*python, "-X", "faulthandler", *arguments]
+    environment = os.environ | variables
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, (
+        f"A kernel left its arrays, or failed: exit status {result.returncode}\n"
+        f"{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+    )
+    return result.stdout
 
 
 def digest(outputs: dict[str, np.ndarray]) -> str:

@@ -22,6 +22,7 @@ from qdqbert.engines.native.cache import compiled
 from qdqbert.engines.native.compiler import Library
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import ACTIVATIONS, ROUNDING
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.native.ir import Module
 from qdqbert.engines.native.kernels.amx_tiles import AmxTiles
@@ -55,8 +56,8 @@ ACTIVATIONS_OF_NUMPY = {
 class Kernels:
     """Functions of a module, by name."""
 
-    def __init__(self, module: Module, name: str) -> None:
-        self.isa = INSTRUCTION_SETS[name]
+    def __init__(self, module: Module, isa: InstructionSet) -> None:
+        self.isa = isa
         self._library = Library(compiled(module.text(), lambda: module, self.isa), self.isa)
 
     def __call__(self, name: str, *arguments: Any) -> None:
@@ -116,7 +117,7 @@ def kernels_of(name: str, features: Features) -> Kernels:
         emit_linears(
             module, isa, activation, dynamic=features.dynamic, rounds_adds=features.rounds_adds
         )
-    return Kernels(module, name)
+    return Kernels(module, isa)
 
 
 def bytes_of_row(array: NDArray[Any]) -> int:

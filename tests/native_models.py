@@ -115,6 +115,17 @@ ROUNDED = (
 )
 """All of `Shape.rounds`."""
 
+ALL_PARTS = {
+    "bert": Shape(
+        hidden=40, heads=5, head=8, inner=72, position_bias=True, narrow=24, dropped_id=9
+    ),
+    "twice": Shape(hidden=40, heads=5, head=8, inner=72, adds_twice=True, convolution=3),
+    "modern": dataclasses.replace(MODERN, normalizes_heads=True),
+    "disentangled": DISENTANGLED,
+    "rounded": Shape(hidden=40, heads=5, head=8, inner=72, rounds=ROUNDED),
+}
+"""Small models that have all parts together, by name."""
+
 HIDDEN_STATES = Head(pooling="none", steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 
@@ -98,6 +99,37 @@ def test_features_that_the_system_does_not_list_are_those_of_llvm(
     if cpuinfo is not None:
         write(tmp_path, "proc/cpuinfo", cpuinfo)
     monkeypatch.setattr(binding, "get_host_cpu_features", lambda: of_llvm)
+    assert cpu_features(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        ({"hw.optional.arm.FEAT_DotProd": 1, "hw.optional.arm.FEAT_I8MM": 0}, ("asimddp",)),
+        (
+            {f"hw.optional.arm.FEAT_{name}": 1 for name in ("DotProd", "I8MM", "BF16")},
+            ("asimddp", "i8mm", "bf16"),
+        ),
+        ({}, ()),
+    ],
+    ids=["M1", "M2", "none"],
+)
+def test_features_of_apples_cpus_are_those_that_macos_lists(
+    tmp_path, monkeypatch, listed, expected
+) -> None:
+    class Library:
+        def sysctlbyname(self, name, value, size, new, new_size) -> int:
+            if name.decode() not in listed:
+                return -1
+            # The caller has room for 64 bits, and macOS fills 32.
+            assert size._obj.value == 8
+            ctypes.c_uint32.from_buffer(value._obj).value = listed[name.decode()]
+            return 0
+
+    # LLVM does not know Apple's CPUs.
+    monkeypatch.setattr(binding, "get_host_cpu_features", dict)
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
     assert cpu_features(tmp_path) == expected
 
 

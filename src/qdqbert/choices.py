@@ -37,7 +37,9 @@ EngineName = Literal["onnxruntime", "openvino", "native"]
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 
 # Instruction sets that kernels of the native engine are generated for.
-KernelName = Literal["amx", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "portable"]
+KernelName = Literal[
+    "amx", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "neon-dotprod", "portable"
+]
 
 ProviderName = Literal["cpu", "cuda", "tensorrt", "openvino"]
 PROVIDER_NAMES: tuple[ProviderName, ...] = get_args(ProviderName)

@@ -13,6 +13,7 @@ import platform
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 # Features that decide how fast INT8 and reduced precision are, under Linux' names.
 _FEATURES = (
@@ -37,6 +38,12 @@ _LLVM_NAMES: Mapping[str, str] = {
     "avx512_bf16": "avx512bf16",
     "asimddp": "dotprod",
 }
+# macOS' names of ARM's features.
+_APPLE_NAMES: Mapping[str, str] = {
+    "asimddp": "hw.optional.arm.FEAT_DotProd",
+    "i8mm": "hw.optional.arm.FEAT_I8MM",
+    "bf16": "hw.optional.arm.FEAT_BF16",
+}
 _ROOT = Path("/")
 
 
@@ -59,7 +66,7 @@ def cpu_features(root: Path = _ROOT) -> tuple[str, ...]:
     """Return the CPU features that matter for INT8, under Linux' names; empty where unknown.
 
     macOS and Windows have no `/proc/cpuinfo`, and some containers hide it. LLVM, which the native
-    engine needs anyway, asks the CPU.
+    engine needs anyway, asks the CPU, but not Apple's; macOS lists the features of that.
 
     Args:
         root: Root of the file system, for tests.
@@ -70,8 +77,10 @@ def cpu_features(root: Path = _ROOT) -> tuple[str, ...]:
         if name.strip() in ("flags", "Features"):
             found = set(value.split())
             return tuple(each for each in _FEATURES if each in found)
-    found = _llvm_features()
-    return tuple(each for each in _FEATURES if _LLVM_NAMES.get(each, each) in found)
+    of_llvm, of_apple = _llvm_features(), _apple_features()
+    return tuple(
+        each for each in _FEATURES if _LLVM_NAMES.get(each, each) in of_llvm or each in of_apple
+    )
 
 
 def has_int8_products(features: Collection[str]) -> bool:
@@ -123,6 +132,22 @@ def _llvm_features() -> set[str]:
     except RuntimeError:
         # LLVM does not know the system.
         return set()
+
+
+def _apple_features() -> set[str]:
+    """Return the features of an Apple CPU that macOS lists; none on other systems."""
+    if sys.platform != "darwin":
+        return set()
+    return {each for each, name in _APPLE_NAMES.items() if _apple_number(name)}
+
+
+def _apple_number(name: str) -> int:
+    """Return a number that macOS has under a name; 0 if it has none."""
+    value = ctypes.c_uint64(0)
+    size = ctypes.c_size_t(ctypes.sizeof(value))
+    ask: Any = ctypes.CDLL(None).sysctlbyname
+    failed = ask(name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
+    return 0 if failed else value.value
 
 
 def _affinity() -> Collection[int]:

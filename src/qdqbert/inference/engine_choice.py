@@ -22,7 +22,7 @@ _LOGGER = logging.getLogger("qdqbert")
 # CPU features with which OpenVINO's INT8 is faster than ONNX Runtime's; docs/benchmarks.md.
 _FAST_IN_OPENVINO = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 # CPU features that the native engine has fast kernels for.
-_FAST_IN_NATIVE = frozenset({"avx2", "i8mm"})
+_FAST_IN_NATIVE = frozenset({"avx2", "asimddp"})
 
 
 def choose_engine(

@@ -95,7 +95,7 @@ def report_notices(report: TargetReport) -> list[str]:
             "or something else ran while they were measured."
             if has_int8_products(cpu_features())
             else "Its int8 kernels are faster on CPUs with int8 instructions: VNNI or AMX on x86, "
-            "i8mm on ARM."
+            "dot products on ARM."
         )
         notices.append(
             f"On this machine {report.engine} runs INT8 slower than float at {shapes}. {reason}"

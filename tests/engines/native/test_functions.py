@@ -46,7 +46,7 @@ def apply():
         with module.function(name, x=PTR, count=I64) as f, f.loop(0, f.count, 16) as index:
             place = f.x + index * 4
             f.store(getattr(functions, name)(f, f.load(floats, place)), place)
-    compiled = Kernels(module, isa.name)
+    compiled = Kernels(module, isa)
 
     def run(name: str, values):
         x = np.asarray(values, np.float32)[: len(values) // 16 * 16].copy()

@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import native_guard
-from native_guard import digest
-from native_models import DISENTANGLED, LIMIT, MODERN, ROUNDED, Shape, random_batch, random_model
+from native_guard import digest, run_apart
+from native_models import ALL_PARTS, LIMIT, random_batch, random_model
 from qdqbert.encoders.model import Head, HeadOutput
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
@@ -27,28 +25,6 @@ HERE = Path(__file__).parent
 # Most mistakes are at the end.
 SIDES = ("start", "end")
 
-SHAPES = {
-    "bert": Shape(
-        hidden=40, heads=5, head=8, inner=72, position_bias=True, narrow=24, dropped_id=9
-    ),
-    "twice": Shape(hidden=40, heads=5, head=8, inner=72, adds_twice=True, convolution=3),
-    "modern": dataclasses.replace(MODERN, normalizes_heads=True),
-    "disentangled": DISENTANGLED,
-    "rounded": Shape(hidden=40, heads=5, head=8, inner=72, rounds=ROUNDED),
-}
-
-
-def run_apart(*arguments: str, **variables: str) -> str:
-    """Return what another Python process prints; a crash fails the test with its traceback."""
-    command = [sys.executable, "-X", "faulthandler", *arguments]
-    environment = os.environ | variables
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert result.returncode == 0, (
-        f"A kernel left its arrays, or failed: exit status {result.returncode}\n"
-        f"{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
-    )
-    return result.stdout
-
 
 @pytest.mark.parametrize("side", SIDES)
 def test_kernels_stay_in_their_arrays(kernel_cache, side) -> None:
@@ -58,10 +34,10 @@ def test_kernels_stay_in_their_arrays(kernel_cache, side) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", ALL_PARTS)
 @pytest.mark.parametrize("side", SIDES)
 def test_a_forward_pass_stays_in_its_buffers(tmp_path, kernel, side, name, dynamic) -> None:
-    shape = dataclasses.replace(SHAPES[name], dynamic=dynamic)
+    shape = dataclasses.replace(ALL_PARTS[name], dynamic=dynamic)
     heads = (
         Head(pooling="none", steps=(), outputs=(HeadOutput(name="states"),)),
         Head(pooling="mean", steps=("tanh", "normalize"), outputs=(HeadOutput(name="pooled"),)),

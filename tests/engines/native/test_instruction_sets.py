@@ -26,7 +26,9 @@ EXPECTED = {
         r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|^\s+vpdp[bw][us]sd|%k\d",
     ),
     "avx2": ("vpmaddubsw", r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|vpdpbusd|%k\d"),
-    "neon-i8mm": (r"usdot\s+v", None),
+    # `sudot` multiplies by unsigned numbers of a lane.
+    "neon-i8mm": (r"sudot\s+v.*\.4b\[3\]", r"sdot"),
+    "neon-dotprod": (r"\tsdot\s+v.*\.4b\[3\]", r"sudot|usdot|mmla"),
     "portable": ("", r"%[yz]mm|\bv[a-z]+ps\b"),
 }
 
@@ -57,6 +59,44 @@ def test_tiles_keep_sums_in_registers_and_prefetch_once_a_step(name) -> None:
         assert len(re.findall(r"prefetcht1", body)) == 1, each
 
 
+def functions_of(name: str) -> dict[str, str]:
+    """Return the assembly of each function."""
+    found = re.findall(r"^(\w+):\n(.*?)^\t\.size", assembly_of(name), re.MULTILINE | re.DOTALL)
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", ["neon-i8mm", "neon-dotprod"])
+def test_tiles_of_arm_multiply_by_lanes_and_keep_sums_in_registers(name) -> None:
+    functions = functions_of(name)
+    rows = INSTRUCTION_SETS[name].rows
+    assert sum(each.startswith("dot_") for each in functions) == len(rows)
+    for height in rows:
+        body = functions[f"dot_{height}x4"]
+        # Four steps of four vectors for each row, and no copies of codes.
+        assert len(re.findall(r"\ts[u]?dot\s.*\.4b\[", body)) == 16 * height
+        assert not re.findall(r"q\d+.*\[sp|\tld1r|\tdup", body)
+        is_signed = INSTRUCTION_SETS[name].dot.is_signed
+        assert len(re.findall(r"\teor\s+v", body)) == is_signed * height
+
+
+@pytest.mark.parametrize("name", ["neon-i8mm", "neon-dotprod"])
+def test_arm_computes_floats_in_vectors(name) -> None:
+    functions = functions_of(name)
+    scalar = r"\tf(?:n?m?add|n?m?sub|n?mul|cvt\w+|max\w*|min\w*)\s+s\d"
+    wide = r"\tf(?:mla|mls|add|sub|mul|div|cvt\w+|max\w*|min\w*)\s+v\d+\.4s"
+    # They fold a vector, or compute a number of a row, which takes a few scalar instructions.
+    folds = {"softmax": 0.2, "layer_norm": 0.5, "layer_norm_codes": 0.5}
+    vectors = {each: len(re.findall(wide, body)) for each, body in functions.items()}
+    for each, body in functions.items():
+        if vectors[each]:
+            assert len(re.findall(scalar, body)) <= folds.get(each, 0.05) * vectors[each], each
+    assert all(
+        vectors[each] for each in ("softmax", "layer_norm_codes", "quantize_rows", "context")
+    )
+    by_lane = r"\tfmla\s+v\d+\.4s, v\d+\.4s, v\d+\.s\["
+    assert len(re.findall(by_lane, functions["product_4x4"])) == 16
+
+
 @pytest.mark.parametrize(
     ("architecture", "features", "expected"),
     [
@@ -68,8 +108,9 @@ def test_tiles_keep_sums_in_registers_and_prefetch_once_a_step(name) -> None:
             {"avx2", "avx512f", "avx512_vnni", "amx_int8", "amx_bf16"},
             ["amx", "avx512-vnni", "avx2", "portable"],
         ),
-        ("aarch64", {"asimddp", "i8mm"}, ["neon-i8mm", "portable"]),
-        ("arm64", {"asimddp"}, ["portable"]),
+        ("aarch64", {"asimddp", "i8mm"}, ["neon-i8mm", "neon-dotprod", "portable"]),
+        ("arm64", {"asimddp"}, ["neon-dotprod", "portable"]),
+        ("aarch64", set(), ["portable"]),
         ("riscv64", set(), ["portable"]),
     ],
 )

@@ -12,7 +12,7 @@ from qdqbert.engines.native.records import Record
 
 
 def compiled(module: Module) -> Kernels:
-    return Kernels(module, choose_set().name)
+    return Kernels(module, choose_set())
 
 
 def computed(type: Type, write, *inputs) -> np.ndarray:

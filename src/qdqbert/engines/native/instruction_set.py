@@ -20,11 +20,14 @@ class Dot:
         name: Its instruction. Compiled kernels are found by it.
         add: Writes the operation.
         is_exact: Whether sums are exact for any weights, not only below the adjacent sum limit.
+        is_signed: Whether it multiplies codes minus 128, which are signed. Sums start from 128
+            times the sum of the weights then.
     """
 
     name: str
     add: AddProducts = dataclasses.field(repr=False)
     is_exact: bool = True
+    is_signed: bool = False
 
 
 class Tiles(Protocol):

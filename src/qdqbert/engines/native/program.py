@@ -15,7 +15,7 @@ from qdqbert.engines.native.compiler import Library
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import ACTIVATIONS, shift_of
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
+from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes, first_sums
 from qdqbert.engines.native.kernels.forward import (
     BLOCK,
     SPARE_ROWS,
@@ -263,14 +263,17 @@ class Program:
         return self._keep(ROUND_TRIP.make({**arrays, **limits, "is_kept": int(settings is None)}))
 
     def _linear(self, name: str, settings: Mapping[str, Any]) -> Array:
+        weights, start = (self.arrays[f"{name}.{part}"] for part in ("weights", "start"))
+        first = first_sums(weights, start, is_signed=self.isa.dot.is_signed)
         return self._keep(
             LINEAR.make(
                 {
-                    "weights": self.arrays[f"{name}.weights"],
+                    "weights": weights,
                     "panel": 16 * settings["depth"],
                     "panels": settings["columns"] // 16,
                     "steps": settings["depth"] // 4,
-                    "start": self.arrays[f"{name}.start"],
+                    "start": start,
+                    "first_sums": self._keep(first),
                     "factor": self.arrays[f"{name}.factor"],
                     "bias": self.arrays[f"{name}.bias"],
                 }

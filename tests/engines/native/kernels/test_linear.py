@@ -20,7 +20,7 @@ from native_kernels import (
     round_trip_record,
 )
 from native_references import dot, round_trip
-from qdqbert.engines.native.kernels.dot import PANEL, pack
+from qdqbert.engines.native.kernels.dot import PANEL, first_sums, pack
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
 from qdqbert.engines.native.records import LINEAR
 
@@ -39,16 +39,17 @@ class Case:
     arrays: tuple[Any, ...]
 
 
-def make_case(rows: int, panels: int, depth: int, seed: int, *, strided: int = 64) -> Case:
+def make_case(kernels, rows: int, panels: int, depth: int, seed: int) -> Case:
     rng = np.random.default_rng(seed)
     columns = panels * PANEL
     # Kernels for AMX read further rows, and ignore them.
-    codes = rng.integers(0, 256, (rows + SPARE_ROWS, depth + strided)).astype(np.uint8)
+    codes = rng.integers(0, 256, (rows + SPARE_ROWS, depth + 64)).astype(np.uint8)
     weights = rng.integers(-SAFE_CODE, SAFE_CODE + 1, (columns, depth)).astype(np.int8)
     start = rng.integers(-100_000, 100_000, columns).astype(np.int32)
     factor = (rng.uniform(0.5, 2, columns) / (4000 * np.sqrt(depth))).astype(np.float32)
     bias = rng.standard_normal(columns).astype(np.float32)
     packed = pack(weights, depth)
+    first = first_sums(packed, start, is_signed=kernels.isa.dot.is_signed)
     record = LINEAR.make(
         {
             "weights": packed,
@@ -56,12 +57,13 @@ def make_case(rows: int, panels: int, depth: int, seed: int, *, strided: int = 6
             "panels": panels,
             "steps": depth // 4,
             "start": start,
+            "first_sums": first,
             "factor": factor,
             "bias": bias,
         }
     )
     sums = dot(codes[:rows, :depth], weights, start).astype(np.float64)
-    return Case(codes, record, sums * factor + bias, (packed, start, factor, bias))
+    return Case(codes, record, sums * factor + bias, (packed, start, factor, bias, first))
 
 
 def run(
@@ -108,7 +110,7 @@ sizes = given(
 @few
 @sizes
 def test_values_are_stored(kernels, rows, panels, depth, seed) -> None:
-    case = make_case(rows, panels, depth, seed)
+    case = make_case(kernels, rows, panels, depth, seed)
     out = np.full((rows + 1, panels * PANEL + 5), np.nan, np.float32)
     run(kernels, "linear_float", case, out, rows)
     np.testing.assert_allclose(out[:rows, :-5], case.values, rtol=1e-6, atol=1e-6)
@@ -119,7 +121,7 @@ def test_values_are_stored(kernels, rows, panels, depth, seed) -> None:
 @few
 @sizes
 def test_values_are_added_to_a_residual(kernels, rows, panels, depth, seed) -> None:
-    case = make_case(rows, panels, depth, seed)
+    case = make_case(kernels, rows, panels, depth, seed)
     before = np.random.default_rng(seed).standard_normal((rows + 1, panels * PANEL))
     out = before.astype(np.float32)
     expected = out[:rows] + case.values
@@ -139,7 +141,7 @@ def test_values_are_added_to_a_residual(kernels, rows, panels, depth, seed) -> N
 def test_values_become_the_codes_of_the_next_layer(
     kernels, name, zero_point, rows, panels, seed
 ) -> None:
-    case = make_case(rows, panels, 128, seed)
+    case = make_case(kernels, rows, panels, 128, seed)
     columns = panels * PANEL
     multiplier = np.random.default_rng(seed).uniform(5, 100, columns).astype(np.float32)
     out = np.full((rows + 1, columns + 5), 77, np.uint8)
@@ -161,7 +163,7 @@ def test_values_become_the_codes_of_the_next_layer(
 )
 def test_a_row_has_the_same_bits_alone(kernels, rows, first_row, first_panel, seed) -> None:
     first_row %= rows
-    case = make_case(rows, 5, 128, seed)
+    case = make_case(kernels, rows, 5, 128, seed)
     together, alone = (np.zeros((rows, 5 * PANEL), np.float32) for _ in range(2))
     run(kernels, "linear_float", case, together, rows)
     # The result starts with the first panel.
@@ -186,11 +188,11 @@ def test_a_row_has_the_same_bits_alone(kernels, rows, first_row, first_panel, se
 def test_each_row_may_have_a_scale_and_a_zero_point(
     dynamic_kernels, rows, panels, depth, seed
 ) -> None:
-    case = make_case(rows, panels, depth, seed)
+    case = make_case(dynamic_kernels, rows, panels, depth, seed)
     rng = np.random.default_rng(seed)
     scales, zero_points = rng.uniform(0.1, 2, rows), rng.integers(0, 256, rows)
     parameters = np.stack([scales, zero_points / 128 - 1], axis=1).astype(np.float32)
-    _, start, factor, bias = case.arrays
+    _, start, factor, bias, _ = case.arrays
     # `start` is that of zero point 128.
     moved = np.outer(zero_points / 128 - 1, start.astype(np.float64) * factor)
     expected = (case.values - bias + moved) * parameters[:, :1].astype(np.float64) + bias
@@ -206,7 +208,7 @@ def test_each_row_may_have_a_scale_and_a_zero_point(
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_values_may_have_an_activation_function(dynamic_kernels, name) -> None:
-    case = make_case(9, 3, 128, 0)
+    case = make_case(dynamic_kernels, 9, 3, 128, 0)
     out = np.zeros((9, 3 * PANEL), np.float32)
     parameters = np.tile(np.float32([1, 0]), (9, 1))
     run(dynamic_kernels, f"linear_{name}", case, out, 9, row_scales=parameters)
@@ -218,7 +220,7 @@ def test_values_may_have_an_activation_function(dynamic_kernels, name) -> None:
 def test_values_may_be_rounded_before_they_are_added(
     rounding_kernels, rows, panels, depth, seed
 ) -> None:
-    case = make_case(rows, panels, depth, seed)
+    case = make_case(rounding_kernels, rows, panels, depth, seed)
     columns, rng = panels * PANEL, np.random.default_rng(seed)
     states = rng.standard_normal((rows, columns)).astype(np.float32)
     codes, expected = ((3, -128, 127), (0, -128, 127)), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from native_kernels import SAFE_CODE, Kernels, bytes_of_row, few
 from native_references import dot
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
-from qdqbert.engines.native.ir import Module
+from qdqbert.engines.native.instruction_sets.portable import PORTABLE
+from qdqbert.engines.native.ir import Function, Module, Value
 from qdqbert.engines.native.kernels.amx_tiles import AmxTiles, amx_name
-from qdqbert.engines.native.kernels.dot import PANEL, pack
+from qdqbert.engines.native.kernels.dot import PANEL, first_sums, pack
 from qdqbert.engines.native.kernels.vector_tiles import dot_name
+from qdqbert.engines.native.memory import padded
 
 # What sums are where a kernel must not write.
 _UNTOUCHED = -(2**31)
@@ -41,6 +44,7 @@ def check_tile(kernels, name, rows, columns, depth, *, largest, seed, starts=Tru
     weights = weights_of(rng, columns, depth, largest)
     start = rng.integers(-(2**20), 2**20, columns).astype(np.int32) * starts
     panels = pack(weights, depth)
+    first = first_sums(panels, start, is_signed=kernels.isa.dot.is_signed)
     sums = np.full((rows + 1, columns + PANEL), _UNTOUCHED, np.int32)
     kernels.with_tiles(
         name,
@@ -52,11 +56,16 @@ def check_tile(kernels, name, rows, columns, depth, *, largest, seed, starts=Tru
         bytes_of_row(sums),
         depth // 4,
         # Tiles of AMX start at zero. All bring what is at an address into the cache.
-        *((start, panels[-1:], 16) if starts else (panels[-1:],)),
+        *((first, panels[-1:], 16) if starts else (panels[-1:],)),
     )
     np.testing.assert_array_equal(sums[:rows, :columns], dot(codes[:, :depth], weights, start))
     assert (sums[rows:] == _UNTOUCHED).all()
     assert (sums[:, columns:] == _UNTOUCHED).all()
+
+
+def depth_of(isa, steps: int) -> int:
+    """Return the depth of so many steps, as far as tiles compute it."""
+    return 4 * padded(steps, isa.tiles.steps_together)
 
 
 @few
@@ -71,7 +80,7 @@ def test_a_tile_has_the_sums_of_numpy(kernels, data) -> None:
         dot_name(rows, vectors),
         rows,
         vectors * isa.lanes,
-        4 * data.draw(st.integers(1, 100), "steps"),
+        depth_of(isa, data.draw(st.integers(1, 100), "steps")),
         largest=127 if isa.is_exact else SAFE_CODE,
         seed=data.draw(st.integers(0, 2**32)),
     )
@@ -80,9 +89,13 @@ def test_a_tile_has_the_sums_of_numpy(kernels, data) -> None:
 @functools.cache
 def exact_kernels(name: str) -> Kernels:
     """Return the tiles of an instruction set that take any weights."""
-    module, isa = Module(), INSTRUCTION_SETS[name].exact()
+    return tiles_of(INSTRUCTION_SETS[name].exact())
+
+
+def tiles_of(isa) -> Kernels:
+    module = Module()
     isa.tiles.emit(module, isa)
-    return Kernels(module, name)
+    return Kernels(module, isa)
 
 
 @few
@@ -98,7 +111,7 @@ def test_an_exact_tile_takes_any_weights(kernel, data) -> None:
         dot_name(rows, vectors),
         rows,
         vectors * isa.lanes,
-        4 * data.draw(st.integers(1, 100), "steps"),
+        depth_of(isa, data.draw(st.integers(1, 100), "steps")),
         largest=128,
         seed=data.draw(st.integers(0, 2**32)),
     )
@@ -124,3 +137,27 @@ def test_tiles_of_amx_have_the_sums_of_numpy(kernels, rows, columns, depth, seed
         seed=seed,
         starts=False,
     )
+
+
+def _add_signed(f: Function, total: Value, codes: Value, weights: Value) -> Value:
+    """Write what ARM's `sdot` does, for any CPU."""
+    for each in range(4):
+        own = range(each, 4 * total.type.lanes, 4)
+        one, other = (x.shuffle(own).cast("sext", total.type) for x in (codes, weights))
+        total = total + one * other
+    return total
+
+
+@functools.cache
+def signed_kernels() -> Kernels:
+    """Return tiles that multiply signed numbers, as those of `neon-dotprod`."""
+    theirs = INSTRUCTION_SETS["neon-dotprod"]
+    dot = dataclasses.replace(theirs.dot, add=_add_signed)
+    return tiles_of(dataclasses.replace(PORTABLE, dot=dot, tiles=theirs.tiles))
+
+
+@few
+@given(rows=st.sampled_from(PORTABLE.rows), steps=st.integers(1, 25), seed=st.integers(0, 2**32))
+def test_tiles_of_signed_products_have_the_sums_of_numpy(rows, steps, seed) -> None:
+    name = dot_name(rows, PORTABLE.vectors[0])
+    check_tile(signed_kernels(), name, rows, PANEL, 16 * steps, largest=128, seed=seed)

@@ -11,13 +11,15 @@ from qdqbert.engines.native.instruction_sets.amx import AMX
 from qdqbert.engines.native.instruction_sets.avx2 import AVX2
 from qdqbert.engines.native.instruction_sets.avx512_vnni import AVX512_VNNI
 from qdqbert.engines.native.instruction_sets.avx_vnni import AVX_VNNI
+from qdqbert.engines.native.instruction_sets.neon_dotprod import NEON_DOTPROD
 from qdqbert.engines.native.instruction_sets.neon_i8mm import NEON_I8MM
 from qdqbert.engines.native.instruction_sets.portable import PORTABLE
 from qdqbert.errors import UserInputError
 from qdqbert.machine import cpu_features
 
 INSTRUCTION_SETS = {
-    each.name: each for each in (AMX, AVX512_VNNI, AVX_VNNI, AVX2, NEON_I8MM, PORTABLE)
+    each.name: each
+    for each in (AMX, AVX512_VNNI, AVX_VNNI, AVX2, NEON_I8MM, NEON_DOTPROD, PORTABLE)
 }
 """All instruction sets by name, the fastest of each architecture first."""
 

@@ -13,7 +13,7 @@ def _add_products(f: Function, total: Value, codes: Value, weights: Value) -> Va
     return f.intrinsic("llvm.aarch64.neon.usdot.v4i32.v16i8", total.type, total, codes, weights)
 
 
-# 4 x 4 sums + 4 weights + 1 vector of codes of 32 registers; `usdot` belongs to i8mm.
+# 4 x 4 sums + 4 weights + 4 rows of codes of 32 registers; `usdot` belongs to i8mm.
 NEON_I8MM = InstructionSet(
     name="neon-i8mm",
     architecture="aarch64",
@@ -24,6 +24,6 @@ NEON_I8MM = InstructionSet(
     dot=Dot(name="usdot", add=_add_products),
     rows=(4, 2, 1),
     vectors=(4,),
-    tiles=VectorTiles(),
+    tiles=VectorTiles(steps_together=4),
     products=FloatProducts(),
 )

@@ -28,6 +28,24 @@ def pack(weights: NDArray[np.int8], depth: int) -> NDArray[np.int8]:
     return np.ascontiguousarray(padded.reshape(panels, PANEL, depth // 4, 4).transpose(0, 2, 1, 3))
 
 
+def first_sums(
+    weights: NDArray[np.int8], start: NDArray[np.int32], *, is_signed: bool
+) -> NDArray[np.int32]:
+    """Return what the sums of tiles start from, int32 `(columns,)`.
+
+    Args:
+        weights: Weights in panels.
+        start: What is added to the sums of products, `(columns,)`.
+        is_signed: Whether 128 is subtracted from codes before they are multiplied.
+    """
+    if not is_signed:
+        return start
+    panels, steps = weights.shape[:2]
+    lanes = weights.reshape(panels, steps, 4 * PANEL).sum(axis=1, dtype=np.int32)
+    found: NDArray[np.int32] = start + 128 * lanes.reshape(panels * PANEL, 4).sum(axis=1)
+    return found.astype(np.int32)
+
+
 def bytes_of_codes(channels: Count) -> Count:
     """Return the bytes from one row of codes to the next: a line more than there are channels.
 

@@ -20,6 +20,9 @@ from qdqbert.engines.native.kernels.tile import (
 from qdqbert.engines.native.memory import LINE
 from qdqbert.engines.native.records import LINEAR
 
+# They make signed codes of four unsigned ones: the same as subtracting 128.
+_SIGN_BITS = 0x80808080
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VectorTiles:
@@ -27,9 +30,13 @@ class VectorTiles:
 
     Attributes:
         prefetches: Whether tiles bring later weights into the second-level cache.
+        steps_together: Steps of four products whose codes are loaded as one vector. Instructions
+            that multiply by a lane of a vector need no copies of it. The depth has to be a multiple
+            of this and 4.
     """
 
     prefetches: bool = False
+    steps_together: int = 1
     start_at_zero = False
     spare_rows = 0
 
@@ -63,7 +70,7 @@ class VectorTiles:
 
         def tile(panel: Value, width: int, row: Value, height: int, following: Value) -> None:
             name = dot_name(height, width * PANEL // isa.lanes)
-            start = LINEAR.read(f, f.linear, "start") + (f.first + panel) * (4 * PANEL)
+            start = LINEAR.read(f, f.linear, "first_sums") + (f.first + panel) * (4 * PANEL)
             ahead = following + row // isa.rows[0] * part
             if reads_out and self.prefetches:
                 place = place_of(f, panel, row, element)
@@ -109,19 +116,34 @@ class VectorTiles:
             places = [_place(f, f.weights, f.panel, lanes * each) for each in range(vectors)]
             starts = [f.load(sums_type, f.start + 4 * lanes * each) for each in range(vectors)]
             totals = [[f.variable(each) for each in starts] for _ in range(rows)]
-            with f.loop(0, f.steps) as step:
-                weights = [
-                    f.load(vector(I8, 4 * lanes), place + step * 4 * PANEL) for place in places
-                ]
-                for row, sums in enumerate(totals):
-                    four = f.load(I32, f.codes + (f.code_stride * row + step * 4))
-                    for total, weight in zip(sums, weights, strict=True):
-                        total.set(_add_products(f, isa, total.get(), four, weight))
+            with f.loop(0, f.steps, self.steps_together) as step:
+                codes: list[list[Value]] = []
+                for each in range(self.steps_together):
+                    weights = [
+                        f.load(vector(I8, 4 * lanes), place + (step + each) * (4 * PANEL))
+                        for place in places
+                    ]
+                    for row, sums in enumerate(totals):
+                        if each == 0:
+                            place = f.codes + (f.code_stride * row + step * 4)
+                            codes.append(self._codes(f, isa, place))
+                        for total, weight in zip(sums, weights, strict=True):
+                            total.set(isa.dot.add(f, total.get(), codes[row][each], weight))
                 if self.prefetches:
                     prefetch(f, f.ahead + step * f.ahead_step)
             for row, sums in enumerate(totals):
                 for each, total in enumerate(sums):
                     f.store(total.get(), f.sums + (f.sum_stride * row + 4 * lanes * each))
+
+    def _codes(self, f: Function, isa: InstructionSet, place: Value) -> list[Value]:
+        """Write the load of a row's codes, and return those of each step in all lanes."""
+        loaded = f.load(vector(I32, self.steps_together), place)
+        if isa.dot.is_signed:
+            loaded = loaded ^ _SIGN_BITS
+        return [
+            loaded.shuffle([each] * isa.lanes).bits(vector(I8, 4 * isa.lanes))
+            for each in range(self.steps_together)
+        ]
 
 
 def dot_name(rows: int, vectors: int) -> str:
@@ -131,19 +153,3 @@ def dot_name(rows: int, vectors: int) -> str:
 
 def _place(f: Function, weights: Value, panel: Value, column: int) -> Value:
     return weights + (panel * (column // PANEL) + column % PANEL * 4)
-
-
-def _add_products(
-    f: Function, isa: InstructionSet, total: Value, four: Value, weights: Value
-) -> Value:
-    """Add the products of four codes with the four weights of a lane to each lane.
-
-    Args:
-        f: The function.
-        isa: The instruction set.
-        total: `<lanes x i32>`.
-        four: The codes, as one i32.
-        weights: `<4 lanes x i8>`.
-    """
-    codes = f.splat(four, isa.lanes).bits(vector(I8, 4 * isa.lanes))
-    return isa.dot.add(f, total, codes, weights)
