@@ -53,6 +53,7 @@ POOLINGS: Mapping[str, Callable[[Array], Array]] = {
     "mean": lambda x: x.mean(axis=0),
     "max": lambda x: x.max(axis=0),
     "mean_sqrt_len_tokens": lambda x: x.sum(axis=0) / math.sqrt(len(x)),
+    "sum": lambda x: x.sum(axis=0),
 }
 
 
@@ -215,6 +216,8 @@ def run_steps(x: Array, steps: Sequence[Any]) -> Array:
             x = linear(x, step)
         elif isinstance(step, Norm):
             x = norm(x, step)
+        elif step == "log1p":
+            x = np.log1p(x)
         elif step == "normalize":
             x = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
         else:

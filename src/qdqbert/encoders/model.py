@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
-Pooling = Literal["none", "first", "mean", "max", "mean_sqrt_len_tokens"]
+Pooling = Literal["none", "first", "mean", "max", "mean_sqrt_len_tokens", "sum"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -302,8 +302,12 @@ class HeadOutput:
     column: int | None = None
 
 
-Step = Linear | Norm | Activation | Literal["normalize"]
-"""A step of a head. `"normalize"` divides each row by its Euclidean length, at least 1e-12."""
+Step = Linear | Norm | Activation | Literal["log1p", "normalize"]
+"""A step of a head.
+
+`"log1p"` is the logarithm of 1 + x. `"normalize"` divides each row by its Euclidean length, at
+least 1e-12.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -400,6 +400,12 @@ class _Writer:
     def _head(self, states: str, head: Head) -> list[ir.Value]:
         """Write a head, and return its outputs."""
         add = self._add
+        if head.pooling == "max":
+            # A copy of the first token, which changes no maximum, in the place of padding. Where
+            # tokens have a score for each word, a mask would need as much memory again.
+            kept = add("Cast", add("Unsqueeze", self._mask, _integers(2)), to=ir.DataType.BOOL)
+            first = add("Slice", states, _integers(0), _integers(1), _integers(1))
+            states = add("Where", kept, states, first)
         x = self._run_steps(states, head.steps[: head.token_steps])
         x = self._run_steps(self._pool(x, head), head.steps[head.token_steps :])
         axes: Sequence[str | None] = ["batch", "sequence"] if head.pooling == "none" else ["batch"]
@@ -425,6 +431,8 @@ class _Writer:
             elif step == "normalize":
                 length = self._add("ReduceL2", x, _integers(-1))
                 x = self._add("Div", x, self._add("Max", length, np.float32(1e-12)))
+            elif step == "log1p":
+                x = self._add("Log", self._add("Add", x, np.float32(1)))
             else:
                 x = self._activate(x, step)
         return x
@@ -435,12 +443,12 @@ class _Writer:
             return states
         if head.pooling == "first":
             return add("Gather", states, np.array(0), axis=1)
-        kept = add("Unsqueeze", self._mask, _integers(2))
         if head.pooling == "max":
-            text = add("Where", add("Cast", kept, to=ir.DataType.BOOL), states, _LOWEST)
-            return add("ReduceMax", text, _integers(1), keepdims=0)
-        weights = add("Cast", kept, to=ir.DataType.FLOAT)
+            return add("ReduceMax", states, _integers(1), keepdims=0)
+        weights = add("Cast", add("Unsqueeze", self._mask, _integers(2)), to=ir.DataType.FLOAT)
         total = add("ReduceSum", add("Mul", states, weights), _integers(1), keepdims=0)
+        if head.pooling == "sum":
+            return total
         count = add("ReduceSum", weights, _integers(1), keepdims=0)
         # As sentence-transformers does for texts without a token.
         count = add("Max", count, np.float32(1e-9))

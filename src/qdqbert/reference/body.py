@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from qdqbert.encoders.model import Activation, Linear, Norm, Pooling, Step
+from qdqbert.encoders.model import Activation, Head, Linear, Norm, Pooling, Step
 
 ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -64,9 +64,24 @@ def pool(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
         case "max":
             lowest = torch.finfo(states.dtype).min
             return states.masked_fill((mask == 0)[..., None], lowest).amax(dim=1)
-    count = mask.sum(dim=1, keepdim=True).to(states.dtype).clamp(min=1e-9)
     total = (states * mask[..., None]).sum(dim=1)
+    if pooling == "sum":
+        return total
+    count = mask.sum(dim=1, keepdim=True).to(states.dtype).clamp(min=1e-9)
     return total / (count if pooling == "mean" else count.sqrt())
+
+
+def run_head(states: Tensor, mask: Tensor, head: Head, tensor: TensorOf) -> Tensor:
+    """Return the result of a head on token states `(texts, seq, hidden)`.
+
+    Args:
+        states: Token states.
+        mask: `(texts, seq)`, 0 for [PAD].
+        head: The head.
+        tensor: Returns the tensor of an array.
+    """
+    x = run_steps(states, head.steps[: head.token_steps], tensor)
+    return run_steps(pool(x, mask, head.pooling), head.steps[head.token_steps :], tensor)
 
 
 def run_steps(x: Tensor, steps: Sequence[Step], tensor: TensorOf) -> Tensor:
@@ -84,6 +99,8 @@ def run_steps(x: Tensor, steps: Sequence[Step], tensor: TensorOf) -> Tensor:
             x = run_norm(x, step, tensor)
         elif step == "normalize":
             x = functional.normalize(x, dim=-1)
+        elif step == "log1p":
+            x = x.log1p()
         else:
             x = ACTIVATIONS[step](x)
     return x

@@ -23,7 +23,6 @@ from qdqbert.encoders.model import (
     Convolution,
     Embeddings,
     EncoderModel,
-    Head,
     Layer,
     Linear,
     Norm,
@@ -42,7 +41,7 @@ from qdqbert.encoders.sites import (
     tables_of,
 )
 from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.reference.body import ACTIVATIONS, pool, run_norm, run_steps, tensor_of
+from qdqbert.reference.body import ACTIVATIONS, run_head, run_norm, tensor_of
 from qdqbert.reference.modules import QuantEmbedding, QuantizedLinear
 from qdqbert.reference.sited_model import SitedModel
 from qdqbert.spec import LOCAL, RESIDUAL, SiteGroup, linear_sites
@@ -174,7 +173,7 @@ class SitedEncoder(nn.Module):
         x = self.norm(x, model.final_norm)
         outputs: dict[str, Tensor] = {}
         for head in model.heads:
-            made = self._head(x, mask, head)
+            made = run_head(x, mask, head, self.tensor)
             for output in head.outputs:
                 found = made if output.column is None else made[..., output.column]
                 if model.has_choices:
@@ -296,11 +295,6 @@ class SitedEncoder(nn.Module):
         )
         activated = ACTIVATIONS[convolution.activation](added.transpose(1, 2))
         return self.norm(x + activated, convolution.norm)
-
-    def _head(self, states: Tensor, mask: Tensor, head: Head) -> Tensor:
-        x = run_steps(states, head.steps[: head.token_steps], self.tensor)
-        pooled = pool(x, mask, head.pooling)
-        return run_steps(pooled, head.steps[head.token_steps :], self.tensor)
 
 
 class Masks:

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from encoder_reference import run_encoder
+from encoder_reference import run_encoder, run_head
 from native_models import (
     DISENTANGLED,
+    HIDDEN_STATES,
     LIMIT,
     MODERN,
     ROUNDED,
@@ -28,6 +29,7 @@ from native_models import (
     random_model,
 )
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
+from qdqbert.engines.native import heads
 from qdqbert.engines.native.instruction_sets import choose_set, usable_sets
 from qdqbert.engines.native.kernels.short_products import ShortProducts
 from qdqbert.engines.native.packed import pack_model
@@ -280,6 +282,56 @@ def test_heads_compute_what_numpy_does_in_any_company(tmp_path, pooling) -> None
         alone = runner.run({name: each[i : i + 1] for name, each in inputs.items()})
         for name in runner.output_names:
             assert alone[name].tobytes() == found[name][i : i + 1].tobytes()
+
+
+@pytest.mark.parametrize(("pooling", "token_steps"), [("max", 1), ("sum", 4), ("sum", 0)])
+def test_scores_of_tokens_are_pooled_as_numpy_does_in_any_company(
+    tmp_path, pooling, token_steps
+) -> None:
+    shape = LAYERS["relu"]
+    linear, *_ = head_steps(41, shape.hidden)
+    head = Head(
+        pooling=pooling,
+        steps=(linear, "relu", "log1p", "log1p"),
+        outputs=(HeadOutput(name="words"),),
+        token_steps=token_steps,
+    )
+    path = tmp_path / "model.safetensors"
+    save_with(path, shape, (HIDDEN_STATES, head))
+    runner = NativeRunner(path, threads=2)
+    # Blocks of 64 tokens begin inside of texts.
+    inputs = random_batch(LENGTHS)
+    found = runner.run(inputs)
+    for index, (length, states) in enumerate(
+        zip(LENGTHS, found["last_hidden_state"].astype(np.float64), strict=True)
+    ):
+        expected = run_head(states[:length], head)["words"]
+        np.testing.assert_allclose(found["words"][index], expected, rtol=1e-5, atol=1e-5)
+        alone = runner.run({name: each[index : index + 1] for name, each in inputs.items()})
+        assert alone["words"].tobytes() == found["words"][index].tobytes()
+
+
+def test_scores_of_words_are_never_kept_for_all_tokens(tmp_path, monkeypatch) -> None:
+    shape = LAYERS["relu"]
+    linear, *_ = head_steps(41, shape.hidden)
+    head = Head(
+        pooling="max",
+        steps=(linear, "relu", "log1p"),
+        outputs=(HeadOutput(name="words"),),
+        token_steps=1,
+    )
+    path = tmp_path / "model.safetensors"
+    save_with(path, shape, (head,))
+    runner = NativeRunner(path, threads=1)
+    rows, zeros = [], heads.zeros
+
+    def recorded(shape: tuple[int, ...], dtype: Any) -> Any:
+        rows.append(shape[0])
+        return zeros(shape, dtype)
+
+    monkeypatch.setattr(heads, "zeros", recorded)
+    runner.run(random_batch(LENGTHS))
+    assert rows == [64, 64, sum(LENGTHS) - 128]
 
 
 def test_choices_have_a_score_each(tmp_path) -> None:

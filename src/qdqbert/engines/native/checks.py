@@ -297,7 +297,7 @@ def _heads(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]:
             name = f"heads.{index}.{number}"
             kind = step.choice("kind", ("linear", "norm", "function"))
             if kind == "function":
-                step.choice("name", (*ACTIVATIONS, "normalize"))
+                step.choice("name", (*ACTIVATIONS, "log1p", "normalize"))
             elif kind == "norm":
                 yield from _norm(step, name, width)
             else:

@@ -13,6 +13,10 @@ from qdqbert.engines.native.program import Program
 
 Rows = NDArray[np.float32]
 
+# Rows that take steps together before they are pooled. The scores of a vocabulary for all tokens
+# would take gigabytes.
+_BLOCK = 64
+
 
 class Heads:
     """The heads of a model. The result of a row does not depend on the other rows."""
@@ -57,8 +61,13 @@ class Heads:
                 continue
             steps = [(f"heads.{index}.{n}", step) for n, step in enumerate(head["steps"])]
             count, width = head["token_steps"], self._program.settings["hidden"]
-            rows, width = self._run_steps(steps[:count], states, width)
-            rows = self._pooled(rows, starts, head["pooling"])
+            if head["pooling"] == "sum" or (head["pooling"] == "max" and count):
+                rows, width = self._pool_blocks(
+                    steps[:count], states, starts, width, head["pooling"]
+                )
+            else:
+                rows, width = self._run_steps(steps[:count], states, width)
+                rows = self._pooled(rows, starts, head["pooling"])
             rows, width = self._run_steps(steps[count:], rows, width)
             for output in outputs:
                 column = output["column"]
@@ -92,11 +101,43 @@ class Heads:
         if step["name"] == "normalize":
             length = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float32))
             return rows / np.maximum(length, np.float32(1e-12))[:, None], width
+        if step["name"] == "log1p":
+            # Most weights of a vocabulary are 0.
+            return np.log1p(rows, out=np.zeros_like(rows), where=rows != 0), width
         rows = rows.copy()
         functions[f"apply_{step['name']}"](rows.ctypes.data, rows.size)
         # Functions of zero may differ from zero, and padding has to stay zero.
         rows[:, width:] = 0
         return rows, width
+
+    def _pool_blocks(
+        self,
+        steps: Sequence[tuple[str, dict[str, Any]]],
+        states: Rows,
+        starts: NDArray[np.int64],
+        width: int,
+        pooling: str,
+    ) -> tuple[Rows, int]:
+        """Return the maximum or the sum of what steps give for the rows of each text.
+
+        A block of rows takes the steps at a time.
+        """
+        pooled, wide = np.empty((0, 0), np.float32), width
+        for first in range(0, len(states), _BLOCK):
+            rows, wide = self._run_steps(steps, states[first : first + _BLOCK], width)
+            if not first:
+                start = -np.inf if pooling == "max" else 0.0
+                pooled = np.full((len(starts) - 1, rows.shape[1]), start, np.float32)
+            bounds = np.clip(starts - first, 0, len(rows))
+            for text in np.flatnonzero(np.diff(bounds)):
+                part, total = rows[bounds[text] : bounds[text + 1]], pooled[text]
+                if pooling == "max":
+                    np.maximum(total, part.max(axis=0), out=total)
+                    continue
+                # In order, so that a sum does not depend on where a block begins.
+                for row in part:
+                    total += row
+        return pooled, wide
 
     def _pooled(self, states: Rows, starts: NDArray[np.int64], pooling: str) -> Rows:
         """Return a row for each text, or all rows."""
