@@ -119,10 +119,6 @@ def put_inner_states_out(model: ir.Model) -> None:
     model.graph.outputs.append(norms[2].outputs[0])
 
 
-def add_node_without_reader(model: ir.Model) -> None:
-    model.graph.append(ir.node("Neg", [model.graph.outputs[0]], name="inserted"))
-
-
 def rename_input(model: ir.Model) -> None:
     model.graph.inputs[1].name = "position_ids"
 
@@ -145,7 +141,6 @@ CHANGES = {
         "has a mask that is neither of padding nor causal nor a window",
     ),
     "output-of-an-inner-layer": (put_inner_states_out, "and is not the last layer"),
-    "node-without-reader": (add_node_without_reader, "is not part of the encoder or of a head"),
     "other-input": (rename_input, "`position_ids` is not an input"),
 }
 

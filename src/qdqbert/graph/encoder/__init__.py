@@ -1,7 +1,7 @@
 """Read a float graph as an encoder.
 
-The graph is followed from its outputs back to its inputs: heads, layers, embeddings. Every node has
-to be part of one of them, or come after the last hidden states.
+The graph is followed from its outputs back to its inputs: heads, layers, embeddings. What is
+computed on the way has to be part of one of them, or come after the last hidden states.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from qdqbert.encoders.model import EncoderModel, Head, Linear, Table
 from qdqbert.graph.encoder.embeddings import read_embeddings
 from qdqbert.graph.encoder.heads import read_heads
-from qdqbert.graph.encoder.layers import read_layers, with_positions
+from qdqbert.graph.encoder.layers import read_adds, read_layers
 from qdqbert.graph.encoder.tail import read_tail
 from qdqbert.graph.encoder.view import GraphView
 
@@ -47,10 +47,9 @@ def read_encoder(model: ir.Model, outputs: Collection[str], *, longest: int) -> 
     """
     view = GraphView(model)
     heads = read_heads(view)
-    layers, start, final_norm = read_layers(view, heads.states)
+    adds, start, final_norm = read_adds(view, heads.states)
     embeddings, rows = read_embeddings(view, start)
     limit = view.tokens or rows or longest
-    complete = with_positions(view, layers, limit)
     known = [each for each in model.graph.outputs if each not in heads.unknown]
     tail = read_tail(view, heads.states, heads.unknown, known)
     dropped = {
@@ -60,11 +59,9 @@ def read_encoder(model: ir.Model, outputs: Collection[str], *, longest: int) -> 
     }
     for name in dropped.keys() & set(outputs):
         raise dropped[name]
-    if not dropped:
-        view.check_all_read()
     encoder = EncoderModel(
         embeddings=embeddings,
-        layers=complete,
+        layers=read_layers(view, adds, limit),
         final_norm=final_norm,
         heads=tuple(_with_table(head, embeddings.words) for head in heads.heads),
         limit=limit,

@@ -8,118 +8,103 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from qdqbert.encoders.model import Attention, Linear
+from qdqbert.encoders.model import Attention, Linear, Rotary
 from qdqbert.graph.edit import producer_of
-from qdqbert.graph.encoder.linear_layers import LinearNodes
 from qdqbert.graph.encoder.refusal import refuse
-from qdqbert.graph.encoder.scores import ScoreNodes, read_scores
+from qdqbert.graph.encoder.rotation import read_rotary
+from qdqbert.graph.encoder.scores import read_scores
 from qdqbert.graph.encoder.view import GraphView, numbered
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HeadNodes:
+class _Projection:
     """Query, key or value.
 
     Attributes:
         linear: The linear layer, its outputs in the order of the heads.
+        end: Its output in the graph.
         source: The states that it reads.
-        heads: Number of heads.
-        width: Size of a head.
+        size: Number of heads, and channels of each.
         factor: Factor of its output.
-        value: Input of a matmul: `(batch, heads, tokens, width)`, or with the last two axes
-            swapped.
-        tokens_axis: Which axis of it runs over tokens.
-        end: The output of the linear layer.
-        columns: The outputs of the linear layer in the order of the heads.
-        is_rotated: Whether it depends on the positions of tokens, except for the first one.
+        rotary: Rotation of its output.
     """
 
     linear: Linear
-    source: ir.Value
-    heads: int
-    width: int
-    factor: float
-    value: ir.Value
-    tokens_axis: int
     end: ir.Value
-    columns: NDArray[np.int64]
-    is_rotated: bool
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionNodes:
-    """An attention that was read.
-
-    Attributes:
-        attention: Its parts, without positions of tokens.
-        source: The states that it reads.
-        scores: The input of its Softmax, which may depend on distances.
-        query, key: The queries and keys, which may be rotated.
-    """
-
-    attention: Attention
     source: ir.Value
-    scores: ScoreNodes
-    query: HeadNodes
-    key: HeadNodes
+    size: tuple[int, int]
+    factor: float
+    rotary: Rotary | None
 
 
-def read_attention(view: GraphView, output: LinearNodes) -> AttentionNodes:
+def read_attention(
+    view: GraphView, local: ir.Value, *, limit: int, path: str
+) -> tuple[Attention, ir.Value]:
     """Read an attention.
 
     Args:
         view: The graph.
-        output: The linear layer that reads the heads' contexts.
+        local: Output of the linear layer that reads the heads' contexts.
+        limit: Longest text in tokens.
+        path: Path of its module.
+
+    Returns:
+        The attention, and the states that it reads.
 
     Raises:
         GraphError: It has another form.
     """
-    merged = view.source(output.source, "the context")
+    output, contexts = view.linear(local, f"{path}.output.dense")
+    merged = view.source(contexts, "the context")
     context = producer_of(merged, "MatMul")
     if context is None or merged in view.linear_layers:
         raise refuse(merged.producer(), "is where the matmul of probabilities and values should be")
-    value = _read_projection(view, context, 1, tokens_axis=2)
-    if value.factor != 1 or value.is_rotated:
+    value = _read_projection(view, context, 1, tokens_axis=2, limit=limit)
+    if value.factor != 1 or value.rotary is not None:
         raise refuse(context, "reads values that are multiplied by a factor")
-    softmax = _probabilities(view, context)
-    scores = read_scores(view, softmax)
-    query = _read_projection(view, scores.matmul, 0, tokens_axis=2)
-    key = _read_projection(view, scores.matmul, 1, tokens_axis=3)
+    scores = read_scores(view, _probabilities(view, context), limit=limit)
+    query, key = (
+        _read_projection(view, scores.matmul, index, tokens_axis=2 + index, limit=limit)
+        for index in (0, 1)
+    )
     for part in (key, value):
-        if (part.heads, part.width) != (query.heads, query.width):
+        if part.size != query.size:
             raise refuse(scores.matmul, "has heads of different sizes, or shares keys or values")
         if part.source is not query.source:
             raise refuse(
                 part.source.producer(), "is read by keys or values, but not by their queries"
             )
-    texts, tokens = view.probe.ids.shape
-    x = numbered((texts, query.heads, tokens, query.width))
+    if query.rotary is not key.rotary:
+        raise refuse(scores.matmul, "reads keys that are rotated by other angles than queries")
+    (heads, width), (texts, tokens) = query.size, view.probe.ids.shape
+    x = numbered((texts, heads, tokens, width))
     expected = x.transpose(0, 2, 1, 3).ravel()
-    if not np.array_equal(view.evaluate(output.source, {merged: x}).ravel(), expected):
-        raise refuse(output.source.producer(), "does not put the contexts of the heads together")
-    view.mark_read(context, softmax, scores.matmul)
-    projections = {"query": query, "key": key, "value": value}
+    if not np.array_equal(view.evaluate(contexts, {merged: x}).ravel(), expected):
+        raise refuse(contexts.producer(), "does not put the contexts of the heads together")
     is_one = query.end is key.end is value.end
-    linears = [
+    query_layer, key_layer, value_layer = (
         dataclasses.replace(
             each.linear,
-            module=f"attention.self.{'qkv' if is_one else name}",
-            first=place * query.heads * query.width if is_one else 0,
+            module=f"{path}.self.{'qkv' if is_one else name}",
+            first=place * heads * width if is_one else 0,
         )
-        for place, (name, each) in enumerate(projections.items())
-    ]
+        for place, (name, each) in enumerate((("query", query), ("key", key), ("value", value)))
+    )
     attention = Attention(
-        query=linears[0],
-        key=linears[1],
-        value=linears[2],
-        output=dataclasses.replace(output.linear, module="attention.output.dense"),
-        heads=query.heads,
+        query=query_layer,
+        key=key_layer,
+        value=value_layer,
+        output=output,
+        heads=heads,
         scale=scores.factor * query.factor * key.factor,
         causal=scores.is_causal,
+        window=scores.window,
+        rotary=query.rotary,
+        position_bias=None
+        if scores.bias is None
+        else np.repeat(scores.bias, heads // len(scores.bias), 0),
     )
-    return AttentionNodes(
-        attention=attention, source=query.source, scores=scores.nodes, query=query, key=key
-    )
+    return attention, query.source
 
 
 def _probabilities(view: GraphView, context: ir.Node) -> ir.Node:
@@ -138,8 +123,8 @@ def _probabilities(view: GraphView, context: ir.Node) -> ir.Node:
 
 
 def _read_projection(
-    view: GraphView, matmul: ir.Node, index: int, *, tokens_axis: int
-) -> HeadNodes:
+    view: GraphView, matmul: ir.Node, index: int, *, tokens_axis: int, limit: int
+) -> _Projection:
     """Read an input of one of the two matmuls.
 
     Args:
@@ -147,13 +132,14 @@ def _read_projection(
         matmul: The matmul.
         index: Index of the input.
         tokens_axis: Which axis of the input runs over tokens: 2, or 3 if it is transposed.
+        limit: Longest text in tokens.
     """
     value = matmul.inputs[index]
     assert value is not None
     end = view.source(value, f"input {index} of {matmul.name!r}")
     if end not in view.linear_layers:
         raise refuse(end.producer(), "is where a linear layer of query, key or value should be")
-    found = view.linear(end)
+    linear, source = view.linear(end)
     texts, tokens = view.probe.ids.shape
     shape = view.shape(end)
     ones, numbers = (
@@ -172,27 +158,41 @@ def _read_projection(
     if (ones != factor).any() or not factor > 0:
         raise refuse(value.producer(), "computes heads that are not outputs of a linear layer")
     places = np.rint(numbers.astype(np.float64) / factor).astype(np.int64)
-    rows, columns = np.divmod(places, len(found.linear.weight))
+    rows, columns = np.divmod(places, len(linear.weight))
     expected = np.arange(texts * tokens).reshape(texts, 1, tokens, 1)[:, :, :kept]
     if (rows != expected).any() or (columns != columns[:1, :, :1]).any():
         raise refuse(value.producer(), "does not split the outputs of a linear layer into heads")
-    ordered = columns[0, :, 0].ravel()
-    return HeadNodes(
-        linear=take_outputs(found.linear, ordered),
-        source=view.state(found.source, "the states that an attention reads"),
-        heads=places.shape[1],
-        width=places.shape[3],
-        factor=factor,
-        value=value,
-        tokens_axis=tokens_axis,
+    rotary = None
+    if is_rotated:
+        rotary = read_rotary(
+            view,
+            value,
+            end,
+            columns=columns[0, :, 0],
+            factor=factor,
+            tokens_axis=tokens_axis,
+            limit=limit,
+        )
+    return _Projection(
+        linear=take_outputs(linear, columns[0, :, 0].ravel()),
         end=end,
-        columns=ordered,
-        is_rotated=is_rotated,
+        source=view.state(source, "the states that an attention reads"),
+        size=(places.shape[1], places.shape[3]),
+        factor=factor,
+        rotary=rotary,
     )
 
 
-def take_outputs(linear: Linear, columns: NDArray[np.int64]) -> Linear:
-    """Return a linear layer with only some of the outputs, in this order."""
+def take_outputs(linear: Linear, columns: NDArray[np.int64], *, first: int = 0) -> Linear:
+    """Return a linear layer with only some of the outputs, in this order.
+
+    Args:
+        linear: The layer.
+        columns: Which outputs.
+        first: Index of the first of them in its module.
+    """
     if np.array_equal(columns, np.arange(len(linear.weight))):
         return linear
-    return dataclasses.replace(linear, weight=linear.weight[columns], bias=linear.bias[columns])
+    return dataclasses.replace(
+        linear, weight=linear.weight[columns], bias=linear.bias[columns], first=first
+    )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Mapping
-from typing import Literal, TypeVar
+from collections.abc import Hashable, Mapping
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import from_numpy, special
+from torch import Tensor
+from torch.nn import functional
 
 from qdqbert.encoders.model import Activation, Pooling
 from qdqbert.graph.encoder.probe import Array
+from qdqbert.reference.body import ACTIVATIONS, pool, tensor_of
 
-Doubles = NDArray[np.float64]
 RowFunction = Activation | Literal["normalize"]
 
 Key = TypeVar("Key", bound=Hashable)
@@ -26,48 +26,18 @@ _TOLERANCE_OF_UNITS = 2e-5
 _POINTS = np.linspace(-12, 12, 193)
 
 
-def erf(x: Array) -> Array:
-    """Return the error function of an array."""
-    result: Array = special.erf(from_numpy(np.ascontiguousarray(x))).numpy()
-    return result
-
-
-def _gelu(x: Doubles) -> Doubles:
-    result: Doubles = x * 0.5 * (1 + erf(x / math.sqrt(2)))
-    return result
-
-
-def _gelu_tanh(x: Doubles) -> Doubles:
-    result: Doubles = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return result
-
-
-ACTIVATIONS: Mapping[Activation, Callable[[Doubles], Doubles]] = {
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-    "relu": lambda x: np.maximum(x, 0),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "tanh": np.tanh,
-}
-
-
-def _normalize(x: Doubles) -> Doubles:
-    result: Doubles = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
-    return result
-
-
-_POOLINGS: Mapping[Pooling, Callable[[Doubles], Doubles]] = {
-    "first": lambda x: x[0],
-    "mean": lambda x: x.mean(axis=0),
-    "max": lambda x: x.max(axis=0),
-    "mean_sqrt_len_tokens": lambda x: x.sum(axis=0) / math.sqrt(len(x)),
-}
-
-
 def sample(shape: tuple[int, ...]) -> Array:
     """Return float32 values of a shape, on which the candidate functions give different results."""
     points = np.random.default_rng(0).permutation(_POINTS)
     return np.resize(points, shape).astype(np.float32)
+
+
+def match_activation(made: Array, x: Array, factor: Array) -> Activation | None:
+    """Return the activation function whose values for `x`, times a factor, an array has."""
+    rows, factors = _doubles(x), _doubles(factor)
+    candidates = {name: function(rows) * factors for name, function in ACTIVATIONS.items()}
+    # The factors are as large as 12.
+    return _closest(made.reshape(x.shape), candidates, tolerance=4e-3)
 
 
 def match_rows(x: Array, y: Array) -> tuple[RowFunction, ...] | None:
@@ -83,14 +53,17 @@ def match_rows(x: Array, y: Array) -> tuple[RowFunction, ...] | None:
     """
     if x.size != y.size:
         return None
-    rows, made = x.astype(np.float64), y.reshape(x.shape)
-    candidates: dict[tuple[RowFunction, ...], Doubles] = {(): rows}
+    rows, made = _doubles(x), y.reshape(x.shape)
+    candidates: dict[tuple[RowFunction, ...], Tensor] = {(): rows}
     candidates |= {(name,): function(rows) for name, function in ACTIVATIONS.items()}
-    names = closest(made, candidates)
+    names = _closest(made, candidates, tolerance=_TOLERANCE)
     if names is not None:
         return names
-    units = {(*names, "normalize"): _normalize(each) for names, each in candidates.items()}
-    return closest(made, units, tolerance=_TOLERANCE_OF_UNITS)
+    units = {
+        (*names, "normalize"): functional.normalize(each, dim=-1)
+        for names, each in candidates.items()
+    }
+    return _closest(made, units, tolerance=_TOLERANCE_OF_UNITS)
 
 
 def match_pooling(
@@ -103,18 +76,15 @@ def match_pooling(
         y: Results of a part of a graph for them.
         is_text: Which tokens are not padding, `(texts, tokens)`.
     """
-    tokens = (is_text.size, -1)
-    if x.size == y.size:
-        # States of padding have no meaning, and XLM multiplies by the mask.
-        rows = match_rows(*(each.reshape(tokens)[is_text.ravel()] for each in (x, y)))
-        if rows is not None:
-            return "none", rows
-    states = x.reshape(*is_text.shape, -1).astype(np.float64)
-    for name, pool in _POOLINGS.items():
-        pooled = np.stack([pool(text[keep]) for text, keep in zip(states, is_text, strict=True)])
-        rows = match_rows(pooled, y)
-        if rows is not None:
-            return name, rows
+    states = _doubles(x.reshape(*is_text.shape, -1))
+    for pooling in get_args(Pooling):
+        rows, made = pool(states, tensor_of(is_text), pooling).numpy(), y
+        if pooling == "none" and x.size == y.size:
+            # States of padding have no meaning, and XLM multiplies by the mask.
+            rows, made = rows[is_text], y.reshape(states.shape)[is_text]
+        names = match_rows(rows, made)
+        if names is not None:
+            return pooling, names
     return None
 
 
@@ -128,16 +98,18 @@ def match_column(x: Array, y: Array) -> int | None:
     return None
 
 
-def closest(
-    made: Array, candidates: Mapping[Key, Doubles], *, tolerance: float = _TOLERANCE
-) -> Key | None:
+def _doubles(array: Array) -> Tensor:
+    return tensor_of(array.astype(np.float64))
+
+
+def _closest(made: Array, candidates: Mapping[Key, Tensor], *, tolerance: float) -> Key | None:
     """Return the key of the candidate that an array is; `None` if it is another one.
 
     Args:
         made: The array.
-        candidates: Arrays of its shape.
+        candidates: Tensors of its shape.
         tolerance: Largest difference, besides the rounding of float32.
     """
-    found = min(candidates, key=lambda key: float(np.abs(made - candidates[key]).max(initial=0)))
-    is_close = np.allclose(made, candidates[found], rtol=1e-5, atol=tolerance)
-    return found if is_close else None
+    arrays = {key: each.numpy() for key, each in candidates.items()}
+    found = min(arrays, key=lambda key: float(np.abs(made - arrays[key]).max(initial=0)))
+    return found if np.allclose(made, arrays[found], rtol=1e-5, atol=tolerance) else None

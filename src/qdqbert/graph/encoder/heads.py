@@ -7,40 +7,12 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm, Pooling
+from qdqbert.encoders.model import Head, HeadOutput, Pooling, Step
 from qdqbert.errors import GraphError
-from qdqbert.graph.encoder.functions import (
-    RowFunction,
-    match_column,
-    match_pooling,
-    match_rows,
-    sample,
-)
+from qdqbert.graph.encoder.functions import match_column, match_pooling, match_rows, sample
 from qdqbert.graph.encoder.layers import ends_layer
-from qdqbert.graph.encoder.norms import read_norm
 from qdqbert.graph.encoder.refusal import refuse
 from qdqbert.graph.encoder.view import GraphView
-
-Step = Linear | Norm | RowFunction
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _OutputNodes:
-    """The nodes between the last hidden states and an output.
-
-    Attributes:
-        states: The last hidden states.
-        pooling: Which rows of them are read.
-        steps: Operations on each row, in order.
-        parts: The outputs of the linear layers and LayerNorms among the steps.
-        output: The output.
-    """
-
-    states: ir.Value
-    pooling: Pooling
-    steps: tuple[Step, ...]
-    parts: tuple[ir.Value, ...]
-    output: HeadOutput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,39 +36,39 @@ def read_heads(view: GraphView) -> ReadHeads:
     Raises:
         GraphError: The graph has no encoder layer.
     """
-    states = _last_states(view)
+    values = [value for node in view.graph for value in node.outputs]
+    states = next((each for each in reversed(values) if ends_layer(view, each)), None)
+    if states is None:
+        raise refuse(None, "has no residual add after an attention")
     heads: dict[tuple[object, ...], Head] = {}
     unknown: dict[ir.Value, GraphError] = {}
     for value in view.graph.outputs:
         try:
-            found = _read_output(view, value)
+            key, head = _read_output(view, value, states)
         except GraphError as error:
             unknown[value] = error
-            continue
-        if found.states is not states:
-            unknown[value] = refuse(
-                found.states.producer(), f"gives output `{value.name}`, and is not the last layer"
-            )
-            continue
-        kinds = tuple(step if isinstance(step, str) else "part" for step in found.steps)
-        key = (found.pooling, found.parts, kinds)
-        outputs = (*heads[key].outputs, found.output) if key in heads else (found.output,)
-        heads[key] = Head(pooling=found.pooling, steps=found.steps, outputs=outputs)
+        else:
+            known = heads[key].outputs if key in heads else ()
+            heads[key] = dataclasses.replace(head, outputs=(*known, *head.outputs))
     return ReadHeads(heads=tuple(heads.values()), states=states, unknown=unknown)
 
 
-def _last_states(view: GraphView) -> ir.Value:
-    """Return the output of the last encoder layer, or of a LayerNorm after it."""
-    values = [value for node in view.graph for value in node.outputs]
-    last = next((each for each in reversed(values) if ends_layer(view, each)), None)
-    if last is None:
-        raise refuse(None, "has no residual add after an attention")
-    return last
+def _read_output(
+    view: GraphView, output: ir.Value, states: ir.Value
+) -> tuple[tuple[object, ...], Head]:
+    """Read the head of an output.
 
+    Args:
+        view: The graph.
+        output: The output.
+        states: The last hidden states.
 
-def _read_output(view: GraphView, output: ir.Value) -> _OutputNodes:
+    Returns:
+        What outputs of the same head have in common, and a head with this output alone.
+    """
     steps: list[Step] = []
-    parts: list[ir.Value] = []
+    # The steps, with values of the graph instead of linear layers and LayerNorms.
+    names: list[object] = []
     column: int | None = None
     shape: tuple[int, ...] = ()
     value = output
@@ -115,18 +87,19 @@ def _read_output(view: GraphView, output: ir.Value) -> _OutputNodes:
             raise _unknown(value, output)
         step, value = _read_part(view, end)
         steps += [*reversed(rows), step]
-        parts.append(end)
+        names += [*reversed(rows), end]
     pooled = match_pooling(x, y, view.probe.is_text)
     if pooled is None:
         raise _unknown(value, output)
     _check_shape(view, output, shape if column is not None else shape[:-1], pooled[0])
-    return _OutputNodes(
-        states=end,
+    if end is not states:
+        raise refuse(end.producer(), f"gives output `{output.name}`, and is not the last layer")
+    head = Head(
         pooling=pooled[0],
         steps=(*pooled[1], *reversed(steps)),
-        parts=tuple(parts),
-        output=HeadOutput(name=str(output.name), column=column),
+        outputs=(HeadOutput(name=str(output.name), column=column),),
     )
+    return (*pooled, *names), head
 
 
 def _check_shape(
@@ -134,20 +107,18 @@ def _check_shape(
 ) -> None:
     """Check that an output has one row for each text, or for each token."""
     tokens = view.probe.ids.shape[1:] if pooling == "none" else ()
-    texts = next(iter(view.probe.inputs.values())).shape[:-1]
-    if rows != (*texts, *tokens):
+    if rows != (*view.probe.batch, *tokens):
         raise refuse(output.producer(), f"gives output `{output.name}` another shape")
 
 
 def _read_part(view: GraphView, end: ir.Value) -> tuple[Step, ir.Value]:
     """Return the linear layer or LayerNorm with a value as its output, and its input."""
     if end in view.linear_layers:
-        linear = view.linear(end)
-        return linear.linear, linear.source
+        return view.linear(end)
     node = end.producer()
     if node is None or node.op_type != "LayerNormalization":
         raise refuse(node, "is not a part of a head that the engine has")
-    return read_norm(view, node)
+    return view.norm(node)
 
 
 def _unknown(value: ir.Value, output: ir.Value) -> GraphError:

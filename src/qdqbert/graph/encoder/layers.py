@@ -3,52 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from qdqbert.encoders.model import (
-    Activation,
-    Layer,
-    Linear,
-    Norm,
-    Residual,
-    Rotary,
-)
+from qdqbert.encoders.model import Activation, Layer, Linear, Norm, Residual
 from qdqbert.graph.edit import producer_of
-from qdqbert.graph.encoder.attention import AttentionNodes, read_attention, take_outputs
-from qdqbert.graph.encoder.functions import ACTIVATIONS, closest, match_rows, sample
-from qdqbert.graph.encoder.linear_layers import LinearNodes
-from qdqbert.graph.encoder.norms import read_norm
-from qdqbert.graph.encoder.probe import Array
+from qdqbert.graph.encoder.attention import read_attention, take_outputs
+from qdqbert.graph.encoder.functions import match_activation, match_rows, sample
 from qdqbert.graph.encoder.refusal import refuse
-from qdqbert.graph.encoder.residuals import sum_of
-from qdqbert.graph.encoder.rotation import read_rotary
-from qdqbert.graph.encoder.scores import read_distances
-from qdqbert.graph.encoder.view import GraphView
-
-# The name of a feed-forward part's first linear layer in BERT.
-_UP = "intermediate.dense"
+from qdqbert.graph.encoder.view import GraphView, terms_of
+from qdqbert.reference.body import ACTIVATIONS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerNodes:
-    """A layer that was read.
-
-    Attributes:
-        layer: Its parts, without positions of tokens.
-        source: The states that it reads.
-        attention: The nodes of its attention.
-    """
-
-    layer: Layer
-    source: ir.Value
-    attention: AttentionNodes
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _ResidualNodes:
+class ResidualAdd:
     """A residual add and its LayerNorm, if it has one.
 
     Attributes:
@@ -62,140 +33,126 @@ class _ResidualNodes:
     states: ir.Value
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _FeedForward:
-    """The feed-forward part of a layer; see `Layer`.
-
-    Attributes:
-        source: Input of `up`.
-    """
-
-    up: Linear
-    gate: Linear | None
-    activation: Activation
-    down: Linear
-    source: ir.Value
-
-
 def ends_layer(view: GraphView, value: ir.Value) -> bool:
     """Return whether a value is the output of a residual add, or of a LayerNorm after one."""
     if value in view.residual_sums:
         return True
     norm = producer_of(value, "LayerNormalization")
     terms = _terms_before(norm)
-    if norm is None or terms is None or norm.inputs[0] in view.linear_layers:
+    if norm is None or not terms or norm.inputs[0] in view.linear_layers:
         return False
     # The sum of the embeddings is computed from tables only, and may be one of the terms.
-    return not view.fixed.intersection(terms) and any(
-        view.sources(term, mark=False) for term in terms
-    )
+    return not view.fixed.intersection(terms) and any(map(view.sources, terms))
 
 
-def read_layers(
-    view: GraphView, states: ir.Value
-) -> tuple[list[LayerNodes], ir.Value, Norm | None]:
-    """Read all layers.
+def read_adds(view: GraphView, states: ir.Value) -> tuple[list[ResidualAdd], ir.Value, Norm | None]:
+    """Read the residual adds of all layers.
 
     Args:
         view: The graph.
         states: The last hidden states.
 
     Returns:
-        The layers in order, the states that the first one reads, and the LayerNorm after the last
-        one if layers normalize first.
+        The adds, the last one first, the states that the first layer reads, and the LayerNorm after
+        the last layer if layers normalize first.
+
+    Raises:
+        GraphError: An add has another form.
+    """
+    adds: list[ResidualAdd] = []
+    final_norm = None
+    norm = producer_of(states, "LayerNormalization")
+    before = [view.sources(term) for term in _terms_before(norm)]
+    if norm is not None and any(
+        len(each) == 1 and each[0] in view.residual_sums for each in before
+    ):
+        # The feed-forward part in front of it has a LayerNorm of its own.
+        final_norm, states = view.norm(norm)
+    while (final_norm is not None and not adds) or ends_layer(view, states):
+        adds.append(_read_add(view, states))
+        states = adds[-1].states
+    return adds, states, final_norm
+
+
+def read_layers(view: GraphView, adds: Sequence[ResidualAdd], limit: int) -> tuple[Layer, ...]:
+    """Read all layers.
+
+    Args:
+        view: The graph.
+        adds: Their residual adds, the last one first.
+        limit: Longest text in tokens.
 
     Raises:
         GraphError: A layer has another form.
     """
-    layers: list[LayerNodes] = []
-    final_norm = None
-    norm = producer_of(states, "LayerNormalization")
-    terms = _terms_before(norm) or ()
-    if norm is not None and any(_state_of(view, term) in view.residual_sums for term in terms):
-        # The feed-forward part in front of it has a LayerNorm of its own.
-        final_norm, states = read_norm(view, norm)
-    ends = final_norm is not None or ends_layer(view, states)
-    while ends:
-        layers.append(_read_layer(view, states))
-        states = layers[-1].source
-        ends = ends_layer(view, states)
-    return layers[::-1], states, final_norm
+    pairs = list(itertools.zip_longest(adds[::2], adds[1::2]))
+    layers = [
+        _read_layer(view, first, second, limit, f"encoder.layer.{len(pairs) - 1 - index}")
+        for index, (second, first) in enumerate(pairs)
+    ]
+    return tuple(layers[::-1])
 
 
-def with_positions(view: GraphView, layers: Sequence[LayerNodes], limit: int) -> tuple[Layer, ...]:
-    """Return layers with their rotations and position biases, and with names.
+def _terms_before(norm: ir.Node | None) -> tuple[ir.Value, ...]:
+    """Return the two terms of the sum that a LayerNorm reads; nothing if it reads no such sum."""
+    source = None if norm is None else norm.inputs[0]
+    terms = () if source is None else terms_of(source)
+    return terms if len(terms) == 2 else ()
+
+
+def _read_add(view: GraphView, states: ir.Value) -> ResidualAdd:
+    """Read a residual add, and the LayerNorm after it if there is one."""
+    norm, total = None, states
+    if (node := producer_of(states, "LayerNormalization")) is not None:
+        norm, total = view.norm(node)
+    terms = [view.state(term, "an input of a residual add") for term in terms_of(total)]
+    candidates = [
+        (local, other)
+        for local, other in itertools.permutations(terms, 2)
+        if local in view.linear_layers and view.depends_on(local, other)
+    ]
+    if len(candidates) != 1:
+        raise refuse(
+            total.producer(), "does not add the output of a linear layer to earlier states"
+        )
+    ((local, residual),) = candidates
+    return ResidualAdd(residual=Residual(norm=norm), local=local, states=residual)
+
+
+def _read_layer(
+    view: GraphView, first: ResidualAdd | None, second: ResidualAdd, limit: int, path: str
+) -> Layer:
+    """Read a layer.
 
     Args:
         view: The graph.
-        layers: The layers.
+        first: The residual add after its attention; `None` if there is none.
+        second: The one after its feed-forward part.
         limit: Longest text in tokens.
+        path: Path of its module.
     """
-    rotations: dict[frozenset[ir.Value], Rotary] = {}
-    return tuple(
-        _named(_with_positions(view, each, limit, rotations), f"encoder.layer.{index}")
-        for index, each in enumerate(layers)
-    )
-
-
-def _with_positions(
-    view: GraphView,
-    nodes: LayerNodes,
-    limit: int,
-    rotations: dict[frozenset[ir.Value], Rotary],
-) -> Layer:
-    attention, found = nodes.layer.attention, nodes.attention
-    distances = read_distances(
-        view, found.scores, limit=limit, heads=attention.heads, is_causal=attention.causal
-    )
-    changed = dataclasses.replace(
-        attention,
-        position_bias=distances.bias,
-        window=distances.window,
-        rotary=read_rotary(view, found.query, found.key, limit=limit, known=rotations),
-    )
-    return dataclasses.replace(nodes.layer, attention=changed)
-
-
-def _terms_before(norm: ir.Node | None) -> tuple[ir.Value, ...] | None:
-    """Return the two terms of the sum that a LayerNorm reads; `None` if it reads no such sum."""
-    source = None if norm is None else norm.inputs[0]
-    terms = None if source is None else sum_of(source)
-    return terms if terms is not None and len(terms) == 2 else None
-
-
-def _state_of(view: GraphView, term: ir.Value) -> ir.Value:
-    """Return the part in front of a term of a residual add, or the term itself."""
-    sources = view.sources(term, mark=False)
-    return sources[0] if len(sources) == 1 else term
-
-
-def _read_layer(view: GraphView, states: ir.Value) -> LayerNodes:
-    second = _read_residual(view, states)
-    wide = _read_feed_forward(view, second.local)
-    up_norm = _read_norm_between(view, wide.source, second.states, "a feed-forward part")
-    if not ends_layer(view, second.states):
+    down, inner = view.linear(second.local, f"{path}.output.dense")
+    activation, up, gate, wide = _read_wide(view, inner, f"{path}.intermediate")
+    up_norm = _norm_between(view, wide, second.states, "a feed-forward part")
+    if first is None:
         raise refuse(
             second.states.producer(), "is where the residual add after an attention should be"
         )
-    first = _read_residual(view, second.states)
-    found = read_attention(view, view.linear(first.local))
-    layer = Layer(
-        attention_norm=_read_norm_between(view, found.source, first.states, "an attention"),
-        attention=found.attention,
+    attention, source = read_attention(view, first.local, limit=limit, path=f"{path}.attention")
+    return Layer(
+        attention_norm=_norm_between(view, source, first.states, "an attention"),
+        attention=attention,
         attention_residual=first.residual,
         up_norm=up_norm,
-        up=wide.up,
-        gate=wide.gate,
-        activation=wide.activation,
-        down=wide.down,
+        up=up,
+        gate=gate,
+        activation=activation,
+        down=down,
         residual=second.residual,
     )
-    return LayerNodes(layer=layer, source=first.states, attention=found)
 
 
-def _read_norm_between(
-    view: GraphView, value: ir.Value, states: ir.Value, what: str
-) -> Norm | None:
+def _norm_between(view: GraphView, value: ir.Value, states: ir.Value, what: str) -> Norm | None:
     """Return the LayerNorm of states that a part of a layer reads; `None` if it reads the states.
 
     Args:
@@ -208,125 +165,53 @@ def _read_norm_between(
         return None
     node = producer_of(value, "LayerNormalization")
     if node is not None:
-        norm, source = read_norm(view, node)
+        norm, source = view.norm(node)
         if source is states:
             return norm
     raise refuse(value.producer(), f"is read by {what}, but its residual add reads other states")
 
 
-def _read_feed_forward(view: GraphView, local: ir.Value) -> _FeedForward:
-    """Read the feed-forward part whose output is a value."""
-    down = view.linear(local)
-    ends = view.sources(down.source)
-    if len(ends) not in (1, 2) or any(end not in view.linear_layers for end in ends):
-        raise refuse(
-            down.source.producer(),
-            "is not computed from the first linear layer of a feed-forward part",
-        )
-    wide = [view.linear(end) for end in ends]
-    samples = [np.roll(sample(view.shape(end)), 7 * place) for place, end in enumerate(ends)]
-    made = view.evaluate(down.source, dict(zip(ends, samples, strict=True)))
-    gate = None
-    if len(ends) == 2 or made.size * 2 == samples[0].size:
-        found = _read_gate(wide, samples, made)
-        if found is None:
-            raise refuse(down.source.producer(), "is not an activation function times a gate")
-        activation, up, gate = found
-    else:
-        rows, up = match_rows(samples[0], made), wide[0].linear
-        if rows is None or len(rows) != 1 or rows[0] == "normalize":
-            raise refuse(
-                down.source.producer(),
-                f"is not one of the activation functions {', '.join(ACTIVATIONS)}",
-            )
-        activation = rows[0]
-    states = [view.state(each.source, "the input of a feed-forward part") for each in wide]
-    if len(set(states)) > 1:
-        raise refuse(down.source.producer(), "multiplies by a gate that reads other states")
-    name_of_gate = "intermediate.gate" if len(wide) == 2 else _UP
-    return _FeedForward(
-        up=dataclasses.replace(up, module=_UP),
-        gate=None if gate is None else dataclasses.replace(gate, module=name_of_gate),
-        activation=activation,
-        down=dataclasses.replace(down.linear, module="output.dense"),
-        source=states[0],
-    )
-
-
-def _read_gate(
-    wide: Sequence[LinearNodes], samples: Sequence[Array], made: Array
-) -> tuple[Activation, Linear, Linear] | None:
-    """Return the activation function of a gated feed-forward part, its linear layer and the gate.
+def _read_wide(
+    view: GraphView, value: ir.Value, path: str
+) -> tuple[Activation, Linear, Linear | None, ir.Value]:
+    """Read the wide layers of a feed-forward part.
 
     Args:
-        wide: The linear layer that computes both, or one for each.
-        samples: Outputs of these layers.
-        made: Results of the part for them.
+        view: The graph.
+        value: What the last linear layer reads.
+        path: Start of the names of their modules.
+
+    Returns:
+        The activation function, the linear layer before it, the gate if there is one, and the
+        states that both read.
     """
-    if len(wide) == 2:
-        first, second = ((each.linear, x) for each, x in zip(wide, samples, strict=True))
-    else:
-        linear, x = wide[0].linear, samples[0]
-        first, second = (
-            # Both are parts of one module.
-            (
-                dataclasses.replace(take_outputs(linear, columns), first=int(columns[0])),
-                x[..., columns],
-            )
-            for columns in np.split(np.arange(x.shape[-1]), 2)
-        )
-    for (up, x), (gate, factor) in ((first, second), (second, first)):
-        if made.size != x.size:
-            return None
-        expected = {
-            name: function(x.astype(np.float64)) * factor for name, function in ACTIVATIONS.items()
-        }
-        # The factors are as large as 12.
-        activation = closest(made.reshape(x.shape), expected, tolerance=4e-3)
-        if activation is not None:
-            return activation, up, gate
-    return None
-
-
-def _read_residual(view: GraphView, states: ir.Value) -> _ResidualNodes:
-    """Read a residual add, and the LayerNorm after it if there is one."""
-    norm, total = None, states
-    if (node := producer_of(states, "LayerNormalization")) is not None:
-        norm, total = read_norm(view, node)
-    terms = sum_of(total)
-    adds = total.producer()
-    assert terms is not None
-    assert adds is not None
-    view.mark_read(adds)
-    first, second = (view.state(term, "an input of a residual add") for term in terms)
-    candidates = [
-        (local, other)
-        for local, other in ((first, second), (second, first))
-        if local in view.linear_layers and view.depends_on(local, other)
-    ]
-    if len(candidates) != 1:
-        raise refuse(adds, "does not add the output of a linear layer to earlier states")
-    ((local, residual),) = candidates
-    return _ResidualNodes(residual=Residual(norm=norm), local=local, states=residual)
-
-
-def _named(layer: Layer, path: str) -> Layer:
-    """Name the linear layers of a layer by its module."""
-
-    def named(linear: Linear) -> Linear:
-        return dataclasses.replace(linear, module=f"{path}.{linear.module}")
-
-    attention = layer.attention
-    return dataclasses.replace(
-        layer,
-        attention=dataclasses.replace(
-            attention,
-            query=named(attention.query),
-            key=named(attention.key),
-            value=named(attention.value),
-            output=named(attention.output),
-        ),
-        up=named(layer.up),
-        gate=None if layer.gate is None else named(layer.gate),
-        down=named(layer.down),
-    )
+    node, ends = value.producer(), view.sources(value)
+    if len(ends) not in (1, 2) or any(end not in view.linear_layers for end in ends):
+        raise refuse(node, "is not computed from the first linear layer of a feed-forward part")
+    linears, read = zip(*(view.linear(end, f"{path}.dense") for end in ends), strict=True)
+    samples = [np.roll(sample(view.shape(end)), 7 * place) for place, end in enumerate(ends)]
+    made = view.evaluate(value, dict(zip(ends, samples, strict=True)))
+    states = {view.state(each, "the input of a feed-forward part") for each in read}
+    if len(states) > 1:
+        raise refuse(node, "multiplies by a gate that reads other states")
+    (source,) = states
+    parts = list(zip(linears, samples, strict=True))
+    if len(ends) == 1 and made.size == samples[0].size:
+        rows = match_rows(samples[0], made)
+        for activation in ACTIVATIONS:
+            if rows == (activation,):
+                return activation, linears[0], None, source
+        raise refuse(node, f"is not one of the activation functions {', '.join(ACTIVATIONS)}")
+    if len(ends) == 1:
+        # Both are parts of one module.
+        halves = np.split(np.arange(len(linears[0].weight)), 2)
+        parts = [
+            (take_outputs(linears[0], half, first=int(half[0])), samples[0][..., half])
+            for half in halves
+        ]
+    for (up, x), (gate, factor) in itertools.permutations(parts, 2):
+        found = match_activation(made, x, factor) if made.size == x.size else None
+        if found is not None:
+            module = gate.module if len(ends) == 1 else f"{path}.gate"
+            return found, up, dataclasses.replace(gate, module=module), source
+    raise refuse(node, "is not an activation function times a gate")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,18 +30,18 @@ class Probe:
         ids: Token ids, `(texts, tokens)`.
         token_types: Token types, of that shape.
         is_text: Which tokens are not padding, of that shape.
-        inputs: The inputs of the graph by name.
+        batch: Shape of the inputs without their last axis.
         sizes: Sizes of the named dimensions of the inputs.
-        arrays: Values of the graph that depend on the inputs only.
+        arrays: The inputs, and values of the graph that depend on them only.
         shapes: Shapes of values of the graph.
     """
 
     ids: Array
     token_types: Array
     is_text: NDArray[np.bool_]
-    inputs: Mapping[str, Array]
+    batch: tuple[int, ...]
     sizes: Mapping[str, int]
-    arrays: dict[ir.Value, Array] = dataclasses.field(default_factory=dict)
+    arrays: dict[ir.Value, Array]
     shapes: dict[ir.Value, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def resolve(self, shape: ir.Shape | None) -> tuple[int, ...] | None:
@@ -72,38 +73,46 @@ def make_probe(
     Raises:
         GraphError: The graph has other inputs, or inputs of another rank.
     """
-    generator = np.random.default_rng(0)
-    texts, tokens = _fixed_sizes(inputs, texts, tokens)
-    if ids is None:
-        ids = generator.integers(5, 90, (texts, tokens))
-    names = {str(value.name) for value in inputs}
-    # Without a mask, the graph reads every token as text.
-    has_padding = padded and "attention_mask" in names
-    lengths = tokens - (np.arange(texts) + (texts == 1)) % tokens * has_padding
-    is_text = np.arange(tokens) < lengths[:, None]
-    token_types = generator.integers(0, 2, (texts, tokens))
-    arrays = dict(zip(INPUTS, (ids, is_text, token_types), strict=True))
-    given: dict[str, Array] = {}
-    sizes: dict[str, int] = {}
     for value in inputs:
         rank = 0 if value.shape is None else len(value.shape)
-        if value.name not in arrays or rank not in (2, 3) or value.dtype is None:
+        is_known = value.name in INPUTS and rank in (2, 3) and rank == len(inputs[0].shape or ())
+        if not is_known or value.dtype is None:
             raise refuse(
                 None, f"`{value.name}` is not an input `(batch, seq)` or `(batch, choices, seq)`"
             )
-        choices = (min(_CHOICES, texts),) if rank == 3 else ()
-        array = arrays[value.name].reshape(-1, *choices, tokens).astype(value.dtype.numpy())
-        given[value.name] = array
+    first = inputs[0].shape
+    assert first is not None
+    choices = (min(_CHOICES, texts),) if len(first) == 3 else ()
+    rows, tokens = (
+        dim if isinstance(dim, int) else size
+        for dim, size in ((first[0], texts // math.prod(choices)), (first[-1], tokens))
+    )
+    texts = rows * math.prod(choices)
+    generator = np.random.default_rng(0)
+    if ids is None:
+        ids = generator.integers(5, 90, (texts, tokens))
+    # Without a mask, the graph reads every token as text.
+    has_padding = padded and any(value.name == "attention_mask" for value in inputs)
+    lengths = tokens - (np.arange(texts) + (texts == 1)) % tokens * has_padding
+    is_text = np.arange(tokens) < lengths[:, None]
+    token_types = generator.integers(0, 2, (texts, tokens))
+    given = dict(zip(INPUTS, (ids, is_text, token_types), strict=True))
+    arrays: dict[ir.Value, Array] = {}
+    sizes: dict[str, int] = {}
+    for value in inputs:
         assert value.shape is not None
-        for dim, size in zip(value.shape, array.shape, strict=True):
+        assert value.dtype is not None
+        arrays[value] = (
+            given[str(value.name)].reshape(rows, *choices, tokens).astype(value.dtype.numpy())
+        )
+        for dim, size in zip(value.shape, arrays[value].shape, strict=True):
             if not isinstance(dim, int) and dim.value is not None:
                 sizes[str(dim)] = size
-    return Probe(ids=ids, token_types=token_types, is_text=is_text, inputs=given, sizes=sizes)
-
-
-def _fixed_sizes(inputs: Sequence[ir.Value], texts: int, tokens: int) -> tuple[int, int]:
-    """Return the number of texts and of tokens, with the sizes that a graph fixes."""
-    shape = inputs[0].shape or (None,)
-    if isinstance(shape[0], int):
-        texts = shape[0] * (min(_CHOICES, texts) if len(shape) == 3 else 1)
-    return texts, shape[-1] if isinstance(shape[-1], int) else tokens
+    return Probe(
+        ids=ids,
+        token_types=token_types,
+        is_text=is_text,
+        batch=(rows, *choices),
+        sizes=sizes,
+        arrays=arrays,
+    )

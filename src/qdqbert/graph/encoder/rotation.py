@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
-from qdqbert.encoders.model import Floats, Rotary
-from qdqbert.graph.encoder.attention import HeadNodes
+from qdqbert.encoders.model import Rotary
+from qdqbert.graph.edit import constant_array
 from qdqbert.graph.encoder.probe import Array, Probe
 from qdqbert.graph.encoder.refusal import refuse
 from qdqbert.graph.encoder.view import GraphView
@@ -14,63 +15,55 @@ from qdqbert.graph.encoder.view import GraphView
 
 def read_rotary(
     view: GraphView,
-    query: HeadNodes,
-    key: HeadNodes,
+    value: ir.Value,
+    end: ir.Value,
     *,
+    columns: NDArray[np.int64],
+    factor: float,
+    tokens_axis: int,
     limit: int,
-    known: dict[frozenset[ir.Value], Rotary],
-) -> Rotary | None:
-    """Return the rotation of queries and keys.
+) -> Rotary:
+    """Return the rotation of queries or keys. Equal rotations are one object.
 
     Args:
-        view: The graph.
-        query: The queries.
-        key: The keys.
+        view: The graph. A new rotation is added to it.
+        value: Input of the matmul: `(batch, heads, tokens, width)`, or with the last two axes
+            swapped.
+        end: Output of the linear layer that it is computed from.
+        columns: The outputs of the linear layer in the order of the heads, `(heads, width)`.
+        factor: What they are multiplied by, too.
+        tokens_axis: Which axis of `value` runs over tokens.
         limit: Longest text in tokens.
-        known: Rotations that were read, by the values that they are computed from. A new one is
-            added.
 
     Raises:
-        GraphError: They are changed in another way, or not by the same rotation.
+        GraphError: They are changed in another way.
     """
-    if not query.is_rotated and not key.is_rotated:
-        return None
-    found: list[Rotary] = []
-    for heads in (query, key):
-        angles = view.inputs_beside(heads.value, heads.end)
-        if angles not in known:
-            known[angles] = _read(view, heads, limit)
-            _check(view, heads, known[angles], view.long_probe(limit))
-        _check(view, heads, known[angles], view.probe)
-        found.append(known[angles])
-    of_query, of_key = found
-    if of_query is not of_key and not (
-        np.array_equal(of_query.cos, of_key.cos) and np.array_equal(of_query.sin, of_key.sin)
-    ):
-        raise refuse(key.value.producer(), "rotates keys by other angles than queries")
-    return of_query
+    width = columns.shape[1]
 
+    def rotated(x: Array, probe: Probe) -> Array:
+        """Compute the heads, given the linear layer's outputs."""
+        made = np.moveaxis(view.evaluate(value, {end: x}, probe), tokens_axis, 2)
+        return made / np.float32(factor)
 
-def _read(view: GraphView, heads: HeadNodes, limit: int) -> Rotary:
-    probe = view.long_probe(limit)
-    half = heads.width // 2
-    shape = view.shape(heads.end, probe)
-    # Ones in the first half of each head, and zeros in the second one.
-    first = np.zeros(shape[-1], np.float32)
-    first[heads.columns.reshape(-1, heads.width)[:, :half]] = 1
-    made = _rotated(view, heads, np.broadcast_to(first, shape), probe)[0, 0] / heads.factor
-    return Rotary(cos=_floats(made[:, :half]), sin=_floats(made[:, half:]))
+    def check(rotary: Rotary, probe: Probe) -> None:
+        x = np.random.default_rng(0).standard_normal(view.shape(end, probe), np.float32)
+        heads = x.reshape(*x.shape[:2], -1)[..., columns].swapaxes(1, 2)
+        if width % 2 or not np.allclose(rotated(x, probe), rotate(heads, rotary), 1e-4, 1e-4):
+            raise refuse(value.producer(), "computes heads that are not outputs of a linear layer")
 
-
-def _check(view: GraphView, heads: HeadNodes, rotary: Rotary, probe: Probe) -> None:
-    """Refuse queries or keys that are not rotated as given."""
-    x = np.random.default_rng(0).standard_normal(view.shape(heads.end, probe), np.float32)
-    expected = rotate(_split(heads, x), rotary) * np.float32(heads.factor)
-    actual = _rotated(view, heads, x, probe)
-    if heads.width % 2 or not np.allclose(actual, expected, rtol=1e-4, atol=1e-4):
-        raise refuse(
-            heads.value.producer(), "computes heads that are not outputs of a linear layer"
-        )
+    angles = _inputs_beside(view, value, end)
+    if angles not in view.rotations:
+        probe = view.long_probe(limit)
+        # Ones in the first half of each head, and zeros in the second one.
+        first = np.zeros(view.shape(end, probe), np.float32)
+        first[..., columns[:, : width // 2]] = 1
+        made = np.ascontiguousarray(rotated(first, probe)[0, 0])
+        new = Rotary(cos=made[:, : width // 2].copy(), sin=made[:, width // 2 :].copy())
+        check(new, probe)
+        known = (each for each in view.rotations.values() if _equal(each, new))
+        view.rotations[angles] = next(known, new)
+    check(view.rotations[angles], view.probe)
+    return view.rotations[angles]
 
 
 def rotate(x: Array, rotary: Rotary) -> Array:
@@ -80,16 +73,19 @@ def rotate(x: Array, rotary: Rotary) -> Array:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def _rotated(view: GraphView, heads: HeadNodes, x: Array, probe: Probe) -> Array:
-    """Compute the heads `(batch, heads, tokens, width)`, given the linear layer's outputs."""
-    return np.moveaxis(view.evaluate(heads.value, {heads.end: x}, probe), heads.tokens_axis, 2)
+def _equal(first: Rotary, second: Rotary) -> bool:
+    pairs = ((first.cos, second.cos), (first.sin, second.sin))
+    return all(np.array_equal(*pair) for pair in pairs)
 
 
-def _split(heads: HeadNodes, x: Array) -> Array:
-    """Return outputs of the linear layer as heads, without rotating them."""
-    taken = x.reshape(*x.shape[:2], -1)[..., heads.columns]
-    return taken.reshape(*taken.shape[:2], heads.heads, heads.width).swapaxes(1, 2)
-
-
-def _floats(array: Array) -> Floats:
-    return np.ascontiguousarray(array, np.float32)
+def _inputs_beside(view: GraphView, value: ir.Value, end: ir.Value) -> frozenset[ir.Value]:
+    """Return the values, constants aside, that a value is computed from besides an earlier one."""
+    path = [each for each in view.before(value, {end}) if view.depends_on(each, end)]
+    read = {
+        each
+        for step in path
+        if (node := step.producer()) is not None
+        for each in node.inputs
+        if each is not None
+    }
+    return frozenset(each for each in read.difference(path, {end}) if constant_array(each) is None)

@@ -19,7 +19,7 @@ _WITH_SIZES = ("Reshape", "Expand", "ConstantOfShape", "Tile", "Slice")
 def read_tail(
     view: GraphView, states: ir.Value, outputs: Collection[ir.Value], known: Collection[ir.Value]
 ) -> Tail | None:
-    """Return the tail between the last hidden states and the outputs. Marks its nodes as read.
+    """Return the tail between the last hidden states and the outputs.
 
     Args:
         view: The graph.
@@ -30,18 +30,17 @@ def read_tail(
     Returns:
         The part; `None` if no output is left.
     """
-    inner = {each for each in view.before(states) if view.is_end(each)}
     ends = {states, *known}
+    inner = view.ends.intersection(view.before(states)) - ends
     kept: list[ir.Value] = []
     read: set[ir.Value] = set()
     for output in outputs:
         between = view.before(output, ends)
-        if not between & inner - ends:
+        if inner.isdisjoint(between):
             kept.append(output)
-            read |= between
+            read.update(between)
     if not kept:
         return None
-    view.mark_read(*(node for each in read - ends if (node := each.producer()) is not None))
     sources = [each for each in (*view.graph.inputs, states, *known) if each in read]
     part = ir.convenience.extract(view.graph, sources, kept)
     _free_sizes(part)

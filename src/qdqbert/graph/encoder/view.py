@@ -1,4 +1,4 @@
-"""Follow values of a graph back to the parts of an encoder, and mark nodes as read.
+"""Follow values of a graph back to the parts of an encoder, and compute what is between them.
 
 Linear layers, attention matmuls, Softmax, LayerNormalization, and residual adds that several
 nodes read are parts of an encoder. The nodes between them split heads, mask scores, apply an
@@ -9,27 +9,25 @@ possible.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import collections
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from torch.nn import functional
 
-from qdqbert.graph.edit import constant_array
-from qdqbert.graph.encoder.functions import ACTIVATIONS, erf
-from qdqbert.graph.encoder.linear_layers import LinearNodes, linear_ends, read_linear
+from qdqbert.encoders.model import Linear, Norm, Rotary
+from qdqbert.graph.edit import bias_of, constant_array
 from qdqbert.graph.encoder.probe import Array, Probe, make_probe
 from qdqbert.graph.encoder.refusal import refuse
-from qdqbert.graph.encoder.residuals import residual_sums
+from qdqbert.reference.body import tensor_of
 
 _PARTS = ("MatMul", "Gemm", "Softmax", "LayerNormalization")
-# Operators whose output has the shape of their first input.
-_KEEPS_SHAPE = (
-    *("LayerNormalization", "Softmax"),
-    *("Cast", "Identity", "Gelu", "Erf", "Tanh", "Relu", "Sigmoid", "Sqrt", "Neg"),
-)
-_BROADCASTS = ("Add", "Sub", "Mul", "Div", "Pow", "Sum")
+_ADDS = ("Add", "Sum")
 
 
 class Gelu(OpRun):
@@ -38,8 +36,7 @@ class Gelu(OpRun):
     op_domain = ""
 
     def _run(self, x: Array, approximate: str) -> tuple[Array]:
-        function = ACTIVATIONS["gelu_tanh" if approximate == "tanh" else "gelu"]
-        return (function(x.astype(np.float64)).astype(x.dtype),)
+        return (functional.gelu(tensor_of(x), approximate=approximate).numpy(),)
 
 
 class Erf(OpRun):
@@ -48,7 +45,7 @@ class Erf(OpRun):
     op_domain = ""
 
     def _run(self, x: Array) -> tuple[Array]:
-        return (erf(x),)
+        return (torch.erf(tensor_of(x)).numpy(),)
 
 
 class GatherElements(OpRun):
@@ -61,32 +58,40 @@ class GatherElements(OpRun):
 
 
 class GraphView:
-    """A graph, and which of its nodes have been read.
+    """A graph, and its parts.
 
     Attributes:
         graph: The graph. It is not changed.
+        fixed: Values that are computed from constants only.
         linear_layers: MatMul of each linear layer, by the layer's output.
         residual_sums: States that a residual add computes and several nodes read.
-        fixed: Values that are computed from constants only.
+        ends: Outputs of all parts.
         probe: Several short texts, most of them padded.
         has_choices: Whether inputs are `(batch, choices, seq)`.
         ir_version: Version of the format.
         tokens: Length of all texts, if the graph fixes it.
+        rotations: Rotations that were read, by the values that they are computed from.
     """
 
     def __init__(self, model: ir.Model) -> None:
         self.graph = model.graph
         self.fixed = _fixed_values(model.graph)
-        ends = linear_ends(model.graph)
-        self.linear_layers = {end: node for end, node in ends.items() if end not in self.fixed}
-        self.residual_sums = residual_sums(model.graph, self.linear_layers)
+        self.linear_layers = _linear_layers(model.graph, self.fixed)
+        self.residual_sums = _residual_sums(model.graph, self.linear_layers)
+        parts = {
+            value
+            for node in model.graph
+            if node.op_type in _PARTS and not node.domain
+            for value in node.outputs
+        }
+        self.ends = parts.union(self.linear_layers, self.residual_sums) - self.fixed
         shapes = [value.shape for value in model.graph.inputs]
         self.has_choices = all(shape is not None and len(shape) == 3 for shape in shapes)
         last = shapes[0][-1] if shapes[0] else None
         self.tokens = last if isinstance(last, int) else None
-        self._opsets = dict(model.opset_imports)
         self.ir_version = model.ir_version
-        self._read: set[ir.Node] = set()
+        self.rotations: dict[frozenset[ir.Value], Rotary] = {}
+        self._opsets = dict(model.opset_imports)
         self._evaluators: dict[ir.Node, ReferenceEvaluator] = {}
         self._long_probes: dict[int, Probe] = {}
         self.probe = self.make_probe(texts=6, tokens=5)
@@ -106,75 +111,31 @@ class GraphView:
             self._long_probes[tokens] = self.make_probe(texts=1, tokens=tokens, padded=False)
         return self._long_probes[tokens]
 
-    def mark_read(self, *nodes: ir.Node) -> None:
-        """Remember that nodes have been read."""
-        self._read.update(nodes)
-
-    def before(self, value: ir.Value, ends: Collection[ir.Value] = ()) -> set[ir.Value]:
-        """Return a value and all values before it, back to some values, which are included."""
-        waiting, seen = [value], {value}
-        while waiting:
-            current = waiting.pop()
-            node = None if current in ends else current.producer()
-            inputs = () if node is None else node.inputs
-            new = {each for each in inputs if each is not None} - seen
-            waiting += new
-            seen |= new
-        return seen
-
-    def check_all_read(self) -> None:
-        """Refuse the graph if a node has not been read.
-
-        Raises:
-            GraphError: There is one.
-        """
-        for node in self.graph:
-            if node not in self._read:
-                raise refuse(node, "is not part of the encoder or of a head")
-
-    def linear(self, end: ir.Value) -> LinearNodes:
-        """Read the linear layer that a value is the output of."""
-        found = read_linear(self.linear_layers[end])
-        self.mark_read(*found.nodes)
-        return found
-
-    def is_end(self, value: ir.Value) -> bool:
-        """Return whether a value is the output of a part of the encoder."""
-        node = value.producer()
-        if value in self.fixed:
-            return False
-        is_part = node is not None and node.op_type in _PARTS and not node.domain
-        return is_part or value in self.linear_layers or value in self.residual_sums
-
-    def sources(self, value: ir.Value, *, mark: bool = True) -> tuple[ir.Value, ...]:
-        """Return the outputs of the nearest parts of the encoder before a value, nearest first.
+    def before(
+        self, value: ir.Value, ends: Collection[ir.Value] = (), *, through_shapes: bool = True
+    ) -> list[ir.Value]:
+        """Return a value and all values before it, nearest first.
 
         Args:
             value: The value.
-            mark: Whether to mark the nodes in between as read. They include those that only a Shape
-                node reads, which lead to no source.
+            ends: Values that nothing before is returned of.
+            through_shapes: Whether values are returned of which only the shape matters.
         """
-        sources: dict[ir.Value, None] = {}
-        nodes: list[ir.Node] = []
-        # Values, and whether only their shape matters.
-        waiting: list[tuple[ir.Value | None, bool]] = [(value, False)]
-        seen: set[tuple[ir.Value, bool]] = set()
+        found = dict.fromkeys([value])
+        waiting = collections.deque(found)
         while waiting:
-            current, for_shape = waiting.pop(0)
-            if current is None or (current, for_shape) in seen:
-                continue
-            seen.add((current, for_shape))
-            node = current.producer()
-            if self.is_end(current):
-                if not for_shape:
-                    sources[current] = None
-            elif node is not None:
-                nodes.append(node)
-                for_shape = for_shape or node.op_type == "Shape"
-                waiting += [(each, for_shape) for each in node.inputs]
-        if mark:
-            self.mark_read(*nodes)
-        return tuple(sources)
+            current = waiting.popleft()
+            node = None if current in ends else current.producer()
+            if node is not None and (through_shapes or node.op_type != "Shape"):
+                new = [each for each in node.inputs if each is not None and each not in found]
+                found |= dict.fromkeys(new)
+                waiting += dict.fromkeys(new)
+        return list(found)
+
+    def sources(self, value: ir.Value) -> tuple[ir.Value, ...]:
+        """Return the outputs of the nearest parts of the encoder before a value, nearest first."""
+        found = self.before(value, self.ends, through_shapes=False)
+        return tuple(each for each in found if each in self.ends)
 
     def source(self, value: ir.Value, what: str) -> ir.Value:
         """Return the output of the only part in front of a value.
@@ -207,7 +168,7 @@ class GraphView:
             GraphError: There is a computation in between.
         """
         # The sum of the embeddings has no part before it.
-        if self.is_end(value) or not self.sources(value, mark=False):
+        if value in self.ends or not self.sources(value):
             return value
         source = self.source(value, what)
         x = numbered(self.shape(source))
@@ -223,24 +184,51 @@ class GraphView:
         """Return whether a value is computed from another one."""
         return value is not earlier and earlier in self.before(value, {earlier})
 
-    def inputs_beside(self, value: ir.Value, earlier: ir.Value) -> frozenset[ir.Value]:
-        """Return the other inputs on the paths from an earlier value to a value.
+    def linear(self, end: ir.Value, module: str = "") -> tuple[Linear, ir.Value]:
+        """Read the linear layer that a value is the output of.
 
-        Constants do not count, nor the inputs of these inputs.
+        Args:
+            end: The value.
+            module: Path of its module; see `Linear`.
+
+        Returns:
+            The layer, and the value that it reads.
         """
-        found: set[ir.Value] = set()
-        waiting, seen = [value], {value}
-        while waiting:
-            node = waiting.pop().producer()
-            for each in () if node is None else node.inputs:
-                if each is None or each in seen or each is earlier:
-                    continue
-                seen.add(each)
-                if self.depends_on(each, earlier):
-                    waiting.append(each)
-                elif constant_array(each) is None:
-                    found.add(each)
-        return frozenset(found)
+        matmul = self.linear_layers[end]
+        matrix, source = constant_array(matmul.inputs[1]), matmul.inputs[0]
+        assert matrix is not None
+        assert source is not None
+        weight = np.ascontiguousarray(matrix.T, np.float32)
+        given = constant_array(bias_of(matmul, columns=len(weight))[0])
+        bias = np.zeros(len(weight), np.float32) if given is None else given.astype(np.float32)
+        return Linear(
+            weight=weight, weight_scale=None, bias=bias, codes=None, module=module
+        ), source
+
+    def norm(self, node: ir.Node) -> tuple[Norm, ir.Value]:
+        """Read a LayerNormalization.
+
+        Returns:
+            The LayerNorm, and the value that it reads.
+
+        Raises:
+            GraphError: It is not over the last axis, or has no constant weight.
+        """
+        source = node.inputs[0]
+        assert source is not None
+        weight = constant_array(node.inputs[1])
+        given = node.inputs[2] if len(node.inputs) > 2 else None
+        bias = constant_array(given)
+        if node.attributes.get_int("axis", -1) not in (-1, len(self.shape(source)) - 1):
+            raise refuse(node, "is not over the last axis")
+        if weight is None or weight.ndim != 1 or (given is not None and bias is None):
+            raise refuse(node, "has no constant weight and bias")
+        norm = Norm(
+            weight=weight.astype(np.float32),
+            bias=np.zeros_like(weight, np.float32) if bias is None else bias.astype(np.float32),
+            epsilon=node.attributes.get_float("epsilon", 1e-5),
+        )
+        return norm, source
 
     def evaluate(
         self,
@@ -258,9 +246,47 @@ class GraphView:
         Raises:
             GraphError: A node cannot be computed.
         """
-        run = _Evaluation(self, probe or self.probe, known or {})
         with np.errstate(all="ignore"):
-            return run.array(value)
+            return self._array(value, dict(known or {}), probe or self.probe)
+
+    def _array(self, value: ir.Value, own: dict[ir.Value, Array], probe: Probe) -> Array:
+        """Compute a value. Add all arrays to `own` that depend on it, and others to the probe."""
+        for kept in (own, probe.arrays):
+            if value in kept:
+                return kept[value]
+        node = value.producer()
+        if node is None:
+            array = constant_array(value)
+            assert array is not None
+            return array
+        if value in self.ends:
+            raise refuse(node, "is read where only shapes and masks are expected")
+        inputs = [each for each in node.inputs if each is not None]
+        if node.op_type == "Shape":
+            (source,) = inputs
+            shape = own[source].shape if source in own else self.shape(source, probe)
+            first, last = node.attributes.get_int("start", 0), node.attributes.get_int("end", None)
+            sizes = np.array(shape[first:last], np.int64)
+            (own if source in own else probe.arrays)[value] = sizes
+            return sizes
+        given = {str(each.name): self._array(each, own, probe) for each in inputs}
+        kept = own if any(each in own for each in inputs) else probe.arrays
+        try:
+            made = self._evaluator(node).run(None, given)
+        # onnx raises many classes, some of them not public.
+        except Exception as error:
+            raise refuse(node, f"cannot be computed on an example ({error})") from error
+        kept.update(zip(node.outputs, map(np.asarray, made), strict=False))
+        return kept[value]
+
+    def _evaluator(self, node: ir.Node) -> ReferenceEvaluator:
+        if node not in self._evaluators:
+            self._evaluators[node] = ReferenceEvaluator(
+                ir.serde.serialize_node(node),
+                opsets=self._opsets,
+                new_ops=[Erf, Gelu, GatherElements],
+            )
+        return self._evaluators[node]
 
     def shape(self, value: ir.Value, probe: Probe | None = None) -> tuple[int, ...]:
         """Return the shape of a value for the inputs of a probe.
@@ -269,58 +295,48 @@ class GraphView:
             GraphError: It is not declared, and a node cannot be computed.
         """
         probe = probe or self.probe
-        if probe.resolve(value.shape) is None and value not in probe.shapes:
+        if value not in probe.shapes and probe.resolve(value.shape) is None:
             # Each part needs the shapes of those just before it, and not of all.
-            for end in self._ends_before(value):
-                self._known_shape(end, probe)
-        return self._known_shape(value, probe)
+            for node in self.graph:
+                if node is value.producer():
+                    break
+                for end in self.ends.intersection(node.outputs):
+                    self._shape(end, probe)
+        return self._shape(value, probe)
 
-    def _ends_before(self, value: ir.Value) -> Iterator[ir.Value]:
-        """Yield the outputs of the parts before a value, in the order of the graph."""
-        for node in self.graph:
-            if node is value.producer():
-                return
-            yield from filter(self.is_end, node.outputs)
-
-    def _known_shape(self, value: ir.Value, probe: Probe) -> tuple[int, ...]:
+    def _shape(self, value: ir.Value, probe: Probe) -> tuple[int, ...]:
         if value not in probe.shapes:
-            probe.shapes[value] = self._find_shape(value, probe)
+            declared = probe.resolve(value.shape)
+            found = self._find_shape(value, probe) if declared is None else declared
+            probe.shapes[value] = found
         return probe.shapes[value]
 
     def _find_shape(self, value: ir.Value, probe: Probe) -> tuple[int, ...]:
-        if value.is_graph_input() or constant_array(value) is not None:
-            return self.evaluate(value, probe=probe).shape
-        declared = probe.resolve(value.shape)
-        if declared is not None:
-            return declared
+        """Return a shape that is not declared."""
         node = value.producer()
-        assert node is not None
-        inputs = [each for each in node.inputs if each is not None]
-        if node.op_type in _KEEPS_SHAPE:
-            return self._known_shape(inputs[0], probe)
-        if node.op_type in _BROADCASTS:
-            return np.broadcast_shapes(*(self._known_shape(each, probe) for each in inputs))
+        # Tables may lack rows that a sum of embeddings would read.
+        if node is None or (value not in self.ends and node.op_type not in _ADDS):
+            ends = {end: self._shape(end, probe) for end in self.sources(value)}
+            known = {end: np.zeros(shape, np.float32) for end, shape in ends.items()}
+            return self.evaluate(value, known, probe).shape
+        shapes = [self._shape(each, probe) for each in node.inputs if each is not None]
         if node.op_type == "MatMul":
-            first, second = (self._known_shape(each, probe) for each in inputs)
+            first, second = shapes
             return (*np.broadcast_shapes(first[:-2], second[:-2]), first[-2], second[-1])
-        ends = self.sources(value, mark=False)
-        return self.evaluate(
-            value, {end: np.zeros(self._known_shape(end, probe), np.float32) for end in ends}, probe
-        ).shape
-
-    def evaluator(self, node: ir.Node) -> ReferenceEvaluator:
-        """Return an evaluator of a node."""
-        if node not in self._evaluators:
-            proto = ir.serde.serialize_node(node)
-            self._evaluators[node] = ReferenceEvaluator(
-                proto, opsets=self._opsets, new_ops=[Erf, Gelu, GatherElements]
-            )
-        return self._evaluators[node]
+        return np.broadcast_shapes(*shapes)
 
 
 def numbered(shape: tuple[int, ...]) -> Array:
     """Return a float32 array of a shape, with elements 0, 1, 2 and so on."""
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def terms_of(value: ir.Value) -> tuple[ir.Value, ...]:
+    """Return the terms of the Add or Sum that computes a value; nothing for other values."""
+    node = value.producer()
+    if node is None or node.op_type not in _ADDS or node.domain:
+        return ()
+    return tuple(each for each in node.inputs if each is not None)
 
 
 def _fixed_values(graph: ir.Graph) -> set[ir.Value]:
@@ -333,55 +349,35 @@ def _fixed_values(graph: ir.Graph) -> set[ir.Value]:
     return fixed
 
 
-class _Evaluation:
-    """Arrays of values for one probe.
+def _linear_layers(graph: ir.Graph, fixed: Collection[ir.Value]) -> dict[ir.Value, ir.Node]:
+    """Return the MatMul of each linear layer, by the output of it or of the Add of its bias."""
+    found = {}
+    for node in graph:
+        matrix: NDArray[np.generic] | None = None
+        if node.op_type == "MatMul" and not node.domain:
+            matrix = constant_array(node.inputs[1])
+        if matrix is not None and matrix.ndim == 2:
+            _, add = bias_of(node, columns=matrix.shape[1])
+            end = (add or node).outputs[0]
+            if end not in fixed:
+                found[end] = node
+    return found
 
-    Args:
-        view: The graph.
-        probe: The inputs.
-        known: Arrays of parts of the encoder.
+
+def _residual_sums(graph: ir.Graph, linear_layers: Collection[ir.Value]) -> set[ir.Value]:
+    """Return the sums of a linear layer's output and earlier states that several nodes read.
+
+    In layers that normalize first, these are a LayerNorm and the next residual add. After BERT's
+    residual adds, only a LayerNorm reads the sum.
     """
-
-    def __init__(self, view: GraphView, probe: Probe, known: Mapping[ir.Value, Array]) -> None:
-        self._view, self._probe = view, probe
-        # Those that depend on `known`. The probe keeps the other ones.
-        self._arrays = dict(known)
-
-    def array(self, value: ir.Value) -> Array:
-        for kept in (self._arrays, self._probe.arrays):
-            if value in kept:
-                return kept[value]
-        if value.is_graph_input():
-            return self._probe.inputs[str(value.name)]
-        constant = constant_array(value)
-        if constant is not None:
-            return constant
-        node = value.producer()
-        assert node is not None
-        if self._view.is_end(value):
-            raise refuse(node, "is read where only shapes and masks are expected")
-        if node.op_type == "Shape":
-            assert node.inputs[0] is not None
-            start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", None)
-            sizes = np.array(self._shape(node.inputs[0])[start:end], np.int64)
-            # An array in `known` may have given the shape.
-            self._arrays[value] = sizes
-            return sizes
-        return self._compute(node)[value]
-
-    def _compute(self, node: ir.Node) -> dict[ir.Value, Array]:
-        inputs = {str(each.name): self.array(each) for each in node.inputs if each is not None}
-        try:
-            made = self._view.evaluator(node).run(None, inputs)
-        # onnx raises many classes, some of them not public.
-        except Exception as error:
-            raise refuse(node, f"cannot be computed on an example ({error})") from error
-        depends = any(each in self._arrays for each in node.inputs if each is not None)
-        kept = self._arrays if depends else self._probe.arrays
-        kept.update(zip(node.outputs, map(np.asarray, made), strict=False))
-        return kept
-
-    def _shape(self, value: ir.Value) -> tuple[int, ...]:
-        if value in self._arrays:
-            return tuple(self._arrays[value].shape)
-        return self._view.shape(value, self._probe)
+    found: set[ir.Value] = set()
+    for node in graph:
+        total = node.outputs[0]
+        terms = terms_of(total)
+        if len(terms) == 2 and total not in linear_layers:
+            readers = {use.node for use in total.uses() if use.node.op_type != "Shape"}
+            is_constant = any(constant_array(term) is not None for term in terms)
+            adds_linear = any(term in linear_layers for term in terms)
+            if len(readers) > 1 and adds_linear and not is_constant:
+                found.add(total)
+    return found
