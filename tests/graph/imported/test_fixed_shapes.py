@@ -13,10 +13,10 @@ from qdqbert.graph.imported.fixed_shapes import (
     FixedShapeRunner,
     FixedSizes,
     fixed_sizes,
-    tolerance_of,
 )
 from qdqbert.graph.imported.graph_runner import open_graph_file
 from qdqbert.graph.imported.imported_model import import_onnx
+from qdqbert.graph.imported.same_values import tolerance_of
 from qdqbert.graph.writer import make_graph
 
 TASKS = {

@@ -97,7 +97,7 @@ def test_a_released_runner_is_loaded_again(exported, tmp_path, padded_inputs) ->
 
 def test_nothing_of_a_file_stays_in_memory_but_its_weights(exported, tmp_path) -> None:
     imported = import_onnx(exported("bert"), task=TASK, input_names={}, scratch=tmp_path)
-    graph = weakref.ref(imported._graph)
+    graph = weakref.ref(imported.graph)
     encoder = imported.read(longest=64).encoder
     assert graph() is None
     for linear, _ in linear_layers_of(encoder.layers[0]):

@@ -15,11 +15,6 @@ from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.errors import UserInputError
 from qdqbert.task_kinds import TASK_KINDS
 
-# Float sums in another order differ by 1e-6; a wrong shape changes numbers entirely.
-_TOLERANCE = 1e-3
-# The original rounds to 11 bits in every layer, and float32 is compared with it.
-_TOLERANCE_OF_HALF = 2e-2
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedSizes:
@@ -64,22 +59,6 @@ def fixed_sizes(model: ir.Model) -> FixedSizes:
         )
     ((batch, sequence),) = found
     return FixedSizes(batch=batch, sequence=sequence)
-
-
-def tolerance_of(model: ir.Model) -> float:
-    """Return the tolerance of a file's outputs against float32, relative to the largest value.
-
-    Args:
-        model: The graph as it is in the file.
-    """
-    constants = model.graph.initializers.values()
-    is_half = any(value.dtype == ir.DataType.FLOAT16 for value in constants)
-    return _TOLERANCE_OF_HALF if is_half else _TOLERANCE
-
-
-def is_per_token(name: str, task: str) -> bool:
-    """Return whether an output has one vector, or one number, for each token."""
-    return name != EMBEDDING and TASK_KINDS[task].of_tokens
 
 
 def at_any_size(runner: Runner, sizes: FixedSizes, task: str) -> Runner:
@@ -130,5 +109,5 @@ class FixedShapeRunner:
         return np.concatenate([wide, *[wide[:1]] * (batch - len(wide))])
 
     def _cut(self, name: str, array: NDArray[Any], rows: int, tokens: int) -> NDArray[Any]:
-        rows_only = array[:rows]
-        return rows_only[:, :tokens] if is_per_token(name, self._task) else rows_only
+        is_per_token = name != EMBEDDING and TASK_KINDS[self._task].of_tokens
+        return array[:rows, :tokens] if is_per_token else array[:rows]

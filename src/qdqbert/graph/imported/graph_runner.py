@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import Outputs, Runner, open_runner
 from qdqbert.errors import CheckpointError, QdqBertError, UserInputError
+from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.file_errors import file_errors, one_line
-from qdqbert.graph.imported.fixed_shapes import at_any_size
+from qdqbert.graph.imported.fixed_shapes import FixedSizes, at_any_size, fixed_sizes
+from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import load_graph, stored_bytes
-from qdqbert.graph.imported.renamed_copy import RenamedCopy, write_renamed_copy
+from qdqbert.graph.imported.tables import longest_input, vocabulary_size
+from qdqbert.task_kinds import TASK_KINDS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,44 +45,62 @@ class GivenNames:
 NO_NAMES = GivenNames()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RenamedCopy:
+    """A copy of a graph with transformers' names.
+
+    Attributes:
+        path: The file.
+        task: transformers' name of its task.
+        input_names: Names of its inputs, in transformers' order.
+        output_names: Names of the outputs that the task reads, in transformers' order.
+        matched_names: Those of both that were found by the names that the user gave.
+        sizes: Sizes of its inputs.
+        vocabulary_size: Rows of its table of word embeddings, `None` if there is no such table.
+        max_length: Longest input in tokens that it takes; `None` for any.
+        size_bytes: Size of the original, with its weights in other files; 0 if it is not known.
+    """
+
+    path: Path
+    task: str
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    matched_names: frozenset[str]
+    sizes: FixedSizes
+    vocabulary_size: int | None
+    max_length: int | None
+    size_bytes: int = 0
+
+
 class GraphRunner:
     """A `Runner` of a user's graph that raises `UserInputError` where the engine fails.
 
+    It takes inputs of any size, which it pads if the graph has fixed shapes.
+
     Attributes:
-        vocabulary_size: Rows of the graph's table of word embeddings, `None` if there is no such
-            table.
-        matched_names: transformers' names of the inputs and outputs that were found by the names
-            that the user gave.
-        max_length: Longest input in tokens that the graph accepts, `None` if it sets no limit.
-        size_bytes: Size of the file, with its weights in other files; 0 if it is not known.
+        vocabulary_size, matched_names, max_length, size_bytes: See `RenamedCopy`.
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        path: Path,
-        *,
-        vocabulary_size: int | None,
-        matched_names: frozenset[str] = frozenset(),
-        max_length: int | None = None,
-        size_bytes: int = 0,
-        reopen: Callable[[], Runner] | None = None,
+        self, path: Path, copy: RenamedCopy, open_copy: Callable[[], Runner], *, reopens: bool
     ) -> None:
-        """Wrap a runner.
+        """Load a graph.
 
         Args:
-            runner: The graph, loaded.
             path: The user's file, for messages.
-            vocabulary_size: See the attribute.
-            matched_names: See the attribute.
-            max_length: See the attribute.
-            size_bytes: See the attribute.
-            reopen: Loads the graph again after `release`.
+            copy: Its copy.
+            open_copy: Loads the copy.
+            reopens: Whether the copy can be loaded again after `release`.
         """
+
+        def opened() -> Runner:
+            return at_any_size(open_copy(), copy.sizes, copy.task)
+
+        runner = opened()
         self._runner: Runner | None = runner
-        self._path, self._reopen = path, reopen
-        self.vocabulary_size, self.matched_names = vocabulary_size, matched_names
-        self.max_length, self.size_bytes = max_length, size_bytes
+        self._path, self._open, self._reopens = path, opened, reopens
+        self.vocabulary_size, self.matched_names = copy.vocabulary_size, copy.matched_names
+        self.max_length, self.size_bytes = copy.max_length, copy.size_bytes
         self.input_names, self.output_names = runner.input_names, runner.output_names
         self.precision = runner.precision
 
@@ -90,14 +112,12 @@ class GraphRunner:
         """
         check_token_ids(inputs, f"Graph {self._path.name!r}", self.vocabulary_size)
         with engine_errors(self._path):
-            if self._runner is None:
-                assert self._reopen is not None
-                self._runner = self._reopen()
+            self._runner = self._runner or self._open()
             return self._runner.run(inputs)
 
     def release(self) -> None:
         """Free the engine's memory until the next `run`, if the graph can be loaded again."""
-        if self._reopen is not None:
+        if self._reopens:
             self._runner = None
             gc.collect()
 
@@ -148,8 +168,6 @@ def open_graph_file(
 ) -> GraphRunner:
     """Load an unchanged .onnx file, float or quantized, under transformers' names.
 
-    Inputs of a graph with fixed shapes are padded.
-
     Args:
         path: The .onnx file.
         task: transformers' name of its task.
@@ -162,46 +180,31 @@ def open_graph_file(
             engine.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        copy, size_bytes, matched = copy_to_run(
-            path, Path(scratch) / path.name, task=task, names=names
-        )
-        try:
-            runner = open_runner(engine, copy.path, provider=provider)
-        # It names the copy.
-        except CheckpointError as error:
-            raise _not_run(path, engine, error) from error
-        except QdqBertError:
-            raise
-        # Engines' exceptions have no common class.
-        except Exception as error:
-            raise _not_run(path, engine, error) from error
-    return GraphRunner(
-        at_any_size(runner, copy.sizes, task),
-        path,
-        vocabulary_size=copy.vocabulary_size,
-        matched_names=matched,
-        max_length=copy.max_length,
-        size_bytes=size_bytes,
-    )
+        copy = copy_to_run(path, Path(scratch) / path.name, task=task, names=names)
+
+        def open_copy() -> Runner:
+            try:
+                return open_runner(engine, copy.path, provider=provider)
+            # Engines' exceptions have no common class.
+            except Exception as error:
+                # A `CheckpointError` names the copy.
+                if isinstance(error, QdqBertError) and not isinstance(error, CheckpointError):
+                    raise
+                raise UserInputError(
+                    f"Graph {path.name!r} does not run on {engine}: {one_line(error)}. Pass "
+                    "another `engine`.",
+                    argument="engine",
+                ) from error
+
+        return GraphRunner(path, copy, open_copy, reopens=False)
 
 
-def copy_to_run(
-    path: Path,
-    copy: Path,
-    *,
-    task: str,
-    names: GivenNames = NO_NAMES,
-) -> tuple[RenamedCopy, int, frozenset[str]]:
+def copy_to_run(path: Path, copy: Path, *, task: str, names: GivenNames = NO_NAMES) -> RenamedCopy:
     """Write a copy of an .onnx file that has transformers' names; see `open_graph_file`.
-
-    Returns:
-        The copy, the size of the file in bytes, and transformers' names of the inputs and outputs
-        that were found by the names that the user gave.
 
     Raises:
         UserInputError: The file cannot be read, or does not fit the task.
     """
-    inputs, outputs = names.inputs, names.outputs
     with file_errors(path):
         model = load_graph(path)
         size_bytes = stored_bytes(model, path)
@@ -209,17 +212,39 @@ def copy_to_run(
             known = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
             inputs, outputs = (
                 {role: name for role, name in given.items() if name in known}
-                for given in (inputs, outputs)
+                for given in (names.inputs, names.outputs)
             )
-        renamed = write_renamed_copy(
-            model, copy, task=task, input_names=inputs, output_names=outputs
-        )
-    return renamed, size_bytes, frozenset((*inputs, *outputs))
+            names = GivenNames(inputs=inputs, outputs=outputs)
+        written = write_renamed_copy(model, copy, task=task, names=names)
+        return dataclasses.replace(written, size_bytes=size_bytes)
 
 
-def _not_run(path: Path, engine: EngineName, error: Exception) -> UserInputError:
-    """Return the error for a user's file that an engine does not load."""
-    return UserInputError(
-        f"Graph {path.name!r} does not run on {engine}: {one_line(error)}. Pass another `engine`.",
-        argument="engine",
+def write_renamed_copy(
+    model: ir.Model, path: Path, *, task: str, names: GivenNames, keep_extra: bool = False
+) -> RenamedCopy:
+    """Give inputs and outputs of a graph transformers' names, and write it to a file to be run.
+
+    Args:
+        model: The graph, changed in place. Operators stay as they are.
+        path: The file.
+        task: transformers' name of its task.
+        names: Names of the graph's inputs and outputs that are unusual.
+        keep_extra: Whether outputs that the task does not read are kept.
+
+    Raises:
+        UserInputError: The graph lacks the inputs or outputs of its task.
+    """
+    inputs = name_inputs(model, names.inputs)
+    outputs = name_outputs(model, task, names.outputs, keep_extra=keep_extra)
+    save_graph(model, path, temporary=True)
+    sizes = fixed_sizes(model)
+    return RenamedCopy(
+        path=path,
+        task=task,
+        input_names=inputs,
+        output_names=outputs,
+        matched_names=frozenset((*names.inputs, *names.outputs)),
+        sizes=sizes,
+        vocabulary_size=vocabulary_size(model),
+        max_length=sizes.sequence or longest_input(model, choices=TASK_KINDS[task].has_choices),
     )

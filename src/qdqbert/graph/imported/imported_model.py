@@ -17,11 +17,10 @@ from qdqbert.errors import UserInputError
 from qdqbert.graph.encoder import ReadGraph, read_encoder
 from qdqbert.graph.imported.canonical_form import to_canonical_form
 from qdqbert.graph.imported.file_errors import file_errors, one_line
-from qdqbert.graph.imported.fixed_shapes import FixedSizes, at_any_size, tolerance_of
-from qdqbert.graph.imported.graph_runner import GraphRunner
+from qdqbert.graph.imported.fixed_shapes import FixedSizes
+from qdqbert.graph.imported.graph_runner import GivenNames, GraphRunner, write_renamed_copy
 from qdqbert.graph.imported.onnx_file import read_graph
-from qdqbert.graph.imported.renamed_copy import write_renamed_copy
-from qdqbert.graph.imported.same_values import check_same_values
+from qdqbert.graph.imported.same_values import check_same_values, tolerance_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,41 +36,27 @@ class ReadModel:
     notices: tuple[str, ...]
 
 
+@dataclasses.dataclass(kw_only=True)
 class ImportedModel:
     """An existing ONNX model, to run it and to read it as data.
 
     Attributes:
+        path: The .onnx file.
+        graph: The graph in canonical form; `None` after it was read.
         runner: The float model on ONNX Runtime.
         input_names: transformers' names of its inputs, in order.
         output_names: transformers' names of the outputs that the task reads, in order.
         notices: Notices for the user about the file.
+        tolerance: How much outputs of the file may differ; see `tolerance_of`.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        graph: ir.Model,
-        runner: GraphRunner,
-        *,
-        input_names: tuple[str, ...],
-        output_names: tuple[str, ...],
-        notices: Sequence[str],
-        tolerance: float,
-    ) -> None:
-        """Keep the graph until it is read.
-
-        Args:
-            path: The .onnx file.
-            graph: The graph in canonical form.
-            runner: See the attribute.
-            input_names: See the attribute.
-            output_names: See the attribute.
-            notices: See the attribute.
-            tolerance: How much outputs of the file may differ; see `tolerance_of`.
-        """
-        self._path, self._graph, self.notices = path, graph, tuple(notices)
-        self._tolerance = tolerance
-        self.runner, self.input_names, self.output_names = runner, input_names, output_names
+    path: Path
+    graph: ir.Model | None
+    runner: GraphRunner
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    notices: tuple[str, ...]
+    tolerance: float
 
     def read(self, *, longest: int) -> ReadModel:
         """Read the graph as data, and release it. Call it once.
@@ -82,12 +67,13 @@ class ImportedModel:
         Raises:
             UserInputError: It has a part that is not known, or the result computes something else.
         """
-        with file_errors(self._path):
-            read = read_encoder(self._graph, self.output_names, longest=longest)
+        assert self.graph is not None
+        with file_errors(self.path):
+            read = read_encoder(self.graph, self.output_names, longest=longest)
             check_same_values(
-                read.encoder, self.runner, self.output_names, tolerance=self._tolerance
+                read.encoder, self.runner, self.output_names, tolerance=self.tolerance
             )
-        del self._graph
+        self.graph = None
         # Graphs have reference cycles, and those replaced by now still hold weights.
         gc.collect()
         notices = (_found(read.encoder), *_kept(read, self.output_names))
@@ -121,28 +107,14 @@ def import_onnx(
         model = read_graph(path)
         tolerance = tolerance_of(model)
         model = to_canonical_form(model)
+        names = GivenNames(inputs=input_names, outputs=output_names or {})
         copy = write_renamed_copy(
-            model,
-            scratch / "float.onnx",
-            task=task,
-            input_names=input_names,
-            output_names=output_names or {},
-            keep_extra=True,
+            model, scratch / "float.onnx", task=task, names=names, keep_extra=True
         )
-
-        def opened() -> Runner:
-            return at_any_size(_open_float(copy.path), copy.sizes, task)
-
         return ImportedModel(
-            path,
-            model,
-            GraphRunner(
-                opened(),
-                path,
-                vocabulary_size=copy.vocabulary_size,
-                max_length=copy.max_length,
-                reopen=opened,
-            ),
+            path=path,
+            graph=model,
+            runner=GraphRunner(path, copy, lambda: _open_float(copy.path), reopens=True),
             input_names=copy.input_names,
             output_names=copy.output_names,
             notices=_of_fixed(copy.sizes),
@@ -150,7 +122,7 @@ def import_onnx(
         )
 
 
-def _open_float(path: Path) -> OnnxRuntimeRunner:
+def _open_float(path: Path) -> Runner:
     try:
         return OnnxRuntimeRunner(path)
     # ONNX Runtime's exceptions have no common class.
@@ -159,14 +131,14 @@ def _open_float(path: Path) -> OnnxRuntimeRunner:
         raise UserInputError(f"it does not run on ONNX Runtime: {reason}") from error
 
 
-def _of_fixed(sizes: FixedSizes) -> list[str]:
+def _of_fixed(sizes: FixedSizes) -> tuple[str, ...]:
     if sizes.are_dynamic:
-        return []
+        return ()
     longest = "" if sizes.sequence is None else f", up to {sizes.sequence} tokens"
-    return [
+    return (
         f"The graph's inputs have the fixed shape {sizes}. The new graphs take any number of "
-        f"texts{longest}."
-    ]
+        f"texts{longest}.",
+    )
 
 
 def _found(encoder: EncoderModel) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
@@ -16,6 +17,21 @@ from qdqbert.reference.body import to_numpy
 from qdqbert.reference.sited_encoder import SitedEncoder
 
 _TEXTS, _TOKENS = 4, 12
+# Float sums in another order differ by 1e-6; a wrong shape changes numbers entirely.
+_TOLERANCE = 1e-3
+# The original rounds to 11 bits in every layer, and float32 is compared with it.
+_TOLERANCE_OF_HALF = 2e-2
+
+
+def tolerance_of(model: ir.Model) -> float:
+    """Return the tolerance of a file's outputs against float32, relative to the largest value.
+
+    Args:
+        model: The graph as it is in the file.
+    """
+    constants = model.graph.initializers.values()
+    is_half = any(value.dtype == ir.DataType.FLOAT16 for value in constants)
+    return _TOLERANCE_OF_HALF if is_half else _TOLERANCE
 
 
 def check_same_values(

@@ -54,7 +54,7 @@ def _record(
     Return nothing for a graph with fixed sizes.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        copy, _, _ = copy_to_run(
+        copy = copy_to_run(
             path,
             Path(scratch) / path.name,
             task=task,
