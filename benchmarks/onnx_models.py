@@ -46,6 +46,7 @@ from qdqbert.numerics.ranges import Max
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.recipes import WIDE_INPUTS
 from qdqbert.targets import TARGETS
+from qdqbert.targets.files import choices_of
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import Plan, make_plan
 
@@ -241,8 +242,7 @@ def cell_of(
     sited: SitedSource, plan: Plan, chosen: CalibrationResult, batches: list[Batch]
 ) -> Cell:
     """Lower a graph for one target, and compare it with fake quantization."""
-    scales = {key: value.numpy() for key, value in chosen.scales.items()}
-    model = lower(sited.graph, plan, chosen.ranges, scales)
+    model = lower(sited.encoder, plan, choices_of(chosen, plan.specs))
     counts = collections.Counter(node.op_type for node in model.graph)
     nodes = sum(count for op, count in counts.items() if "quant" in op.lower() or "Integer" in op)
     engine = plan.target.engines[0]

@@ -319,16 +319,26 @@ class Smoothing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QdqStyle:
-    """How Q/DQ pairs are written into a graph.
+    """How a graph is written.
 
     Attributes:
         unsigned_activations: Store int8 codes as uint8 with the zero point moved by 128. The
             values are the same, in the type that some kernels take.
-        dedicated_pairs: Give each reader of an activation its own Q/DQ pair.
+        dedicated_pairs: Give each site its own Q/DQ pair.
+        absorbs_zero_points: Make the codes of inputs of linear layers symmetric, and let biases
+            absorb their zero points.
+        onnxruntime_operators: Write operators that only ONNX Runtime has, and sums that it does not
+            fuse.
+        qordered: Write encoder layers as int8 CUDA operators of ONNX Runtime.
+        float16: Compute in float16 instead of float32, except where that gives wrong results.
     """
 
     unsigned_activations: bool = False
     dedicated_pairs: bool = False
+    absorbs_zero_points: bool = False
+    onnxruntime_operators: bool = False
+    qordered: bool = False
+    float16: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,8 @@ from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.graph.edit import add_constant, constant_array, producer_of, tidy
 from qdqbert.graph.encoder import read_encoder
+from qdqbert.graph.half_precision import to_half_precision
 from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.graph.passes.half_precision import to_half_precision
 from qdqbert.graph.writer import make_graph
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower

@@ -19,7 +19,7 @@ from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan
 
-# The float16 graphs of all families are compared in `graph/passes/test_half_precision.py`.
+# The float16 graphs of all families are compared in `graph/test_half_precision.py`.
 FAMILIES = ["bert", "deberta-v2", "distilbert", "modernbert"]
 # Number of Q/DQ pairs in two layers of BERT: shared, and with one for each reader.
 PAIRS = {

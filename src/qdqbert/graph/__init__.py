@@ -1,1 +1,1 @@
-"""ONNX graphs: export from PyTorch, Q/DQ insertion, rewrites and checks."""
+"""ONNX graphs: written from an `EncoderModel`, read as one, and checked."""

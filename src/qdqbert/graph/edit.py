@@ -1,4 +1,4 @@
-"""Basic edits that the rewrites of a graph are made of."""
+"""Basic edits of a graph."""
 
 from __future__ import annotations
 
@@ -72,33 +72,6 @@ def bias_of(matmul: ir.Node, *, columns: int) -> tuple[ir.Value | None, ir.Node 
         if array is not None and array.shape == (columns,):
             return value, add
     return None, None
-
-
-def add_to_bias(
-    graph: ir.Graph, matmul: ir.Node, amount: NDArray[np.float32], *, suffix: str
-) -> None:
-    """Add a constant to the output of a linear layer, in its bias if it has one.
-
-    Args:
-        graph: The graph to change.
-        matmul: The matmul of the linear layer.
-        amount: Summand of each column, `(columns,)`.
-        suffix: Suffix of the names of changed and new values.
-    """
-    bias, add = bias_of(matmul, columns=len(amount))
-    there = constant_array(bias)
-    if bias is not None and add is not None and there is not None:
-        changed = there.astype(np.float32) + amount
-        side = 0 if add.inputs[0] is bias else 1
-        add.replace_input_with(side, add_constant(graph, f"{bias.name}.{suffix}", changed))
-        return
-    old = matmul.outputs[0]
-    bare = ir.node("MatMul", list(matmul.inputs), name=f"{matmul.name}.{suffix}")
-    bare.outputs[0].name = f"{old.name}.without_{suffix}"
-    bare.outputs[0].shape, bare.outputs[0].type = old.shape, old.type
-    constant = add_constant(graph, f"{matmul.name}.{suffix}_bias", amount)
-    added = ir.node("Add", [bare.outputs[0], constant], name=f"{matmul.name}.{suffix}_bias")
-    replace(graph, matmul, added, old=old, also=[bare])
 
 
 def replace(

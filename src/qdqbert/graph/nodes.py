@@ -30,10 +30,28 @@ class Nodes:
         self._made: dict[str, list[str]] = {}
 
     def __call__(
-        self, operator: str, *inputs: str | Array | np.float32, name: str = "", **attributes: Any
+        self,
+        operator: str,
+        *inputs: str | Array | np.float32,
+        name: str = "",
+        domain: str = "",
+        output: tuple[ir.DataType, Sequence[int | str | None]] | None = None,
+        **attributes: Any,
     ) -> str:
-        """Add a node, and return the name of its output. Arrays are constants."""
-        return self.several(operator, *inputs, count=1, name=name, **attributes)[0]
+        """Add a node, and return the name of its output. Arrays are constants.
+
+        Args:
+            operator: The operator.
+            inputs: Names of values, and arrays.
+            name: Name of the node and of its output; by default one is made.
+            domain: Domain of the operator.
+            output: Type and shape of the output, where shape inference does not know them.
+            attributes: Attributes of the node.
+        """
+        (made,) = self.several(operator, *inputs, count=1, name=name, domain=domain, **attributes)
+        if output is not None:
+            self.values[made].dtype, self.values[made].shape = output[0], ir.Shape(output[1])
+        return made
 
     def several(
         self,
@@ -41,6 +59,7 @@ class Nodes:
         *inputs: str | Array | np.float32,
         count: int,
         name: str = "",
+        domain: str = "",
         **attributes: Any,
     ) -> list[str]:
         """Add a node, and return the names of its outputs. Equal nodes are one."""
@@ -50,7 +69,8 @@ class Nodes:
             name = name or f"{operator.lower()}_{len(self.graph)}"
             outputs = [name, *(f"{name}.{index}" for index in range(1, count))]
             read = [self.values[each] for each in names]
-            node = ir.node(operator, read, attributes, num_outputs=count, name=name)
+            node = ir.node(operator, read, attributes, domain=domain, num_outputs=count, name=name)
+            self.graph.opset_imports.setdefault(domain, 1)
             for value, output in zip(node.outputs, outputs, strict=True):
                 value.name, self.values[output] = output, value
             self.graph.append(node)

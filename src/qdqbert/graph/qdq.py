@@ -5,6 +5,7 @@ An activation `x`:
     DequantizeLinear(QuantizeLinear(x))
     DequantizeLinear(QuantizeLinear(x * p))            pre_quant_scale p
     DequantizeLinear(QuantizeLinear(x * p)) * (1 / p)  input of an add
+    DequantizeLinear(QuantizeLinear(x + d))            zero point moved into biases, see `_shift_of`
     DequantizeLinear(DynamicQuantizeLinear(x))         dynamic quantization
     x                                                  left in float
 
@@ -18,22 +19,50 @@ Each weight is stored once, as int8. An embedding table has a scale per hidden c
 is multiplied after the lookup of rows. The matrix of a decoder is computed from constants only, so
 that runtimes compute it once, when they load the graph. Its sum has integers: OpenVINO would keep a
 product of int8 constants with a scale, and compute it in each run.
+
+For ONNX Runtime, a linear layer is one MatMulIntegerToFloat, and plain attention one QAttention,
+which reads the same codes. ONNX Runtime makes the first fusion itself when it loads Q/DQ pairs, but
+leaves the bias out.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from qdqbert.encoders.affine import parameters_of, quantize_weight
-from qdqbert.encoders.model import Floats, Linear, Table
-from qdqbert.encoders.quantize import Choices, Specs, range_of, round_module
+from qdqbert.encoders.model import Attention, Floats, Linear, Table
+from qdqbert.encoders.quantize import Choices, RoundedModule, Specs, range_of, round_module
 from qdqbert.encoders.shared_table import STEPS, rest_of
+from qdqbert.encoders.sites import parent_of
+from qdqbert.graph.edit import MICROSOFT
 from qdqbert.graph.nodes import Array, Nodes
 from qdqbert.machine import release_memory_after
-from qdqbert.spec import QdqStyle, TensorSpec, is_residual_input
+from qdqbert.spec import QdqStyle, TensorSpec, is_residual_input, matmul_sites
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Codes:
+    """Codes that are in the graph, by the names of their values.
+
+    Attributes:
+        name: Start of the names of nodes.
+        codes: The codes.
+        scale: Their scale.
+        zero_point: Their zero point.
+        axis: Axis of the scale; `None` for a single one.
+        shift: What was added to the activation before it was rounded.
+    """
+
+    name: str
+    codes: str
+    scale: str
+    zero_point: str
+    axis: int | None = None
+    shift: float = 0.0
 
 
 class SiteWriter:
@@ -49,8 +78,9 @@ class SiteWriter:
             style: Form of the pairs.
         """
         self._add, self._specs, self._choices, self._style = add, specs, choices, style
-        # Pairs and scaled values that later sites may share.
-        self._made: dict[object, str] = {}
+        # Codes, scaled values and tables that later sites may share.
+        self._codes: dict[object, _Codes] = {}
+        self._values: dict[object, str] = {}
 
     def activation(self, site: str, x: str) -> str:
         """Write the Q/DQ pair of an activation.
@@ -65,41 +95,123 @@ class SiteWriter:
         spec = self._specs.get(site)
         if spec is None:
             return x
+        made = self._reals(self._quantized(site, x, spec))
         scale = self._choices.scales.get(site)
-        if scale is not None:
-            x = self._scaled(site, x, scale)
-        made = self._dynamic(site, x) if spec.dynamic else self._pair(site, x, spec)
         if scale is not None and is_residual_input(site):
             restoring = self._add.constant(1 / scale, f"{site}.restoring_scale")
             made = self._add("Mul", made, restoring, name=f"{site}.restore")
         return made
 
-    def weight(self, module: Sequence[Linear]) -> tuple[str, Array]:
-        """Write the weight of a module that is one or several linear layers.
+    def linear(self, x: str, module: Sequence[Linear], axes: Sequence[str | None]) -> str:
+        """Write a module that is one or several linear layers.
+
+        Args:
+            x: Name of its input, of shape `axes` and the number of inputs.
+            module: Its linear layers, in the order of its outputs.
+            axes: Names of the axes before the last one.
+
+        Raises:
+            CalibrationError: The site of its input has no range.
+        """
+        path, add = module[0].module, self._add
+        given = self._input(x, module[0])
+        rounded = round_module(module, self._specs, self._choices)
+        bias = rounded.bias if given is None else _with_shift(rounded, given.shift)
+        weight = self._weight(path, rounded)
+        release_memory_after(rounded.weight.size * np.dtype(np.float32).itemsize)
+        biases = [add.constant(bias, f"{path}.bias")] if bias.any() else []
+        if self._style.onnxruntime_operators and given and isinstance(weight, _Codes):
+            return add(
+                "MatMulIntegerToFloat",
+                given.codes,
+                weight.codes,
+                given.scale,
+                weight.scale,
+                given.zero_point,
+                weight.zero_point,
+                *biases,
+                name=f"{path}.matmul",
+                domain=MICROSOFT,
+                output=(ir.DataType.FLOAT, [*axes, len(bias)]),
+            )
+        read = x if given is None else self._reals(given)
+        matrix = self._reals(weight) if isinstance(weight, _Codes) else weight
+        product = add("MatMul", read, matrix)
+        return add("Add", product, *biases) if biases else product
+
+    def attention(
+        self, x: str, attention: Attention, mask: str, axes: Sequence[str | None]
+    ) -> str | None:
+        """Write self-attention from the input of its projections to the merged heads, as one node.
+
+        One int8 matmul makes the three projections, and no head is transposed in memory. The kernel
+        adds -10000 at [PAD], and transformers adds float32's lowest number. Both give a probability
+        of exactly 0, unless all scores of a row are below -9900.
+
+        Args:
+            x: Name of the input, of shape `axes` and its width.
+            attention: The attention.
+            mask: Name of the mask of tokens, `(texts, seq)`.
+            axes: Names of the axes before the last one.
 
         Returns:
-            Name of the matrix `(in, out)`, and the bias `(out,)` that belongs to it.
+            Name of the result; `None` if the kernel does not compute such attention.
+
+        Raises:
+            CalibrationError: The site of an input has no range.
         """
-        path = module[0].module
-        rounded = round_module(module, self._specs, self._choices)
-        release_memory_after(rounded.weight.size * np.dtype(np.float32).itemsize)
-        if rounded.scale is None:
-            return self._add.constant(rounded.weight.T, f"{path}.weight"), rounded.bias
-        scale = rounded.scale
-        name = f"{path}.weight"
-        constants = [
-            self._add.constant(np.ascontiguousarray(rounded.weight.T), f"{name}_codes"),
-            self._add.constant(scale, f"{name}_scale"),
-            self._add.constant(np.zeros(scale.shape, np.int8), f"{name}_zero_point"),
-        ]
-        axis = {"axis": 1} if scale.ndim else {}
-        pair = f"{path}._weight_quantizer.dequantize"
-        return self._add("DequantizeLinear", *constants, name=pair, **axis), rounded.bias
+        parts = (attention.query, attention.key, attention.value)
+        if not self._style.onnxruntime_operators or not self._fits_kernel(attention):
+            return None
+        inputs = [self._input(x, part) for part in parts]
+        given = inputs[0]
+        if given is None or inputs != [given] * 3:
+            return None
+        add, path = self._add, parent_of(attention.query)
+        made = [round_module([part], self._specs, self._choices) for part in parts]
+        scales = [np.broadcast_to(_scale(each), each.bias.shape) for each in made]
+        width = sum(len(each.bias) for each in made)
+        codes = np.concatenate([each.weight for each in made]).T
+        return add(
+            "QAttention",
+            given.codes,
+            add.constant(np.ascontiguousarray(codes), f"{path}.qkv_codes"),
+            add.constant(np.concatenate([each.bias for each in made]), f"{path}.qkv_bias"),
+            given.scale,
+            add.constant(np.concatenate(scales), f"{path}.qkv_scale"),
+            add("Cast", mask, to=ir.DataType.INT32),
+            given.zero_point,
+            add.constant(np.zeros(width, np.int8), f"{path}.qkv_zero_point"),
+            name=f"{path}.attention",
+            domain=MICROSOFT,
+            output=(ir.DataType.FLOAT, [*axes, width // 3]),
+            num_heads=attention.heads,
+        )
+
+    def _fits_kernel(self, attention: Attention) -> bool:
+        """Return whether QAttention computes an attention."""
+        parts = (attention.query, attention.key, attention.value)
+        size = len(parts[0].bias) // attention.heads
+        added = (attention.rotary, attention.relative, attention.position_bias, attention.window)
+        norms = (attention.query_norm, attention.key_norm)
+        path = parent_of(attention.query)
+        inner = [f"{path}.softmax_input_quantizer"]
+        inner += [site.name for site in matmul_sites(path).values()]
+        return (
+            all(each is None for each in (*added, *norms))
+            and not attention.causal
+            and not attention.scales_keys
+            and bool(np.isclose(attention.scale, size**-0.5))
+            and len({part.module for part in parts}) == 3
+            and len({len(part.bias) for part in parts}) == 1
+            and all(self._specs.get(f"{part.module}._weight_quantizer") for part in parts)
+            and not any(map(self._specs.get, inner))
+        )
 
     def rows(self, table: Table, index: str | Array) -> str:
         """Write the lookup of rows of an embedding table."""
         add, site = self._add, _site_of(table)
-        codes, scale = self._codes(table)
+        codes, scale = self._table(table)
         if scale is None:
             return add("Gather", codes, index)
         found = add("Gather", codes, index, name=f"{site}.gather")
@@ -109,7 +221,7 @@ class SiteWriter:
     def decoder(self, table: Table) -> str:
         """Write the matrix `(width, rows)` of a decoder that has the weights of a table."""
         add = self._add
-        codes, scale = self._codes(table)
+        codes, scale = self._table(table)
         if scale is None:
             return add("Transpose", codes, perm=[1, 0])
         stored, steps = (_array(add.values[each]) for each in (codes, scale))
@@ -121,40 +233,83 @@ class SiteWriter:
             "Transpose", add("Mul", add("Mul", whole, np.float32(1 / STEPS)), scale), perm=[1, 0]
         )
 
-    def _codes(self, table: Table) -> tuple[str, str | None]:
+    def _table(self, table: Table) -> tuple[str, str | None]:
         """Return the names of a table's codes and of their scale; of its floats and `None`."""
-        spec, key = self._specs.get(_site_of(table)), ("table", table.module)
-        name = f"{table.module}.weight"
+        spec, name = self._specs.get(_site_of(table)), f"{table.module}.weight"
         if spec is None:
             assert table.scale is None
-            if key not in self._made:
-                self._made[key] = self._add.constant(np.asarray(table.rows, np.float32), name)
-            return self._made[key], None
-        if key not in self._made:
-            codes, scale = quantize_weight(np.asarray(table.rows, np.float32), spec)
-            self._made[key] = self._add.constant(codes, f"{name}_codes")
-            self._made[key, "scale"] = self._add.constant(scale, f"{name}_scale")
+            if name not in self._values:
+                array = np.asarray(table.rows, np.float32)
+                self._values[name] = self._add.constant(array, name)
+            return self._values[name], None
+        if (name, "codes") not in self._values:
+            made = quantize_weight(np.asarray(table.rows, np.float32), spec)
+            self._values[name, "codes"] = self._add.constant(made[0], f"{name}_codes")
+            self._values[name, "scale"] = self._add.constant(made[1], f"{name}_scale")
             release_memory_after(table.rows.nbytes)
-        return self._made[key], self._made[key, "scale"]
+        return self._values[name, "codes"], self._values[name, "scale"]
+
+    def _input(self, x: str, linear: Linear) -> _Codes | None:
+        """Return the codes of the input of a linear layer; `None` in float."""
+        site = f"{linear.module}._input_quantizer"
+        spec = self._specs.get(site)
+        shifts = self._style.absorbs_zero_points
+        return None if spec is None else self._quantized(site, x, spec, shifts=shifts)
+
+    def _weight(self, path: str, rounded: RoundedModule) -> _Codes | str:
+        """Return the codes of a weight, or the name of its floats, `(in, out)`."""
+        if rounded.scale is None:
+            return self._add.constant(rounded.weight.T, f"{path}.weight")
+        codes = np.ascontiguousarray(rounded.weight.T)
+        zeros = np.zeros(rounded.scale.shape, np.int8)
+        return _Codes(
+            name=f"{path}._weight_quantizer",
+            codes=self._add.constant(codes, f"{path}.weight_codes"),
+            scale=self._add.constant(rounded.scale, f"{path}.weight_scale"),
+            zero_point=self._add.constant(zeros, f"{path}.weight_zero_point"),
+            axis=1 if rounded.scale.ndim else None,
+        )
+
+    def _reals(self, made: _Codes) -> str:
+        """Write the DequantizeLinear of codes, once."""
+        inputs, name = (made.codes, made.scale, made.zero_point), f"{made.name}.dequantize"
+        if made.axis is None:
+            return self._add("DequantizeLinear", *inputs, name=name)
+        return self._add("DequantizeLinear", *inputs, name=name, axis=made.axis)
+
+    def _quantized(self, site: str, x: str, spec: TensorSpec, *, shifts: bool = False) -> _Codes:
+        """Write the codes of an activation, or return equal ones.
+
+        With `shifts`, the zero point is moved out of the codes; see `_shift_of`.
+        """
+        scale = self._choices.scales.get(site)
+        if scale is not None:
+            x = self._scaled(site, x, scale)
+        if spec.dynamic:
+            return self._dynamic(site, x)
+        return self._static(site, x, spec, shifts)
 
     def _scaled(self, site: str, x: str, scale: Floats) -> str:
         """Multiply a value by a `pre_quant_scale`."""
         key = (x, scale.tobytes())
-        if key not in self._made:
+        if key not in self._values:
             constant = self._add.constant(scale, f"{site}.pre_quant_scale")
-            self._made[key] = self._add("Mul", x, constant, name=f"{site}.rescale")
-        return self._made[key]
+            self._values[key] = self._add("Mul", x, constant, name=f"{site}.rescale")
+        return self._values[key]
 
-    def _pair(self, site: str, x: str, spec: TensorSpec) -> str:
-        """Write a Q/DQ pair, or return an equal one."""
+    def _static(self, site: str, x: str, spec: TensorSpec, shifts: bool) -> _Codes:
         step, zero = parameters_of(range_of(site, self._choices), spec)
         unsigned = self._style.unsigned_activations or not spec.signed
         offset = 128 if unsigned and spec.signed else 0
         zero_point = np.array(zero + offset, np.uint8 if unsigned else np.int8)
-        key: object = (x, step, zero, unsigned, spec.qmin, spec.qmax)
+        shift = np.float32(0)
+        if shifts:
+            bits = 11 if self._style.float16 else 24
+            shift, zero_point = _shift_of(spec, step, zero, bits), np.array(0, np.int8)
+        key: object = (x, step, zero, repr(zero_point), float(shift), spec.qmin, spec.qmax)
         if self._style.dedicated_pairs:
             key = site
-        if key not in self._made:
+        if key not in self._codes:
             add, scale = self._add, np.array(step, np.float32)
             # QuantizeLinear clips to the limits of its type. Narrower limits need a Clip.
             if spec.qmax - spec.qmin < 255:
@@ -164,22 +319,72 @@ class SiteWriter:
                     add.constant(np.float32(high), f"{site}.high"),
                 ]
                 x = add("Clip", x, *ends, name=f"{site}.clip")
-            constants = [
+            if shift:
+                x = add("Add", x, add.constant(shift, f"{site}.shift"), name=f"{site}.shifted")
+            constants = (
                 add.constant(scale, f"{site}.scale"),
                 add.constant(zero_point, f"{site}.zero_point"),
-            ]
-            codes = add("QuantizeLinear", x, *constants, name=f"{site}.quantize")
-            reals = add("DequantizeLinear", codes, *constants, name=f"{site}.dequantize")
-            self._made[key] = reals
-        return self._made[key]
+            )
+            self._codes[key] = _Codes(
+                name=site,
+                codes=add("QuantizeLinear", x, *constants, name=f"{site}.quantize"),
+                scale=constants[0],
+                zero_point=constants[1],
+                shift=float(shift),
+            )
+        return self._codes[key]
 
-    def _dynamic(self, site: str, x: str) -> str:
-        """Write a Q/DQ pair whose scale and zero point are computed while the graph runs."""
+    def _dynamic(self, site: str, x: str) -> _Codes:
+        """Write codes whose scale and zero point are computed while the graph runs."""
         key = (x, "dynamic")
-        if key not in self._made:
-            codes = self._add.several("DynamicQuantizeLinear", x, count=3, name=f"{site}.quantize")
-            self._made[key] = self._add("DequantizeLinear", *codes, name=f"{site}.dequantize")
-        return self._made[key]
+        if key not in self._codes:
+            made = self._add.several("DynamicQuantizeLinear", x, count=3, name=f"{site}.quantize")
+            codes, scale, zero_point = made
+            self._codes[key] = _Codes(name=site, codes=codes, scale=scale, zero_point=zero_point)
+        return self._codes[key]
+
+
+def _shift_of(spec: TensorSpec, step: float, zero: int, bits: int) -> np.float32:
+    """Return what is added to an activation so that its codes become symmetric.
+
+        q = QuantizeLinear(x, s, z)  ->  q' = QuantizeLinear(x + s (z - m), s, 0)
+
+    The middle m is 128 where codes are unsigned and 0 where they are signed, so that the codes are
+    the same except for m. It is z itself where there are so few codes that every q - z is an int8.
+    With q' = q - m, s (q - z) W = s q' W - s (z - m) W, and the bias takes back the last part.
+    GELU's outputs, which are hardly ever below zero, keep all of their 256 codes this way.
+
+    Args:
+        spec: Spec of the codes.
+        step: Their scale.
+        zero: Their zero point.
+        bits: Significant bits of the shift: as many as the graph's float type has. Then the bias
+            takes back exactly the shift of the input.
+
+    Source: the shifts of Outlier Suppression+ (Wei et al. 2023, arXiv:2304.09145).
+    """
+    middle = 0 if spec.signed else 128
+    if spec.qmax - spec.qmin < 255 and spec.qmin - zero >= -128 and spec.qmax - zero <= 127:
+        middle = zero
+    part, exponent = np.frexp(step * (zero - middle))
+    return np.float32(np.ldexp(np.round(part * 2**bits), exponent - bits))
+
+
+def _with_shift(rounded: RoundedModule, shift: float) -> Floats:
+    """Return the bias of a module, less the effect of a shift of its input."""
+    if not shift:
+        return rounded.bias
+    weight = rounded.weight.astype(np.float32)
+    if rounded.scale is not None:
+        weight = weight * (rounded.scale if rounded.scale.ndim == 0 else rounded.scale[:, None])
+    excess = shift * weight.sum(axis=1, dtype=np.float64)
+    changed: Floats = rounded.bias - excess.astype(np.float32)
+    return changed
+
+
+def _scale(rounded: RoundedModule) -> Floats:
+    assert rounded.scale is not None
+    return rounded.scale
 
 
 def _site_of(table: Table) -> str:

@@ -31,8 +31,10 @@ from qdqbert.encoders.model import (
 )
 from qdqbert.encoders.quantize import Choices, Specs
 from qdqbert.encoders.sites import modules_of, parent_of
+from qdqbert.graph.half_precision import to_half_precision
 from qdqbert.graph.nodes import Array, Nodes
 from qdqbert.graph.qdq import SiteWriter
+from qdqbert.graph.qordered import PADDED, write_layers
 from qdqbert.graph.tail_nodes import append_tail
 from qdqbert.spec import LOCAL, RESIDUAL, QdqStyle
 
@@ -77,6 +79,7 @@ def make_graph(
 
     Raises:
         CalibrationError: An activation has a spec and no range.
+        UserInputError: The style has operators that do not compute the model.
     """
     writer = _Writer(model, specs or {}, choices or Choices(), style or QdqStyle())
     graph = ir.Model(writer.write(), ir_version=_IR_VERSION)
@@ -85,7 +88,8 @@ def make_graph(
         _name_sizes(graph.graph)
     if model.tail is not None:
         append_tail(graph, model.tail, writer.states)
-    return common.IdentityEliminationPass()(graph).model
+    graph = common.IdentityEliminationPass()(graph).model
+    return to_half_precision(graph) if writer.style.float16 else graph
 
 
 def layer_input(index: int) -> str:
@@ -98,7 +102,7 @@ def _name_sizes(graph: ir.Graph) -> None:
     for value in (value for node in graph for value in node.outputs):
         if value.shape is not None:
             value.shape = ir.Shape(
-                size if isinstance(size, int) or str(size) == "batch" else "sequence"
+                size if isinstance(size, int) or str(size) in ("batch", PADDED) else "sequence"
                 for size in value.shape
             )
 
@@ -109,11 +113,14 @@ class _Writer:
     def __init__(
         self, model: EncoderModel, specs: Specs, choices: Choices, style: QdqStyle
     ) -> None:
-        self._model = model
+        self._model, self._specs, self._choices, self.style = model, specs, choices, style
         axes = ["batch", *(["choices"] if model.has_choices else []), "sequence"]
         self._add = Nodes(
             [ir.val(name, ir.DataType.INT64, axes) for name in model.input_names], OPSET
         )
+        self._sums = "Sum" if style.onnxruntime_operators else "Add"
+        # Of hidden states.
+        self._axes = [None, None] if model.has_choices else ["batch", "sequence"]
         self._sites = SiteWriter(self._add, specs, choices, style)
         self.states = ""
         self._masks: dict[tuple[bool, int | None], str] = {}
@@ -125,7 +132,10 @@ class _Writer:
         model, add = self._model, self._add
         self._read_inputs()
         x = embedded = self._embed(model.embeddings)
-        for index, layer in enumerate(model.layers):
+        if self.style.qordered:
+            given = (self._specs, self._choices, x, self._mask, self._axes[0])
+            x = write_layers(add, model, *given)
+        for index, layer in enumerate(() if self.style.qordered else model.layers):
             x = add.rename(x, layer_input(index))
             x = self._layer(x, layer, is_last=layer is model.layers[-1])
             if index == 0 and model.convolution is not None:
@@ -164,11 +174,11 @@ class _Writer:
 
     def _embed(self, embeddings: Embeddings) -> str:
         add = self._add
-        x = self._sites.rows(embeddings.words, self._ids)
+        parts = [self._sites.rows(embeddings.words, self._ids)]
         if embeddings.dropped_id is not None:
-            x = add("Mul", x, self._share(embeddings.dropped_id))
+            parts = [add("Mul", *parts, self._share(embeddings.dropped_id))]
         if embeddings.token_types is not None:
-            x = add("Add", x, self._sites.rows(embeddings.token_types, self._types or np.array(0)))
+            parts.append(self._sites.rows(embeddings.token_types, self._types or np.array(0)))
         if embeddings.positions is not None:
             if embeddings.padding_id is None:
                 places = self._places
@@ -178,8 +188,8 @@ class _Writer:
                 places = add("Mul", add("CumSum", counted, np.array(1)), counted)
             if embeddings.first_position:
                 places = add("Add", places, np.array(embeddings.first_position))
-            x = add("Add", x, self._sites.rows(embeddings.positions, places))
-        x = self._optional_norm(x, embeddings.norm)
+            parts.append(self._sites.rows(embeddings.positions, places))
+        x = self._normed_sum(parts, embeddings.norm)
         return x if embeddings.projection is None else self._linear(x, embeddings.projection)
 
     def _share(self, dropped_id: int) -> str:
@@ -212,12 +222,28 @@ class _Writer:
 
     def _add_states(self, local: str, states: str, residual: Residual, path: str) -> str:
         local = self._sites.activation(f"{path}{LOCAL}", local)
-        total = self._add("Add", local, self._sites.activation(f"{path}{RESIDUAL}", states))
-        total = self._sites.activation(f"{path}.layernorm_input_quantizer", total)
-        x = self._optional_norm(total, residual.norm)
-        if residual.again is None:
-            return x
-        return self._optional_norm(self._add("Add", x, states), residual.again)
+        total = [local, self._sites.activation(f"{path}{RESIDUAL}", states)]
+        site = f"{path}.layernorm_input_quantizer"
+        x = self._normed_sum(total, residual.norm, site)
+        return x if residual.again is None else self._normed_sum([x, states], residual.again)
+
+    def _normed_sum(self, parts: Sequence[str], norm: Norm | None, site: str = "") -> str:
+        """Return a sum, normalized.
+
+        When it loads a graph, ONNX Runtime fuses Add and LayerNormalization to
+        SkipLayerNormalization. That CPU kernel sums in a scalar loop and takes several times as
+        long as the two operators (`benchmarks/layer_norm.py`). No fusion matches Sum.
+
+        Args:
+            parts: Names of the values.
+            norm: The normalization; `None` for none.
+            site: Site of the sum.
+        """
+        x, *others = parts
+        for other in others:
+            is_last = other is others[-1] and norm is not None and norm.subtracts_mean
+            x = self._add(self._sums if is_last else "Add", x, other)
+        return self._optional_norm(self._sites.activation(site, x), norm)
 
     def _convolve(self, x: str, embedded: str, convolution: Convolution) -> str:
         add, weight = self._add, convolution.linear.weight
@@ -228,9 +254,15 @@ class _Writer:
         near = np.asarray(weight, np.float32).reshape(hidden, count, hidden).transpose(0, 2, 1)
         added = add("Conv", channels, near, convolution.linear.bias, pads=[count // 2] * 2)
         added = self._activate(add("Transpose", added, perm=[0, 2, 1]), convolution.activation)
-        return self._optional_norm(add("Add", x, added), convolution.norm)
+        return self._normed_sum([x, added], convolution.norm)
 
     def _attend(self, x: str, attention: Attention) -> str:
+        merged = self._sites.attention(x, attention, self._mask, self._axes)
+        (output,) = self._read(merged or self._merged(x, attention), [attention.output])
+        return output
+
+    def _merged(self, x: str, attention: Attention) -> str:
+        """Return the merged heads of an attention."""
         add, path = self._add, parent_of(attention.query)
         made = self._read(x, [attention.query, attention.key, attention.value])
         norms = (attention.query_norm, attention.key_norm, None)
@@ -260,9 +292,7 @@ class _Writer:
         probabilities = add("Softmax", scores, axis=-1)
         probabilities = self._sites.activation(f"{path}.matmul_a_input_quantizer", probabilities)
         merged = add("Transpose", add("MatMul", probabilities, value), perm=[0, 2, 1, 3])
-        joined = add("Reshape", merged, _integers(0, 0, attention.heads * sizes[2]))
-        (output,) = self._read(joined, [attention.output])
-        return output
+        return add("Reshape", merged, _integers(0, 0, attention.heads * sizes[2]))
 
     def _rotate(self, x: str, rotary: Rotary) -> str:
         add = self._add
@@ -347,10 +377,7 @@ class _Writer:
         """Return the outputs of linear layers of an encoder layer, with their sites."""
         add, outputs = self._add, dict[int, str]()
         for module in modules_of(layers):
-            path = module[0].module
-            read = self._sites.activation(f"{path}._input_quantizer", x)
-            weight, bias = self._sites.weight(module)
-            made = self._biased(add("MatMul", read, weight), bias, path)
+            made = self._sites.linear(x, module, self._axes)
             parts = [made]
             if len(module) > 1:
                 sizes = _integers(*(len(each.bias) for each in module))

@@ -120,7 +120,7 @@ def _target_json(written: WrittenGraph, calibration: CalibrationResult) -> dict[
             ],
             "smoothing": recipe.smoothing and dataclasses.asdict(recipe.smoothing),
         },
-        "rewrites": list(target.rewrites),
+        "style": dataclasses.asdict(target.style),
         "sites": _sites_json(written.plan, calibration),
     }
 

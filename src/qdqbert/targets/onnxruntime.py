@@ -2,28 +2,21 @@
 
 Its int8 kernels take unsigned activations and signed weights. With signed activations they are as
 slow as float. Attention matmuls and residual adds do not get faster in int8, so the recipe leaves
-them in float, and the rewrites fuse operators that ONNX Runtime does not fuse itself.
+them in float. The graph has operators that ONNX Runtime does not fuse itself.
 """
 
 from __future__ import annotations
 
 from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT, QdqStyle
-from qdqbert.targets.target import RewriteName, Target
-
-_REWRITES: tuple[RewriteName, ...] = (
-    "fuse_integer_matmul",
-    "fuse_integer_attention",
-    "sum_residuals",
-)
+from qdqbert.targets.target import Target
 
 ONNXRUNTIME = Target(
     name="onnxruntime",
     summary="ONNX Runtime's CPU provider, with its fused int8 operators",
     engines=("onnxruntime",),
     recipe="linear",
-    style=QdqStyle(unsigned_activations=True),
+    style=QdqStyle(unsigned_activations=True, onnxruntime_operators=True),
     adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT,
-    rewrites=_REWRITES,
 )
 
 # Weights and smoothing are the same as `onnxruntime`'s. Computing ranges at run time costs one pass
@@ -35,6 +28,6 @@ DYNAMIC = Target(
     engines=("onnxruntime",),
     recipe="linear",
     dynamic=True,
+    style=QdqStyle(onnxruntime_operators=True),
     adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT,
-    rewrites=_REWRITES,
 )

@@ -6,7 +6,7 @@ VNNI, its int8 product of queries and keys is faster than the float one; without
 
 from __future__ import annotations
 
-from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
+from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT, QdqStyle
 from qdqbert.targets.target import Target
 
 OPENVINO = Target(
@@ -16,5 +16,5 @@ OPENVINO = Target(
     recipe="linear",
     vnni_recipe="linear+qk",
     adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT,
-    rewrites=("absorb_zero_points",),
+    style=QdqStyle(absorbs_zero_points=True),
 )

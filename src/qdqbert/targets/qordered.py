@@ -10,6 +10,7 @@ has no kernels. The Q/DQ pairs that the graph is made from run on any CPU, and a
 
 from __future__ import annotations
 
+from qdqbert.spec import QdqStyle
 from qdqbert.targets.target import Target
 
 QORDERED = Target(
@@ -21,5 +22,5 @@ QORDERED = Target(
     required_groups=("output",),
     zero_points="nowhere",
     unsigned=False,
-    rewrites=("fuse_qordered", "pad_sequences"),
+    style=QdqStyle(qordered=True),
 )

@@ -23,18 +23,6 @@ from qdqbert.spec import (
     residual_sites,
 )
 
-RewriteName = Literal[
-    "fuse_integer_matmul",
-    "fuse_integer_attention",
-    "sum_residuals",
-    "absorb_zero_points",
-    "absorb_zero_points_in_half",
-    "to_half_precision",
-    "fuse_qordered",
-    "pad_sequences",
-]
-CheckName = Literal["check_tensorrt_rules"]
-
 # Names of the files that targets have, by their content: an ONNX graph, or the packed weights of
 # the native engine.
 FileName = Literal["model.onnx", "model.safetensors"]
@@ -44,7 +32,7 @@ FileName = Literal["model.onnx", "model.safetensors"]
 class Target:
     """A runtime that graphs are written for.
 
-    This is data only. `qdqbert.targets.lowering` has the code that rewrites and checks graphs.
+    This is data only. `qdqbert.targets.lowering` has the code that writes and checks graphs.
 
     Attributes:
         name: Name of the target, unique.
@@ -59,7 +47,7 @@ class Target:
         quantizes: Which activations and weights of encoder layers it quantizes: any that a recipe
             places, any as long as all linear layers are among them, or nothing, whatever the
             recipe. Nothing includes embedding tables.
-        style: How Q/DQ pairs are written.
+        style: How graphs are written.
         zero_points: Where the zero point of an activation may differ from the middle of its codes:
             at every site, at the inputs of linear layers only, or nowhere.
         unsigned: Whether activations may have unsigned codes with zero point 0 at every site.
@@ -69,8 +57,7 @@ class Target:
         dynamic: Whether the ranges of activations are computed from each tensor at run time, at the
             inputs of linear layers. Other activations then stay in float.
         per_row: Whether each token has its own range then, instead of the whole tensor.
-        rewrites: Names of the rewrites, applied in order after the Q/DQ pairs are inserted.
-        checks: Names of the checks that the finished graph has to pass.
+        follows_tensorrt_rules: Whether the graph has to pass the checks of `graph.legality`.
         last_bits: Relative rounding error of the float type between int8 operators.
         agreement_db: SQNR to PyTorch's fake quantization that each layer should have, dB. It is
             lower if more is computed in int8 than a recipe quantizes.
@@ -94,8 +81,7 @@ class Target:
     adjacent_sum_limit: int | None = None
     dynamic: bool = False
     per_row: bool = False
-    rewrites: tuple[RewriteName, ...] = ()
-    checks: tuple[CheckName, ...] = ()
+    follows_tensorrt_rules: bool = False
     last_bits: float = 1e-6
     agreement_db: float = 40.0
     is_proxy: bool = False
@@ -258,13 +244,17 @@ def measured_plan(plan: Plan) -> Plan:
     """Return the plan of the graph to measure.
 
     That is the plan itself if an engine can run its graph. Otherwise the new plan has the same Q/DQ
-    pairs, and none of the target's rewrites and checks. `Target.qdq_engines` can run that graph.
+    pairs, and none of the target's operators and checks. `Target.qdq_engines` can run that graph.
     They show the results of the quantized model, but not its speed.
     """
     if plan.target.engines:
         return plan
     target = dataclasses.replace(
-        plan.target, engines=plan.target.qdq_engines, rewrites=(), checks=(), is_proxy=True
+        plan.target,
+        engines=plan.target.qdq_engines,
+        style=QdqStyle(),
+        follows_tensorrt_rules=False,
+        is_proxy=True,
     )
     return dataclasses.replace(plan, target=target)
 

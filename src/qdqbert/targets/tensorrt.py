@@ -7,6 +7,7 @@ matmuls.
 
 from __future__ import annotations
 
+from qdqbert.spec import QdqStyle
 from qdqbert.targets.target import Target
 
 TENSORRT = Target(
@@ -23,7 +24,7 @@ TENSORRT = Target(
     refused_groups=("output",),
     zero_points="linear_inputs",
     unsigned=False,
-    rewrites=("absorb_zero_points_in_half", "to_half_precision"),
-    checks=("check_tensorrt_rules",),
+    style=QdqStyle(absorbs_zero_points=True, float16=True),
+    follows_tensorrt_rules=True,
     last_bits=2.0**-11,
 )

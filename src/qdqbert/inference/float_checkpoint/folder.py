@@ -197,7 +197,6 @@ def _description(
                 "engines": [target.engines[0]],
                 "is_proxy": False,
                 "recipe": {"name": recipe, "rules": [], "smoothing": None},
-                "rewrites": [],
                 "sites": {},
             }
         },

@@ -21,12 +21,11 @@ from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import Choices
 from qdqbert.encoding import Batch, encode, make_batches
-from qdqbert.errors import GraphError, UserInputError
+from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import MICROSOFT, add_constant, constant_array, replace, tidy
 from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.graph.passes.qordered import fuse_qordered
 from qdqbert.graph.writer import make_graph
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Max
@@ -34,7 +33,6 @@ from qdqbert.recipes import QuantizerOptions
 from qdqbert.reference.sited_model import SitedModel, quantizing
 from qdqbert.spec import QdqStyle, TensorSpec
 from qdqbert.targets import TARGETS
-from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan
 from qordered_reference import run_reference
 
@@ -84,9 +82,9 @@ class Model:
         specs = self.specs(**options)
         return make_graph(self.encoder, specs, Choices(ranges=self.calibration.ranges), style)
 
-    def lowered(self) -> ir.Model:
-        plan = make_plan(TARGETS["qordered"], self.sited.sites, embeddings="int8")
-        return lower(self.encoder, plan, Choices(ranges=self.calibration.ranges))
+    def lowered(self, **options) -> ir.Model:
+        """Return the graph with int8 operators."""
+        return self.pairs(TARGETS["qordered"].style, **options)
 
     def inputs(self, length: int) -> dict[str, np.ndarray]:
         """Return three texts of a length, the last two with an increasing number of [PAD]."""
@@ -156,7 +154,7 @@ def show(model: ir.Model, names: list[str]) -> ir.Model:
 
 def test_a_layer_becomes_seven_nodes(make) -> None:
     for layers, made in ((1, make(num_hidden_layers=1)), (2, make())):
-        before, after = op_counts(made.pairs()), op_counts(fuse_qordered(made.pairs()))
+        before, after = op_counts(made.pairs()), op_counts(made.lowered())
         assert before["QuantizeLinear"] == 12 * layers + 1
         assert before["DequantizeLinear"] == (12 + 6) * layers + 1
         for name, count in LAYER_NODES.items():
@@ -289,7 +287,7 @@ def test_fusions_of_onnxruntime_make_the_same_nodes(make, tmp_path) -> None:
             str(tmp_path / "pairs.onnx"), "bert", num_heads=2, hidden_size=32, opt_level=0
         ).model
     )
-    mine = {node.outputs[0].name: node for node in fused_nodes(fuse_qordered(made.pairs()))}
+    mine = {node.outputs[0].name: node for node in fused_nodes(made.lowered())}
     found = [node for node in fused_nodes(theirs) if node.op_type in LAYER_NODES]
     assert Counter(node.op_type for node in found) == {
         name: 2 * count for name, count in LAYER_NODES.items()
@@ -337,31 +335,22 @@ def test_options_that_leave_everything_in_int8_are_fused(
 ) -> None:
     made = make()
     ranges = quantizer_options.adjust(made.calibration.ranges, made.sited.sites)
-    pairs = make_graph(
-        made.encoder, made.specs(quantizer_options=quantizer_options), Choices(ranges=ranges)
+    specs = made.specs(quantizer_options=quantizer_options)
+    pairs, fused = (
+        make_graph(made.encoder, specs, Choices(ranges=ranges), style)
+        for style in (None, TARGETS["qordered"].style)
     )
     inputs = made.inputs(16)
     expected = run_plainly(pairs, inputs)["last_hidden_state"]
-    found = run_reference(fuse_qordered(pairs), inputs)["last_hidden_state"]
+    found = run_reference(fused, inputs)["last_hidden_state"]
     text = inputs["attention_mask"].astype(bool)
     assert sqnr_db(expected[text], found[text]) >= LEAST_DB
-
-
-def test_dedicated_pairs_are_fused_like_shared_ones(make) -> None:
-    made = make()
-    apart = made.pairs(style=QdqStyle(dedicated_pairs=True))
-    assert op_counts(apart)["QuantizeLinear"] > op_counts(made.pairs())["QuantizeLinear"]
-    inputs = made.inputs(16)
-    np.testing.assert_array_equal(
-        run_reference(fuse_qordered(apart), inputs)["last_hidden_state"],
-        run_reference(fuse_qordered(made.pairs()), inputs)["last_hidden_state"],
-    )
 
 
 @pytest.mark.parametrize(
     ("quantizer_options", "site"),
     [
-        ({"quant_disable": True}, "0.attention.self.softmax_input_quantizer"),
+        ({"quant_disable": True}, "0.attention.self.query._input_quantizer"),
         ({"quant_disable_keyword": ("_q_input",)}, "0.attention.self.matmul_q_input_quantizer"),
         ({"quant_disable_keyword": ("_a_input",)}, "0.attention.self.matmul_a_input_quantizer"),
         ({"quant_disable_keyword": (r"1.*value\._w",)}, "1.attention.self.value._weight_quantizer"),
@@ -383,91 +372,87 @@ def test_dedicated_pairs_are_fused_like_shared_ones(make) -> None:
     ids=lambda each: each if isinstance(each, str) else "",
 )
 def test_the_first_site_in_float_is_named(make, quantizer_options, site) -> None:
-    model = make().pairs(quantizer_options=QuantizerOptions(**quantizer_options))
+    model = make()
     with pytest.raises(UserInputError, match=rf"Site `encoder\.layer\.{site}.*recipe='qordered'"):
-        fuse_qordered(model)
+        model.lowered(quantizer_options=QuantizerOptions(**quantizer_options))
 
 
 @pytest.mark.parametrize("recipe", ["linear", "full"])
 def test_a_graph_of_another_recipe_is_refused(make, recipe) -> None:
-    site = r"Site `encoder\.layer\.0\.attention\.self\.softmax_input_quantizer` is left"
-    with pytest.raises(UserInputError, match=f"{site}.*recipe='qordered'"):
-        fuse_qordered(make().pairs(recipe=recipe))
+    with pytest.raises(UserInputError, match=r"Site `.*` is left.*recipe='qordered'"):
+        make().lowered(recipe=recipe)
 
 
 def test_sums_of_rounded_branches_are_refused(make) -> None:
     model = make()
     specs = model.specs()
     specs["encoder.layer.0.output.add_local_input_quantizer"] = TensorSpec()
-    pairs = make_graph(model.encoder, specs, Choices(ranges=model.calibration.ranges))
+    choices = Choices(ranges=model.calibration.ranges)
     with pytest.raises(
         UserInputError, match=r"Layer `encoder\.layer\.0` .* rounds only the sum.*recipe='qordered'"
     ):
-        fuse_qordered(pairs)
+        make_graph(model.encoder, specs, choices, TARGETS["qordered"].style)
 
 
 def test_fewer_bits_are_refused(make) -> None:
-    model = make().pairs(quantizer_options=QuantizerOptions(aprec=4))
+    model = make()
     with pytest.raises(
         UserInputError, match=r"Site `encoder\.layer\.0\.[a-z_.]+` has fewer than 8"
     ):
-        fuse_qordered(model)
+        model.lowered(quantizer_options=QuantizerOptions(aprec=4))
 
 
-def only(model: ir.Model, op_type: str) -> ir.Node:
-    (node,) = (node for node in model.graph if node.op_type == op_type)
-    return node
+def with_layer(model: EncoderModel, **changes) -> EncoderModel:
+    (layer,) = model.layers
+    return dataclasses.replace(model, layers=(dataclasses.replace(layer, **changes),))
 
 
-def split_into_4_heads(model: ir.Model) -> None:
-    for node in model.graph:
-        shape = node.outputs[0].shape
-        if node.op_type == "Reshape" and shape is not None and shape[2:] == (2, 16):
-            node.outputs[0].shape = ir.Shape([*shape[:2], 4, 8])
+def with_attention(model: EncoderModel, **changes) -> EncoderModel:
+    attention = dataclasses.replace(model.layers[0].attention, **changes)
+    return with_layer(model, attention=attention)
 
 
-def widen_feed_forward(model: ir.Model) -> None:
-    weight = model.graph.initializers["encoder.layer.0.intermediate.dense.weight_codes"]
-    weight.const_value = ir.tensor(np.zeros((32, 66), np.int8), name=weight.name)
-
-
-def use_relu(model: ir.Model) -> None:
-    gelu = only(model, "Gelu")
-    replace(model.graph, gelu, ir.node("Relu", gelu.inputs), old=gelu.outputs[0])
-    tidy(model)
-
-
-def use_tanh_gelu(model: ir.Model) -> None:
-    only(model, "Gelu").attributes["approximate"] = ir.AttrString("approximate", "tanh")
-
-
-def mask_by_query(model: ir.Model) -> None:
-    """Make a mask that differs between queries, as that of a decoder."""
-    masked = only(model, "Softmax").inputs[0].producer()
-    mask = masked.inputs[1]
-    turned = ir.node("Transpose", [mask], {"perm": [0, 1, 3, 2]})
-    both = ir.node("Add", [mask, turned.outputs[0]])
-    both.outputs[0].shape = ir.Shape([mask.shape[0], 1, mask.shape[3], mask.shape[3]])
-    model.graph.insert_before(masked, [turned, both])
-    masked.replace_input_with(1, both.outputs[0])
+def widen_feed_forward(model: EncoderModel) -> EncoderModel:
+    up = model.layers[0].up
+    weight, bias = (np.concatenate([each, each[:2]]) for each in (up.weight, up.bias))
+    return with_layer(model, up=dataclasses.replace(up, weight=weight, bias=bias))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (split_into_4_heads, r"head dimension of 8 \(32 channels in 4 heads\).*of 16"),
+        (
+            lambda model: with_attention(model, heads=4),
+            r"head dimension of 8 \(32 channels in 4 heads\).*of 16",
+        ),
         (widen_feed_forward, "66 outputs in `intermediate.dense`.*multiple of 4"),
-        (use_relu, "with Relu; the kernel is GELU"),
-        (use_tanh_gelu, "computes GELU by tanh; the kernel computes it by erf"),
-        (mask_by_query, "mask that is not computed from the input `attention_mask` alone"),
+        (lambda model: with_layer(model, activation="relu"), "with relu; the kernel is GELU"),
+        (
+            lambda model: with_layer(model, activation="gelu_tanh"),
+            "computes GELU by tanh; the kernel computes it by erf",
+        ),
+        (
+            lambda model: with_attention(model, causal=True),
+            "mask that is not computed from the input `attention_mask` alone",
+        ),
+        (lambda model: with_attention(model, scale=0.5), r"does not scale its scores by 16\^-0.5"),
+        (
+            lambda model: with_attention(model, position_bias=np.zeros((2, 3), np.float32)),
+            "positions or norms in its attention",
+        ),
+        (
+            lambda model: with_layer(model, attention_norm=model.layers[0].residual.norm),
+            "does not normalize each sum by a LayerNorm",
+        ),
+        (lambda model: with_layer(model, gate=model.layers[0].up), "has a gate"),
     ],
-    ids=["heads", "channels", "relu", "tanh", "mask"],
+    ids=["heads", "channels", "relu", "tanh", "mask", "scale", "bias", "norm", "gate"],
 )
 def test_what_the_kernels_cannot_take_is_refused(make, change, message) -> None:
-    model = make(num_hidden_layers=1).pairs()
-    change(model)
+    made = make(num_hidden_layers=1)
+    changed = dataclasses.replace(made, encoder=change(made.encoder))
     with pytest.raises(UserInputError, match=f"Layer `encoder.layer.0` .*{message}"):
-        fuse_qordered(model)
+        changed.lowered()
 
 
 def test_ranges_that_differ_among_readers_are_refused(make) -> None:
@@ -478,12 +463,4 @@ def test_ranges_that_differ_among_readers_are_refused(make) -> None:
     with pytest.raises(
         UserInputError, match=r"Layer `encoder\.layer\.0` reads its input with several"
     ):
-        fuse_qordered(make_graph(made.encoder, made.specs(), Choices(ranges=ranges)))
-
-
-def test_a_graph_without_attention_is_refused() -> None:
-    model = ir.from_onnx_text(
-        '<ir_version: 10, opset_import: ["" : 21]> g (float[2] x) => (float[2] y) { y = Abs (x) }'
-    )
-    with pytest.raises(GraphError, match="has no attention"):
-        fuse_qordered(model)
+        make_graph(made.encoder, made.specs(), Choices(ranges=ranges), TARGETS["qordered"].style)

@@ -9,7 +9,7 @@ import pytest
 from qdqbert.errors import GraphError
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.edit import constant_array
-from qdqbert.graph.passes.half_precision import to_half_precision
+from qdqbert.graph.half_precision import to_half_precision
 from qdqbert.graph.writer import make_graph
 
 FAMILIES = [
