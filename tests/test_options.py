@@ -146,6 +146,7 @@ def test_an_unknown_choice_is_reported_with_the_known_ones() -> None:
         ("overwrite", "yes", "True or False, got 'yes' (str)"),
         ("quant_disable_keyword", 1.5, "a string or a path, got 1.5 (float)"),
         ("input_names", ["a"], "a dictionary of names, got ['a'] (list)"),
+        ("input_names", {"input_ids": 3}, "a dictionary of names, got {'input_ids': 3}"),
     ],
 )
 def test_a_value_of_another_type_is_reported(name, value, words) -> None:

@@ -9,6 +9,7 @@ import types
 import pytest
 from rich.console import Console
 
+from qdqbert.errors import UserInputError
 from qdqbert.progress import Bars, Silent, progress_of
 
 
@@ -122,6 +123,11 @@ def test_a_log_shows_no_percentage_of_an_unknown_size(clock, capsys) -> None:
         clock.seconds += 60
         advance()
     assert "%" not in capsys.readouterr().err
+
+
+def test_what_is_no_progress_is_refused() -> None:
+    with pytest.raises(UserInputError, match=r"`progress` must be True, False or .*, got 3 \(int"):
+        progress_of(3)
 
 
 @pytest.mark.parametrize(

@@ -545,6 +545,11 @@ def _check(option: Declared, value: Any) -> None:
         return
     for item in value if option.is_sequence else (value,):
         _check_type(option, item)
+        if option.is_mapping and not all(isinstance(each, str) for each in (*item, *item.values())):
+            raise UserInputError(
+                f"`{option.name}` must be a dictionary of names, got {item!r:.100}.",
+                argument=option.name,
+            )
         if option.choices and item not in option.choices:
             raise UserInputError(
                 f"`{option.name}={item!r}` is unknown. Choose one of: "
@@ -557,6 +562,36 @@ def _check(option: Declared, value: Any) -> None:
             raise UserInputError(
                 f"`{option.name}` must be {words}, got {item}.", argument=option.name
             )
+
+
+def check_arguments(
+    function: Callable[..., Any], arguments: Mapping[str, Any], **settings: Mapping[str, Number]
+) -> None:
+    """Check arguments of a function that is not made of a class of options, by its annotations.
+
+    Args:
+        function: The function.
+        arguments: The arguments by name.
+        settings: Bounds of the arguments by name, as in `option`.
+
+    Raises:
+        UserInputError: The type, the choice or the bounds of one of them are wrong.
+    """
+    hints = typing.get_type_hints(function)
+    for name, value in arguments.items():
+        kind, is_optional = _without_none(hints[name])
+        declared = Declared(
+            name=name,
+            field=name,
+            parameter=name,
+            type=kind,
+            is_optional=is_optional,
+            default=dataclasses.MISSING,
+            help="",
+            group=type(None),
+            settings=settings.get(name, {}),
+        )
+        _check(declared, value)
 
 
 # What a value has to be, in words, by the type of the option.

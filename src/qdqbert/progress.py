@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from qdqbert.errors import UserInputError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -198,11 +200,20 @@ def progress_of(shown: Progress | bool | None) -> Progress:
 
     Args:
         shown: Whether to show bars; `None` for bars in notebooks only.
+
+    Raises:
+        UserInputError: It is something else.
     """
     if shown is None:
         shown = _is_notebook()
     if isinstance(shown, bool):
         return Bars() if shown else Silent()
+    if not hasattr(shown, "stage"):
+        raise UserInputError(
+            "`progress` must be True, False or a `qdqbert.Progress`, got "
+            f"{shown!r:.100} ({type(shown).__name__}).",
+            argument="progress",
+        )
     return shown
 
 

@@ -207,11 +207,33 @@ def test_a_model_for_another_task_is_refused(quantized, made, right, wrong) -> N
         qdqbert.load(folder, task=wrong)
 
 
-def test_an_unknown_task_is_refused_before_the_folder_is_read() -> None:
-    with pytest.raises(
-        UserInputError, match=r"`task='sentiment'` is unknown\. `load` runs: feature-"
-    ):
-        qdqbert.load("missing", task="sentiment")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"task": "sentiment"}, r"`task='sentiment'` is unknown\. Choose one of: feature-"),
+        ({"engine": "tvm"}, r"`engine='tvm'` is unknown\. Choose one of: onnxruntime, openvino"),
+        ({"kernel": "sse"}, r"`kernel='sse'` is unknown\. Choose one of: amx"),
+        ({"target": "tvm"}, r"`target='tvm'` is unknown\. Choose one of: portable"),
+        ({"precision": "fp16"}, r"`precision='fp16'` is unknown\. Choose one of: int8, float"),
+        ({"threads": "2"}, r"`threads` must be a whole number, got '2' \(str\)"),
+        ({"threads": 0}, "`threads` must be at least 1, got 0"),
+        ({"batch_invariant": "yes"}, r"`batch_invariant` must be True or False, got 'yes'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_wrong_argument_is_refused_before_the_folder_is_read(arguments, message) -> None:
+    with pytest.raises(UserInputError, match=message):
+        qdqbert.load("./missing", **arguments)
+
+
+def test_what_is_no_model_is_refused(tmp_path) -> None:
+    with pytest.raises(CheckpointError, match=r"Folder '.*missing' does not exist"):
+        qdqbert.load(tmp_path / "missing")
+    with pytest.raises(CheckpointError, match="is neither a quantized model nor a float check"):
+        qdqbert.load(tmp_path)
+    (tmp_path / "model.onnx").touch()
+    with pytest.raises(CheckpointError, match="quantize it first: qdqbert quantize"):
+        qdqbert.load(tmp_path / "model.onnx")
 
 
 def test_type_checkers_see_the_class_of_each_task() -> None:
@@ -319,7 +341,6 @@ def test_a_damaged_report_is_refused(folder, targets) -> None:
     ("options", "message"),
     [
         ({"threads": 0}, "`threads` must be at least 1, got 0"),
-        ({"engine": "tpu"}, "Engine 'tpu' is unknown"),
         ({"target": "openvino"}, "`target='openvino'`: .* contains graphs for portable only"),
         ({"engine": "openvino", "provider": "cuda"}, "`provider='cuda'` is an execution provider"),
     ],

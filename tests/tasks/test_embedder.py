@@ -322,6 +322,15 @@ def test_ranges_of_the_folder_are_those_of_the_calibration_data(quantized, embed
     assert inside.all(axis=1).sum() >= 24
 
 
+def test_dimensions_that_embeddings_do_not_have_are_refused(plain, embedder) -> None:
+    for model in (plain[1], embedder):
+        assert model.encode(TEXTS, truncate_dim=np.int64(32)).shape == (len(TEXTS), 32)
+        with pytest.raises(UserInputError, match=r"`truncate_dim=33`: .* have 32 dimensions"):
+            model.encode(TEXTS, truncate_dim=33)
+    with pytest.raises(UserInputError, match=r"`truncate_dim=33`: .* have 32 dimensions"):
+        embedder.embedding_ranges(truncate_dim=33)
+
+
 def test_ranges_of_the_caller_replace_those_of_the_folder(embedder) -> None:
     util = pytest.importorskip("sentence_transformers.util")
     vectors = embedder.encode(TEXTS)
@@ -365,6 +374,11 @@ def test_without_ranges_the_error_says_how_to_get_them(quantized, tmp_path) -> N
     [
         ({"output_dtype": "int4"}, "`output_dtype='int4'` is unknown. Known: float32, int8, uint8"),
         ({"output_dtype": "int8", "precision": "uint8"}, "are two names of one option"),
+        ({"output_dtype": "binary", "ranges": [[0], [1]]}, "`ranges` applies to .* got 'binary'"),
+        ({"truncate_dim": 0}, "`truncate_dim` must be at least 1, got 0"),
+        ({"truncate_dim": "8"}, r"`truncate_dim` must be a whole number, got '8' \(str\)"),
+        ({"chunk_overlap": "a"}, "`chunk_overlap` must be a whole number, got 'a'"),
+        ({"prompt": 3}, r"`prompt` must be a text, got 3 \(int\)"),
         (
             {"output_dtype": "binary", "output_value": "token_embeddings"},
             "applies to sentence embeddings only",

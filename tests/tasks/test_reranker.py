@@ -93,6 +93,14 @@ def test_documents_whose_scores_round_to_one_are_in_the_order_of_their_logits(
     assert [each["score"] for each in ranked] == scores[order].tolist()
 
 
+@pytest.mark.parametrize(
+    ("top_k", "words"), [(0, "be at least 1, got 0"), ("2", "be a whole number, got '2'")]
+)
+def test_a_number_of_documents_that_cannot_be_is_refused(both, top_k, words) -> None:
+    with pytest.raises(UserInputError, match=f"`top_k` must {words}"):
+        both[0].rank(QUERY, ["a"], top_k=top_k)
+
+
 def test_a_model_with_several_outputs_cannot_rank(tiny_artifact, tmp_path) -> None:
     _, folder = tiny_artifact(HEAD, num_labels=3)
     with qdqbert.load(folder) as classifier:

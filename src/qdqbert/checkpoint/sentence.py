@@ -264,9 +264,14 @@ def choose_prompt(
     The `name` and the `text` are what a call asks for. The text takes precedence.
 
     Raises:
-        UserInputError: There is no prompt of that name.
+        UserInputError: There is no prompt of that name, or the text is something else.
     """
     if text is not None:
+        if not isinstance(text, str):
+            raise UserInputError(
+                f"`prompt` must be a text, got {text!r:.100} ({type(text).__name__}).",
+                argument="prompt",
+            )
         return text
     name = name or default_name
     if name is None:

@@ -30,6 +30,7 @@ from qdqbert.inference.float_checkpoint import (
 )
 from qdqbert.machine import usable_cores
 from qdqbert.objects import ModelLike, saved
+from qdqbert.options import check_arguments
 from qdqbert.runtime.batches import BatchPlan
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.runners import Runners
@@ -118,12 +119,18 @@ def load(
         >>> model(["great food", "the room was cold"])
         [{'label': 'positive', 'score': 0.998}, {'label': 'negative', 'score': 0.981}]
     """
-    if task not in (None, *TASKS):
-        raise UserInputError(
-            f"`task={task!r}` is unknown. `load` runs: {_tasks()}.", argument="task"
-        )
-    if threads is not None and threads < 1:
-        raise UserInputError(f"`threads` must be at least 1, got {threads}.", argument="threads")
+    given = {
+        "task": task,
+        "engine": engine,
+        "provider": provider,
+        "kernel": kernel,
+        "threads": threads,
+        "target": target,
+        "batch_invariant": batch_invariant,
+        "precision": precision,
+        "check": check,
+    }
+    check_arguments(load, given, threads={"at_least": 1})
     if precision == "float":
         if target not in (None, "float"):
             raise UserInputError(
@@ -151,8 +158,10 @@ def load(
     found = loaded_task(artifact.task, classes=len(config.get("id2label") or range(2)))
     model = TASKS[found].model if found in TASKS else None
     if model is None:
+        known = [name for name, each in TASKS.items() if each.model is not None]
         raise UserInputError(
-            f"{called!r} is a model for {found!r}, which `load` does not run. It runs: {_tasks()}."
+            f"{called!r} is a model for {found!r}, which `load` does not run. It runs: "
+            f"{', '.join(known)}."
         )
     if task not in (None, found):
         raise UserInputError(
@@ -188,11 +197,6 @@ def load(
         config=config,
     )
     return model(loaded)
-
-
-def _tasks() -> str:
-    """Return the names of the tasks that are run, for messages."""
-    return ", ".join(name for name, task in TASKS.items() if task.model is not None)
 
 
 def open_graph(
@@ -272,10 +276,13 @@ def open_folder(
     if is_float_checkpoint(folder):
         _check_float(str(path), precision, engine, target)
         return open_float_checkpoint(folder, name=str(path), precision=precision, check=check)
-    if is_on_hub:
+    if not folder.exists():
+        raise CheckpointError(f"Folder {str(path)!r} does not exist. Check the path.")
+    if is_on_hub or (folder.is_dir() and not has_settings(folder)):
         raise CheckpointError(
-            f"The hub's model {str(path)!r} is neither a quantized model nor a float checkpoint: "
-            f"it has neither {QUANTIZATION} nor config.json with model.safetensors."
+            f"{'The model of the hub' if is_on_hub else 'Folder'} {str(path)!r} is neither a "
+            f"quantized model nor a float checkpoint: it has neither {QUANTIZATION} nor "
+            "config.json with model.safetensors."
         )
     return open_artifact(folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -120,6 +121,25 @@ def is_pair(value: Any) -> bool:
         and len(value) == 2
         and all(isinstance(each, str) for each in value)
     )
+
+
+def check_whole(argument: str, value: Any, *, at_least: int) -> None:
+    """Check an argument that is a whole number or `None`.
+
+    Raises:
+        UserInputError: It is something else, or too small.
+    """
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise UserInputError(
+            f"`{argument}` must be a whole number, got {value!r:.100} ({type(value).__name__}).",
+            argument=argument,
+        )
+    if int(value) < at_least:
+        raise UserInputError(
+            f"`{argument}` must be at least {at_least}, got {value}.", argument=argument
+        )
 
 
 def check_batch_size(value: int | None) -> None:

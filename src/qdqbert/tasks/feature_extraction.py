@@ -6,6 +6,7 @@ The model has the interface of sentence-transformers' `SentenceTransformer`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from qdqbert.encoding import encode, feature_of
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_batch_size, check_text, listed_texts
+from qdqbert.runtime.inputs import check_batch_size, check_text, check_whole, listed_texts
 from qdqbert.runtime.model import Loaded, Model, TextEncoder
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat
@@ -43,6 +44,9 @@ from qdqbert.tasks.small_vectors import (
 from qdqbert.tasks.task import Answer, Features, Labels, Prediction, Predictions, Score, Task
 from qdqbert.tasks.texts import check_label_column, truncation_notice
 from qdqbert.tokenizing.tokenizer import Tokenizer
+
+# More dimensions than embeddings have.
+_MOST = 2**31
 
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
@@ -309,6 +313,7 @@ class _States(_Prompted):
 
 
 def _embed(model: Embedder, options: AnswerOptions) -> Job[Any, Any]:
+    model._check_width(options.truncate_dim)
     return model.job(
         prompt_name=options.prompt_name,
         prompt=options.prompt,
@@ -418,6 +423,7 @@ class Embedder(Model):
                 "one option. Pass one of them.",
                 argument="precision",
             )
+        self._check_width(truncate_dim)
         is_one = isinstance(sentences, str)
         job = self.job(
             prompt_name=prompt_name,
@@ -465,6 +471,7 @@ class Embedder(Model):
         Raises:
             UserInputError: The folder has no ranges.
         """
+        self._check_width(truncate_dim)
         limits = self._ranges().limits(
             truncate_dim or self._truncate_dim, is_scaled=normalize_embeddings
         )
@@ -576,6 +583,14 @@ class Embedder(Model):
                 f"`output_dtype={output_dtype!r}` is unknown. Known: {', '.join(OUTPUT_DTYPES)}.",
                 argument="output_dtype",
             )
+        check_whole("truncate_dim", truncate_dim, at_least=1)
+        check_whole("chunk_overlap", chunk_overlap, at_least=0)
+        if ranges is not None and output_dtype not in RANGED:
+            raise UserInputError(
+                f"`ranges` applies to `output_dtype` 'int8' and 'uint8', got {output_dtype!r}. "
+                "Leave it out.",
+                argument="ranges",
+            )
         loaded = self._loaded
         shared: dict[str, Any] = {
             "tokenizer": loaded.tokenizer,
@@ -623,6 +638,23 @@ class Embedder(Model):
                 argument="output_value",
             )
         return _States(**shared)
+
+    def _check_width(self, truncate_dim: int | None) -> None:
+        """Refuse a number of dimensions that embeddings do not have."""
+        check_whole("truncate_dim", truncate_dim, at_least=1)
+        if truncate_dim is not None and truncate_dim > self._width:
+            raise UserInputError(
+                f"`truncate_dim={truncate_dim}`: embeddings of {self.name!r} have {self._width} "
+                "dimensions. Pass this number or less.",
+                argument="truncate_dim",
+            )
+
+    @functools.cached_property
+    def _width(self) -> int:
+        """Number of dimensions of an embedding that is not cut."""
+        if self._stored_ranges is not None:
+            return len(self._stored_ranges.low)
+        return len(self._all(self.job(prompt="", truncate_dim=_MOST), ["a"])[0])
 
     def _limits(self, dimensions: int | None, normalize: bool, keep_length: bool) -> Embedding:
         """Return the folder's ranges of vectors that are cut and scaled by these options."""

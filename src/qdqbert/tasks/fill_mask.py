@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_batch_size, check_text, listed_texts
+from qdqbert.runtime.inputs import check_batch_size, check_text, check_whole, listed_texts
 from qdqbert.runtime.model import Model, TextEncoder
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute
@@ -319,8 +319,7 @@ class MaskFiller(Model):
 
     def job(self, *, top_k: int = 5, targets: str | Sequence[str] | None = None) -> _Fill:
         """Return the job of a call with these options, for `stream`."""
-        if top_k < 1:
-            raise UserInputError(f"`top_k` must be at least 1, got {top_k}.", argument="top_k")
+        check_whole("top_k", top_k, at_least=1)
         tokenizer = self._loaded.tokenizer
         mask_id = tokenizer.special_id("mask_token")
         if mask_id is None:

@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 from qdqbert.encoding import Encoded, in_chunks, padding_of
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_batch_size, described, is_text, listed, listed_texts
+from qdqbert.runtime.inputs import (
+    check_batch_size,
+    check_whole,
+    described,
+    is_text,
+    listed,
+    listed_texts,
+)
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute
@@ -443,11 +450,7 @@ class QuestionAnswerer(Model):
             "doc_stride": doc_stride,
         }
         for name, value in given.items():
-            least = 0 if name == "doc_stride" else 1
-            if value is not None and value < least:
-                raise UserInputError(
-                    f"`{name}` must be at least {least}, got {value}.", argument=name
-                )
+            check_whole(name, value, at_least=0 if name == "doc_stride" else 1)
         changes = {"doc_stride": doc_stride, "max_answer_length": max_answer_len}
         artifact = self._loaded.artifact
         if handle_impossible_answer is None:

@@ -24,6 +24,7 @@ from qdqbert.runtime.inputs import (
     Text,
     check_batch_size,
     check_text,
+    check_whole,
     is_pair,
     listed,
     listed_texts,
@@ -366,6 +367,7 @@ class Reranker(TextClassifier):
                 f"`rank` needs a model with one output, and {self.name!r} has "
                 f"{self.num_labels}. Use `predict`."
             )
+        check_whole("top_k", top_k, at_least=1)
         texts = listed_texts(documents, "documents", takes_one=False)
         with naming("query"):
             check_text(query)

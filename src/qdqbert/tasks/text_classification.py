@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.errors import UserInputError
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_batch_size, is_pair, listed, text_or_pair
+from qdqbert.runtime.inputs import check_batch_size, check_whole, is_pair, listed, text_or_pair
 from qdqbert.runtime.model import Model, TextEncoder
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import Pair, TaskRoute
@@ -274,8 +274,7 @@ class TextClassifier(Model):
 
         Its answers are lists of `{"label": ..., "score": ...}`, also for `top_k=1`.
         """
-        if top_k is not None and top_k < 1:
-            raise UserInputError(f"`top_k` must be at least 1, got {top_k}.", argument="top_k")
+        check_whole("top_k", top_k, at_least=1)
         if truncation not in (True, "longest_first"):
             raise UserInputError(
                 f"`truncation={truncation!r}` cannot be used: inputs that are longer than "

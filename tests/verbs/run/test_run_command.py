@@ -110,7 +110,7 @@ def test_errors_name_flags(classifier, reviews, tmp_path) -> None:
     assert "If the first row is not a header, pass `--no-header`." in err
     code, _, err = run(tmp_path, "-i", reviews, "-o", tmp_path / "a.jsonl")
     assert code == 2
-    assert "is not a quantized model" in err
+    assert "is neither a quantized model nor a float checkpoint" in err
 
 
 @pytest.mark.parametrize(
