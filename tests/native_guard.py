@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -10,7 +11,7 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -48,12 +49,14 @@ class Guard:
         return raw[start : start + size]
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """Allocate as `qdqbert.engines.native.memory.zeros` does; the first axis may be apart."""
-        shape = (shape,) if isinstance(shape, int) else shape
-        if len(shape) == 3 and shape[0] == 3:
-            # Queries, keys and values, which the engine allocates as one array.
+        """Allocate as `qdqbert.engines.native.memory.zeros` does."""
+        return self._array((shape,) if isinstance(shape, int) else shape, np.dtype(dtype))
+
+    def zeros_apart(self, shape: Any, dtype: Any) -> Any:
+        """Allocate each matrix of queries, keys and values, which the engine has as one array."""
+        if isinstance(shape, tuple) and len(shape) == 3 and shape[0] == 3:
             return [self.zeros(shape[1:], dtype) for _ in range(3)]
-        return self._array(shape, np.dtype(dtype))
+        return self.zeros(shape, dtype)
 
     def copy(self, array: np.ndarray) -> np.ndarray:
         found = self._array(array.shape, array.dtype)
@@ -93,25 +96,33 @@ class Mirror:
         self._pairs.clear()
 
 
-def forward(path: Path, kernel: str, batches: Path, *, at_start: bool) -> None:
-    """Print a digest of the outputs for each batch. All buffers are guarded."""
+@contextlib.contextmanager
+def guarded(guard: Guard) -> Iterator[None]:
+    """Allocate all buffers of models between pages."""
     from qdqbert.engines.native import convolution, heads, program, runner
 
-    guard = Guard(at_start=at_start)
     texts = runner.Texts
 
     def guarded_texts(**arrays: Any) -> Any:
         return texts(**{name: guard.copy(each) for name, each in arrays.items()})
 
     with (
-        mock.patch.object(program, "zeros", guard.zeros),
+        mock.patch.object(program, "zeros", guard.zeros_apart),
         mock.patch.object(heads, "zeros", guard.zeros),
         mock.patch.object(convolution, "zeros", guard.zeros),
         mock.patch.object(program, "aligned", guard.copy),
         mock.patch.object(runner, "Texts", guarded_texts),
     ):
+        yield
+
+
+def forward(path: Path, kernel: str, batches: Path, *, at_start: bool) -> None:
+    """Print a digest of the outputs for each batch. All buffers are guarded."""
+    from qdqbert.engines.native.runner import NativeRunner
+
+    with guarded(Guard(at_start=at_start)):
         for threads in (1, 2):
-            opened = runner.NativeRunner(path, threads=threads, kernel=kernel)
+            opened = NativeRunner(path, threads=threads, kernel=kernel)
             for number, batch in enumerate(json.loads(batches.read_text())):
                 # What runs when the process crashes.
                 sys.stderr.write(f"threads={threads} batch={number}\n")

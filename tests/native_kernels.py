@@ -1,7 +1,8 @@
 """Compiled kernels of an instruction set, called with numpy arrays.
 
 If the environment variable `GUARD_ARRAYS` is `start` or `end`, kernels get copies of all
-arrays, which start after or end before a page that cannot be used.
+arrays, which start after or end before a page that cannot be used. `KERNEL_EXAMPLES` is the number
+of shapes in each test.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from qdqbert.engines.native.records import CODES, NORM, ROUND_TRIP
 SAFE_CODE = 64
 
 GUARDED = os.environ.get("GUARD_ARRAYS")
-few = settings(max_examples=10 if GUARDED else 25, deadline=None)
+few = settings(max_examples=int(os.environ.get("KERNEL_EXAMPLES", 25)), deadline=None)
 MIRROR = Mirror(Guard(at_start=GUARDED == "start")) if GUARDED else None
 if MIRROR:
     _slot = records._slot

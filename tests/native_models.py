@@ -186,7 +186,7 @@ class _Maker:
             return None
         distance = np.arange(1 - shape.limit, shape.limit)
         near = np.clip(distance, -9, 9)
-        rows = 14 - near - (distance - near) // 20
+        rows = max(14, shape.limit // 20 + 10) - near - (distance - near) // 20
         keys, queries = (
             self.floats(shape.heads, int(rows.max()) + 1, shape.head, scale=0.7)
             if has_table

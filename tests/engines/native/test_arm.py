@@ -45,7 +45,7 @@ def test_a_cpu_has_its_kernel(name) -> None:
 @pytest.mark.parametrize("name", CPUS)
 def test_kernels_agree_with_numpy(kernel_cache, name) -> None:
     options = ("-p", "no:cacheprovider", "-q", "-k", f"[{name}", f"--confcutdir={HERE}")
-    variables = {"QEMU_CPU": CPUS[name], "GUARD_ARRAYS": "end"}
+    variables = {"QEMU_CPU": CPUS[name], "GUARD_ARRAYS": "end", "KERNEL_EXAMPLES": "10"}
     found = run_apart("-m", "pytest", *options, str(HERE / "kernels"), python=COMMAND, **variables)
     assert "passed" in found
 

@@ -200,6 +200,7 @@ def test_a_wrong_setting_is_named(packed, path, value, message) -> None:
         (("rotations",), 1, "layers.1.rotation' is 1 .* from 0 to 0"),
         (("rotations",), 3, "array 'rotations.2' is missing"),
         (("rotations",), 0, "layers.0.rotation' is 0"),
+        (("padding_id",), 1, "'rotations' is 2 and has to be an integer from 0 to 0"),
         (("head_size",), 16, "setting 'head_size' is 16 and has to be a multiple of 32"),
         (("limit",), 81, r"array 'rotations.0' is float32 .*\(81, 2, 16\)"),
         (("final_norm",), None, "array 'final_norm.bias' is unknown"),

@@ -161,6 +161,13 @@ def test_rows_of_relative_positions_are_stored_in_rising_order() -> None:
     assert not panel[8:].any()
 
 
+def test_rotations_of_positions_that_skip_padding_tokens_are_refused() -> None:
+    model = random_model(MODERN)
+    embeddings = dataclasses.replace(model.embeddings, padding_id=1)
+    with pytest.raises(GraphError, match="does not count padding tokens"):
+        pack_model(dataclasses.replace(model, embeddings=embeddings))
+
+
 def test_equal_rotations_are_stored_once() -> None:
     model = random_model(dataclasses.replace(MODERN, layers=4))
     packed = pack_model(model)

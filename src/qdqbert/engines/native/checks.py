@@ -26,6 +26,8 @@ _LARGEST = 65_536
 _SCALES = ("word_scale", ".factor", ".multiplier", ".step")
 # A convolution is over a few tokens.
 _MOST_TOKENS = 63
+# There are fewer layers.
+_MOST_ROTATIONS = 2**31 - 1
 # A head may have one output for each word of a vocabulary.
 _MOST_WORDS = 2**31 - 1
 # Messages of protocol buffers are smaller.
@@ -99,7 +101,8 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     yield from _embeddings(settings, limit + has_padding, words)
     yield from _convolution(settings, words)
     yield from _optional_norm(settings, "final_norm", "final_norm", settings.integer("hidden"))
-    rotations = settings.integer("rotations", 0)
+    # Positions of tokens start at 1 where those of padding tokens are 0, and rotations at 0.
+    rotations = settings.integer("rotations", 0, 0 if has_padding else _MOST_ROTATIONS)
     for index in range(rotations):
         settings.integer("head_size", multiple=2 * PANEL)
         yield f"rotations.{index}", np.float32, (limit, 2, size // 2)

@@ -16,6 +16,11 @@ def check_parts(model: EncoderModel) -> None:
     Raises:
         GraphError: It has such a part. The message names the layer.
     """
+    if model.embeddings.padding_id is not None and model.layers[0].attention.rotary is not None:
+        raise GraphError(
+            "The native engine rotates queries and keys by the place of a token in its text, and "
+            "this model does not count padding tokens."
+        )
     for index, layer in enumerate(model.layers):
         if _common(layer) != _common(model.layers[0]):
             raise GraphError(f"The native engine needs equal layers; layer {index} differs from 0.")
