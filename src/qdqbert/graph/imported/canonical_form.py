@@ -7,44 +7,85 @@ and LayerNorm is one node. The graph computes the same values as before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common
 
-from qdqbert.graph.edit import (
-    add_constant,
-    constant_array,
-    only_consumer,
-    producer_of,
-    replace,
-    tidy,
-)
+from qdqbert.graph.edit import constant_array, producer_of
 from qdqbert.graph.imported.fused_operators import decompose_fused_operators
 from qdqbert.graph.imported.layer_norm import fuse_layer_norms
+from qdqbert.graph.imported.node_builder import Build, Builder, replace_nodes
 
 _WIDENED = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
-_FOLDED = ("Cast", "Transpose")
 
 
 def lift_constants(model: ir.Model) -> ir.Model:
-    """Make each Constant an initializer, drop Identity and Dropout nodes, and return `model`.
+    """Make each Constant an initializer, and return the result; `model` is changed, too."""
+    lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
+    return lift(model).model
 
-    Dropout does nothing in inference.
+
+def _without_dropout(b: Builder) -> dict[int, ir.Value] | None:
+    """Drop a Dropout, which does nothing in inference, unless its mask is read."""
+    is_plain = not any(list(each.uses()) or each.is_graph_output() for each in b.node.outputs[1:])
+    return {0: b("Identity", b.node.inputs[0])} if is_plain else None
+
+
+def _with_float_mask(b: Builder) -> dict[int, ir.Value] | None:
+    """Convert a bool mask that is added to scores to 0 and the lowest float.
+
+    torch 2.13's dynamo exporter adds the bool mask itself at opset 23, which no runtime accepts.
     """
-    for node in list(model.graph):
-        if node.op_type == "Dropout" and not node.domain:
-            plain = ir.node("Identity", [node.inputs[0]])
-            replace(model.graph, node, plain, old=node.outputs[0])
-    for step in (
-        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        common.RemoveUnusedNodesPass(),
-        common.IdentityEliminationPass(),
-    ):
-        model = step(model).model
-    return model
+    terms = [
+        b("Where", each, 0.0, float(np.finfo(np.float32).min))
+        if each is not None and each.dtype == ir.DataType.BOOL
+        else each
+        for each in b.node.inputs
+    ]
+    return None if terms == list(b.node.inputs) else {0: b("Add", *terms)}
+
+
+def _without_flatten(b: Builder) -> dict[int, ir.Value] | None:
+    """Drop the reshapes around a Softmax over the last axis.
+
+    Softmax of opset 11 flattens its input, and conversion to newer opsets writes this out.
+    """
+    softmax = producer_of(b.node.inputs[0], "Softmax")
+    flatten = None if softmax is None else producer_of(softmax.inputs[0], "Flatten")
+    source = None if flatten is None else flatten.inputs[0]
+    if softmax is None or flatten is None or source is None:
+        return None
+    last = None if source.shape is None else len(source.shape) - 1
+    is_over_last = flatten.attributes.get_int("axis", 1) in (-1, last)
+    is_plain = is_over_last and softmax.attributes.get_int("axis", -1) == -1
+    return {0: b("Softmax", source, axis=-1)} if is_plain else None
+
+
+def _split_gemm(b: Builder) -> dict[int, ir.Value] | None:
+    """Replace a Gemm of a constant weight with MatMul and Add."""
+    x, weight, bias = b.inputs(3)
+    array, attributes = constant_array(weight), b.attributes
+    factors = {attributes.get_float(each, 1.0) for each in ("alpha", "beta")}
+    is_plain = factors == {1.0} and not attributes.get_int("transA", 0)
+    if array is None or not is_plain:
+        return None
+    product = b("MatMul", x, array.T if attributes.get_int("transB", 0) else array)
+    return {0: product if bias is None else b("Add", product, bias)}
+
+
+_PLAIN: Mapping[tuple[str, str], Build] = {
+    ("", "Dropout"): _without_dropout,
+    ("", "Add"): _with_float_mask,
+    ("", "Reshape"): _without_flatten,
+    ("", "Gemm"): _split_gemm,
+}
+
+
+def write_plainly(model: ir.Model) -> ir.Model:
+    """Write what operators compute with fewer kinds of them, and return the result."""
+    return replace_nodes(model, _PLAIN)
 
 
 def widen_floats(model: ir.Model) -> ir.Model:
@@ -70,120 +111,35 @@ def widen_floats(model: ir.Model) -> ir.Model:
         for value in node.outputs:
             if value.dtype in _WIDENED:
                 value.dtype = ir.DataType.FLOAT
-    _drop_float_casts(model)
-    return tidy(model)
-
-
-def _drop_float_casts(model: ir.Model) -> None:
-    """Drop casts from float32 to float32, which widening leaves."""
-    for node in list(model.graph):
-        source = node.inputs[0] if node.inputs else None
-        if (
-            node.op_type == "Cast"
-            and source is not None
-            and source.dtype == ir.DataType.FLOAT
-            and ir.DataType(node.attributes["to"].as_int()) == ir.DataType.FLOAT
-            and not node.outputs[0].is_graph_output()
-        ):
-            node.outputs[0].replace_all_uses_with(source)
-
-
-def split_gemms(model: ir.Model) -> ir.Model:
-    """Replace each Gemm of a constant weight with MatMul and Add, and return `model`."""
-    graph = model.graph
-    for node in list(graph):
-        if node.op_type != "Gemm" or node.domain:
-            continue
-        weight = constant_array(node.inputs[1])
-        flags = {name: attribute.value for name, attribute in node.attributes.items()}
-        plain = flags.get("alpha", 1.0) == flags.get("beta", 1.0) == 1.0
-        if weight is None or not plain or flags.get("transA", 0):
-            continue
-        stem = node.name or node.outputs[0].name or "gemm"
-        if flags.get("transB", 0):
-            weight = weight.T
-        matmul = ir.node(
-            "MatMul",
-            [node.inputs[0], add_constant(graph, f"{stem}.weight", weight)],
-            name=f"{stem}.matmul",
-        )
-        matmul.outputs[0].name = f"{stem}.product"
-        if len(node.inputs) > 2 and node.inputs[2] is not None:
-            added = ir.node("Add", [matmul.outputs[0], node.inputs[2]], name=f"{stem}.add")
-            replace(graph, node, added, old=node.outputs[0], also=[matmul])
-        else:
-            replace(graph, node, matmul, old=node.outputs[0])
-    return tidy(model)
-
-
-def fold_constants(model: ir.Model) -> ir.Model:
-    """Compute each cast and each transpose of a constant, and return `model`."""
-    graph = model.graph
-    for node in list(graph):
-        source = node.inputs[0] if node.inputs else None
-        array = constant_array(source)
-        result = node.outputs[0]
-        if node.op_type not in _FOLDED or node.domain or array is None or result.is_graph_output():
-            continue
-        assert source is not None
-        evaluator = ReferenceEvaluator(
-            ir.serde.serialize_node(node), opsets=dict(model.opset_imports)
-        )
-        (made,) = evaluator.run(None, {str(source.name): array})
-        folded = add_constant(graph, f"{source.name}.folded", np.asarray(made))
-        folded.shape, folded.type = result.shape, result.type
-        result.replace_all_uses_with(folded)
-    return tidy(model)
-
-
-def convert_bool_masks(model: ir.Model) -> ir.Model:
-    """Convert bool masks that are added to scores to 0 and the lowest float; return `model`.
-
-    torch 2.13's dynamo exporter adds the bool mask itself at opset 23, which no runtime accepts.
-    """
-    graph = model.graph
-    for node in list(graph):
-        if node.op_type != "Add" or node.domain:
-            continue
-        for index, value in enumerate(node.inputs):
-            if value is not None and value.dtype == ir.DataType.BOOL:
-                stem = node.name or node.outputs[0].name or "mask"
-                ends = [
-                    add_constant(graph, f"{stem}.{name}", np.array(number, np.float32))
-                    for name, number in (("text", 0.0), ("padding", np.finfo(np.float32).min))
-                ]
-                added = ir.node("Where", [value, *ends], name=f"{stem}.mask")
-                graph.insert_before(node, added)
-                node.replace_input_with(index, added.outputs[0])
     return model
 
 
-def unflatten_softmaxes(model: ir.Model) -> ir.Model:
-    """Drop the reshapes around a Softmax over the last axis, and return `model`.
+def _folded_cast(b: Builder) -> dict[int, ir.Value] | None:
+    source, kind = b.node.inputs[0], ir.DataType(b.attributes["to"].as_int())
+    array = constant_array(source)
+    if array is not None:
+        return {0: b.constant(array.astype(kind.numpy()))}
+    # Widening leaves casts from float32 to float32.
+    is_same = source is not None and source.dtype == kind == ir.DataType.FLOAT
+    return {0: b("Identity", source)} if is_same else None
 
-    Softmax of opset 11 flattens its input, and conversion to newer opsets writes this out.
-    """
-    for node in list(model.graph):
-        flatten = producer_of(node.inputs[0], "Flatten") if node.op_type == "Softmax" else None
-        if flatten is None or node.domain or node.attributes["axis"].as_int() != -1:
-            continue
-        source, back = flatten.inputs[0], only_consumer(node.outputs[0])
-        rank = None if source is None or source.shape is None else len(source.shape)
-        axis = flatten.attributes.get_int("axis", 1)
-        if back is None or back.op_type != "Reshape" or axis not in (-1, rank and rank - 1):
-            continue
-        plain = ir.node("Softmax", [source], {"axis": -1}, name=node.name)
-        replace(model.graph, back, plain, old=back.outputs[0])
-    return tidy(model)
+
+def _folded_transpose(b: Builder) -> dict[int, ir.Value] | None:
+    array = constant_array(b.node.inputs[0])
+    axes = b.attributes["perm"].as_ints() if "perm" in b.attributes else None
+    return None if array is None else {0: b.constant(array.transpose(axes))}
+
+
+def fold_constants(model: ir.Model) -> ir.Model:
+    """Compute each cast and each transpose of a constant, and return the result."""
+    return replace_nodes(model, {("", "Cast"): _folded_cast, ("", "Transpose"): _folded_transpose})
 
 
 REWRITES: tuple[Callable[[ir.Model], ir.Model], ...] = (
     lift_constants,
-    convert_bool_masks,
+    write_plainly,
     decompose_fused_operators,
-    unflatten_softmaxes,
     widen_floats,
-    split_gemms,
     fold_constants,
     fuse_layer_norms,
 )
