@@ -38,7 +38,7 @@ _HEADS = tuple(
 _EDGES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 47, 48, 49, 63, 64, 65)
 _LONG = (127, 128, 129, 255, 256, 257, 300)
 # An error in one channel or row of some tens is seen. Ties of rounding count more in a single row.
-_LEAST_DB = {"none": 30.0, **dict.fromkeys(("first", "mean", "max", "mean_sqrt_len_tokens"), 20.0)}
+_LEAST_DB, _LEAST_POOLED_DB = 30.0, 20.0
 
 
 def random_shape(rng: random.Random) -> Shape:
@@ -102,7 +102,8 @@ def check_model(seed: int, kernel: str, scratch: Path) -> None:
         expected = run_encoder(model, batch)
         # Padding is zero in both.
         db = {name: sqnr_db(expected[name], each) for name, each in one.items()}
-        assert all(each >= _LEAST_DB[name] for name, each in db.items()), f"{db} dB: {what}"
+        least = {name: _LEAST_DB if name == "none" else _LEAST_POOLED_DB for name in db}
+        assert all(db[name] >= least[name] for name in db), f"{db} dB: {what}"
 
 
 def main(kernel: str, first: int, count: int, scratch: Path, *, at_start: bool) -> None:
