@@ -265,6 +265,25 @@ def save_checkpoint(folder: Path, auto_class: Any, config: Any, *, seed: int = 0
     return folder
 
 
+def add_splade_files(folder: Path, **pooling: str) -> Path:
+    """Turn the folder of a masked language model into one of a sparse encoder."""
+    package = "sentence_transformers.sparse_encoder.models"
+    modules = (("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling"))
+    entries = [
+        {"idx": index, "name": str(index), "path": path, "type": f"{package}.{kind}"}
+        for index, (path, kind) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "1_SpladePooling").mkdir()
+    (folder / "1_SpladePooling" / "config.json").write_text(json.dumps(pooling))
+    settings = {"max_seq_length": 32, "do_lower_case": False}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    prompts = {"query": "the ", "document": "a "}
+    settings = {"model_type": "SparseEncoder", "prompts": prompts}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    return folder
+
+
 def add_sentence_files(
     folder: Path,
     pooling: Mapping[str, object],
@@ -379,6 +398,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
                 folder, transformers.AutoModel, make_config("bert", num_hidden_layers=1)
             )
             return add_sentence_files(folder, FLAT_POOLING)
+        if name == "sparse":
+            save_checkpoint(folder, transformers.AutoModelForMaskedLM, make_config("bert"))
+            return add_splade_files(folder)
         heads = {
             "classifier": {"id2label": ID2LABEL, "label2id": {v: k for k, v in ID2LABEL.items()}},
             "reranker": {"num_labels": 1},
@@ -438,11 +460,18 @@ def quantized(
 ) -> Callable[[str], Quantized]:
     """Quantize checkpoints by name, each when it is first requested. Do not change the folders.
 
-    `sentence` is quantized for all CPU targets in INT8, all others for the target `portable`.
+    `sentence` is quantized for all CPU targets in INT8, `sparse` for two of them, all others for
+    the target `portable`.
     """
     root = tmp_path_factory.mktemp("quantized")
     data = root / "texts.txt"
     data.write_text("\n".join(TEXTS))
+    every = [
+        name
+        for name, target in TARGETS.items()
+        if target.engines and not target.is_proxy and target.quantizes != "nothing"
+    ]
+    targets = {"sentence": tuple(every), "sparse": ("native", "onnxruntime")}
 
     @functools.cache
     def make(name: str) -> Quantized:
@@ -451,13 +480,7 @@ def quantized(
             root / name,
             calibration_data=str(data),
             calibration=Calibration(samples=24),
-            targets=tuple(
-                name
-                for name, target in TARGETS.items()
-                if target.engines and not target.is_proxy and target.quantizes != "nothing"
-            )
-            if name == "sentence"
-            else ("portable",),
+            targets=targets.get(name, ("portable",)),
             benchmark=False,
         )
         return Quantized(

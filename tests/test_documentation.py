@@ -102,8 +102,11 @@ def add_tutorial_files(folder: Path, save_tiny: Callable[..., Path]) -> None:
         ("my-reader", transformers.AutoModelForQuestionAnswering, window),
         ("my-reranker", transformers.AutoModelForSequenceClassification, {"num_labels": 1}),
         ("my-masked-model", transformers.AutoModelForMaskedLM, {}),
+        ("my-splade", transformers.AutoModelForMaskedLM, {}),
     ):
         save_tiny(folder / name, "bert", auto_class, num_hidden_layers=1, **changes)
+    settings = folder / "my-splade" / "config_sentence_transformers.json"
+    settings.write_text('{"model_type": "SparseEncoder"}')
     rng = random.Random(0)
     (folder / "train.conll").write_text(tagged(rng, 80))
     (folder / "dev.conll").write_text(tagged(rng, 20))

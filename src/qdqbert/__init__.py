@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     )
     from qdqbert.tasks.question_answering import QuestionAnswerer as QuestionAnswerer
     from qdqbert.tasks.reranking import Reranker as Reranker
+    from qdqbert.tasks.sparse_embedding import SparseEmbedder as SparseEmbedder
+    from qdqbert.tasks.sparse_embedding import SparseEmbeddings as SparseEmbeddings
     from qdqbert.tasks.task import Metric as Metric
     from qdqbert.tasks.text_classification import TextClassifier as TextClassifier
     from qdqbert.tasks.token_classification import TokenClassifier as TokenClassifier
@@ -154,6 +156,8 @@ _MODULES = {
     "RunReport": "qdqbert.reporting.run",
     "serve": "qdqbert.verbs.serve",
     "ServeReport": "qdqbert.reporting.serve",
+    "SparseEmbedder": "qdqbert.tasks.sparse_embedding",
+    "SparseEmbeddings": "qdqbert.tasks.sparse_embedding",
     "SpecError": "qdqbert.errors",
     "TargetReport": "qdqbert.evidence.reports",
     "TaskOptions": "qdqbert.options",

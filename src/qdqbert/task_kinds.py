@@ -18,6 +18,7 @@ TaskName = Literal[
     "next-sentence-prediction",
     "question-answering",
     "reranking",
+    "sparse-embedding",
     "text-classification",
     "text-generation",
     "token-classification",
@@ -43,6 +44,8 @@ class TaskKind:
         has_classes: Whether the values of an output are classes, or one score.
         has_choices: Whether a feature is several texts, of which one is chosen.
         is_embedding: Whether there is no head: the outputs are states and embeddings.
+        is_sparse: Whether the output has a weight for each word of the vocabulary, which the head
+            of a masked language model makes of the tokens.
         is_causal: Whether a token sees the tokens before it only.
         predicts_words: Whether the values of an output are the vocabulary.
         hub_tag: The hub's name of the task, if it is not transformers'.
@@ -58,6 +61,7 @@ class TaskKind:
     has_classes: bool = False
     has_choices: bool = False
     is_embedding: bool = False
+    is_sparse: bool = False
     is_causal: bool = False
     predicts_words: bool = False
     hub_tag: str | None = None
@@ -141,6 +145,15 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         hub_tag="text-ranking",
         call='model.predict([("what do cats eat", "Cats eat mice.")])',
     ),
+    "sparse-embedding": TaskKind(
+        auto_class="AutoModelForMaskedLM",
+        head="fill-mask",
+        outputs=("sparse_embedding",),
+        is_sparse=True,
+        # The hub has no tag for it; sentence-transformers uses this one.
+        hub_tag="feature-extraction",
+        call='model.encode(["A fine film.", "A dull one."])',
+    ),
     "text-classification": TaskKind(
         auto_class="AutoModelForSequenceClassification",
         architectures=("ForSequenceClassification",),
@@ -184,10 +197,12 @@ def check_outputs(task: str, outputs: int) -> None:
 def head_of(task: str) -> str:
     """Return the task under which `tasks_of` names the head of a task.
 
-    Rerankers have the head of text classifiers, with one output.
+    Rerankers have the head of text classifiers, with one output. Sparse embedders have more than
+    the head of a masked language model.
     """
     kind = TASK_KINDS[task]
-    return task if kind.architectures or kind.head is None else kind.head
+    is_own = kind.architectures or kind.head is None or kind.is_sparse
+    return task if is_own else str(kind.head)
 
 
 def tasks_of(config: Any) -> list[TaskName | None]:

@@ -199,6 +199,28 @@ def test_outputs_are_those_of_transformers(variant: str, task: str, tmp_path: Pa
     compare(OnnxRuntimeRunner(tmp_path / "model.onnx").run(inputs), outputs, inputs)
 
 
+@pytest.mark.parametrize("variant", ["bert", "modernbert", "mpnet", "rembert"])
+@pytest.mark.parametrize(("pooling", "logarithms"), [("max", 1), ("max", 2), ("sum", 1)])
+def test_weights_of_words_are_those_of_scores_without_padding(
+    variant: str, pooling: str, logarithms: int, tmp_path: Path
+) -> None:
+    model = save_model(variant, "fill-mask", tmp_path)
+    steps = ("relu", *["log1p"] * logarithms)
+    found = read(tmp_path, "sparse-embedding", pooling=pooling, steps=steps)
+    inputs = random_inputs(found, "fill-mask", model.config.pad_token_id)
+    with torch.no_grad():
+        scores = model(**{name: torch.from_numpy(each) for name, each in inputs.items()}).logits
+    weights = scores.double().relu()
+    for _ in range(logarithms):
+        weights = weights.log1p()
+    weights *= torch.from_numpy(inputs["attention_mask"])[..., None]
+    expected = weights.amax(dim=1) if pooling == "max" else weights.sum(dim=1)
+    outputs = encoder_reference.run_encoder(found, inputs)
+    compare(outputs, {"sparse_embedding": expected.numpy()}, inputs)
+    write_graph(found, tmp_path / "model.onnx")
+    compare(OnnxRuntimeRunner(tmp_path / "model.onnx").run(inputs), outputs, inputs)
+
+
 def compare(outputs: dict[str, Any], expected: dict[str, Any], inputs: dict[str, Any]) -> None:
     mask = inputs["attention_mask"]
     for name, output in outputs.items():

@@ -11,11 +11,15 @@ from torch import Tensor, nn
 from qdqbert.checkpoint.families import MaskKind
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.encoders.heads import EMBEDDING, POOLINGS
-from qdqbert.encoders.model import Step
+from qdqbert.checkpoint.sparse_encoder import SpladeHead, TextHead
+from qdqbert.encoders.heads import EMBEDDING, POOLINGS, pooled_words
+from qdqbert.encoders.model import Head, Step
 from qdqbert.reference.body import pool as pool_states
-from qdqbert.reference.body import run_steps, tensor_of
+from qdqbert.reference.body import run_head, run_steps, tensor_of
 from qdqbert.task_kinds import TASK_KINDS
+
+# The scores that a model of transformers gives the vocabulary for each token.
+_SCORES = Head(pooling="none", steps=(), outputs=())
 
 
 class GraphBody(nn.Module):
@@ -23,8 +27,8 @@ class GraphBody(nn.Module):
 
     Attributes:
         model: The transformers model.
-        head: Pooling of an embedder. The pooled vectors are then the last output.
-        steps: What an embedder does with them; see `SentenceHead.steps`.
+        head: What an embedder computes. Vectors of texts are then the last output.
+        steps: What it computes besides pooling; see `steps` of the `head`.
         mask: Kind of attention mask that `model` is called with.
         output_names: Names of the tensors that `forward` returns, in order.
     """
@@ -34,7 +38,7 @@ class GraphBody(nn.Module):
         model: nn.Module,
         *,
         task: str,
-        head: SentenceHead | None,
+        head: TextHead | None,
         steps: Sequence[Step],
         mask: MaskKind,
     ) -> None:
@@ -44,8 +48,7 @@ class GraphBody(nn.Module):
         # transformers computes causal masks, and masks of inputs with choices, itself.
         kind = TASK_KINDS[task]
         self.mask = "plain" if kind.is_causal or kind.has_choices else mask
-        outputs = kind.outputs
-        self.output_names = (*outputs, *([EMBEDDING] if head else []))
+        self.output_names = (*kind.outputs, *([EMBEDDING] if head and kind.is_embedding else []))
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Self:
@@ -76,6 +79,9 @@ class GraphBody(nn.Module):
         outputs = self.model(input_ids=input_ids, attention_mask=mask, **segments)
         if self.head is None:
             return tuple(outputs[name] for name in self.output_names)
+        if isinstance(self.head, SpladeHead):
+            weigher = pooled_words(_SCORES, self.head.row_pooling, self.steps)[0]
+            return (run_head(outputs["logits"], attention_mask, weigher, tensor_of),)
         main: Tensor = outputs[self.output_names[0]]
         return main, pool(main, attention_mask, self.head, self.steps)
 

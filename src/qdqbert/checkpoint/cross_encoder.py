@@ -19,7 +19,6 @@ from qdqbert.checkpoint.sentence import (
     Layout,
     ModelSettings,
     ReadFile,
-    SentenceHead,
     is_cross_encoder,
     model_settings,
     read_layout_fields,
@@ -27,6 +26,7 @@ from qdqbert.checkpoint.sentence import (
     read_sentence_head,
     write_files,
 )
+from qdqbert.checkpoint.sparse_encoder import TextHead, is_sparse_encoder, read_splade_head
 from qdqbert.errors import CheckpointError
 from qdqbert.task_kinds import TaskName, head_of, task_of_architecture
 
@@ -47,7 +47,7 @@ class CrossEncoderFiles(Layout):
     """The files of a cross-encoder next to its model."""
 
 
-def read_layout(read: ReadFile) -> SentenceHead | CrossEncoderFiles | None:
+def read_layout(read: ReadFile) -> TextHead | CrossEncoderFiles | None:
     """Read sentence-transformers' files of a checkpoint; `None` without such files.
 
     A cross-encoder is known by its config_sentence_transformers.json, also without modules.json.
@@ -55,6 +55,8 @@ def read_layout(read: ReadFile) -> SentenceHead | CrossEncoderFiles | None:
     Raises:
         CheckpointError: The files describe something that cannot be quantized.
     """
+    if is_sparse_encoder(read):
+        return read_splade_head(read)
     if not is_cross_encoder(read):
         return read_sentence_head(read)
     modules = read_modules(read) or [("Transformer", "")]
@@ -107,8 +109,8 @@ def task_of_files(
         files: The files of sentence-transformers, if there are some.
     """
     # Embedders were often trained from masked language models, which their configs still name.
-    if isinstance(files, SentenceHead):
-        return "feature-extraction"
+    if isinstance(files, TextHead):
+        return files.task
     task = task_of_architecture(architectures[0]) if architectures else None
     if task == "text-classification" and is_reranker(config, files):
         return "reranking"

@@ -23,8 +23,9 @@ from qdqbert.checkpoint.cross_encoder import (
 )
 from qdqbert.checkpoint.families import Family, family_of
 from qdqbert.checkpoint.folder import check_config, check_name
-from qdqbert.checkpoint.sentence import ReadFile, SentenceHead, text_reader
+from qdqbert.checkpoint.sentence import ReadFile, SentenceHead, prompt_notices, text_reader
 from qdqbert.checkpoint.sentence_modules import FindFile
+from qdqbert.checkpoint.sparse_encoder import TextHead, splade_head
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.checkpoint.weights import check_weights
 from qdqbert.choices import POOLING_MODES, PoolingMode
@@ -48,7 +49,7 @@ class Description:
         family: Where its sites are.
         config: The transformers config of the model.
         tokenizer: Its tokenizer.
-        head: Pooling and normalization of an embedder, if they are known.
+        head: What an embedder computes after the model, if it is known.
         cross_encoder: Files of a cross-encoder of sentence-transformers; `None` for other models.
         max_length: Longest input in tokens.
         input_names: Inputs of the model, out of `input_ids`, `attention_mask`, `token_type_ids`.
@@ -61,7 +62,7 @@ class Description:
     family: Family
     config: Any
     tokenizer: Any
-    head: SentenceHead | None
+    head: TextHead | None
     max_length: int
     input_names: tuple[str, ...]
     cross_encoder: CrossEncoderFiles | None
@@ -69,7 +70,7 @@ class Description:
 
     @property
     def head_steps(self) -> tuple[Step, ...]:
-        """What an embedder does with the pooled vector; see `SentenceHead.steps`."""
+        """What an embedder computes besides pooling; see `steps` of its `head`."""
         return () if self.head is None else self.head.steps(finder_of(self.name))
 
 
@@ -112,9 +113,7 @@ def describe_checkpoint(
     subfolder = stored.subfolder if stored else ""
     family = family_of(config.model_type)
     chosen = _choose_task(task, config, stored)
-    head, head_notices = _choose_head(
-        name, stored if isinstance(stored, SentenceHead) else None, chosen, pooling
-    )
+    head, head_notices = _choose_head(name, stored, chosen, pooling)
     cross_encoder, pair_notices = used_files(stored, config.to_dict(), chosen)
     _check_config(config, chosen, family)
     if new_head is None:
@@ -220,7 +219,7 @@ def infer_task(name: str) -> TaskName | None:
     stored, config = _read_configs(name)
     task = _inferred_task(config, stored)
     has_head = task is None or not TASK_KINDS[task].is_embedding
-    return task if has_head or isinstance(stored, SentenceHead) else None
+    return task if has_head or isinstance(stored, TextHead) else None
 
 
 def check_positions(config: Any) -> None:
@@ -234,7 +233,7 @@ def check_positions(config: Any) -> None:
 
 
 def _choose_task(
-    task: str | None, config: Any, stored: SentenceHead | CrossEncoderFiles | None
+    task: str | None, config: Any, stored: TextHead | CrossEncoderFiles | None
 ) -> TaskName:
     known = ", ".join(TASK_NAMES)
     if task is not None:
@@ -253,16 +252,17 @@ def _choose_task(
     return inferred
 
 
-def _inferred_task(config: Any, stored: SentenceHead | CrossEncoderFiles | None) -> TaskName | None:
+def _inferred_task(config: Any, stored: TextHead | CrossEncoderFiles | None) -> TaskName | None:
     return task_of_files(
         getattr(config, "architectures", None) or ["Model"], config.to_dict(), stored
     )
 
 
 def _choose_head(
-    name: str, stored: SentenceHead | None, task: TaskName, pooling: str | None
-) -> tuple[SentenceHead | None, tuple[str, ...]]:
-    """Return the pooling and normalization of an embedder, and notices about them."""
+    name: str, layout: object, task: TaskName, pooling: str | None
+) -> tuple[TextHead | None, tuple[str, ...]]:
+    """Return what an embedder computes after the model, and notices about it."""
+    stored = layout if isinstance(layout, SentenceHead) else None
     if not TASK_KINDS[task].is_embedding:
         if pooling is not None:
             raise UserInputError(
@@ -270,19 +270,14 @@ def _choose_head(
                 "it out.",
                 argument="pooling",
             )
-        return None, ()
+        return splade_head(layout, name) if TASK_KINDS[task].is_sparse else (None, ())
     if pooling is None and stored is None:
         return None, (
             f"{name!r} has no modules.json, so its pooling is not known: the mean of the token "
             f"states is used. If it was trained with another one, pass `pooling`: "
             f"{', '.join(POOLING_MODES)}. BGE models, for example, use cls.",
         )
-    notices = []
-    if stored is not None and stored.default_prompt:
-        notices.append(
-            f"sentence-transformers puts the prompt {stored.default_prompt!r} before each text. "
-            "qdqbert does not: add it to the data."
-        )
+    notices = [] if stored is None else prompt_notices(stored)
     if pooling is None:
         return stored, tuple(notices)
     mode = _pooling_mode(pooling)
@@ -433,10 +428,10 @@ def reader_of(name: str) -> ReadFile:
     return text_reader(finder_of(name))
 
 
-def _read_configs(name: str) -> tuple[SentenceHead | CrossEncoderFiles | None, Any]:
+def _read_configs(name: str) -> tuple[TextHead | CrossEncoderFiles | None, Any]:
     """Return the layout in sentence-transformers' files, if any, and the encoder's config."""
     read = reader_of(name)
-    stored: SentenceHead | CrossEncoderFiles | None = _call(name, read_layout, read)
+    stored: TextHead | CrossEncoderFiles | None = _call(name, read_layout, read)
     subfolder = stored.subfolder if stored else ""
     _call(name, check_config, name, read, subfolder)
     load_config = transformers.AutoConfig.from_pretrained

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from qdqbert.checkpoint.sentence_modules import (
     MODULES_AFTER_POOLING,
@@ -17,9 +17,12 @@ from qdqbert.checkpoint.sentence_modules import (
     write_modules,
 )
 from qdqbert.choices import POOLING_MODES, PoolingMode
-from qdqbert.encoders.model import Step
+from qdqbert.encoders.heads import POOLINGS
+from qdqbert.encoders.model import Pooling, Step
+from qdqbert.encoders.weights import WEIGHTS
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import Fields, damaged, parse_json, parse_object, read_text
+from qdqbert.task_kinds import TaskName
 
 _POOLING_FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
@@ -65,6 +68,7 @@ class ModelSettings:
         default_prompt_name: Name of the prompt that is used by default; `None` for none.
         similarity: Name of the function that compares two embeddings; `None` for the cosine.
         truncate_dim: Number of dimensions of an embedding to keep; `None` for all.
+        max_active_dims: Most words of a sparse embedding that have a weight; `None` for any number.
         activation: Path of the class that turns a cross-encoder's logits into scores; `None` if it
             is not named.
     """
@@ -73,6 +77,7 @@ class ModelSettings:
     default_prompt_name: str | None = None
     similarity: Literal["cosine", "dot", "euclidean", "manhattan"] | None = None
     truncate_dim: int | None = None
+    max_active_dims: int | None = None
     activation: str | None = None
 
     @property
@@ -110,9 +115,20 @@ class SentenceHead(Layout):
         modules: What changes the vector before.
     """
 
+    task: ClassVar[TaskName] = "feature-extraction"
     pooling: PoolingMode
     normalize: bool
     modules: tuple[HeadModule, ...] = ()
+
+    @property
+    def row_pooling(self) -> Pooling:
+        """The pooling as `encoders.model.Head` names it."""
+        return POOLINGS[self.pooling]
+
+    @property
+    def weight_files(self) -> tuple[str, ...]:
+        """Paths in the checkpoint of the weights of the modules, some of which have none."""
+        return tuple(f"{each.path}/{WEIGHTS}" for each in self.modules)
 
     def steps(self, find: FindFile) -> tuple[Step, ...]:
         """Return what follows the pooling as steps of a head, in float.
@@ -127,10 +143,27 @@ class SentenceHead(Layout):
         """What follows the modules: all of `steps` if there are none."""
         return ("normalize",) if self.normalize else ()
 
+    def write(self, folder: Path, *, hidden: int, find: FindFile) -> None:
+        """Make a folder with an encoder or its graph readable by sentence-transformers.
+
+        See `write_sentence_head`.
+        """
+        write_sentence_head(self, folder, hidden=hidden, find=find)
+
     def with_pooling(self, pooling: PoolingMode) -> SentenceHead:
         """Return the same head with another pooling."""
         files = {path: text for path, text in self.files.items() if path != _POOLING_CONFIG}
         return dataclasses.replace(self, pooling=pooling, files=files)
+
+
+def prompt_notices(layout: Layout) -> list[str]:
+    """Return a notice about the prompt before each text, if there is one."""
+    if not layout.default_prompt:
+        return []
+    return [
+        f"sentence-transformers puts the prompt {layout.default_prompt!r} before each text. "
+        "qdqbert does not: add it to the data."
+    ]
 
 
 def text_reader(find: FindFile) -> ReadFile:
@@ -173,10 +206,19 @@ def read_modules(read: ReadFile) -> list[tuple[str, str]] | None:
     found = []
     for each in entries.children("modules"):
         path = each.text("path")
-        if Path(path).is_absolute() or ".." in Path(path).parts:
-            raise damaged(MODULES, f"the path {path!r} leads out of the folder")
+        check_path(path, MODULES)
         found.append((each.text("type").rpartition(".")[2], path))
     return found
+
+
+def check_path(path: str, place: str) -> None:
+    """Refuse the path of a module that leads out of the folder.
+
+    Raises:
+        CheckpointError: It does. The error names the file `place`, which has the path.
+    """
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise damaged(place, f"the path {path!r} leads out of the folder")
 
 
 def read_sentence_head(read: ReadFile) -> SentenceHead | None:
@@ -297,8 +339,9 @@ def model_settings(text: str | None) -> ModelSettings:
     for name in ("default_prompt_name", "similarity_fn_name", "activation_fn"):
         if fields.has(name):
             fields.text(name)
-    if fields.has("truncate_dim"):
-        fields.integer("truncate_dim")
+    for name in ("truncate_dim", "max_active_dims"):
+        if fields.has(name):
+            fields.integer(name)
     return ModelSettings(
         prompts={}
         if prompts is None
@@ -306,6 +349,7 @@ def model_settings(text: str | None) -> ModelSettings:
         default_prompt_name=config.get("default_prompt_name"),
         similarity=config.get("similarity_fn_name"),
         truncate_dim=config.get("truncate_dim"),
+        max_active_dims=config.get("max_active_dims"),
         activation=config.get("activation_fn"),
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.family import Family, Parts, ReadHead
-from qdqbert.encoders.heads import states
+from qdqbert.encoders.heads import pooled_words, states
 from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
 from qdqbert.encoders.model import EncoderModel, Head, Layer, Pooling, Step
 from qdqbert.encoders.weights import MissingTensorError, Weights
@@ -61,8 +61,10 @@ def read_encoder(
         config: Its config.
         task: The task. Some have the head of another one; see `TaskKind.head`.
         pooling: How an embedder makes one vector of the token states; `None` for token states only.
-            Families with a way of their own ignore it.
-        steps: What an embedder does with this vector.
+            Families with a way of their own ignore it. Of sparse embedders, "max" or "sum", "max"
+            if it is `None`.
+        steps: What an embedder does with this vector. Of sparse embedders, what makes weights of
+            scores.
         reads_token_types: Whether the tokenizer makes token types.
         notices: Receives sentences for the user about tensors that are left out.
 
@@ -100,6 +102,8 @@ def read_encoder(
                 argument="task",
             )
         heads = _read_head(read, parts, task)
+        if kind.is_sparse:
+            heads = pooled_words(heads[0], pooling or "max", steps)
     left_out = check_left_out(
         path,
         tensors.unused,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from qdqbert.choices import PoolingMode
 from qdqbert.encoders.model import (
@@ -17,6 +17,9 @@ from qdqbert.encoders.reader import Reader
 
 EMBEDDING = "sentence_embedding"
 """Name of the pooled output of embedders."""
+
+WORDS = "sparse_embedding"
+"""Name of the output of sparse embedders: a weight of each word of the vocabulary."""
 
 POOLINGS: Mapping[PoolingMode, Pooling] = {
     "cls": "first",
@@ -66,6 +69,20 @@ def states(pooling: Pooling | None, *steps: Step) -> tuple[Head, ...]:
         return (tokens,)
     outputs = (HeadOutput(name=EMBEDDING),)
     return tokens, Head(pooling=pooling, steps=steps, outputs=outputs)
+
+
+def pooled_words(head: Head, pooling: Pooling, steps: Sequence[Step]) -> tuple[Head, ...]:
+    """Return the head of a sparse embedder (Formal et al. 2021, arXiv:2107.05720, SPLADE).
+
+    Args:
+        head: The head of a masked language model, which scores the vocabulary for each token.
+        pooling: How the weights of a word for all tokens become one: "max" or "sum".
+        steps: Functions of a score that give its weight.
+    """
+    # No step decreases, so the weight of the largest score is the largest weight.
+    count = len(head.steps) + (len(steps) if pooling == "sum" else 0)
+    outputs = (HeadOutput(name=WORDS),)
+    return (Head(pooling=pooling, steps=(*head.steps, *steps), outputs=outputs, token_steps=count),)
 
 
 def decoder(reader: Reader, name: str, bias: str, embeddings: Embeddings) -> Linear:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qdqbert.evidence.intervals import Interval, bootstrap_interval, proportion_interval
+from qdqbert.evidence.word_agreement import WordAgreement, word_agreement
 from qdqbert.tasks.task import Prediction, identity
 
 Decisions = Sequence[Hashable]
@@ -30,6 +31,7 @@ class Fidelity:
         flips_interval: The 95 % interval of this share.
         decisions: Number of decisions that were compared. A text can have several, and several
             features can have one. `None` for tasks without decisions.
+        words: Agreement on the words that have a weight, for sparse embeddings only.
     """
 
     texts: int
@@ -40,6 +42,7 @@ class Fidelity:
     flips_percent: float | None
     flips_interval: Interval | None = None
     decisions: int | None = None
+    words: WordAgreement | None = None
 
 
 def compare(
@@ -47,6 +50,7 @@ def compare(
     candidate: Sequence[ArrayLike],
     *,
     is_embedding: bool = False,
+    is_sparse: bool = False,
     decisions: tuple[Decisions, Decisions] | None = None,
     signal: Callable[[Prediction], Prediction] = identity,
 ) -> Fidelity:
@@ -56,6 +60,7 @@ def compare(
         reference: Predictions of the float model, each `(channels,)` or `(positions, channels)`.
         candidate: Predictions to compare, of the same shapes.
         is_embedding: Whether predictions are embeddings, which are compared by cosine too.
+        is_sparse: Whether they are sparse embeddings.
         decisions: Decisions of the float model, and of the candidate.
         signal: Part of a prediction that SQNR is computed from.
 
@@ -70,7 +75,7 @@ def compare(
         )
     if left[0].ndim == 0:
         raise ValueError("Predictions must have equal shapes (channels,), got numbers.")
-    cosines = _cosines(left, right) if is_embedding else None
+    cosines = np.array([*map(_cosine, left, right)]) if is_embedding or is_sparse else None
     flips = flips_interval = None
     if decisions is not None:
         if len(decisions[0]) != len(decisions[1]):
@@ -92,6 +97,7 @@ def compare(
         flips_percent=flips,
         flips_interval=flips_interval,
         decisions=None if decisions is None else len(decisions[0]),
+        words=word_agreement(left, right) if is_sparse else None,
     )
 
 
@@ -113,13 +119,13 @@ def to_decibels(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
 
 
-def _cosines(left: Sequence[ArrayLike], right: Sequence[ArrayLike]) -> NDArray[np.float64]:
+def _cosine(left: ArrayLike, right: ArrayLike) -> float:
     a, b = _float64(left), _float64(right)
-    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    cosines: NDArray[np.float64] = (a * b).sum(axis=1) / np.maximum(
-        norms, np.finfo(np.float64).tiny
-    )
-    return cosines
+    lengths = np.linalg.norm(a), np.linalg.norm(b)
+    if not any(lengths):
+        # No word of a sparse embedding has a weight.
+        return 1.0
+    return float(a @ b / max(lengths[0] * lengths[1], np.finfo(np.float64).tiny))
 
 
 def _shapes(rows: Sequence[NDArray[np.generic]]) -> str:

@@ -77,6 +77,20 @@ def vector_recall(
     return VectorRecall(texts=len(vectors), dimensions=vectors.shape[1], **found)
 
 
+def neighbor_recall(reference: Sequence[Vectors], candidate: Sequence[Vectors]) -> float | None:
+    """Return the recall@10 of vectors by their products, in %; `None` for fewer than 50 texts.
+
+    Args:
+        reference: Vectors of the float model, each `(dimensions,)`. At most 1,000 are used.
+        candidate: Vectors of the same texts by another model.
+    """
+    if len(reference) < _FEWEST_TEXTS:
+        return None
+    stacked = (np.stack(each[:_MOST_TEXTS]) for each in (reference, candidate))
+    wanted, found = (_nearest(each @ each.T) for each in stacked)
+    return _recall(wanted, found)
+
+
 def _cosines(vectors: Vectors) -> Scores:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     scaled = vectors / np.maximum(lengths, np.float32(1e-12))

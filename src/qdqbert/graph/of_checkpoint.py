@@ -8,7 +8,6 @@ from pathlib import Path
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.weights import Weights
 
@@ -33,7 +32,7 @@ def encoder_of(checkpoint: Checkpoint) -> EncoderModel:
         Weights.of_arrays(arrays, Path(checkpoint.name)),
         Config(values=checkpoint.config.to_dict()),
         checkpoint.task,
-        pooling=None if head is None else POOLINGS[head.pooling],
+        pooling=None if head is None else head.row_pooling,
         steps=checkpoint.head_steps,
     )
     return dataclasses.replace(model, input_names=checkpoint.input_names)

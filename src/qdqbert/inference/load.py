@@ -82,7 +82,8 @@ def load(
             `(model, tokenizer)` of transformers, a pipeline, a `SentenceTransformer` or a
             `CrossEncoder`.
         task: The task that the model must have, as a check. Type checkers know the class of the
-            returned object by it.
+            returned object by it. With "sparse-embedding", a masked language model is run as
+            SPLADE.
         engine: Engine that runs the graph. By default the fastest one that is installed, by the
             folder's own measurements if they were made on a CPU like this one. A message of level
             INFO in the log "qdqbert" says which and why.
@@ -152,6 +153,7 @@ def load(
             check=check,
             engine=engine,
             target=target,
+            task=task,
         )
     config = artifact.read_config()
     # transformers' default is two classes.
@@ -249,6 +251,7 @@ def open_folder(
     check: bool,
     engine: EngineName | None = None,
     target: TargetName | None = None,
+    task: TaskName | None = None,
 ) -> Artifact:
     """Return the folder that runs a model: of `quantize`, or of the cache for a float checkpoint.
 
@@ -258,6 +261,7 @@ def open_folder(
         check: As in `load`.
         engine: As in `load`. A float checkpoint is refused for the engines that do not run it.
         target: As in `load`, and refused in the same way.
+        task: As in `load`, without the check.
 
     Raises:
         CheckpointError: As in `load`.
@@ -275,7 +279,9 @@ def open_folder(
         download_weights(str(path), folder)
     if is_float_checkpoint(folder):
         _check_float(str(path), precision, engine, target)
-        return open_float_checkpoint(folder, name=str(path), precision=precision, check=check)
+        return open_float_checkpoint(
+            folder, name=str(path), precision=precision, check=check, task=task
+        )
     if not folder.exists():
         raise CheckpointError(f"Folder {str(path)!r} does not exist. Check the path.")
     if is_on_hub or (folder.is_dir() and not has_settings(folder)):

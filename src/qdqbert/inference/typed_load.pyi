@@ -14,6 +14,7 @@ from qdqbert.tasks.multiple_choice import ChoiceSelector
 from qdqbert.tasks.next_sentence_prediction import NextSentencePredictor
 from qdqbert.tasks.question_answering import QuestionAnswerer
 from qdqbert.tasks.reranking import Reranker
+from qdqbert.tasks.sparse_embedding import SparseEmbedder
 from qdqbert.tasks.text_classification import TextClassifier
 from qdqbert.tasks.token_classification import TokenClassifier
 
@@ -105,6 +106,20 @@ def load(
 def load(
     path: ModelLike,
     *,
+    task: Literal["sparse-embedding"],
+    engine: EngineName | None = None,
+    provider: ProviderName | None = None,
+    kernel: KernelName | None = None,
+    threads: int | None = None,
+    target: TargetName | None = None,
+    batch_invariant: bool = False,
+    precision: Precision = "int8",
+    check: bool = True,
+) -> SparseEmbedder: ...
+@overload
+def load(
+    path: ModelLike,
+    *,
     task: Literal["text-classification"],
     engine: EngineName | None = None,
     provider: ProviderName | None = None,
@@ -158,7 +173,8 @@ def load(
             `(model, tokenizer)` of transformers, a pipeline, a `SentenceTransformer` or a
             `CrossEncoder`.
         task: The task that the model must have, as a check. Type checkers know the class of the
-            returned object by it.
+            returned object by it. With "sparse-embedding", a masked language model is run as
+            SPLADE.
         engine: Engine that runs the graph. By default the fastest one that is installed, by the
             folder's own measurements if they were made on a CPU like this one. A message of level
             INFO in the log "qdqbert" says which and why.

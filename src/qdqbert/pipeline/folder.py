@@ -12,7 +12,7 @@ from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.checkpoint.card import CARD, read_card_data
 from qdqbert.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.checkpoint.load import finder_of
-from qdqbert.checkpoint.sentence import write_sentence_head
+from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.checkpoint.tokenizer import write_tokenizer
 from qdqbert.evidence.lengths import TextLengths, text_lengths
 from qdqbert.evidence.reports import TargetReport
@@ -68,7 +68,7 @@ def write_model(
     write_tokenizer(source.tokenizer, folder, max_length=ready.inputs.max_length)
     if source.head is not None:
         find = finder_of(source.name)
-        write_sentence_head(source.head, folder, hidden=source.config.hidden_size, find=find)
+        source.head.write(folder, hidden=source.config.hidden_size, find=find)
     if source.cross_encoder is not None:
         write_cross_encoder(source.cross_encoder, folder)
     write_ranges(ready.calibration, folder / RANGES)
@@ -156,7 +156,7 @@ def origin_of(ready: Ready) -> Origin:
         hub_id=None if is_onnx or Path(source.name).exists() else source.name,
         card=read_card_data(beside if is_onnx else source.name),
         model_type=source.model_type,
-        is_sentence_transformer=source.head is not None,
+        is_sentence_transformer=isinstance(source.head, SentenceHead),
         eval_data=ready.examples.labeled_data,
         labels=tuple(name for _, name in sorted(source.config.id2label.items())),
         takes_pairs=bool(ready.examples.takes_pairs),

@@ -22,7 +22,7 @@ from qdqbert.evidence.limits import (
 from qdqbert.evidence.predictions import ChangedExample, changed_examples, changed_rows
 from qdqbert.options import Limits
 from qdqbert.reference.body import Body, to_numpy
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.tasks.task import (
     Answer,
     Features,
@@ -181,6 +181,7 @@ class Baseline:
             self.predictions,
             predictions,
             is_embedding=self.task.is_embedding,
+            is_sparse=TASK_KINDS[self.task.name].is_sparse,
             decisions=self._decisions(predictions),
             signal=self.task.signal,
         )

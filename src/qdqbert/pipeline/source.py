@@ -23,11 +23,10 @@ from qdqbert.checkpoint.load import (
     describe_checkpoint,
     load_described,
 )
-from qdqbert.checkpoint.sentence import SentenceHead
+from qdqbert.checkpoint.sparse_encoder import TextHead
 from qdqbert.choices import PoolingMode
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.sites import sites_of
 from qdqbert.encoders.weights import Weights
@@ -99,7 +98,7 @@ class Source:
         tokenizer: Its tokenizer, of transformers.
         encoder: The model as data.
         graph: The .onnx file on ONNX Runtime; `None` for a checkpoint.
-        head: Pooling and normalization of a sentence-transformers folder; `None` otherwise.
+        head: What an embedder of sentence-transformers computes after the model; `None` for others.
         cross_encoder: Files of a cross-encoder of sentence-transformers; `None` otherwise.
         max_length: Longest input in tokens.
         input_names: Names of the inputs.
@@ -116,7 +115,7 @@ class Source:
     tokenizer: Any
     encoder: EncoderModel
     graph: GraphRunner | None = None
-    head: SentenceHead | None = None
+    head: TextHead | None = None
     cross_encoder: CrossEncoderFiles | None
     max_length: int
     input_names: tuple[str, ...]
@@ -230,7 +229,7 @@ def _read_float(model: ModelPath, found: Description) -> Source:
         Weights(_weights_folder(found)),
         Config(values=found.config.to_dict()),
         found.task,
-        pooling=None if head is None else POOLINGS[head.pooling],
+        pooling=None if head is None else head.row_pooling,
         steps=found.head_steps,
         notices=notices,
     )

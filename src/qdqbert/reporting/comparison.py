@@ -7,6 +7,7 @@ from typing import Protocol
 
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
+from qdqbert.evidence.word_agreement import WordAgreement
 from qdqbert.reporting.document import (
     Cell,
     Level,
@@ -118,6 +119,8 @@ def _quality(model: Compared, reference: str, task: str) -> dict[str, Cell]:
     if fidelity.cosine_mean is not None:
         cosines = f"{fidelity.cosine_mean:.4f} / {fidelity.cosine_min:.4f}"
         cells[f"cosine to {reference}, mean / worst"] = Cell(text=cosines)
+    if fidelity.words is not None:
+        cells |= _words(fidelity.words, reference)
     interval = interval_text(fidelity.sqnr_interval, ".1f")
     level = decibels(fidelity.sqnr_db)
     cells[f"SQNR to {reference}"] = Cell(
@@ -125,6 +128,23 @@ def _quality(model: Compared, reference: str, task: str) -> dict[str, Cell]:
         value=fidelity.sqnr_db,
         interval=fidelity.sqnr_interval,
     )
+    return cells
+
+
+def _words(words: WordAgreement, reference: str) -> dict[str, Cell]:
+    """Return how well the words of sparse embeddings agree, by name."""
+    cells = {
+        f"{words.top} largest weights: same words as {reference}": Cell(
+            text=f"{words.overlap_percent:.1f} %", value=words.overlap_percent
+        ),
+        f"words with a weight, mean (of {reference})": Cell(
+            text=f"{words.active:.1f} ({words.float_active:.1f})"
+        ),
+    }
+    if words.recall_percent is not None:
+        cells[f"10 nearest texts: same as {reference}"] = Cell(
+            text=f"{words.recall_percent:.1f} %", value=words.recall_percent
+        )
     return cells
 
 

@@ -45,7 +45,8 @@ class AnswerOptions(Options):
             dimension, by ranges that `quantize` stored in the folder, "binary" and "ubinary" a bit
             for each, eight to a byte.
         top_k: Number of answers to write for each row, best first: classes, spans, or tokens for a
-            mask. By default 1, and 5 tokens.
+            mask. By default 1, and 5 tokens. Of sparse embeddings, the largest weights to keep: all
+            by default.
         threshold: Write all classes whose score is above it, instead of the best ones. 0.5 is usual
             for models with any number of classes for each text.
         aggregation_strategy: How tokens are joined to entities; "simple" by default. See

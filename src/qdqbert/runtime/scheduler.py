@@ -338,8 +338,9 @@ def _answers(
     owners = [item for item, each in enumerate(chunk.encoded) for _ in each.features]
     missing = [len(each.features) for each in chunk.encoded]
     values: list[Any] = [None] * len(chunk.features)
-    if without_features := missing.count(0):
-        advance(Done(items=without_features, tokens=0, truncated=0))
+    if without := [each for each in chunk.encoded if not each.features]:
+        cut = sum(each.truncated for each in without)
+        advance(Done(items=len(without), tokens=0, truncated=cut))
     for indices, future in chunk.batches:
         finished = truncated = 0
         for index, value in zip(indices, future.result(), strict=True):

@@ -64,7 +64,7 @@ class Column:
         kind: What its values are: a text, a float, an integer, lists of texts or of numbers, lists
             of objects, or lists of such lists.
         fields: Names and kinds of the fields of objects.
-        dtype: Type of the values in lists of numbers: float32, int8 or uint8.
+        dtype: Type of the values in lists of numbers: float32, int32, int8 or uint8.
     """
 
     name: str

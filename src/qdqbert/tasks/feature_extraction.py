@@ -15,14 +15,13 @@ import tokenizers
 from numpy.typing import NDArray
 
 from qdqbert.artifact import quantize_command
-from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
 from qdqbert.choices import OUTPUT_DTYPES, OutputDtype
 from qdqbert.encoding import encode, feature_of
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_batch_size, check_text, check_whole, listed_texts
-from qdqbert.runtime.model import Loaded, Model, TextEncoder
+from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.scheduler import EncodedItem, Job
@@ -31,6 +30,7 @@ from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import score_answers
+from qdqbert.tasks.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, Prompted, PromptedModel
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
 from qdqbert.tasks.small_vectors import (
     DTYPES,
@@ -147,35 +147,8 @@ SmallEmbedding = NDArray[Any]
 """An embedding of any kind: float32, int8 or uint8."""
 
 
-class TokenIds(tuple[int, ...]):
-    """Token ids of a text, as the model's tokenizer makes them, with special tokens."""
-
-    __slots__ = ()
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Prompted(TextEncoder):
-    """Puts a prompt before each text.
-
-    Attributes:
-        prompt: The prompt; empty for none. Token ids get none.
-    """
-
-    prompt: str
-
-    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
-        """Return the model inputs of each text, or of its token ids."""
-        texts = [self.prompt + check_text(item) for item in items if not isinstance(item, TokenIds)]
-        made = iter(super().encode(texts))
-        return [self._of_ids(item) if isinstance(item, TokenIds) else next(made) for item in items]
-
-    def _of_ids(self, ids: TokenIds) -> EncodedItem:
-        kept = self.tokenizer.keep_ids(ids)
-        return EncodedItem(features=(feature_of(kept, self.input_names),), truncated=kept.truncated)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Embed(_Prompted):
+class _Embed(Prompted):
     """The job of `encode`; see `Job`.
 
     Attributes:
@@ -301,7 +274,7 @@ def _scaled(vectors: Embedding) -> Embedding:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _States(_Prompted):
+class _States(Prompted):
     """The job of `output_value="token_embeddings"` and of calls; see `Job`."""
 
     def split(self, results: Results) -> Sequence[Embedding]:
@@ -328,7 +301,7 @@ def _columns(options: AnswerOptions) -> tuple[Column, ...]:
     return (Column(name="embedding", kind="numbers", dtype=DTYPES[options.output_dtype]),)
 
 
-class Embedder(Model):
+class Embedder(PromptedModel):
     """Computes embeddings of texts."""
 
     rows = RowFormat(
@@ -343,15 +316,12 @@ class Embedder(Model):
     )
 
     def __init__(self, loaded: Loaded) -> None:
-        """Read the prompts of the folder."""
+        """Read the settings of the folder."""
         super().__init__(loaded)
-        settings = read_model_settings(loaded.artifact.directory)
-        self._default_prompt_name = settings.default_prompt_name
-        self._truncate_dim = settings.truncate_dim
-        self._similarity = settings.similarity
+        self._truncate_dim = self._settings.truncate_dim
+        self._similarity = self._settings.similarity
         stored = loaded.artifact.quantization.get("embedding_ranges")
         self._stored_ranges = None if stored is None else VectorRanges.of_json(stored)
-        self.prompts: dict[str, str] = dict(settings.prompts)
 
     def encode(
         self,
@@ -533,16 +503,14 @@ class Embedder(Model):
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
         """Compute embeddings of queries: `encode` with the prompt "query", if there is one."""
-        return self.encode(sentences, **self._with_prompt("query", options))
+        return self.encode(sentences, **self._with_prompt(QUERY_PROMPTS, options))
 
     def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Any:
         """Compute embeddings of documents: `encode` with the document prompt, if there is one.
 
         It is the first of the prompts "document", "passage" and "corpus" that the folder has.
         """
-        names = ("document", "passage", "corpus")
-        name = next((each for each in names if each in self.prompts), "document")
-        return self.encode(sentences, **self._with_prompt(name, options))
+        return self.encode(sentences, **self._with_prompt(DOCUMENT_PROMPTS, options))
 
     def __call__(self, texts: str | Sequence[str]) -> list[Any]:
         """Return the states of all tokens, as transformers' pipeline "feature-extraction" does.
@@ -595,9 +563,7 @@ class Embedder(Model):
         shared: dict[str, Any] = {
             "tokenizer": loaded.tokenizer,
             "input_names": loaded.artifact.input_names,
-            "prompt": choose_prompt(
-                self.prompts, self._default_prompt_name, name=prompt_name, text=prompt
-            ),
+            "prompt": self._prompt(prompt_name, prompt),
         }
         if output_value == "sentence_embedding":
             shared["normalize"] = normalize_embeddings
@@ -677,12 +643,6 @@ class Embedder(Model):
                 argument="chunk_overlap",
             )
         return tokens
-
-    def _with_prompt(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        if options.get("prompt") is not None or options.get("prompt_name") is not None:
-            return dict(options)
-        # No fallback to the default prompt, as in sentence-transformers.
-        return {**options, "prompt": self.prompts.get(name, "")}
 
 
 FEATURE_EXTRACTION = Task(

@@ -228,7 +228,8 @@ class Task:
         answers: Makes what users read of the predictions.
         decided: What one decision is about, in the singular: a text, a word, a question.
         labels: Returns what a model is trained with, one for each feature, `None` for a feature
-            that nothing can be learned from. Takes features and `id2label`.
+            that nothing can be learned from. Takes features and `id2label`. `None` for tasks that
+            `train` does not train.
         class_names: Returns the classes of a new head from a data set; `None` for heads without
             classes.
         max_length: Default of the longest feature in tokens; `None` for the checkpoint's.
@@ -247,7 +248,7 @@ class Task:
     predictions: Callable[[Results], list[Prediction]]
     scores: Callable[[Predictions, Features, Mapping[int, str], TaskSettings], list[Score]]
     decisions: Callable[[Predictions, Features, TaskSettings], Sequence[Hashable] | None]
-    labels: Callable[[Features, Mapping[int, str]], Sequence[Labels | None]]
+    labels: Callable[[Features, Mapping[int, str]], Sequence[Labels | None]] | None
     answers: Answers
     name_labels: Callable[[Dataset, Mapping[int, str]], Dataset] = keep_labels
     check_metrics: Callable[[Dataset, Mapping[int, str]], None] = accept_all
@@ -262,7 +263,7 @@ class Task:
 
     @property
     def is_embedding(self) -> bool:
-        """Whether predictions are vectors of which only the direction matters."""
+        """Whether predictions are embeddings, which have a value in each dimension."""
         return TASK_KINDS[self.name].is_embedding
 
     def read_labels(self, dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:

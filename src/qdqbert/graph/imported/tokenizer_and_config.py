@@ -19,6 +19,7 @@ from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.load import reader_of
 from qdqbert.checkpoint.sentence import SentenceHead
+from qdqbert.checkpoint.sparse_encoder import TextHead
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.errors import UserInputError, naming
@@ -67,7 +68,8 @@ def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskN
             file's own folder if `None`.
 
     Raises:
-        UserInputError: The task is unknown, or is missing and cannot be inferred.
+        UserInputError: The task is unknown, or is missing and cannot be inferred, or .onnx files
+            of its models are not read.
     """
     known = ", ".join(TASK_NAMES)
     if task is not None:
@@ -76,7 +78,7 @@ def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskN
             raise UserInputError(
                 f"`task={task!r}` is unknown. Pass one of: {known}.", argument="task"
             )
-        return found
+        return _supported(found, path)
     fields = _config_fields(tokenizer, path)
     architectures = [each for each in fields.get("architectures") or [] if isinstance(each, str)]
     inferred = task_of_files(architectures, fields, _read_layout(tokenizer, path))
@@ -91,7 +93,18 @@ def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskN
             f"one of: {known}.",
             argument="task",
         )
-    return inferred
+    return _supported(inferred, path)
+
+
+def _supported(task: TaskName, path: Path) -> TaskName:
+    """Return a task, unless .onnx files of its models are not read."""
+    if TASK_KINDS[task].is_sparse:
+        raise UserInputError(
+            f"Graph {path.name!r}: .onnx files are not read for the task `{task}`. Pass the folder "
+            "of the checkpoint, with safetensors, as the model.",
+            argument="task",
+        )
+    return task
 
 
 def _config_fields(tokenizer: str | None, path: Path) -> dict[str, Any]:
@@ -145,7 +158,7 @@ def load_tokenizer_and_config(
     check_outputs(task, shape[-1])
     notices: tuple[str, ...] = ()
     model_type = getattr(config, "model_type", None)
-    layout: SentenceHead | CrossEncoderFiles | None = None
+    layout: TextHead | CrossEncoderFiles | None = None
     # A pooled graph is complete, whatever modules it was made of.
     if TASK_KINDS[task].is_of_whole_texts and EMBEDDING not in runner.output_names:
         layout = _read_layout(tokenizer, path)
@@ -183,7 +196,7 @@ def load_tokenizer_and_config(
     )
 
 
-def _read_layout(tokenizer: str | None, path: Path) -> SentenceHead | CrossEncoderFiles | None:
+def _read_layout(tokenizer: str | None, path: Path) -> TextHead | CrossEncoderFiles | None:
     """Read the files of sentence-transformers next to the tokenizer."""
     return read_layout(reader_of(tokenizer or str(path.parent)))
 

@@ -23,6 +23,7 @@ from qdqbert.inference.float_checkpoint.source import (
     limits_pairs,
     read_checkpoint,
 )
+from qdqbert.task_kinds import TaskName
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -53,7 +54,12 @@ def check_settings(folder: Path) -> None:
 
 
 def open_float_checkpoint(
-    folder: Path, *, name: str, precision: Precision = "int8", check: bool = True
+    folder: Path,
+    *,
+    name: str,
+    precision: Precision = "int8",
+    check: bool = True,
+    task: TaskName | None = None,
 ) -> Artifact:
     """Return the folder of the cache that runs a checkpoint, which is made if it is not there.
 
@@ -62,12 +68,13 @@ def open_float_checkpoint(
         name: What the user calls it, for the log.
         precision: Whether it runs in INT8 on the native engine, or in float on ONNX Runtime.
         check: Whether to say in the log how close INT8 is to float.
+        task: As in `read_checkpoint`.
 
     Raises:
         CheckpointError: A file is missing, damaged, or of a kind that is not supported.
         UserInputError: The family has no head for the checkpoint's task.
     """
-    checkpoint = read_checkpoint(folder)
+    checkpoint = read_checkpoint(folder, task=task)
 
     def write(new: Path) -> None:
         # What reads families and writes models is needed once for a checkpoint.

@@ -10,9 +10,9 @@ from typing import Any
 
 from qdqbert.artifact import CONFIG, QUANTIZATION, QUANTIZATION_FORMAT
 from qdqbert.checkpoint.sentence import file_finder
-from qdqbert.choices import PoolingMode, Precision
+from qdqbert.checkpoint.sparse_encoder import SpladeHead
+from qdqbert.choices import Precision
 from qdqbert.encoders.checkpoint import family_of, read_encoder
-from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import round_encoder
 from qdqbert.encoders.stored import read_stored
@@ -60,12 +60,11 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
             "`AutoTokenizer.from_pretrained(folder).save_pretrained(folder)`."
         )
     head = checkpoint.head
-    pooling: PoolingMode = "mean" if head is None else head.pooling
     return read_encoder(
         weights,
         checkpoint.config,
         checkpoint.task,
-        pooling=POOLINGS[pooling],
+        pooling="mean" if head is None else head.row_pooling,
         steps=() if head is None else head.steps(file_finder(checkpoint.folder)),
         reads_token_types=_reads_token_types(checkpoint.tokenizer_config),
     )
@@ -113,6 +112,8 @@ def write_folder(
     for path, text in checkpoint.layout.files.items() if checkpoint.layout else ():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
+    if isinstance(checkpoint.head, SpladeHead):
+        checkpoint.head.write_query_weights(folder, file_finder(checkpoint.folder))
     write_json(folder / QUANTIZATION, _description(checkpoint, model, length, target, key))
 
 

@@ -12,12 +12,13 @@ from qdqbert.artifact import CONFIG
 from qdqbert.cache import kept_digest
 from qdqbert.checkpoint.cross_encoder import read_layout, task_of_files
 from qdqbert.checkpoint.sentence import SentenceHead, folder_reader, join
+from qdqbert.checkpoint.sparse_encoder import TextHead, splade_head
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.weights import WEIGHTS, weight_files
+from qdqbert.encoders.weights import weight_files
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import parse_object, read_json
-from qdqbert.task_kinds import TaskName
+from qdqbert.task_kinds import TASK_KINDS, TaskName
 from qdqbert.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG
 
 SPECIAL_TOKENS = "special_tokens_map.json"
@@ -44,13 +45,20 @@ class FloatCheckpoint:
     tokenizer_config: Mapping[str, Any]
 
     @property
-    def head(self) -> SentenceHead | None:
-        """Pooling and normalization of an embedder, if they are known."""
+    def head(self) -> TextHead | None:
+        """What an embedder computes after the model, if it is known."""
+        if TASK_KINDS[self.task].is_sparse:
+            return splade_head(self.layout, str(self.folder))[0]
         return self.layout if isinstance(self.layout, SentenceHead) else None
 
 
-def read_checkpoint(folder: Path) -> FloatCheckpoint:
+def read_checkpoint(folder: Path, *, task: TaskName | None = None) -> FloatCheckpoint:
     """Read the settings of a folder that transformers or sentence-transformers saved.
+
+    Args:
+        folder: The folder.
+        task: The task that was asked for. A masked language model is then a sparse embedder;
+            otherwise the files say what the task is.
 
     Raises:
         CheckpointError: A file is missing or damaged, or there is an adapter.
@@ -75,12 +83,12 @@ def read_checkpoint(folder: Path) -> FloatCheckpoint:
         config=config,
         encoder_folder=folder / subfolder,
         layout=layout,
-        task=_task(config, layout),
+        task=_task(config, layout, task),
         tokenizer_config=tokenizer_config,
     )
 
 
-def _task(config: Config, layout: Any) -> TaskName:
+def _task(config: Config, layout: Any, wanted: TaskName | None) -> TaskName:
     named = config.values.get("architectures") or ["Model"]
     task = task_of_files(named, config.values, layout)
     if task is None:
@@ -88,6 +96,8 @@ def _task(config: Config, layout: Any) -> TaskName:
             f"The task of architecture `{named[0]}` in {config.path} is not known, so the "
             "checkpoint cannot be run as it is. `quantize` takes the task as an option.",
         )
+    if wanted is not None and TASK_KINDS[wanted].is_sparse and TASK_KINDS[wanted].head == task:
+        return wanted
     return task
 
 
@@ -115,10 +125,9 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
     for name, text in sorted(checkpoint.layout.files.items() if checkpoint.layout else ()):
         digest.update(f"{name}\n{text}".encode())
     head = checkpoint.head
-    digest.update(repr((checkpoint.task, head and (head.pooling, head.normalize))).encode())
-    for module in head.modules if head else ():
-        digest.update(repr(module).encode())
-        path = checkpoint.folder / module.path / WEIGHTS
+    digest.update(repr((checkpoint.task, head)).encode())
+    for name in head.weight_files if head else ():
+        path = checkpoint.folder / name
         if path.is_file():
             digest.update(bytes.fromhex(kept_digest(path)))
     return digest.hexdigest()[:32]

@@ -38,7 +38,8 @@ def choose_task(options: TrainOptions) -> Task:
     """Return the requested task, or the one that the checkpoint has a head for.
 
     Raises:
-        UserInputError: None is requested, and the checkpoint has no head.
+        UserInputError: None is requested, and the checkpoint has no head; or its models are not
+            trained here.
     """
     with naming("model"):
         config = read_config(os.fspath(options.model))
@@ -49,7 +50,14 @@ def choose_task(options: TrainOptions) -> Task:
             f"`task`, one of: {', '.join(TASKS)}.",
             argument="task",
         )
-    return task_for(named, config)
+    task = task_for(named, config)
+    if task.labels is None:
+        raise UserInputError(
+            f"`train` does not train models for the task {task.name!r}. Train it with "
+            "sentence-transformers, and quantize the result.",
+            argument="model" if options.task is None else "task",
+        )
+    return task
 
 
 def task_of_labels(
@@ -305,6 +313,7 @@ def _training_labels(
     """Return the labels of each feature, or of each pair if the model embeds."""
     if not uses_labels:
         return [{} for _ in (features.examples if task.is_embedding else features.encoded.inputs)]
+    assert task.labels is not None, "refused by `choose_task`"
     return task.labels(features, id2label)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from qdqbert.artifact import TRAINING, TRAINING_FORMAT, read_training, writing
 from qdqbert.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.checkpoint.load import Checkpoint, finder_of
-from qdqbert.checkpoint.sentence import write_sentence_head
+from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.checkpoint.tokenizer import write_tokenizer
 from qdqbert.errors import MissingExtraError, UserInputError, naming
 from qdqbert.files import json_values, write_json
@@ -143,7 +143,7 @@ def load_student(
             new_head=classes,
             pooling=options.task_options.pooling,
         )
-    if checkpoint.head is not None and checkpoint.head.modules:
+    if isinstance(checkpoint.head, SentenceHead) and checkpoint.head.modules:
         names = ", ".join(each.name for each in checkpoint.head.modules)
         raise UserInputError(
             f"{options.model!r} has {names} after the pooling, which `train` does not train. Train "
@@ -223,7 +223,7 @@ def fit(
             data_collator=collator(data.features.encoded.padding),
             processing_class=checkpoint.tokenizer,
             outputs=scorer.body.output_names,
-            head=checkpoint.head,
+            head=checkpoint.head if isinstance(checkpoint.head, SentenceHead) else None,
             is_embedder=scorer.task.is_embedding,
             teacher=teacher,
             score=None if data.held is None else scorer.metrics,
@@ -290,7 +290,7 @@ def write_folder(
         write_tokenizer(checkpoint.tokenizer, folder, max_length=checkpoint.max_length)
         if checkpoint.head is not None:
             find, hidden = finder_of(checkpoint.name), checkpoint.config.hidden_size
-            write_sentence_head(checkpoint.head, folder, hidden=hidden, find=find)
+            checkpoint.head.write(folder, hidden=hidden, find=find)
         if checkpoint.cross_encoder is not None:
             write_cross_encoder(checkpoint.cross_encoder, folder)
         if (checkpoints / _EVENTS).is_dir():

@@ -1,0 +1,384 @@
+"""Sparse embeddings: a weight of each word of the vocabulary, most of them 0, as SPLADE's.
+
+They are scored as other embeddings are. The model has the interface of sentence-transformers'
+`SparseEncoder`.
+
+Source: Formal et al. 2021, arXiv:2107.05720 and arXiv:2109.10086.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.checkpoint.sparse_encoder import read_query_weights
+from qdqbert.errors import UserInputError
+from qdqbert.json_files import Fields, damaged
+from qdqbert.progress import progress_of
+from qdqbert.runtime.batches import Results
+from qdqbert.runtime.inputs import check_batch_size, check_text, check_whole, listed_texts
+from qdqbert.runtime.model import Loaded
+from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.rows import RowFormat, always
+from qdqbert.runtime.scheduler import EncodedItem, Job
+from qdqbert.tables.rows import Column
+from qdqbert.task_kinds import TASK_KINDS
+from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION
+from qdqbert.tasks.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, Prompted, PromptedModel
+from qdqbert.tasks.task import Prediction
+
+_NAME = "sparse-embedding"
+(_OUTPUT,) = TASK_KINDS[_NAME].outputs
+
+Floats = NDArray[np.float32]
+Kind = Literal["query", "document"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class SparseVector:
+    """The weights of one text that are not 0.
+
+    Attributes:
+        indices: Ids of the words, in order. int32 `(words,)`.
+        values: Their weights. float32 `(words,)`.
+    """
+
+    indices: NDArray[np.int32]
+    values: Floats
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SparseEmbeddings:
+    """Sparse embeddings of texts, as the rows of a matrix in CSR form.
+
+    Row `i` has the values `values[indptr[i] : indptr[i + 1]]` in the columns
+    `indices[indptr[i] : indptr[i + 1]]`, which are ids of words, and 0 in others. So
+    `scipy.sparse.csr_matrix((values, indices, indptr), shape)` is the matrix.
+
+    Attributes:
+        indptr: Start of each row, and the end. int64 `(texts + 1,)`.
+        indices: Ids of words, in order in each row. int32 `(values,)`.
+        values: Weights, none of which is 0. float32 `(values,)`.
+        dimensions: Number of words of the vocabulary.
+    """
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    values: Floats
+    dimensions: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of texts, and of words of the vocabulary."""
+        return len(self), self.dimensions
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    def row(self, index: int) -> SparseVector:
+        """Return the embedding of one text, which counts from 0."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"There are {len(self)} embeddings, and none with number {index}.")
+        chosen = slice(self.indptr[index], self.indptr[index + 1])
+        return SparseVector(self.indices[chosen], self.values[chosen])
+
+    def to_dense(self) -> Floats:
+        """Return the embeddings as float32 `(texts, dimensions)`."""
+        dense = np.zeros(self.shape, np.float32)
+        dense[self._rows(), self.indices] = self.values
+        return dense
+
+    def dot(self, other: SparseEmbeddings) -> Floats:
+        """Return the products of all pairs of embeddings, `(texts, texts of other)`."""
+        rows, found = other._rows(), np.empty((len(self), len(other)), np.float32)
+        for index in range(len(self)):
+            one, query = self.row(index), np.zeros(self.dimensions)
+            query[one.indices] = one.values
+            products = query[other.indices] * other.values
+            found[index] = np.bincount(rows, weights=products, minlength=len(other))
+        return found
+
+    def lengths(self) -> NDArray[np.float64]:
+        """Return the Euclidean lengths of the embeddings, `(texts,)`."""
+        squares = self.values.astype(np.float64) ** 2
+        return np.sqrt(np.bincount(self._rows(), weights=squares, minlength=len(self)))
+
+    def _rows(self) -> NDArray[np.int64]:
+        """Return the row of each value."""
+        return np.repeat(np.arange(len(self)), np.diff(self.indptr))
+
+
+def stack_vectors(vectors: Sequence[SparseVector], dimensions: int) -> SparseEmbeddings:
+    """Return the embeddings of texts as one matrix."""
+    counts = [len(each.indices) for each in vectors]
+    return SparseEmbeddings(
+        indptr=np.cumsum([0, *counts], dtype=np.int64),
+        indices=np.concatenate([np.zeros(0, np.int32), *(each.indices for each in vectors)]),
+        values=np.concatenate([np.zeros(0, np.float32), *(each.values for each in vectors)]),
+        dimensions=dimensions,
+    )
+
+
+def largest_weights(
+    indices: NDArray[np.integer[Any]], values: Floats, count: int | None
+) -> SparseVector:
+    """Return the largest weights by absolute value that are not 0, in the order of their words.
+
+    Args:
+        indices: Ids of words, in order, `(words,)`.
+        values: Their weights, `(words,)`.
+        count: Most weights to return; `None` for all.
+    """
+    kept = np.flatnonzero(values)
+    if count is not None and count < len(kept):
+        # Of equal weights, the first words are kept.
+        order = np.argsort(-np.abs(values[kept]), kind="stable")
+        kept = np.sort(kept[order[:count]])
+    return SparseVector(indices[kept].astype(np.int32), values[kept])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Weigh(Prompted):
+    """The job of `encode`; see `Job`.
+
+    Attributes:
+        max_active_dims: Most weights of a text; `None` for any number.
+    """
+
+    max_active_dims: int | None
+
+    def split(self, results: Results) -> Sequence[SparseVector]:
+        rows = results.outputs[_OUTPUT]
+        words = np.arange(rows.shape[1])
+        return [largest_weights(words, row, self.max_active_dims) for row in rows]
+
+    def answer(
+        self, item: str, encoded: EncodedItem, values: Sequence[SparseVector]
+    ) -> SparseVector:
+        del item, encoded
+        return values[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _LookUp(_Weigh):
+    """The job of `encode` for queries whose tokens have stored weights. It runs no model.
+
+    Attributes:
+        weights: Weight of each token id.
+    """
+
+    weights: Floats
+
+    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
+        """Return items without features, and the ids of their tokens in `places`."""
+        texts = [self.prompt + check_text(item) for item in items]
+        return [
+            EncodedItem(features=(), places=each.ids, truncated=bool(each.overflowing))
+            for each in self.tokenizer.encode_batch(texts, special=False)
+        ]
+
+    def answer(
+        self, item: str, encoded: EncodedItem, values: Sequence[SparseVector]
+    ) -> SparseVector:
+        del item, values
+        ids = np.unique(np.array(encoded.places, np.int64))
+        return largest_weights(ids, self.weights[ids], self.max_active_dims)
+
+
+class SparseEmbedder(PromptedModel):
+    """Computes sparse embeddings of texts."""
+
+    rows = RowFormat(
+        name="a sparse embedder",
+        options=("prompt", "prompt_name", "top_k"),
+        columns=always(
+            Column(name="indices", kind="numbers", dtype="int32"),
+            Column(name="values", kind="numbers"),
+        ),
+        job=lambda model, options: _job_of(model, options),
+        values=lambda answer, _: (answer.indices, answer.values),
+    )
+
+    def __init__(self, loaded: Loaded) -> None:
+        """Read the settings of the folder."""
+        super().__init__(loaded)
+        folder = loaded.artifact.directory
+        config = Fields(loaded.config, lambda reason: damaged(folder / "config.json", reason))
+        self.dimensions = config.integer("vocab_size")
+        self._queries = read_query_weights(folder, vocabulary=self.dimensions)
+
+    def encode(
+        self,
+        sentences: str | Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        task: Kind | None = None,
+        max_active_dims: int | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+    ) -> SparseEmbeddings:
+        """Compute sparse embeddings, as `SparseEncoder.encode` of sentence-transformers does.
+
+        Args:
+            sentences: A text, or a list of texts.
+            prompt_name: Name of the prompt, a key of `prompts`, that is put before each text. The
+                folder's default prompt, if it has one, is used by default.
+            prompt: Text that is put before each text, instead of a named prompt.
+            task: Whether texts are queries or documents. It matters for models with weights of
+                tokens in queries, which need no model for them; see `encode_query`.
+            max_active_dims: Most words of a text that have a weight: the largest weights are kept.
+                The folder's setting by default, or all.
+            batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
+            show_progress_bar: Whether to show a bar on stderr.
+
+        Returns:
+            A row for each text, also for a single one.
+
+        Raises:
+            UserInputError: `prompt_name` or `task` is unknown, `max_active_dims` is below 1, or
+                `sentences` is not a text or a list of texts.
+
+        Example:
+            >>> found = model.encode(["how to fix a leaking kitchen tap"])
+            >>> model.decode(found, top_k=3)
+            [[('kitchen', 1.67), ('tap', 1.66), ('leak', 1.6)]]
+        """
+        check_batch_size(batch_size)
+        job = self.job(
+            prompt_name=prompt_name, prompt=prompt, task=task, max_active_dims=max_active_dims
+        )
+        texts = [sentences] if isinstance(sentences, str) else listed_texts(sentences, "sentences")
+        vectors = self._all(job, texts, progress=progress_of(bool(show_progress_bar)))
+        return stack_vectors(vectors, self.dimensions)
+
+    def encode_query(self, sentences: str | Sequence[str], **options: Any) -> SparseEmbeddings:
+        """Compute embeddings of queries: `encode` with the prompt "query", if there is one.
+
+        Models with weights of tokens in queries (SparseStaticEmbedding of sentence-transformers)
+        look these up, and run no model.
+        """
+        return self.encode(
+            sentences, **{"task": "query", **self._with_prompt(QUERY_PROMPTS, options)}
+        )
+
+    def encode_document(self, sentences: str | Sequence[str], **options: Any) -> SparseEmbeddings:
+        """Compute embeddings of documents: `encode` with the document prompt, if there is one.
+
+        It is the first of the prompts "document", "passage" and "corpus" that the folder has.
+        """
+        return self.encode(
+            sentences, **{"task": "document", **self._with_prompt(DOCUMENT_PROMPTS, options)}
+        )
+
+    def decode(
+        self, embeddings: SparseEmbeddings, *, top_k: int | None = None
+    ) -> list[list[tuple[str | None, float]]]:
+        """Return the words of embeddings with their weights, the largest first.
+
+        Args:
+            embeddings: Embeddings of this model.
+            top_k: Most words of each; `None` for all.
+
+        Returns:
+            For each embedding, pairs of a token of the vocabulary and its weight. The token is
+            `None` if the vocabulary of the model is larger than that of its tokenizer.
+
+        Raises:
+            UserInputError: `top_k` is below 1.
+        """
+        check_whole("top_k", top_k, at_least=1)
+        decoded = []
+        for index in range(len(embeddings)):
+            row = embeddings.row(index)
+            order = np.argsort(-row.values, kind="stable")[:top_k]
+            tokens = self._loaded.tokenizer.tokens(row.indices[order].tolist())
+            decoded.append(list(zip(tokens, row.values[order].tolist(), strict=True)))
+        return decoded
+
+    def similarity(self, embeddings1: SparseEmbeddings, embeddings2: SparseEmbeddings) -> Floats:
+        """Compare all pairs of embeddings, as `SparseEncoder.similarity` does.
+
+        Args:
+            embeddings1: Embeddings of this model, of queries for example.
+            embeddings2: The same, of documents.
+
+        Returns:
+            float32, `(texts of embeddings1, texts of embeddings2)`: products, or cosines if the
+            folder's `similarity_fn_name` is "cosine".
+
+        Raises:
+            UserInputError: The numbers of dimensions differ, or the folder's function is another.
+        """
+        if embeddings1.dimensions != embeddings2.dimensions:
+            raise UserInputError(
+                "`embeddings1` and `embeddings2` must have the same number of dimensions; got "
+                f"{embeddings1.dimensions} and {embeddings2.dimensions}.",
+                argument="embeddings2",
+            )
+        products = embeddings1.dot(embeddings2)
+        match self._settings.similarity:
+            case "dot" | None:
+                return products
+            case "cosine":
+                lengths = np.outer(embeddings1.lengths(), embeddings2.lengths())
+                return np.asarray(products / np.maximum(lengths, 1e-12), np.float32)
+            case name:
+                raise UserInputError(
+                    f"`similarity_fn_name={name!r:.80}` in the folder's "
+                    "config_sentence_transformers.json is not supported for sparse embeddings. "
+                    "Known: dot, cosine."
+                )
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """Return the number of words of the vocabulary, as sentence-transformers does."""
+        return self.dimensions
+
+    def job(
+        self,
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        task: Kind | None = None,
+        max_active_dims: int | None = None,
+    ) -> Job[str, SparseVector]:
+        """Return the job of `encode` with these options, for `stream`."""
+        if task not in (None, "query", "document"):
+            raise UserInputError(
+                f"`task={task!r}` is unknown. Known: query, document.", argument="task"
+            )
+        check_whole("max_active_dims", max_active_dims, at_least=1)
+        loaded = self._loaded
+        shared: dict[str, Any] = {
+            "tokenizer": loaded.tokenizer,
+            "input_names": loaded.artifact.input_names,
+            "prompt": self._prompt(prompt_name, prompt),
+            "max_active_dims": max_active_dims or self._settings.max_active_dims,
+        }
+        queries = self._queries
+        if queries is None or task == "document" or (task is None and not queries.is_default):
+            return _Weigh(**shared)
+        return _LookUp(**shared, weights=queries.weights)
+
+
+def _job_of(model: SparseEmbedder, options: AnswerOptions) -> Job[str, SparseVector]:
+    return model.job(
+        prompt_name=options.prompt_name, prompt=options.prompt, max_active_dims=options.top_k
+    )
+
+
+def _predictions(results: Results) -> list[Prediction]:
+    return list(results.outputs[_OUTPUT])
+
+
+SPARSE_EMBEDDING = dataclasses.replace(
+    FEATURE_EXTRACTION,
+    name=_NAME,
+    predictions=_predictions,
+    labels=None,
+    model=SparseEmbedder,
+)
