@@ -13,6 +13,7 @@ from qdqbert.serving.app import build_app
 def models(quantized, tiny_artifact):
     folders = {
         "embedder": quantized("sentence").directory,
+        "sparse": quantized("sparse").directory,
         "classifier": tiny_artifact("AutoModelForSequenceClassification", num_labels=3)[1],
         "reranker": tiny_artifact("AutoModelForSequenceClassification", num_labels=1)[1],
         "tagger": tiny_artifact("AutoModelForTokenClassification")[1],

@@ -21,6 +21,17 @@ def test_similarity_is_the_cosine(client, models, parameters) -> None:
     close(answer(client, "/similarity", body), (vectors[1:] @ vectors[0]).tolist())
 
 
+@pytest.mark.parametrize("options", [{}, {"prompt_name": "query"}])
+def test_embed_sparse_returns_words_with_their_weights(models, client, options) -> None:
+    expected = models["sparse"].encode(TEXTS, **options)
+    found = answer(client, "/embed_sparse", {"inputs": TEXTS, **options})
+    for index, rows in enumerate(found):
+        row = expected.row(index)
+        assert [each["index"] for each in rows] == row.indices.tolist()
+        assert [each["value"] for each in rows] == pytest.approx(row.values.tolist(), abs=1e-5)
+    assert answer(client, "/embed_sparse", {"inputs": TEXTS[0], **options}) == found[:1]
+
+
 def test_embed_all_returns_the_states_of_tokens(models, client) -> None:
     expected = models["embedder"].encode(TEXTS, output_value="token_embeddings")
     found = answer(client, "/embed_all", {"inputs": TEXTS, "truncate": None})

@@ -25,7 +25,9 @@ from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, check_width, count_truncated
 from qdqbert.tasks.feature_extraction import Embedder
 from qdqbert.tasks.logits import apply
+from qdqbert.tasks.prompts import PromptedModel
 from qdqbert.tasks.reranking import Reranker
+from qdqbert.tasks.sparse_embedding import SparseEmbedder
 from qdqbert.tasks.text_classification import TextClassifier
 
 Texts = Annotated[list[str], Field(min_length=1)]
@@ -66,6 +68,12 @@ class EmbedBody(_Prompted, Vectors):
 
 class EmbedAllBody(_Prompted):
     """Body of `/embed_all`."""
+
+    inputs: str | Texts = Field(description="A text or several.")
+
+
+class EmbedSparseBody(_Prompted):
+    """Body of `/embed_sparse`."""
 
     inputs: str | Texts = Field(description="A text or several.")
 
@@ -133,6 +141,13 @@ class RankedText(TypedDict):
     text: NotRequired[str]
 
 
+class WeightedWord(TypedDict):
+    """A word of the vocabulary with its weight."""
+
+    index: int
+    value: float
+
+
 class ScoredClass(TypedDict):
     """A class with its score."""
 
@@ -152,6 +167,20 @@ async def _embed(body: EmbedBody, served: Served) -> Response:
     vectors = [each.answer for each in found]
     check_width(vectors, body.dimensions, per_value=body.dimensions_per_value)
     return json_response(vectors, truncated=count_truncated(found))
+
+
+async def _embed_sparse(body: EmbedSparseBody, served: Served) -> Response:
+    """Embed texts. The result has a list of words with their weights for each text."""
+    options = {"prompt_name": body.prompt_name}
+    found = await served.run("job", options, _listed(body.inputs), **body.cutting)
+    rows = [
+        [
+            {"index": index, "value": value}
+            for index, value in zip(each.answer.indices.tolist(), each.answer.values, strict=True)
+        ]
+        for each in found
+    ]
+    return json_response(rows, truncated=count_truncated(found))
 
 
 async def _embed_all(body: EmbedAllBody, served: Served) -> Response:
@@ -225,7 +254,7 @@ def _listed(inputs: str | list[str]) -> list[str]:
 
 def _prompt(model: Model, name: str | None) -> str:
     """Return the prompt of a name; empty for none."""
-    prompts = model.prompts if isinstance(model, Embedder | Reranker) else {}
+    prompts = model.prompts if isinstance(model, PromptedModel | Reranker) else {}
     try:
         return choose_prompt(prompts, None, name=name, text=None)
     except UserInputError as error:
@@ -251,6 +280,15 @@ TEXT_EMBEDDINGS_INFERENCE = (
         body=EmbedAllBody,
         answer=list[list[list[float]]],
         kinds=(Embedder,),
+        example={"inputs": [_TEXT]},
+    ),
+    _route(
+        path="/embed_sparse",
+        summary="Embed texts as weights of words",
+        run=_embed_sparse,
+        body=EmbedSparseBody,
+        answer=list[list[WeightedWord]],
+        kinds=(SparseEmbedder,),
         example={"inputs": [_TEXT]},
     ),
     _route(
