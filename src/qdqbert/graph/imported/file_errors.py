@@ -25,7 +25,7 @@ def file_errors(path: Path) -> Iterator[None]:
         yield
     except QdqBertError as error:
         text = " ".join(str(error).split())
-        names_file = path.name in text and text == str(error)
+        names_file = repr(path.name) in text and text == str(error)
         # An error about an option is not about the file.
         is_about_names = error.argument in ("input_names", "output_names")
         if isinstance(error, UserInputError) and (names_file or is_about_names):

@@ -17,7 +17,7 @@ from onnx_ir.passes import common
 
 from qdqbert.errors import UserInputError
 from qdqbert.graph.edit import MICROSOFT
-from qdqbert.graph.imported.file_errors import one_line
+from qdqbert.graph.imported.file_errors import file_errors, one_line
 from qdqbert.graph.writer import OPSET
 
 # BERT's operators differ before this opset, which transformers' exporters started with.
@@ -30,7 +30,8 @@ _LARGEST_SIZE = 2.0**26
 _SHAPE_INPUTS = {"Reshape": 1, "Expand": 1, "Tile": 1, "ConstantOfShape": 0, "Range": 0}
 _SHAPE_MAKERS = ("Concat", "Cast", "Identity", "Unsqueeze", "Squeeze", "Mul", "Add", "Where")
 _HIDDEN_DOMAIN = "qdqbert.later"
-_DOMAINS = ("", "ai.onnx", MICROSOFT, "ai.onnx.ml")
+_STANDARD = ("", "ai.onnx")
+_DOMAINS = (*_STANDARD, MICROSOFT, "ai.onnx.ml")
 _QUANTIZED = (
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "FakeQuantize"),
     *("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "ConvInteger"),
@@ -51,33 +52,26 @@ def read_graph(path: Path) -> ir.Model:
         UserInputError: The file is not an ONNX file, is damaged, is already quantized, is too old,
             has operators of other domains, or lacks its external data.
     """
-    model = _parse(path)
-    _check_operators(model, path)
-    _check_functions(model, path)
-    version = _opset(model, path)
-    _read_external_data(model, path)
-    weights = _replace_large_weights_with_inputs(model, path)
-    _check_shapes(model, path)
-    try:
-        later = _hide_newer_operators(model, version)
-        onnx.checker.check_model(model)
-        # The conversion would drop them.
-        if model.functions:
-            model = onnx.inliner.inline_local_functions(model, convert_version=True)
-        if version < OPSET:
-            model = version_converter.convert_version(model, OPSET)
-        if later:
-            _restore_newer_operators(model)
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except (
-        onnx.checker.ValidationError,
-        onnx.shape_inference.InferenceError,
-        RuntimeError,
-        ValueError,
-        TypeError,
-    ) as error:
-        raise _unusable(path, f"it is invalid: {_first_line(error)}") from error
-    return _from_proto(model, path, weights)
+    with file_errors(path):
+        model = _parse(path)
+        _check_operators(model)
+        _check_functions(model)
+        version = _opset(model)
+        _read_external_data(model, path.parent)
+        weights = _replace_large_weights_with_inputs(model)
+        _check_shapes(model)
+        try:
+            model = _converted(model, version)
+        except (
+            onnx.checker.ValidationError,
+            onnx.shape_inference.InferenceError,
+            RuntimeError,
+            ValueError,
+            TypeError,
+        ) as error:
+            first = one_line(str(error).strip().partition("\n")[0]) or type(error).__name__
+            raise UserInputError(f"it is invalid: {first}.") from error
+        return _from_proto(model, path.parent, weights)
 
 
 def load_graph(path: Path) -> ir.Model:
@@ -88,11 +82,12 @@ def load_graph(path: Path) -> ir.Model:
     Raises:
         UserInputError: The file is not an ONNX file, is damaged, or lacks its external data.
     """
-    model = _parse(path)
-    for tensor in _tensors(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            _locate(tensor, path)
-    return _from_proto(model, path, {})
+    with file_errors(path):
+        model = _parse(path)
+        for tensor in _tensors(model):
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                _locate(tensor, path.parent)
+        return _from_proto(model, path.parent, {})
 
 
 def stored_bytes(model: ir.Model, path: Path) -> int:
@@ -102,99 +97,76 @@ def stored_bytes(model: ir.Model, path: Path) -> int:
     return path.stat().st_size + external
 
 
-def _from_proto(
-    model: onnx.ModelProto, path: Path, weights: Mapping[str, onnx.TensorProto]
-) -> ir.Model:
-    """Return a graph with its weights, which old exporters list as inputs too."""
-    try:
-        read = ir.from_proto(model)
-        ir.external_data.set_base_dir(read.graph, path.parent.resolve())
-        _restore_large_weights(read.graph, weights, path)
-        for step in (
-            common.RemoveInitializersFromInputsPass(),
-            common.ClearMetadataAndDocStringPass(),
-        ):
-            read = step(read).model
-        return read
-    # Damaged graphs raise exceptions that no library documents.
-    except Exception as error:
-        raise _unusable(path, f"it is damaged: {_first_line(error)}") from error
-
-
 def _parse(path: Path) -> onnx.ModelProto:
     if not path.is_file():
-        raise _unusable(path, "there is no such file")
+        raise UserInputError("there is no such file.")
     try:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, EncodeError, UnicodeDecodeError, ValueError) as error:
-        raise _unusable(
-            path, "it is not an ONNX file, or only a part of one; export or copy it again"
+        raise UserInputError(
+            "it is not an ONNX file, or only a part of one; export or copy it again."
         ) from error
     if not model.HasField("graph") or not model.graph.node:
-        raise _unusable(path, "it contains no graph; export or copy it again")
+        raise UserInputError("it contains no graph; export or copy it again.")
     weights = {each.name for each in model.graph.initializer}
     for each in model.graph.input:
         kind = each.type.tensor_type.elem_type
         if kind == onnx.TensorProto.STRING and each.name not in weights:
-            raise _unusable(
-                path,
+            raise UserInputError(
                 f"its input {each.name!r} is text, so that the tokenizer is a part of the graph; "
-                "pass the graph that reads input_ids, and its tokenizer as `tokenizer`",
+                "pass the graph that reads input_ids, and its tokenizer as `tokenizer`."
             )
     return model
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
+def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield all nodes, also those of functions and of branches."""
+    waiting = [*model.graph.node, *(node for each in model.functions for node in each.node)]
+    while waiting:
+        node = waiting.pop(0)
         yield node
+        waiting[:0] = [each for graph in _branches(node) for each in graph.node]
+
+
+def _branches(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield every tensor in a model, in attributes too. Weights of the graph are first."""
+    yield from model.graph.initializer
+    for sparse in model.graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in _nodes(model):
         for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _nodes(attribute.g)
-            for each in attribute.graphs:
-                yield from _nodes(each)
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+        for graph in _branches(node):
+            yield from graph.initializer
 
 
-def _check_operators(model: onnx.ModelProto, path: Path) -> None:
+def _check_operators(model: onnx.ModelProto) -> None:
     functions = {(each.domain, each.name) for each in model.functions}
-    nodes = [*_nodes(model.graph), *(node for each in model.functions for node in each.node)]
+    nodes = list(_nodes(model))
     for node in nodes:
         if node.op_type in _QUANTIZED or node.op_type.startswith(_QUANTIZED_PREFIXES):
-            raise _unusable(
-                path,
+            raise UserInputError(
                 f"it is already quantized (node {node.name!r}, {node.op_type}); pass the float "
-                "graph that it was made from",
+                "graph that it was made from."
             )
     for node in nodes:
-        known = node.domain in _DOMAINS or (node.domain, node.op_type) in functions
-        if not known:
-            raise _unusable(
-                path,
+        if node.domain not in _DOMAINS and (node.domain, node.op_type) not in functions:
+            raise UserInputError(
                 f"node {node.name!r} is an operator of the unknown domain {node.domain!r}; "
-                f"expected operators of ONNX and {MICROSOFT}",
+                f"expected operators of ONNX and {MICROSOFT}."
             )
 
 
-def _opset(model: onnx.ModelProto, path: Path) -> int:
-    versions = [each.version for each in model.opset_import if each.domain in ("", "ai.onnx")]
-    if not versions:
-        raise _unusable(path, "it does not specify its opset")
-    newest = onnx.defs.onnx_opset_version()
-    if versions[0] < OLDEST_OPSET:
-        raise _unusable(
-            path,
-            f"its opset {versions[0]} is too old; export it again with opset {OLDEST_OPSET} or "
-            "newer",
-        )
-    if versions[0] > newest:
-        raise _unusable(
-            path,
-            f"its opset {versions[0]} is newer than the installed onnx knows ({newest}); update "
-            "onnx or export with an older opset",
-        )
-    return int(versions[0])
-
-
-def _check_functions(model: onnx.ModelProto, path: Path) -> None:
+def _check_functions(model: onnx.ModelProto) -> None:
     """Refuse functions that call themselves, since inlining them would never end."""
     calls = {
         (each.domain, each.name): [(node.domain, node.op_type) for node in each.node]
@@ -203,10 +175,28 @@ def _check_functions(model: onnx.ModelProto, path: Path) -> None:
     try:
         graphlib.TopologicalSorter(calls).prepare()
     except graphlib.CycleError as error:
-        raise _unusable(path, f"function {error.args[1][0][1]!r} calls itself") from error
+        raise UserInputError(f"function {error.args[1][0][1]!r} calls itself.") from error
 
 
-def _read_external_data(model: onnx.ModelProto, path: Path) -> None:
+def _opset(model: onnx.ModelProto) -> int:
+    versions = [each.version for each in model.opset_import if each.domain in _STANDARD]
+    if not versions:
+        raise UserInputError("it does not specify its opset.")
+    newest = onnx.defs.onnx_opset_version()
+    if versions[0] < OLDEST_OPSET:
+        raise UserInputError(
+            f"its opset {versions[0]} is too old; export it again with opset {OLDEST_OPSET} or "
+            "newer."
+        )
+    if versions[0] > newest:
+        raise UserInputError(
+            f"its opset {versions[0]} is newer than the installed onnx knows ({newest}); update "
+            "onnx or export with an older opset."
+        )
+    return int(versions[0])
+
+
+def _read_external_data(model: onnx.ModelProto, folder: Path) -> None:
     """Check the size of every weight, and read the small ones that are in other files.
 
     onnx would look for these files in the working directory.
@@ -214,12 +204,12 @@ def _read_external_data(model: onnx.ModelProto, path: Path) -> None:
     weights = len(model.graph.initializer)
     for index, tensor in enumerate(_tensors(model)):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            if tensor.HasField("raw_data") and len(tensor.raw_data) != _size(tensor, path):
-                raise _unusable(
-                    path, f"weight {tensor.name!r} has more or fewer values than its shape"
+            if tensor.HasField("raw_data") and len(tensor.raw_data) != _size(tensor):
+                raise UserInputError(
+                    f"weight {tensor.name!r} has more or fewer values than its shape."
                 )
             continue
-        file, offset, size = _locate(tensor, path)
+        file, offset, size = _locate(tensor, folder)
         if index < weights and math.prod(tensor.dims) > _LARGE:
             continue
         with file.open("rb") as stream:
@@ -229,9 +219,47 @@ def _read_external_data(model: onnx.ModelProto, path: Path) -> None:
         del tensor.external_data[:]
 
 
-def _replace_large_weights_with_inputs(
-    model: onnx.ModelProto, path: Path
-) -> dict[str, onnx.TensorProto]:
+def _locate(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
+    """Return the file of a tensor's data, its offset in the file, and its size, in bytes."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    folder = folder.resolve()
+    try:
+        file = (folder / location).resolve()
+        is_there = file.is_file()
+    except (OSError, ValueError) as error:
+        raise UserInputError(f"weight {tensor.name!r} has no valid file.") from error
+    if not location or not file.is_relative_to(folder):
+        raise UserInputError(
+            f"the file of weight {tensor.name!r} is outside of the graph's folder."
+        )
+    if not is_there:
+        raise UserInputError(
+            f"weight {tensor.name!r} is in the file {location!r}, which is missing; put it next to "
+            "the graph."
+        )
+    size = _size(tensor)
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", size))
+    except ValueError as error:
+        raise UserInputError(f"weight {tensor.name!r} has no valid offset in its file.") from error
+    if offset < 0 or length < size or offset + size > file.stat().st_size:
+        raise UserInputError(f"the file {location!r} is incomplete; copy it again.")
+    return file, offset, size
+
+
+def _size(tensor: onnx.TensorProto) -> int:
+    """Return the size of a tensor's data in bytes."""
+    if any(size < 0 for size in tensor.dims):
+        raise UserInputError(f"weight {tensor.name!r} has a negative size.")
+    try:
+        bits = ir.DataType(tensor.data_type).bitwidth
+    except (ValueError, TypeError) as error:
+        raise UserInputError(f"weight {tensor.name!r} has an unknown type.") from error
+    return int(-(-math.prod(tensor.dims) * bits // 8))
+
+
+def _replace_large_weights_with_inputs(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     """Make large weights inputs of the graph, and return the weights by name.
 
     onnx copies the models that it checks and converts, and its conversion loses the names of
@@ -243,10 +271,10 @@ def _replace_large_weights_with_inputs(
         is_plain = tensor.HasField("raw_data") or tensor.data_location == tensor.EXTERNAL
         if math.prod(tensor.dims) <= _LARGE or not is_plain:
             kept.append(tensor)
-            continue
-        if tensor.name in replaced:
-            raise _unusable(path, f"it has two weights named {tensor.name!r}")
-        replaced[tensor.name] = tensor
+        elif tensor.name in replaced:
+            raise UserInputError(f"it has two weights named {tensor.name!r}.")
+        else:
+            replaced[tensor.name] = tensor
     inputs = {value.name for value in model.graph.input}
     for name, tensor in replaced.items():
         if name not in inputs:
@@ -259,31 +287,14 @@ def _replace_large_weights_with_inputs(
     return replaced
 
 
-def _restore_large_weights(
-    graph: ir.Graph, weights: Mapping[str, onnx.TensorProto], path: Path
-) -> None:
-    for value in list(graph.inputs):
-        if value.name is None or value.name not in weights:
-            continue
-        tensor: Any = ir.serde.deserialize_tensor(weights[value.name])
-        if isinstance(tensor, ir.ExternalTensor):
-            tensor.base_dir = str(path.parent.resolve())
-        # An array of its own: one message of a file keeps all of them in memory. Arrays of
-        # external files stay mapped, but are written with the graph wherever it goes.
-        value.const_value = ir.tensor(tensor.numpy(), name=value.name)
-        graph.inputs.remove(value)
-        graph.register_initializer(value)
-
-
-def _check_shapes(model: onnx.ModelProto, path: Path) -> None:
+def _check_shapes(model: onnx.ModelProto) -> None:
     """Refuse absurdly large shapes, since onnx's shape inference would iterate over them."""
     known = {each.name: each for each in model.graph.initializer}
-    makers = {}
+    makers = {name: node for node in model.graph.node for name in node.output}
     for node in model.graph.node:
-        makers.update(dict.fromkeys(node.output, node))
         for attribute in node.attribute:
             if node.op_type == "Constant" and attribute.HasField("t"):
-                known[node.output[0] if node.output else ""] = attribute.t
+                known |= dict.fromkeys(node.output[:1], attribute.t)
     for node in model.graph.node:
         waiting = list(node.input)[_SHAPE_INPUTS.get(node.op_type, 9) :]
         seen = set()
@@ -294,116 +305,63 @@ def _check_shapes(model: onnx.ModelProto, path: Path) -> None:
                 waiting += maker.input
             seen.add(name)
             tensor = known.get(name)
-            if tensor is None or tensor.data_type != onnx.TensorProto.INT64:
-                continue
-            try:
-                sizes = onnx.numpy_helper.to_array(tensor)
-            # onnx documents no exceptions.
-            except Exception as error:
-                raise _unusable(path, f"constant {name!r} cannot be read") from error
-            if (abs(sizes.astype(float)) > _LARGEST_SIZE).any():
-                raise _unusable(path, f"node {node.name!r} makes an absurdly large shape")
+            if tensor is not None and tensor.data_type == onnx.TensorProto.INT64:
+                sizes = onnx.numpy_helper.to_array(tensor).astype(float)
+                if (abs(sizes) > _LARGEST_SIZE).any():
+                    raise UserInputError(f"node {node.name!r} makes an absurdly large shape.")
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor in a model, in attributes too."""
-    yield from model.graph.initializer
-    for sparse in model.graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    nodes = [*_nodes(model.graph), *(node for each in model.functions for node in each.node)]
-    for attribute in (each for node in nodes for each in node.attribute):
-        if attribute.HasField("t"):
-            yield attribute.t
-        yield from attribute.tensors
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            yield from graph.initializer
-
-
-def _locate(tensor: onnx.TensorProto, path: Path) -> tuple[Path, int, int]:
-    """Return the file of a tensor's data, its offset in the file, and its size, in bytes."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = entries.get("location", "")
-    folder = path.parent.resolve()
-    try:
-        file = (folder / location).resolve()
-        is_inside = location and file.is_relative_to(folder)
-        is_there = file.is_file()
-    except (OSError, ValueError) as error:
-        raise _unusable(path, f"weight {tensor.name!r} has no valid file") from error
-    if not is_inside:
-        raise _unusable(
-            path, f"the file of weight {tensor.name!r} is outside of the graph's folder"
-        )
-    if not is_there:
-        raise _unusable(
-            path,
-            f"weight {tensor.name!r} is in the file {location!r}, which is missing; put it next to "
-            "the graph",
-        )
-    try:
-        size = _size(tensor, path)
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", size))
-    except (ValueError, TypeError) as error:
-        raise _unusable(path, f"weight {tensor.name!r} has no valid offset in its file") from error
-    if offset < 0 or length < size or offset + size > file.stat().st_size:
-        raise _unusable(path, f"the file {location!r} is incomplete; copy it again")
-    return file, offset, size
-
-
-def _size(tensor: onnx.TensorProto, path: Path) -> int:
-    """Return the size of a tensor's data in bytes."""
-    try:
-        bits = ir.DataType(tensor.data_type).bitwidth
-    except (ValueError, TypeError) as error:
-        raise _unusable(path, f"weight {tensor.name!r} has an unknown type") from error
-    if any(size < 0 for size in tensor.dims):
-        raise _unusable(path, f"weight {tensor.name!r} has a negative size")
-    return int(-(-math.prod(tensor.dims) * bits // 8))
-
-
-def _hide_newer_operators(model: onnx.ModelProto, version: int) -> bool:
-    """Move operators that are newer than the graph's opset to another domain.
+def _converted(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
+    """Check a graph, inline its functions, convert its opset, and infer shapes.
 
     onnxruntime's optimizer writes LayerNormalization into graphs of any opset, and onnx would
-    refuse them.
-
-    Returns:
-        Whether there are any.
+    refuse operators that are newer than the graph's opset. They are in another domain meanwhile.
     """
     later = [
         node
         for node in model.graph.node
-        if node.domain in ("", "ai.onnx")
+        if node.domain in _STANDARD
         and onnx.defs.has(node.op_type)
-        and not _has_schema(node.op_type, version)
+        and not onnx.defs.has(node.op_type, max_inclusive_version=version)
     ]
     for node in later:
         node.domain = _HIDDEN_DOMAIN
     if later:
         model.opset_import.append(onnx.helper.make_opsetid(_HIDDEN_DOMAIN, 1))
-    return bool(later)
-
-
-def _has_schema(op_type: str, version: int) -> bool:
-    try:
-        onnx.defs.get_schema(op_type, version, "")
-    except onnx.defs.SchemaError:
-        return False
-    return True
-
-
-def _restore_newer_operators(model: onnx.ModelProto) -> None:
+    onnx.checker.check_model(model)
+    # The conversion would drop them.
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model, convert_version=True)
+    if version < OPSET:
+        model = version_converter.convert_version(model, OPSET)
     for node in model.graph.node:
         if node.domain == _HIDDEN_DOMAIN:
             node.domain = ""
     for each in list(model.opset_import):
         if each.domain == _HIDDEN_DOMAIN:
             model.opset_import.remove(each)
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)
 
 
-def _unusable(path: Path, reason: str) -> UserInputError:
-    return UserInputError(f"Graph {path.name!r} cannot be used: {reason.rstrip('.')}.")
-
-
-def _first_line(error: Exception) -> str:
-    return one_line(str(error).strip().partition("\n")[0]) or type(error).__name__
+def _from_proto(
+    model: onnx.ModelProto, folder: Path, weights: Mapping[str, onnx.TensorProto]
+) -> ir.Model:
+    """Return a graph with its weights, which old exporters list as inputs too."""
+    read = ir.from_proto(model)
+    ir.external_data.set_base_dir(read.graph, folder.resolve())
+    for value in list(read.graph.inputs):
+        if value.name is not None and value.name in weights:
+            tensor: Any = ir.serde.deserialize_tensor(weights[value.name])
+            if isinstance(tensor, ir.ExternalTensor):
+                tensor.base_dir = str(folder.resolve())
+            # An array of its own: one message of a file keeps all of them in memory. Arrays of
+            # external files stay mapped, but are written with the graph wherever it goes.
+            value.const_value = ir.tensor(tensor.numpy(), name=value.name)
+            read.graph.inputs.remove(value)
+            read.graph.register_initializer(value)
+    for step in (
+        common.RemoveInitializersFromInputsPass(),
+        common.ClearMetadataAndDocStringPass(),
+    ):
+        read = step(read).model
+    return read
