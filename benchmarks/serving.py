@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--texts-per-request", type=int, default=1)
     parser.add_argument("--limit", type=int, default=5000, help="number of different texts")
     parser.add_argument("--half-seconds", type=float, default=20.0)
+    parser.add_argument("--workers", type=int, default=1, help="processes of the server")
     arguments = parser.parse_args()
     print(f"{cpu_name()}, {usable_cores()} cores, {' '.join(cpu_features())}\n", flush=True)
     lines = Path(arguments.texts).read_text(encoding="utf-8").splitlines()
@@ -68,7 +69,7 @@ def main() -> None:
     expected = [
         base64.b64encode(each.tobytes()).decode() for each in embed(arguments.folder, texts)
     ]
-    with server(arguments.folder) as (port, process):
+    with server(arguments.folder, arguments.workers) as (port, process):
         size = arguments.texts_per_request
         client = Client(port, Path(arguments.folder).resolve().name, texts, expected, size)
         alone = asyncio.run(client.one_by_one(200))
@@ -128,14 +129,13 @@ def rate_of_run(folder: str, texts: list[str]) -> float:
 
 
 @contextmanager
-def server(folder: str) -> Iterator[tuple[int, psutil.Process]]:
+def server(folder: str, workers: int) -> Iterator[tuple[int, psutil.Process]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "qdqbert", "serve", folder, "--engine", "native"]
-    started = subprocess.Popen(
-        [*command, "--port", str(port), "--max-queued", "100000"], stderr=subprocess.DEVNULL
-    )
+    options = ["--port", str(port), "--max-queued", "100000", "--workers", str(workers)]
+    started = subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL)
     try:
         while True:
             try:

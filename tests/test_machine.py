@@ -9,7 +9,14 @@ import os
 import pytest
 from llvmlite import binding
 
-from qdqbert.machine import cpu_features, cpu_name, has_int8_products, release_memory, usable_cores
+from qdqbert.machine import (
+    cpu_features,
+    cpu_name,
+    has_int8_products,
+    parts_of_cpus,
+    release_memory,
+    usable_cores,
+)
 
 CPUINFO = """processor\t: 0
 model name\t: Example CPU @ 2.00GHz
@@ -166,3 +173,18 @@ def test_free_memory_is_given_back_where_the_library_can(monkeypatch) -> None:
     release_memory()
     monkeypatch.setattr("sys.platform", "darwin")
     release_memory()
+
+
+def test_cpus_are_divided_by_core_and_then_by_node(root) -> None:
+    # Cores 0 and 2 are on node 0, cores 1 and 3 on node 1.
+    for cpu in range(8):
+        (root / f"sys/devices/system/cpu/cpu{cpu}/node{cpu % 2}").mkdir()
+    assert parts_of_cpus(1, root) == [(0, 4, 2, 6, 1, 5, 3, 7)]
+    assert parts_of_cpus(2, root) == [(0, 4, 2, 6), (1, 5, 3, 7)]
+    assert parts_of_cpus(3, root) == [(0, 4), (2, 6), (1, 5, 3, 7)]
+    assert parts_of_cpus(5, root) == [(0, 4), (2, 6), (1, 5), (3, 7), (0, 4)]
+
+
+def test_cpus_of_an_unknown_machine_are_cores_of_one_node(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {5, 2, 9}, raising=False)
+    assert parts_of_cpus(2, tmp_path) == [(2,), (5, 9)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import itertools
 import math
 import os
 import platform
@@ -60,6 +61,34 @@ def usable_cores(root: Path = _ROOT) -> int:
     cores = len({_siblings(root, cpu) for cpu in allowed})
     limit = _cgroup_limit(root)
     return cores if limit is None else max(1, min(cores, math.ceil(limit)))
+
+
+def parts_of_cpus(count: int, root: Path = _ROOT) -> list[tuple[int, ...]]:
+    """Divide the CPUs that this process may use into parts of whole, neighbouring cores.
+
+    A part is on one NUMA node where the number of parts allows it.
+
+    Args:
+        count: Number of parts. With more parts than cores, parts share cores.
+        root: Root of the file system, for tests.
+    """
+    cores: dict[object, list[int]] = {}
+    for cpu in sorted(_affinity()):
+        cores.setdefault(_siblings(root, cpu), []).append(cpu)
+    ordered = sorted(cores.values(), key=lambda cpus: (_node_of(root, cpus[0]), cpus))
+    if count > len(ordered):
+        return [tuple(ordered[index % len(ordered)]) for index in range(count)]
+    ends = [len(ordered) * index // count for index in range(count + 1)]
+    return [
+        tuple(cpu for core in ordered[start:end] for cpu in core)
+        for start, end in itertools.pairwise(ends)
+    ]
+
+
+def _node_of(root: Path, cpu: int) -> int:
+    """Return the number of the NUMA node of a CPU; 0 where the system does not say."""
+    folders = (root / f"sys/devices/system/cpu/cpu{cpu}").glob("node[0-9]*")
+    return min((int(folder.name.removeprefix("node")) for folder in folders), default=0)
 
 
 def cpu_features(root: Path = _ROOT) -> tuple[str, ...]:

@@ -59,6 +59,7 @@ def build_app(
     api_key: str | None = None,
     allow_origin: Collection[str] = (),
     after_shutdown: Callable[[], None] = lambda: None,
+    running_workers: Callable[[], int] | None = None,
 ) -> Application:
     """Return an ASGI application that serves models.
 
@@ -71,6 +72,7 @@ def build_app(
         api_key: Key that requests need, if there is one.
         allow_origin: Origins whose pages may read responses in a browser; "*" for all.
         after_shutdown: Called when all requests are answered.
+        running_workers: Returns how many processes of the server run, if it has several.
     """
     limits = limits or Limits()
     metrics = metrics or Metrics()
@@ -105,7 +107,9 @@ def build_app(
         *TOKENIZING,
         *sagemaker_routes(list(models.values()), of_hugging_face),
     ]
-    status = _status_routes(routes, served, metrics, needs_key=api_key is not None)
+    status = _status_routes(
+        routes, served, metrics, needs_key=api_key is not None, running_workers=running_workers
+    )
     app = _App(
         models=served,
         router=Router([*routes, *status]),
@@ -204,13 +208,21 @@ async def _ended_with_client(receive: Receive) -> AsyncIterator[None]:
 
 
 def _status_routes(
-    routes: Sequence[Route], models: Models, metrics: Metrics, *, needs_key: bool
+    routes: Sequence[Route],
+    models: Models,
+    metrics: Metrics,
+    *,
+    needs_key: bool,
+    running_workers: Callable[[], int] | None,
 ) -> list[Route]:
     version = metadata.version("qdqbert")
     every = models.by_name.values()
 
     async def health(body: None, served: None) -> Response:
-        return json_response({"status": "ok"})
+        found = Health(status="ok")
+        if running_workers is not None:
+            found["workers"] = running_workers()
+        return json_response(found)
 
     async def show_metrics(body: None, served: None) -> Response:
         return Response(body=metrics.text(), content_type=_METRICS_TYPE)

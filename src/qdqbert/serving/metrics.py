@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+SHARED_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""Environment variable that lets prometheus_client count in files, which processes share."""
 
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Metrics:
-    """Counts of a server. Each server has its own."""
+    """Counts of a server, which may have several processes."""
 
-    def __init__(self) -> None:
-        """Start all counts at 0."""
+    def __init__(self, shared: Path | None = None) -> None:
+        """Count in this process.
+
+        Args:
+            shared: Folder of the files that all processes of the server count in. They need it as
+                `SHARED_VARIABLE` in their environment, from their start.
+        """
+        self._shared = shared
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "qdqbert_requests", "Requests.", ("route", "status"), registry=self.registry
@@ -42,6 +52,14 @@ class Metrics:
             buckets=_SIZES,
             registry=self.registry,
         )
+        self.queued = Gauge(
+            "qdqbert_queued_inputs",
+            "Inputs that wait.",
+            ("model",),
+            registry=self.registry,
+            multiprocess_mode="livesum",
+        )
+        self._queues: Callable[[], dict[str, int]] = dict
 
     def observer(self, model: str) -> Callable[[int, int, int], None]:
         """Return the counter of a model's batches; see `Batcher`."""
@@ -61,30 +79,32 @@ class Metrics:
         """Count a request and its time."""
         self.requests.labels(route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
+        if self._shared is not None:
+            # Another process may be asked.
+            self._count_queues()
 
     def watch_queues(self, queues: Callable[[], dict[str, int]]) -> None:
         """Report how many inputs wait for each model, whenever somebody asks."""
-        self.registry.register(_Queues(queues))
+        self._queues = queues
+
+    def _count_queues(self) -> None:
+        for model, queued in self._queues().items():
+            self.queued.labels(model).set(queued)
 
     def total(self, name: str) -> int:
         """Return the sum of a counter over its labels."""
-        families = {each.name: each for each in self.registry.collect()}
-        samples = families[name].samples
+        families = {each.name: each for each in self._of_all().collect()}
+        samples = families[name].samples if name in families else ()
         return round(sum(each.value for each in samples if each.name.endswith("_total")))
 
     def text(self) -> bytes:
-        """Return all metrics."""
-        return generate_latest(self.registry)
+        """Return all metrics, of all processes."""
+        self._count_queues()
+        return generate_latest(self._of_all())
 
-
-class _Queues:
-    """Reads the lengths of queues when metrics are collected."""
-
-    def __init__(self, queues: Callable[[], dict[str, int]]) -> None:
-        self._queues = queues
-
-    def collect(self) -> Sequence[Metric]:
-        found = GaugeMetricFamily("qdqbert_queued_inputs", "Inputs that wait.", labels=("model",))
-        for model, queued in self._queues().items():
-            found.add_metric((model,), queued)
-        return [found]
+    def _of_all(self) -> CollectorRegistry:
+        if self._shared is None:
+            return self.registry
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(self._shared))  # type: ignore[no-untyped-call]
+        return registry

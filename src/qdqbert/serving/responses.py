@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 import orjson
 from typing_extensions import TypedDict
@@ -24,9 +24,10 @@ of what it returns describes the body."""
 
 
 class Health(TypedDict):
-    """That the server answers."""
+    """That the server answers, and how many of its worker processes run, if it has several."""
 
     status: Literal["ok"]
+    workers: NotRequired[int]
 
 
 class PlainError(TypedDict):

@@ -13,9 +13,9 @@ from qdqbert.errors import CheckpointError, UserInputError
 def test_what_cannot_be_served_is_refused(quantized, tmp_path) -> None:
     folder = str(quantized("sentence").directory)
     with pytest.raises(UserInputError, match="2 folders are called"):
-        qdqbert.serve([folder, folder])
+        qdqbert.serve([folder, folder], port=0)
     with pytest.raises(CheckpointError):
-        qdqbert.serve([str(tmp_path)])
+        qdqbert.serve([str(tmp_path)], port=0)
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(UserInputError, match="Cannot listen on"),

@@ -1,0 +1,119 @@
+"""Serve in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from qdqbert.progress import Progress
+from qdqbert.runtime.model import Model
+from qdqbert.serving.models import open_models
+from qdqbert.verbs.serve.options import ServeOptions
+
+if TYPE_CHECKING:
+    from qdqbert.serving.metrics import Metrics
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_KEEP_ALIVE_SECONDS = 75
+_SWITCH_SECONDS = 0.0005
+
+
+def serve_here(
+    options: ServeOptions,
+    listener: socket.socket,
+    metrics: Metrics,
+    progress: Progress,
+    *,
+    when_ready: Callable[[Mapping[str, Model]], None],
+    running_workers: Callable[[], int] | None = None,
+) -> None:
+    """Serve until a signal comes.
+
+    Args:
+        options: Options of the server.
+        listener: A bound socket.
+        metrics: Counts of the server.
+        progress: Shows that models are loaded.
+        when_ready: Called with the models when the server accepts connections.
+        running_workers: Returns how many processes of the server run, if it has several.
+
+    Raises:
+        UserInputError: A model cannot be served.
+    """
+    import uvicorn
+
+    from qdqbert.serving.app import build_app
+    from qdqbert.serving.limits import Limits
+    from qdqbert.serving.protocol import PlainProtocol
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            when_ready(models)
+
+    with open_models(options, progress) as models:
+        app = build_app(
+            models,
+            metrics=metrics,
+            limits=Limits.of(options),
+            api_key=options.key,
+            allow_origin=options.allow_origin,
+            running_workers=running_workers,
+        )
+        server = Server(
+            uvicorn.Config(
+                app,
+                http=PlainProtocol,
+                log_level="warning",
+                access_log=False,
+                ws="none",
+                # Addresses of clients are not used.
+                proxy_headers=False,
+                # Longer than load balancers keep a connection.
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=options.shutdown_seconds,
+            )
+        )
+        with _handled_signals(), _switching_often():
+            server.run(sockets=[listener])
+
+
+@contextlib.contextmanager
+def _handled_signals() -> Iterator[None]:
+    """Do nothing about the signals that stop the server, once it has stopped.
+
+    uvicorn sends them again then, to the handlers from before.
+    """
+    with handling_signals(lambda: None):
+        yield
+
+
+@contextlib.contextmanager
+def handling_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call a function for the signals that stop the server. Only the main thread gets signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, lambda *_: stop()) for each in SIGNALS}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@contextlib.contextmanager
+def _switching_often() -> Iterator[None]:
+    """Let threads take turns more often: a batch that has run waits for the interpreter's lock."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
