@@ -22,10 +22,15 @@ from qdqbert.graph.imported.onnx_file import load_graph, stored_bytes
 
 Codes = NDArray[np.int16]
 Scales = Literal["tensor", "channel", "block"]
+_Places = tuple[int | None, int, int | None, int | None]
 
-# Inputs of operators that multiply with codes: the codes of the left factor, those of the right one
-# or the weights, their scale and their zero point. `None`: the operator quantizes what it reads.
-_INTEGER: Mapping[str, tuple[int | None, int, int | None, int]] = {
+# Inputs of operators that multiply: the left factor, the right one or the weight, and the scale and
+# zero point of its codes; `None` without one.
+_FLOAT: Mapping[str, _Places] = dict.fromkeys(
+    ("MatMul", "Gemm", "FusedMatMul", "Attention"), (0, 1, None, None)
+)
+# These multiply with codes. DynamicQuantizeMatMul quantizes what it reads.
+_INTEGER: Mapping[str, _Places] = {
     "QLinearMatMul": (0, 3, 4, 5),
     "QGemm": (0, 3, 4, 5),
     "MatMulInteger": (0, 1, None, 3),
@@ -33,7 +38,8 @@ _INTEGER: Mapping[str, tuple[int | None, int, int | None, int]] = {
     "DynamicQuantizeMatMul": (None, 1, 2, 3),
     "QAttention": (0, 1, 4, 7),
 }
-_FLOAT = ("MatMul", "Gemm", "FusedMatMul", "Attention")
+_FACTORS: Mapping[str, _Places] = {**_FLOAT, **_INTEGER}
+_ATTENTIONS = ("Attention", "QAttention")
 # Input that is the table, by type of node.
 _TABLES: Mapping[str, tuple[int, ...]] = {
     "Gather": (0,),
@@ -128,20 +134,22 @@ def read_stored_weights(path: Path) -> StoredWeights:
         model = load_graph(path)
         linears, tables, products, in_int8 = [], {}, [], []
         for node in model.graph.all_nodes():
-            if node.op_type in _TABLES:
-                for place in _TABLES[node.op_type]:
-                    table = _table(node, _input(node, place))
-                    if table is not None:
-                        tables[table.name] = table
-            elif node.op_type == "MatMulNBits":
+            for place in _TABLES.get(node.op_type, ()):
+                stored = _trace(_input(node, place))
+                if stored is not None and stored.tensor.shape[0] >= _FEWEST_ROWS:
+                    table = dataclasses.replace(_weight(node, stored), load=None)
+                    tables[table.name] = table
+            if node.op_type == "MatMulNBits":
                 linears.append(_packed(node))
-            elif node.op_type in (*_FLOAT, *_INTEGER):
-                found, is_int8 = _linear(node)
-                if found is not None:
-                    linears.append(found)
-                elif _is_product(node):
+            elif node.op_type in _FACTORS:
+                left, right, _, _ = _FACTORS[node.op_type]
+                stored = _trace(_input(node, right))
+                if stored is not None:
+                    linears.append(_linear(node, stored))
+                elif node.op_type not in _ATTENTIONS and _is_computed(node, left):
                     products.append(str(node.name))
-                    in_int8 += [str(node.name)] if is_int8 else []
+                    if _reads_codes(node, left) and _reads_codes(node, right):
+                        in_int8.append(str(node.name))
         return StoredWeights(
             linears=tuple(linears),
             tables=tuple(tables.values()),
@@ -149,33 +157,6 @@ def read_stored_weights(path: Path) -> StoredWeights:
             products_in_int8=tuple(in_int8),
             size_bytes=stored_bytes(model, path),
         )
-
-
-def _linear(node: ir.Node) -> tuple[StoredWeight | None, bool]:
-    """Return the weight of a node, if it is constant, and whether the node multiplies codes."""
-    if node.op_type in _FLOAT:
-        stored = _trace(_input(node, 1))
-        flips = bool(node.attributes.get_int("transB", 0))
-        reads_codes = _is_dequantized(_input(node, 0))
-        if stored is None:
-            return None, reads_codes and _is_dequantized(_input(node, 1))
-        return _weight(node, stored, flips=flips, reads_codes=reads_codes), reads_codes
-    _, codes, scale, zero = _INTEGER[node.op_type]
-    stored = _trace(_input(node, codes))
-    if stored is None:
-        return None, True
-    scales = _scale_after(node) if scale is None else _array(_input(node, scale))
-    found = dataclasses.replace(stored, scale=scales, zero=_array(_input(node, zero)), axis=1)
-    return _weight(node, found, flips=False, reads_codes=True), True
-
-
-def _is_product(node: ir.Node) -> bool:
-    """Tell whether a node is a product of two matrices that are known only at run time."""
-    if node.op_type in ("Attention", "QAttention"):
-        return False
-    places = (0, 1) if node.op_type in _FLOAT else _INTEGER[node.op_type][:2]
-    values = [None if each is None else _input(node, each) for each in places]
-    return all(each is not None and _trace(each) is None for each in values)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,8 +174,8 @@ class _Stored:
         is_rounded: Whether a float constant is rounded to codes when the graph runs.
     """
 
-    name: str
-    tensor: Any
+    name: str = ""
+    tensor: Any = None
     scale: NDArray[Any] | None = None
     zero: NDArray[Any] | None = None
     axis: int = 1
@@ -204,113 +185,109 @@ class _Stored:
 
 
 def _trace(value: ir.Value | None) -> _Stored | None:
-    """Return the constant that a value is computed from; `None` if it depends on the inputs."""
-    scale = zero = None
-    axis, block, flips, is_rounded = 1, 0, False, False
+    """Return the matrix that a value is computed from; `None` if it depends on the inputs."""
+    found = _Stored()
     for _ in range(_MAX_STEPS):
         tensor = None if value is None else ir.convenience.get_const_tensor(value)
-        if value is None or tensor is not None:
-            break
-        node = value.producer()
+        if value is not None and tensor is not None:
+            if len(tensor.shape) != 2:
+                return None
+            name, axis = str(value.name), found.axis % 2
+            return dataclasses.replace(found, name=name, tensor=tensor, axis=axis)
+        node = None if value is None else value.producer()
         if node is None:
             return None
         if node.op_type in ("DequantizeLinear", "QuantizeLinear"):
-            scale, zero = _array(_input(node, 1)), _array(_input(node, 2))
-            axis, block = (node.attributes.get_int(each, usual) for each, usual in _OF_SCALES)
-            is_rounded = node.op_type == "QuantizeLinear"
+            found = dataclasses.replace(
+                found,
+                scale=_array(_input(node, 1)),
+                zero=_array(_input(node, 2)),
+                axis=node.attributes.get_int("axis", 1),
+                block=node.attributes.get_int("block_size", 0),
+                is_rounded=node.op_type == "QuantizeLinear",
+            )
+        elif node.op_type == "Transpose" and found.scale is None:
+            found = dataclasses.replace(found, flips=not found.flips)
         elif node.op_type == "Transpose":
             # A scale that is known already is one for what was transposed.
-            flips ^= scale is None
-            axis = 1 - axis if scale is not None and axis in (0, 1) else axis
+            axis = 1 - found.axis if found.axis in (0, 1) else found.axis
+            found = dataclasses.replace(found, axis=axis)
         elif node.op_type not in _VALUE_PRESERVING:
             return None
         value = _input(node, 0)
-    else:
-        return None
-    if tensor is None or value is None or len(tensor.shape) != 2:
-        return None
-    return _Stored(
-        name=str(value.name),
-        tensor=tensor,
-        scale=scale,
-        zero=zero,
-        axis=axis % 2,
-        block=block,
-        flips=flips,
-        is_rounded=is_rounded,
-    )
+    return None
 
 
-# Attributes of DequantizeLinear with their defaults.
-_OF_SCALES = (("axis", 1), ("block_size", 0))
+def _linear(node: ir.Node, stored: _Stored) -> StoredWeight:
+    """Describe the weight of a node that multiplies."""
+    left, _, scale, zero = _FACTORS[node.op_type]
+    if node.op_type in _INTEGER:
+        scales = _scale_after(node) if scale is None else _array(_input(node, scale))
+        stored = dataclasses.replace(stored, scale=scales, zero=_array(_input(node, zero)), axis=1)
+    elif node.attributes.get_int("transB", 0):
+        stored = dataclasses.replace(stored, flips=not stored.flips)
+    found = _weight(node, stored)
+    if found.is_float or not _reads_codes(node, left):
+        return found
+    return dataclasses.replace(found, reads_codes=True, input=_stored_input(node))
 
 
-def _weight(
-    node: ir.Node, stored: _Stored, *, flips: bool, reads_codes: bool, is_table: bool = False
-) -> StoredWeight:
+def _weight(node: ir.Node, stored: _Stored) -> StoredWeight:
     """Describe the constant of a node."""
-    kind = ir.DataType(stored.tensor.dtype)
-    zero = stored.zero
-    is_rounded = stored.is_rounded and stored.scale is not None
-    dtype = np.dtype(zero.dtype if zero is not None else np.uint8) if is_rounded else kind.numpy()
-    is_float = kind.is_floating_point() and not is_rounded
+    scale, zero, kind = stored.scale, stored.zero, ir.DataType(stored.tensor.dtype)
+    if stored.is_rounded and scale is not None:
+        kind = ir.DataType.from_numpy(np.dtype(np.uint8) if zero is None else zero.dtype)
     scales: Scales = "tensor"
     if stored.block:
         scales = "block"
-    elif max(_count(stored.scale), _count(zero)) > 1:
+    elif any(each is not None and each.size > 1 for each in (scale, zero)):
         scales = "channel"
-    turned = flips ^ stored.flips
+
+    def along(array: NDArray[Any]) -> NDArray[Any]:
+        """Return scales or zero points in a shape that fits the constant by broadcasting."""
+        if stored.block and array.ndim == 2:
+            rows, columns = stored.tensor.shape
+            return np.repeat(array, stored.block, stored.axis)[:rows, :columns]
+        shape = () if array.size == 1 else (-1, 1) if stored.axis == 0 else (1, -1)
+        return array if stored.block else array.reshape(shape)
 
     def load() -> tuple[Codes, Codes]:
         array = stored.tensor.numpy()
-        at = np.zeros((), np.int16) if zero is None else zero.astype(np.int16)
-        if stored.block:
-            at = np.repeat(at, stored.block, stored.axis) if at.ndim == 2 else at
-            at = at[: array.shape[0], : array.shape[1]] if at.ndim == 2 else at
-        elif at.size > 1:
-            at = at.reshape((-1, 1) if stored.axis == 0 else (1, -1))
-        else:
-            at = at.reshape(())
-        if is_rounded:
-            assert stored.scale is not None
-            step = stored.scale
-            step = step.reshape((-1, 1) if stored.axis == 0 else (1, -1)) if step.size > 1 else step
-            bounds = np.iinfo(dtype)
-            array = np.clip(np.rint(array / step) + at, bounds.min, bounds.max)
+        at = along(np.zeros((), np.int16) if zero is None else zero.astype(np.int16))
+        if stored.is_rounded and scale is not None:
+            bounds = np.iinfo(kind.numpy())
+            array = np.clip(np.rint(array / along(scale)) + at, bounds.min, bounds.max)
         codes = array.astype(np.int16)
-        return (codes.T, at.T) if turned else (codes, at)
+        return (codes.T, at.T) if stored.flips else (codes, at)
 
+    is_float = kind.is_floating_point()
     return StoredWeight(
         name=_name(node, stored.name),
         size=math.prod(stored.tensor.shape),
-        bits=dtype.itemsize * 8 if is_rounded else kind.bitwidth,
+        bits=kind.bitwidth,
         is_float=is_float,
-        is_signed=is_float or (dtype.kind != "u" if is_rounded else kind.is_signed()),
+        is_signed=is_float or kind.is_signed(),
         scales=scales,
-        reads_codes=reads_codes and not is_float,
-        input=_stored_input(node) if reads_codes and not is_float else None,
-        load=None if is_float or is_table else load,
+        load=None if is_float else load,
     )
 
 
 def _stored_input(node: ir.Node) -> StoredInput | None:
     """Return how the left factor of a node becomes codes."""
-    place = 0 if node.op_type in _FLOAT else _INTEGER[node.op_type][0]
-    value = None if place is None else _input(node, place)
-    if node.op_type in _FLOAT:
+    maker, value = None, _input(node, _FACTORS[node.op_type][0])
+    # Operators in float read codes that were dequantized.
+    for _ in range(1 if node.op_type in _INTEGER else 2):
         maker = None if value is None else value.producer()
         value = None if maker is None else _input(maker, 0)
-    maker = None if value is None else value.producer()
-    read = None if maker is None else _input(maker, 0)
-    if maker is None or read is None:
+    if maker is None or value is None:
         return None
     if maker.op_type == "DynamicQuantizeLinear":
-        return StoredInput(name=str(read.name), scale=None, zero=0, is_signed=False)
+        return StoredInput(name=str(value.name), scale=None, zero=0, is_signed=False)
     scale, zero = _array(_input(maker, 1)), _array(_input(maker, 2))
     if maker.op_type != "QuantizeLinear" or scale is None or zero is None or zero.size != 1:
         return None
     return StoredInput(
-        name=str(read.name),
+        name=str(value.name),
         scale=float(scale.reshape(())),
         zero=int(zero.reshape(())),
         is_signed=zero.dtype.kind == "i",
@@ -323,18 +300,14 @@ def _packed(node: ir.Node) -> StoredWeight:
         node.attributes.get_int(each, usual)
         for each, usual in (("K", 0), ("N", 0), ("bits", 4), ("block_size", 32))
     )
-    blocks = -(-rows // block)
 
     def load() -> tuple[Codes, Codes]:
         codes = _unpacked(_array(_input(node, 1)), bits, columns)[:, :rows]
-        zero, middle = _array(_input(node, 3)), 2 ** (bits - 1)
+        zero = _array(_input(node, 3))
         if zero is None:
-            return codes.T, np.array(middle, np.int16)
-        each = (
-            _unpacked(zero, bits, columns)[:, :blocks]
-            if zero.dtype == np.uint8
-            else zero.reshape(columns, -1).astype(np.int16)
-        )
+            return codes.T, np.array(2 ** (bits - 1), np.int16)
+        # Zero points of other types are not packed.
+        each = _unpacked(zero, bits if zero.dtype == np.uint8 else 8, columns)
         return codes.T, np.repeat(each, block, axis=1)[:, :rows].T
 
     value = _input(node, 1)
@@ -353,16 +326,10 @@ def _unpacked(array: NDArray[Any] | None, bits: int, rows: int) -> Codes:
     """Return codes of 2, 4 or 8 bits, the lowest bits of a byte first, as `(rows, ...)`."""
     assert array is not None
     flat = array.reshape(rows, -1)
+    if bits == 8:
+        return flat.astype(np.int16)
     parts = [flat >> shift & 2**bits - 1 for shift in range(0, 8, bits)]
     return np.stack(parts, axis=-1).reshape(rows, -1).astype(np.int16)
-
-
-def _table(node: ir.Node, value: ir.Value | None) -> StoredWeight | None:
-    """Describe the table of a node that looks up embeddings."""
-    stored = _trace(value)
-    if stored is None or stored.tensor.shape[0] < _FEWEST_ROWS:
-        return None
-    return _weight(node, stored, flips=False, reads_codes=False, is_table=True)
 
 
 def _scale_after(node: ir.Node) -> NDArray[Any] | None:
@@ -379,18 +346,24 @@ def _scale_after(node: ir.Node) -> NDArray[Any] | None:
     return None
 
 
-def _is_dequantized(value: ir.Value | None) -> bool:
-    """Tell whether a value was codes, also if its axes were exchanged since."""
+def _reads_codes(node: ir.Node, place: int | None) -> bool:
+    """Tell whether an input of a node was codes, also if its axes were exchanged since."""
+    if node.op_type in _INTEGER:
+        return True
+    value = _input(node, place)
     for _ in range(_MAX_STEPS):
-        node = None if value is None else value.producer()
-        if node is None:
+        maker = None if value is None else value.producer()
+        if maker is None or maker.op_type == "DequantizeLinear":
+            return maker is not None
+        if maker.op_type not in ("Transpose", "Reshape", *_VALUE_PRESERVING):
             return False
-        if node.op_type == "DequantizeLinear":
-            return True
-        if node.op_type not in ("Transpose", "Reshape", *_VALUE_PRESERVING):
-            return False
-        value = _input(node, 0)
+        value = _input(maker, 0)
     return False
+
+
+def _is_computed(node: ir.Node, place: int | None) -> bool:
+    value = _input(node, place)
+    return value is not None and _trace(value) is None
 
 
 def _name(node: ir.Node, stored: str) -> str:
@@ -400,14 +373,10 @@ def _name(node: ir.Node, stored: str) -> str:
     return _SUFFIX.sub("", name).removesuffix(".weight")
 
 
-def _input(node: ir.Node, index: int) -> ir.Value | None:
-    return node.inputs[index] if index < len(node.inputs) else None
+def _input(node: ir.Node, index: int | None) -> ir.Value | None:
+    return node.inputs[index] if index is not None and index < len(node.inputs) else None
 
 
 def _array(value: ir.Value | None) -> NDArray[Any] | None:
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
-
-
-def _count(array: NDArray[Any] | None) -> int:
-    return 0 if array is None else array.size
