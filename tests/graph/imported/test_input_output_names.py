@@ -5,7 +5,8 @@ import onnx_ir as ir
 import pytest
 
 from qdqbert.errors import UserInputError
-from qdqbert.graph.imported.input_output_names import INPUTS, name_inputs, name_outputs
+from qdqbert.graph.encoder.probe import INPUTS
+from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 MASK = np.array([[1, 1, 1], [1, 0, 0]])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.errors import UserInputError
+from qdqbert.graph.encoder.probe import INPUTS
 from qdqbert.task_kinds import TASK_KINDS
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _ALIASES = {
     "input_ids": ("input_ids", "ids", "tokens", "input.1", "input"),
     "attention_mask": ("attention_mask", "input_mask", "mask"),
@@ -44,9 +44,8 @@ def name_inputs(model: ir.Model, given: Mapping[str, str]) -> tuple[str, ...]:
     """
     inputs = {value.name or "": value for value in model.graph.inputs}
     chosen = _choose_inputs(list(inputs), given)
-    _rename_inner_values(model, set(INPUTS))
+    _rename_others((value for node in model.graph for value in node.outputs), dict.fromkeys(INPUTS))
     for name, role in chosen.items():
-        _check_input(inputs[name], name)
         _convert_to_int64(model.graph, inputs[name], name)
         inputs[name].name = role
     return tuple(role for role in INPUTS if role in chosen.values())
@@ -113,15 +112,16 @@ def _check_given(
         )
 
 
-def _rename_inner_values(model: ir.Model, taken: set[str]) -> None:
-    """Rename inner values whose names inputs or outputs will get."""
-    for node in model.graph:
-        for value in node.outputs:
-            if value.name in taken:
-                value.name = f"{value.name}.inner"
+def _rename_others(values: Iterable[ir.Value], taken: Mapping[str, ir.Value | None]) -> None:
+    """Rename values whose names inputs or outputs will get."""
+    for value in values:
+        name = value.name or ""
+        if name in taken and taken[name] is not value:
+            value.name = f"{name}.{'extra' if value.is_graph_output() else 'inner'}"
 
 
-def _check_input(value: ir.Value, name: str) -> None:
+def _convert_to_int64(graph: ir.Graph, value: ir.Value, name: str) -> None:
+    """Make an input int64, which the graph reads as int32 if it did before."""
     if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
         raise UserInputError(f"Input {name!r} is {value.dtype}; expected int64 or int32.")
     if value.shape is None or len(value.shape) not in (2, 3):
@@ -129,9 +129,6 @@ def _check_input(value: ir.Value, name: str) -> None:
             f"Input {name!r} has shape {value.shape}; expected (batch, sequence). Export the graph "
             "with dynamic axes."
         )
-
-
-def _convert_to_int64(graph: ir.Graph, value: ir.Value, name: str) -> None:
     if value.dtype == ir.DataType.INT64:
         return
     cast = ir.node("Cast", [value], {"to": ir.DataType.INT32}, name=f"{name}.as_int32")
@@ -174,10 +171,8 @@ def name_outputs(
     kept = [*chosen.values()]
     if keep_extra:
         kept += [value for value in graph.outputs if value not in kept]
-    # Values with these names may be other outputs or inner values.
-    for value in (*(value for node in graph for value in node.outputs), *graph.outputs):
-        if value.name in chosen and chosen[value.name] is not value:
-            value.name = f"{value.name}.{'extra' if value.is_graph_output() else 'inner'}"
+    inner = (value for node in graph for value in node.outputs)
+    _rename_others([*inner, *graph.outputs], chosen)
     for name, value in chosen.items():
         value.name = name
     graph.outputs.clear()

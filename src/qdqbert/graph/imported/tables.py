@@ -9,6 +9,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from qdqbert.graph.encoder.probe import INPUTS
+
 # Operators that change only the type or shape of ids or of a table.
 _VALUE_PRESERVING = (
     *("Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "DequantizeLinear"),
@@ -34,7 +36,6 @@ _POSITIONS = {
 _MAX_NODES = 200
 # Tokens of the first of two inputs of which the rows are compared.
 _FEW = 7
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def vocabulary_size(model: ir.Model) -> int | None:
@@ -155,7 +156,7 @@ def _evaluator_of(model: ir.Model, value: ir.Value) -> ReferenceEvaluator | None
     ):
         return None
     inputs = [each for each in model.graph.inputs if each in needed]
-    if any(each.name not in _INPUTS for each in inputs):
+    if any(each.name not in INPUTS for each in inputs):
         return None
     part = ir.convenience.extract(model.graph, inputs, [value])
     whole = ir.Model(part, ir_version=model.ir_version)

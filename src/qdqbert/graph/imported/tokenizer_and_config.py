@@ -72,13 +72,11 @@ def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskN
             of its models are not read.
     """
     known = ", ".join(TASK_NAMES)
+    for each in TASK_NAMES:
+        if each == task:
+            return each
     if task is not None:
-        found = next((each for each in TASK_NAMES if each == task), None)
-        if found is None:
-            raise UserInputError(
-                f"`task={task!r}` is unknown. Pass one of: {known}.", argument="task"
-            )
-        return _supported(found, path)
+        raise UserInputError(f"`task={task!r}` is unknown. Pass one of: {known}.", argument="task")
     fields = _config_fields(tokenizer, path)
     architectures = [each for each in fields.get("architectures") or [] if isinstance(each, str)]
     inferred = task_of_files(architectures, fields, _read_layout(tokenizer, path))
@@ -215,16 +213,13 @@ def _pooling_notices(path: Path, layout: object, runner: GraphRunner) -> tuple[s
             "If the model was trained with another pooling, as BGE models are with cls, "
             f"embeddings are wrong. {advice}, with `pooling`.",
         )
-    if layout.pooling != "mean":
+    left_out = ", ".join(each.name for each in layout.modules)
+    if layout.pooling != "mean" or left_out:
+        is_mean = layout.pooling == "mean"
+        what = f"{left_out} after the pooling" if is_mean else f"pooling {layout.pooling}"
         return (
-            f"modules.json specifies pooling {layout.pooling}, but {use} So embeddings are not "
-            f"those of the model. {advice}.",
-        )
-    if layout.modules:
-        names = ", ".join(each.name for each in layout.modules)
-        return (
-            f"modules.json specifies {names} after the pooling, but {use} So embeddings are not "
-            f"those of the model. {advice}.",
+            f"modules.json specifies {what}, but {use} So embeddings are not those of the model. "
+            f"{advice}.",
         )
     if layout.normalize:
         return (
@@ -249,19 +244,13 @@ def _output_shape(runner: GraphRunner, path: Path, task: str) -> tuple[int, ...]
 
     The shape that the file declares may be missing or wrong.
     """
-    ones = np.ones((1, 2, 4) if TASK_KINDS[task].has_choices else (1, 4), np.int64)
-    inputs = dict.fromkeys(runner.input_names, ones)
+    size = (1, 2, 4) if TASK_KINDS[task].has_choices else (1, 4)
     # Some models have a single token type.
-    if "token_type_ids" in inputs:
-        inputs["token_type_ids"] = np.zeros_like(ones)
+    inputs = {each: np.full(size, int(each != "token_type_ids")) for each in runner.input_names}
     name = runner.output_names[0]
     shape: tuple[int, ...] = runner.run(inputs)[name].shape
-    check_rank(
-        f"The output of graph {path.name!r}",
-        len(shape),
-        task,
-        is_pooled=name == EMBEDDING,
-    )
+    output = f"The output of graph {path.name!r}"
+    check_rank(output, len(shape), task, is_pooled=name == EMBEDDING)
     return shape
 
 

@@ -16,7 +16,8 @@ from qdqbert.evidence.predictions import (
     prediction_rows,
 )
 from qdqbert.files import json_bytes, write_bytes
-from qdqbert.graph.imported.input_output_names import INPUTS, task_outputs
+from qdqbert.graph.encoder.probe import INPUTS
+from qdqbert.graph.imported.input_output_names import task_outputs
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.options import Columns, command_line, is_onnx_file
 from qdqbert.pipeline.predictions import (
