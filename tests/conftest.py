@@ -57,7 +57,7 @@ from qdqbert.reference.sited_model import SitedModel, quantizing
 from qdqbert.spec import Range, Smoothing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan, make_plan
-from task_files import DOC_STRIDE, HEADS
+from task_files import HEADS, settings_of
 from third_party import write_float, write_quantized
 
 COMMON = """
@@ -518,7 +518,7 @@ def tiny_artifact(save_tiny, tmp_path_factory) -> Callable[..., tuple[Path, Path
                 calibration_data=str(data),
                 calibration=Calibration(samples=4),
                 targets=("onnxruntime",) if is_float else ("onnxruntime", "native"),
-                task_options=TaskOptions(doc_stride=DOC_STRIDE),
+                task_options=TaskOptions(**settings_of(head)),
                 quantizers=Quantizers(quant_disable=is_float),
                 benchmark=False,
             )

@@ -15,6 +15,12 @@ SENTIMENT = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1
 DOC_STRIDE = 16
 
 
+def settings_of(name: str) -> dict[str, int]:
+    """Return what calls for a task pass, given its name or transformers' auto class."""
+    is_reader = name in ("question-answering", "AutoModelForQuestionAnswering")
+    return {"doc_stride": DOC_STRIDE} if is_reader else {}
+
+
 def sentence(rng: random.Random) -> str:
     return " ".join(rng.choices(WORDS, k=rng.randint(3, 9)))
 

@@ -201,7 +201,9 @@ def test_paths_become_strings_and_one_item_a_tuple() -> None:
     assert (chosen.model, chosen.output, chosen.targets) == ("m", "o", ("openvino",))
 
 
-def test_the_stored_command_gives_the_same_options_again(monkeypatch) -> None:
+def test_the_stored_command_gives_the_same_options_again(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.onnx").touch()
     options = flat.make(
         QuantizeOptions,
         model="m.onnx",

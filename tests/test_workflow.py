@@ -19,6 +19,7 @@ import transformers
 
 import flat
 import qdqbert
+from task_files import settings_of
 
 FIRST_NAMES = ("cat", "dog", "bread", "tree", "paper")
 PLACES = ("river", "school", "room", "city", "house")
@@ -34,8 +35,6 @@ FILLERS = (
     *("would", "their", "we", "him", "been", "has", "will", "more", "if", "so", "said", "what"),
 )
 DEV_EXAMPLES = 400
-# The default of 128 tokens is more than these models accept.
-DOC_STRIDE = 16
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -163,7 +162,7 @@ class Trained:
 
     def evaluate(self, model: Path, **options: Any) -> float:
         """Return the first metric of the task on the held-out data."""
-        report = flat.evaluate(model, self.dev, doc_stride=DOC_STRIDE, **options)
+        report = flat.evaluate(model, self.dev, **settings_of(self.task), **options)
         return float(report.metrics[0].value)
 
     def quantize(self, model: Path, output: Path, *targets: str) -> Path:
@@ -174,7 +173,7 @@ class Trained:
             calibration_samples=100,
             targets=targets,
             benchmark=False,
-            doc_stride=DOC_STRIDE,
+            **settings_of(self.task),
         )
         return output
 
@@ -193,7 +192,7 @@ class Trained:
             dropout="off",
             # More than there are steps: evaluate once, at the end.
             eval_steps=1000,
-            doc_stride=DOC_STRIDE,
+            **settings_of(self.task),
             **options,
         )
 
@@ -222,7 +221,7 @@ def learn(task: str, work: Work, folder: Path, save_tiny: Callable[..., Path]) -
         learning_rate=work.learning_rate,
         batch_size=32,
         dropout="off",
-        doc_stride=DOC_STRIDE,
+        **settings_of(task),
     )
     made = Trained(task=task, folder=folder, checkpoint=checkpoint, train=train, dev=dev, score=0.0)
     return dataclasses.replace(made, score=made.evaluate(checkpoint))

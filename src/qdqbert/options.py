@@ -673,6 +673,25 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     return hint, False
 
 
+def check_columns(columns: Columns, data: Iterable[object], names: str) -> None:
+    """Refuse names of columns in a call without data.
+
+    Args:
+        columns: Options of the call.
+        data: Its data, each `None` if it was not given.
+        names: Names of the parameters of data, for the message.
+
+    Raises:
+        UserInputError: There are names and no data.
+    """
+    for name, value in columns.requested.items():
+        if all(each is None for each in data):
+            raise UserInputError(
+                f"`{name}={value}` names a column, and the call has no data. Pass {names}.",
+                argument=name,
+            )
+
+
 def is_onnx_file(model: str | os.PathLike[str]) -> bool:
     """Return whether a model is an .onnx file rather than a checkpoint or a folder."""
     return str(model).lower().endswith(".onnx") and not Path(model).is_dir()

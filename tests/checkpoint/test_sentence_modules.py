@@ -81,11 +81,16 @@ def test_every_engine_computes_them_and_the_folder_keeps_them(
             np.testing.assert_array_equal(mine.weight, its.weight)
 
 
-def test_training_refuses_them(projected, tmp_path) -> None:
+def test_training_refuses_them(projected, checkpoints, tmp_path) -> None:
     data = tmp_path / "pairs.csv"
     data.write_text("sentence1,sentence2,score\na cat,a dog,0.5\n")
     with pytest.raises(UserInputError, match="Dense, LayerNorm, Dense after the pooling"):
         qdqbert.train(projected, tmp_path / "out", train_data=data)
+    teacher = qdqbert.Distillation(teacher=str(projected))
+    with pytest.raises(UserInputError, match="`distill_from=.* has Dense, LayerNorm, Dense after"):
+        qdqbert.train(
+            checkpoints("sentence"), tmp_path / "out", train_data=data, distillation=teacher
+        )
 
 
 @pytest.mark.parametrize(

@@ -382,6 +382,8 @@ def test_training_prints_a_table_or_json(train, write_file, out) -> None:
         (["--epochs", "0"], "`--epochs` must be above 0 and below inf, got 0.0"),
         (["--label-column", "stars"], "`--label-column stars` must be a column"),
         (["--keep-best"], "`--keep-best` requires `--eval-data`"),
+        (["--max-eval-examples", "3"], "`--max-eval-examples 3` requires `--eval-data`"),
+        (["--mlm-probability", "0.3"], "`--mlm-probability 0.3` does not apply to task"),
         (["--resume"], "There is no checkpoint in "),
     ],
     ids=[
@@ -391,12 +393,40 @@ def test_training_prints_a_table_or_json(train, write_file, out) -> None:
         "epochs",
         "column",
         "keep-best",
+        "max-eval-examples",
+        "setting",
         "resume",
     ],
 )
 def test_train_refuses_in_one_line_and_writes_nothing(train, out, arguments, message) -> None:
     assert message in fails([*train, *arguments])
     assert list(out.parent.glob("*out*")) == []
+
+
+@pytest.mark.parametrize("name", ["quantize", "doctor"])
+def test_one_argument_too_many_is_named(name) -> None:
+    given = [name, "model", "more"] if name == "quantize" else [name, "more"]
+    message = fails(given)
+    assert message == f"Error: `more` is one argument of `qdqbert {name}` too many. Leave it out."
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "value"),
+    [("classifier", "--min-cosine", "0.9"), ("sentence", "--max-flips", "1")],
+)
+def test_a_limit_of_another_task_is_refused_before_anything_runs(
+    checkpoints, out, name, flag, value
+) -> None:
+    for given in (["quantize", "-o", out], ["evaluate", "--reference", checkpoints(name)]):
+        result = run([*given, checkpoints(name), flag, value])
+        assert result.exit_code == 2
+        assert f"`{flag} {value}` applies to" in result.stderr
+        assert "Calibrating" not in result.stderr
+        assert "Evaluating" not in result.stderr
+
+
+def test_the_target_without_quantizers_is_not_analyzed() -> None:
+    assert "`--target float` has no quantizers" in fails(["analyze", "m", "--target", "float"])
 
 
 def test_training_a_checkpoint_that_is_not_there_is_one_line(train) -> None:
@@ -452,8 +482,12 @@ def test_evaluating_a_checkpoint_against_itself_is_still_json(checkpoints, write
         (["--task", "feature-extraction"], "which is a model for 'text-classification'"),
         (["--max-examples", "0"], "`--max-examples` must be at least 1"),
         (["--label-column", "stars"], "`--label-column stars` must be a column"),
+        (["--doc-stride", "8"], "`--doc-stride 8` does not apply to task 'text-classification'"),
+        (["--output", __file__], "is a file. Pass a folder"),
+        (["--reference", "./no"], "`--reference`: Folder './no' does not exist. Check the path."),
+        (["--engine", "native", "--provider", "cpu"], "engine 'native' has none. Leave"),
     ],
-    ids=["engine", "task", "no-examples", "column"],
+    ids=["engine", "task", "no-examples", "column", "setting", "output", "reference", "provider"],
 )
 def test_evaluate_refuses_in_one_line(quantized, write_file, arguments, message) -> None:
     data = write_file("dev.csv", "text,label\nthe cat,positive\n")

@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from qdqbert.errors import UserInputError
-from qdqbert.pipeline.settings import check_sequences, input_length
+from qdqbert.options import TaskOptions
+from qdqbert.pipeline.settings import check_model, check_sequences, input_length, task_options_of
+from qdqbert.tasks.registry import TASKS
 
 
 @pytest.mark.parametrize(
@@ -32,21 +34,24 @@ def test_sequences_above_the_limit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("model", "content", "words"),
     [
-        (None, "does not exist"),
-        (b"\xff\xfe\x00t", "UTF-8"),
-        (b"text,label\na,b\n", "'verdict'"),
+        ("model", None, "data.csv` does not exist"),
+        ("model", b"\xff\xfe\x00t", "UTF-8"),
+        ("model", b"text,label\na,b\n", "'verdict'"),
+        ("missing", b"", "missing' does not exist"),
     ],
 )
-def test_data_are_checked_before_torch_is_imported(content, words, tmp_path) -> None:
+def test_data_are_checked_before_torch_is_imported(model, content, words, tmp_path) -> None:
     data = tmp_path / "data.csv"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").touch()
     if content is not None:
         data.write_bytes(content)
     code = (
         "import sys, qdqbert\n"
         "try:\n"
-        f"    qdqbert.quantize('./m', './o', calibration_data={str(data)!r}, "
+        f"    qdqbert.quantize({str(tmp_path / model)!r}, './o', calibration_data={str(data)!r}, "
         "columns=qdqbert.Columns(label='verdict'))\n"
         "except qdqbert.UserInputError as error:\n"
         "    print(error)\n"
@@ -56,6 +61,50 @@ def test_data_are_checked_before_torch_is_imported(content, words, tmp_path) -> 
     message, has_torch = done.stdout.strip().rsplit("\n", 1)
     assert words in message
     assert has_torch == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing", "Folder '.*missing' does not exist"),
+        ("missing.onnx", "File '.*missing.onnx' does not exist"),
+        ("empty", "has no weights; expected config.json and model.safetensors"),
+        ("file.txt", "is a file; expected a checkpoint folder or a hub id"),
+        ("int8", "is quantized already. Pass the float checkpoint that it was made from. Or so."),
+    ],
+)
+def test_what_is_no_model_is_refused_with_the_parameter(name, words, tmp_path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.txt").touch()
+    (tmp_path / "int8").mkdir()
+    (tmp_path / "int8" / "quantization.json").touch()
+    with pytest.raises(UserInputError, match=words) as caught:
+        check_model(str(tmp_path / name), "distill_from", advice=" Or so.")
+    assert str(caught.value).startswith("`distill_from`: ")
+    assert caught.value.argument == "distill_from"
+
+
+def test_models_that_may_be_on_the_hub_are_not_checked() -> None:
+    check_model(None, "model")
+    check_model("owner/name", "model")
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "refused"),
+    [
+        ("question-answering", TaskOptions(doc_stride=8), None),
+        ("fill-mask", TaskOptions(mlm_probability=0.3), None),
+        ("text-classification", TaskOptions(doc_stride=8), "`doc_stride=8` does not apply to"),
+        ("question-answering", TaskOptions(mlm_probability=0.3), "`mlm_probability=0.3` does not"),
+        ("feature-extraction", TaskOptions(pooling="mean"), None),
+    ],
+)
+def test_settings_of_other_tasks_are_refused(task, given, refused) -> None:
+    if refused is None:
+        task_options_of(TASKS[task], given, {})
+    else:
+        with pytest.raises(UserInputError, match=refused):
+            task_options_of(TASKS[task], given, {})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from qdqbert.cli._command import Command, add_command
 from qdqbert.cli._commands import COMMANDS
@@ -87,6 +93,9 @@ def _message(error: CycloptsError, command: Command | None) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, UnknownOptionError) and command is not None:
         return _unknown_option(error.token.keyword or error.token.value, command) or text
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        name = "" if command is None else f" of `qdqbert {command.name}`"
+        return f"`{error.unused_tokens[0]}` is one argument{name} too many. Leave it out."
     if not isinstance(error, MissingArgumentError) or argument is None:
         return text
     given = error.keyword or next((token.keyword for token in argument.tokens), None)

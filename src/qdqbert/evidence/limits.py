@@ -70,6 +70,22 @@ def metric_differences(
     )
 
 
+def check_limits_apply(limits: Limits, *, is_embedding: bool) -> None:
+    """Refuse a limit of another task, before anything is measured.
+
+    Args:
+        limits: The limits.
+        is_embedding: Whether the models are embedders, which choose no answers.
+
+    Raises:
+        UserInputError: A limit does not apply.
+    """
+    if limits.max_flips is not None and is_embedding:
+        raise _not_applicable("max_flips", limits.max_flips, "tasks that choose an answer")
+    if limits.min_cosine is not None and not is_embedding:
+        raise _not_applicable("min_cosine", limits.min_cosine, "embedders")
+
+
 def check_limits(
     limits: Limits, fidelity: Fidelity, differences: Sequence[MetricDifference]
 ) -> tuple[LimitCheck, ...]:

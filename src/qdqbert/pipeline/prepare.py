@@ -214,7 +214,7 @@ def encode_inputs(source: Source, examples: ChosenExamples, lengths: Lengths) ->
     max_length, notices = input_length(
         lengths.max_length, trained.get("max_length") or task.max_length, source.max_length
     )
-    task_options = task_options_of(lengths.task_options, trained.get("task_options", {}))
+    task_options = task_options_of(task, lengths.task_options, trained.get("task_options", {}))
     tokenizer = runtime_tokenizer(source.tokenizer)
 
     def encoded(chosen: Sequence[Any], what: str) -> EncodedExamples:

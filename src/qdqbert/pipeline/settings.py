@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from qdqbert.artifact import is_artifact
+from qdqbert.checkpoint.folder import check_name
 from qdqbert.choices import CalibratorName
 from qdqbert.errors import UserInputError, naming
+from qdqbert.objects import SavedModel
 from qdqbert.options import Calibration, Quantizers, TaskOptions
 from qdqbert.recipes import PERCENTILE, QuantizerOptions
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import check_readable
+from qdqbert.tasks.task import Task
 
 # Options that name data.
 _DATA = ("data", "calibration_data", "train_data", "eval_data")
@@ -28,6 +33,41 @@ def check_data(given: Any) -> None:
         if data is not None:
             with naming(name):
                 check_readable(data, given.columns)
+
+
+def check_model(
+    given: str | SavedModel | None,
+    parameter: str,
+    *,
+    takes_quantized: bool = False,
+    advice: str = "",
+) -> None:
+    """Check the path of a model as far as it has to be no name on the hub, before it is loaded.
+
+    Args:
+        given: The model of a call; nothing is checked without one.
+        parameter: Name of the parameter.
+        takes_quantized: Whether it may be a folder that `quantize` wrote.
+        advice: A sentence about such a folder, for the message.
+
+    Raises:
+        UserInputError: There is no such file or folder, or it is no model.
+    """
+    if given is None or isinstance(given, SavedModel):
+        return
+    path = Path(given)
+    with naming(parameter):
+        if path.suffix.lower() in (".onnx", ".xml") and not path.is_dir():
+            if not path.is_file():
+                raise UserInputError(f"File {given!r} does not exist. Check the path.")
+        elif is_artifact(path):
+            if not takes_quantized:
+                raise UserInputError(
+                    f"{given!r} is quantized already. Pass the float checkpoint that it was made "
+                    f"from.{advice}"
+                )
+        elif path.exists() or given.startswith((".", "/", "~")):
+            check_name(given)
 
 
 def input_length(asked: int | None, usual: int | None, limit: int) -> tuple[int, list[str]]:
@@ -52,7 +92,7 @@ def check_sequences(sequences: Sequence[int], model: str, limit: int) -> None:
     Raises:
         UserInputError: One of them exceeds the limit.
     """
-    if max(sequences) > limit:
+    if max(sequences, default=0) > limit:
         raise UserInputError(
             f"`sequences` contains {max(sequences)}, which exceeds the limit of {model!r}, "
             f"{limit} tokens.",
@@ -61,16 +101,25 @@ def check_sequences(sequences: Sequence[int], model: str, limit: int) -> None:
 
 
 def task_options_of(
-    given: TaskOptions, stored: Mapping[str, Any], *, seed: int | None = None
+    task: Task, given: TaskOptions, stored: Mapping[str, Any], *, seed: int | None = None
 ) -> TaskSettings:
     """Return the settings of a task: those that were given, those that are stored, or defaults.
 
     Args:
+        task: The task.
         given: Options of the call.
         stored: Settings that the model was trained or quantized with, by name.
         seed: Seed of masked tokens. The stored one if `None`.
+
+    Raises:
+        UserInputError: An option was given that belongs to another task.
     """
     asked = {name: value for name, value in given.given().items() if name != "pooling"}
+    for name in asked.keys() - task.settings:
+        raise UserInputError(
+            f"`{name}={asked[name]}` does not apply to task {task.name!r}. Leave it out.",
+            argument=name,
+        )
     seeded = {} if seed is None else {"seed": seed}
     return TaskSettings(**{**stored, **asked, **seeded})
 

@@ -95,6 +95,12 @@ class RowOptions(TextColumnOptions, AnswerOptions):
             UserInputError: A value is not allowed, or two options contradict each other.
         """
         super().__post_init__()
+        if self.prompt is not None and self.prompt_name is not None:
+            raise UserInputError(
+                f"`prompt={self.prompt!r}` and `prompt_name={self.prompt_name!r}` both choose the "
+                "prompt. Pass one of them.",
+                argument="prompt",
+            )
         if self.threshold is not None and self.top_k is not None:
             raise UserInputError(
                 f"`threshold={self.threshold}` writes all classes above it, and "

@@ -84,7 +84,9 @@ def _open(path: Path) -> Any:
     try:
         return pyarrow.parquet.ParquetFile(path)
     except pyarrow.ArrowException as error:
-        raise DataFileError(f"File `{path}` is not a Parquet file: {error}.") from error
+        raise DataFileError(
+            f"File `{path}` is not a Parquet file: {str(error).rstrip('.')}."
+        ) from error
 
 
 def read_parquet(path: Path) -> Iterator[Row]:

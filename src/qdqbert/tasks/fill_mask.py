@@ -364,6 +364,7 @@ FILL_MASK = Task(
     scores=_scores,
     decided="token",
     decisions=most_likely_tokens,
+    settings=("mlm_probability",),
     labels=_labels,
     answers=_answers,
     signal=log_probabilities,

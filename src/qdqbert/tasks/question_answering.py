@@ -550,6 +550,7 @@ QUESTION_ANSWERING = Task(
     scores=_scores,
     decided="question",
     decisions=_decisions,
+    settings=("doc_stride", "n_best_size", "max_answer_length", "null_score_diff_threshold"),
     labels=_labels,
     answers=_question_answers,
     max_length=384,

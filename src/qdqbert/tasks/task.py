@@ -237,6 +237,7 @@ class Task:
         signal: Returns the part of a prediction that is compared by SQNR.
         model: Class of what `load` returns; `None` for tasks that it does not run.
         route: What a server answers for the task; `None` if it has other routes only.
+        settings: Names of the `TaskSettings` that the task reads.
         files: Returns the contents of the files that the task writes, as JSON values by file
             name, from predictions, features and options; `None` if it writes none.
     """
@@ -259,6 +260,7 @@ class Task:
     signal: Callable[[Prediction], Prediction] = identity
     model: type[Model] | None = None
     route: TaskRoute | None = None
+    settings: tuple[str, ...] = ()
     files: Callable[[Predictions, Features, TaskSettings], dict[str, Any]] | None = None
 
     @property

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qdqbert.checkpoint.load import Checkpoint
+from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.errors import UserInputError
 from qdqbert.models.quantized import load_model
 from qdqbert.reference.sited_model import sited_model
@@ -39,9 +40,16 @@ def load_teacher(name: str, task: Task) -> Checkpoint:
     """Load a float checkpoint with a head for the task.
 
     Raises:
-        UserInputError: The checkpoint cannot be loaded, or has quantizers.
+        UserInputError: The checkpoint cannot be loaded, or has quantizers or modules after the
+            pooling.
     """
     loaded = load_model(name, task=task.name)
+    if isinstance(loaded.head, SentenceHead) and loaded.head.modules:
+        names = ", ".join(each.name for each in loaded.head.modules)
+        raise UserInputError(
+            f"`distill_from={name!r}` has {names} after the pooling, which `train` does not run.",
+            argument="distill_from",
+        )
     if sited_model(loaded.model).quantizers:
         raise UserInputError(
             f"`distill_from={name!r}` has quantizers; expected a float checkpoint.",

@@ -89,4 +89,4 @@ def test_the_plot_names_each_unit(quantized, tmp_path: Path) -> None:
 
 def test_a_plot_of_another_format_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match=r"must end in \.svg, \.png, \.pdf"):
-        flat.analyze("./missing", plot=tmp_path / "costs.xyz")
+        flat.analyze("missing", plot=tmp_path / "costs.xyz")

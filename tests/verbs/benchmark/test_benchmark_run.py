@@ -84,6 +84,14 @@ def test_a_folder_is_timed_on_all_engines_that_run_it(quantized) -> None:
 
 
 @pytest.mark.usefixtures("without_timing")
+@pytest.mark.parametrize(("name", "lengths"), [("sentence", [32]), ("classifier", [32])])
+def test_only_usual_lengths_that_the_model_takes_are_timed(quantized, name, lengths) -> None:
+    # Their limits are 32 and 64 tokens; 128 is a usual length, too.
+    report = qdqbert.benchmark([quantized(name).directory], engines=["onnxruntime"], batches=(1,))
+    assert [timing.sequence for timing in report.timings] == lengths
+
+
+@pytest.mark.usefixtures("without_timing")
 def test_only_engines_that_run_all_models_are_timed_by_default(checkpoints, for_openvino) -> None:
     pytest.importorskip("openvino")
     models = [checkpoints("classifier"), for_openvino]

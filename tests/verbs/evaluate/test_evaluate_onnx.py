@@ -374,7 +374,7 @@ def test_a_graph_of_a_quantized_folder_is_evaluated_as_the_folder(quantized, dat
         ({"tokenizer": None}, r"graph 'classifier\.onnx' (cannot be loaded|h\w+ no vocabulary)"),
         ({"tokenizer": "none"}, "^`tokenizer`: Model 'none' cannot be found"),
         ({"input_names": {"input_ids": "none"}}, "which is not one of the graph's inputs"),
-        ({"model": "missing.onnx"}, "there is no such file"),
+        ({"model": "missing.onnx"}, r"File 'missing\.onnx' does not exist"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

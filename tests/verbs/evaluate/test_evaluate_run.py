@@ -238,7 +238,7 @@ def test_the_files_of_a_task_are_written(save_tiny, write_file, tmp_path) -> Non
     assert set(predictions) == {"q1"}
     blocked = write_file("blocked", "")
     with pytest.raises(UserInputError, match="cannot be written") as caught:
-        flat.evaluate(folder, data, output=blocked, doc_stride=16)
+        flat.evaluate(folder, data, output=blocked / "files", doc_stride=16)
     assert caught.value.argument == "output"
 
 

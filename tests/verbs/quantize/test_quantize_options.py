@@ -11,6 +11,7 @@ from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
 from qdqbert.options import Calibration, TaskOptions, command_line
 from qdqbert.pipeline.plans import Scheme
 from qdqbert.pipeline.settings import task_options_of
+from qdqbert.tasks.registry import TASKS
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 
@@ -57,6 +58,11 @@ def test_each_name_makes_its_calibrator(options, expected) -> None:
             r"`input_names` applies to \.onnx files only",
             "input_names",
         ),
+        (
+            {"model": "m", "output": "o", "label_column": "stars"},
+            "`label_column=stars` names a column, and the call has no data",
+            "label_column",
+        ),
         *(
             (
                 {"ranges_from": "earlier", name: value},
@@ -92,7 +98,7 @@ def test_dedicated_qdq_pairs_are_part_of_the_command() -> None:
 
 def test_task_options_are_given_or_stored_or_defaults() -> None:
     stored = {"doc_stride": 16, "n_best_size": 5, "seed": 3}
-    chosen = task_options_of(TaskOptions(n_best_size=7), stored)
+    chosen = task_options_of(TASKS["question-answering"], TaskOptions(n_best_size=7), stored)
     assert (chosen.doc_stride, chosen.n_best_size, chosen.seed) == (16, 7, 3)
     assert chosen.max_answer_length == 30
-    assert task_options_of(TaskOptions(), stored, seed=4).seed == 4
+    assert task_options_of(TASKS["fill-mask"], TaskOptions(), stored, seed=4).seed == 4

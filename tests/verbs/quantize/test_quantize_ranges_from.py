@@ -224,7 +224,7 @@ def test_fused_weight_ranges_of_two_targets_are_used_again(checkpoints, texts, t
     with pytest.raises(
         UserInputError, match="`fuse_qkv` determines ranges: it is False now, and was True"
     ) as caught:
-        make(tmp_path / "missing", tmp_path / "out", ranges_from=first)
+        make(Path("missing"), tmp_path / "out", ranges_from=first)
     assert caught.value.argument == "fuse_qkv"
 
 

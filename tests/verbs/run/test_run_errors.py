@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import qdqbert
-from qdqbert.errors import DataFileError
+from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.progress import Silent
 from qdqbert.tables.inputs import Source
 from qdqbert.tables.parquet import import_pyarrow
@@ -148,3 +148,8 @@ def test_the_reader_is_at_most_a_few_windows_ahead(
     assert progress.rows == 100
     assert progress.positions == sorted(progress.positions)
     assert progress.positions[-1] == path.stat().st_size
+
+
+def test_two_choices_of_the_prompt_are_refused() -> None:
+    with pytest.raises(UserInputError, match="`prompt='a'` and `prompt_name='b'` both choose"):
+        qdqbert.run("model", "in.txt", "out.jsonl", prompt="a", prompt_name="b")

@@ -18,8 +18,11 @@ def test_what_cannot_be_served_is_refused(quantized, tmp_path) -> None:
         qdqbert.serve([str(tmp_path)], port=0)
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(UserInputError, match="Cannot listen on"),
+        pytest.raises(UserInputError, match=r"Cannot listen on .* Pass another port"),
     ):
         qdqbert.serve([folder], port=taken.getsockname()[1])
+    # An address of the network that documents use, which no machine has.
+    with pytest.raises(UserInputError, match=r"Pass an address of this machine as `host`"):
+        qdqbert.serve([folder], host="192.0.2.1", port=0)
     with pytest.raises(UserInputError, match="`models` is missing"):
         qdqbert.serve([])

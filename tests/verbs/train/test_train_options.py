@@ -17,6 +17,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.options import TaskOptions, command_line, declared_options
 from qdqbert.pipeline.settings import task_options_of
 from qdqbert.task_kinds import TaskSettings
+from qdqbert.tasks.question_answering import QUESTION_ANSWERING as QUESTIONS
 from qdqbert.verbs.train import run as train_run
 from qdqbert.verbs.train.options import TrainOptions
 
@@ -162,8 +163,10 @@ def test_the_stored_command_gives_the_same_options(changes, monkeypatch) -> None
 
 
 def test_masks_are_drawn_with_the_seed_of_the_run() -> None:
-    assert task_options_of(options().task_options, {}, seed=3) == TaskSettings(seed=3)
-    given = task_options_of(TaskOptions(doc_stride=8), {"doc_stride": 16, "n_best_size": 5}, seed=0)
+    assert task_options_of(QUESTIONS, options().task_options, {}, seed=3) == TaskSettings(seed=3)
+    given = task_options_of(
+        QUESTIONS, TaskOptions(doc_stride=8), {"doc_stride": 16, "n_best_size": 5}, seed=0
+    )
     assert given == TaskSettings(doc_stride=8, n_best_size=5)
 
 

@@ -34,7 +34,7 @@ from qdqbert.verbs.train import run as train_run
 from qdqbert.verbs.train import scorer
 from qdqbert.verbs.train.run import set_dropout_
 from qdqbert.verbs.train.scorer import Scorer
-from task_files import DOC_STRIDE, HEADS, WORDS
+from task_files import DOC_STRIDE, HEADS, WORDS, settings_of
 from training_files import QUICK, Files, before_batch, record_of, recording, weights_of
 
 CLASSIFICATION = "text-classification"
@@ -97,7 +97,7 @@ def trained(files_of, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
                 dropout="off",
                 eval_steps=4,
                 calibration_samples=8,
-                doc_stride=DOC_STRIDE,
+                **settings_of(task),
             )
         return Trained(
             files=files,
@@ -249,10 +249,10 @@ def test_a_trained_checkpoint_keeps_its_length_and_the_settings_of_its_task(
     }
     (folder / "training.json").write_text(json.dumps(stored))
     options = {**QUICK, "epochs": 0.1, "train_data": classifier.train}
-    flat.train(folder, out, n_best_size=3, seed=4, **options)
+    flat.train(folder, out, seed=4, **options)
     record = record_of(out)
     assert record["max_length"] == 9
-    expected = {"doc_stride": 7, "n_best_size": 3, "seed": 4}
+    expected = {"doc_stride": 7, "n_best_size": 5, "seed": 4}
     assert expected.items() <= record["task_options"].items()
 
 

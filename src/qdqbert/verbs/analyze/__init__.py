@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qdqbert.extras import require_quantize
-from qdqbert.pipeline.settings import check_data
+from qdqbert.pipeline.settings import check_data, check_model
 from qdqbert.progress import Progress
 from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.call import public
@@ -34,6 +34,7 @@ def analyze(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
         >>> report.units[0].name
     """
     require_quantize("`analyze`")
+    check_model(options.model, "model")
     check_data(options)
     from qdqbert.verbs.analyze.run import run
 

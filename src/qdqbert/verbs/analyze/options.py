@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from qdqbert.choices import Granularity, TargetName
+from qdqbert.errors import UserInputError
 from qdqbert.objects import ModelOption, OptionalData, OptionalPath
 from qdqbert.options import (
     Calibration,
@@ -48,6 +49,12 @@ class AnalyzeOptions(CalibratingCall):
             UserInputError: A value is not allowed, or two options contradict each other.
         """
         super().__post_init__()
+        if self.target == "float":
+            raise UserInputError(
+                "`target='float'` has no quantizers to analyze. Pass another target, or leave it "
+                "out.",
+                argument="target",
+            )
         self.to_quantize()
 
     def to_quantize(self) -> QuantizeOptions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qdqbert.extras import require_quantize
+from qdqbert.pipeline.settings import check_model
 from qdqbert.progress import Progress
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.call import public
@@ -28,6 +29,8 @@ def benchmark(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
         >>> report.speedups
     """
     require_quantize("`benchmark`")
+    for each in options.models:
+        check_model(each, "models", takes_quantized=True)
     from qdqbert.verbs.benchmark.run import run
 
     return run(options, progress)

@@ -8,6 +8,8 @@ from qdqbert.objects import Several, SeveralModels
 from qdqbert.options import option
 from qdqbert.verbs.call import Call
 
+_SEQUENCES = (32, 128)
+
 
 class BenchmarkOptions(Call):
     """Common options.
@@ -22,7 +24,7 @@ class BenchmarkOptions(Call):
         provider: Execution provider of ONNX Runtime; "cpu" by default. With it, only ONNX Runtime
             is measured.
         batches: Batch sizes.
-        sequences: Lengths in tokens.
+        sequences: Lengths in tokens. Of the usual ones, those that the models take are timed.
         threads: Number of threads of one inference. The engine's choice by default.
         rounds: Number of time slices for each model and shape. The models take turns, and the
             result is the median over the slices.
@@ -33,7 +35,7 @@ class BenchmarkOptions(Call):
     engines: Several[EngineName] = option(default=(), flag="engine")
     provider: ProviderName | None = None
     batches: Several[int] = option(default=(1, 8), flag="batch", at_least=1)
-    sequences: Several[int] = option(default=(32, 128), flag="sequence", at_least=1)
+    sequences: Several[int] = option(default=_SEQUENCES, flag="sequence", at_least=1)
     threads: int | None = option(default=None, at_least=1)
     rounds: int = option(default=5, at_least=1)
     seconds: float = option(default=0.5, above=0)
@@ -56,3 +58,8 @@ class BenchmarkOptions(Call):
                 f"{', '.join(self.engines)}. Leave one of the two out.",
                 argument="provider",
             )
+
+    @property
+    def given_sequences(self) -> tuple[int, ...]:
+        """Lengths that were asked for; none for the usual ones."""
+        return () if self.sequences == _SEQUENCES else self.sequences

@@ -37,10 +37,12 @@ class _Found:
 
     Attributes:
         candidates: A float checkpoint is also one in INT8, as `load` runs it.
+        max_length: Longest input in tokens; `None` if it is not known.
         notices: Messages for the user.
     """
 
     candidates: Sequence[Candidate]
+    max_length: int | None = None
     notices: tuple[str, ...] = ()
 
 
@@ -61,12 +63,13 @@ def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
         for index, model in enumerate(options.models):
             exported = Path(scratch) / f"{index}.onnx"
             with progress.stage(f"Loading {Path(model).name}"), naming("models"):
-                found.append(_find(os.fspath(model), engines, exported, options.sequences))
+                found.append(_find(os.fspath(model), engines, exported, options.given_sequences))
         candidates = [
             dataclasses.replace(each, provider=options.provider)
             for each in _shared_engines(found, options, engines)
         ]
-        shapes = [(batch, length) for batch in options.batches for length in options.sequences]
+        sequences = options.given_sequences or _usual_sequences(options.sequences, found)
+        shapes = [(batch, length) for batch in options.batches for length in sequences]
         total = len(candidates) * len(shapes) * options.rounds
         with progress.stage("Timing", total) as advance:
             timings = time_candidates(
@@ -83,6 +86,12 @@ def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
         threads=options.threads,
         notices=tuple(notice for each in found for notice in each.notices),
     )
+
+
+def _usual_sequences(usual: Sequence[int], found: Sequence[_Found]) -> Sequence[int]:
+    """Return the usual lengths that all models take, or the longest one that they do."""
+    longest = min((each.max_length for each in found if each.max_length), default=max(usual))
+    return [each for each in usual if each <= longest] or [longest]
 
 
 def _first_model(timing: Timing, timings: Sequence[Timing]) -> Timing:
@@ -134,7 +143,10 @@ def _find(
         usable = [engine for engine in installed if engine in artifact.engines]
         check_sequences(sequences, model, artifact.max_length)
         vocab_size = artifact.load_config().vocab_size
-        return _Found(candidates=_graphs(model, artifact, engines or usable, vocab_size))
+        return _Found(
+            candidates=_graphs(model, artifact, engines or usable, vocab_size),
+            max_length=artifact.max_length,
+        )
     is_openvino = path.suffix.lower() == ".xml" and not path.is_dir()
     if is_onnx_file(model) or is_openvino:
         if not path.is_file():
@@ -158,16 +170,16 @@ def _find(
         for engine in float_engines
     ]
     if "native" not in (engines or installed):
-        return _Found(candidates=in_float)
+        return _Found(candidates=in_float, max_length=checkpoint.max_length)
     try:
         rounded = open_folder(model, check=False)
     except (CheckpointError, UserInputError) as error:
         if engines:
             raise
         notice = f"{model} was not timed in INT8 on the native engine. {error}"
-        return _Found(candidates=in_float, notices=(notice,))
+        return _Found(candidates=in_float, max_length=checkpoint.max_length, notices=(notice,))
     in_int8 = _graphs(f"{model} in INT8", rounded, ["native"], vocab_size)
-    return _Found(candidates=[*in_float, *in_int8])
+    return _Found(candidates=[*in_float, *in_int8], max_length=checkpoint.max_length)
 
 
 def _graphs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qdqbert.extras import require_quantize
-from qdqbert.pipeline.settings import check_data
+from qdqbert.pipeline.settings import check_data, check_model
 from qdqbert.progress import Progress
 from qdqbert.verbs.call import public
 from qdqbert.verbs.evaluate.options import EvaluateOptions
@@ -34,6 +34,8 @@ def evaluate(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         >>> report.metrics
     """
     require_quantize("`evaluate`")
+    check_model(options.model, "model", takes_quantized=True)
+    check_model(options.reference, "reference", takes_quantized=True)
     check_data(options)
     from qdqbert.verbs.evaluate.run import run
 

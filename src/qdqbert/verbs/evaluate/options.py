@@ -10,6 +10,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.objects import ModelOption, OptionalData, OptionalModel, OptionalPath, SavedModel
 from qdqbert.options import (
     Limits,
+    check_columns,
     check_onnx_options,
     is_onnx_file,
     option,
@@ -75,6 +76,12 @@ class EvaluateOptions(BatchCall):
                 "`data` is missing. Pass labeled examples, or the float model as `reference`, with "
                 "which the model is compared on built-in sentences.",
                 argument="data",
+            )
+        check_columns(self.columns, [self.data], "`data`")
+        if self.output is not None and Path(self.output).is_file():
+            raise UserInputError(
+                f"`output={self.output!r}` is a file. Pass a folder, which need not exist.",
+                argument="output",
             )
         is_float = self.reference is not None and not is_artifact(Path(self.reference))
         if self.benchmark and not (is_float and is_onnx_file(self.model)):

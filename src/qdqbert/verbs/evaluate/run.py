@@ -10,6 +10,7 @@ from typing import Any
 
 from qdqbert.artifact import REPORT_PAGE, is_artifact
 from qdqbert.errors import DataFileError, UserInputError, naming
+from qdqbert.evidence.limits import check_limits_apply
 from qdqbert.evidence.predictions import (
     CHANGED,
     PREDICTIONS,
@@ -57,7 +58,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
             of the examples.
     """
     subject, reference, notices = load_models(options, progress)
-    task_options = task_options_of(options.task_options, subject.stored_task_options)
+    task_options = task_options_of(subject.task, options.task_options, subject.stored_task_options)
     dataset, has_labels = read_examples(subject, options)
     leaked = count_leaked(subject, dataset, options)
     if leaked:
@@ -141,6 +142,7 @@ def load_models(
     with progress.stage(f"Loading {Path(options.model).name}"):
         request = request_of(options)
         subject = load_subject(os.fspath(options.model), request)
+    check_limits_apply(options.limits, is_embedding=subject.task.is_embedding)
     notices = list(subject.notices)
     if subject.is_proxy:
         notices.append(

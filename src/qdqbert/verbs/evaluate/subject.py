@@ -10,6 +10,7 @@ from typing import Any
 
 from qdqbert.artifact import Artifact, is_artifact, open_artifact, read_training, size_bytes
 from qdqbert.checkpoint.body import GraphBody
+from qdqbert.checkpoint.folder import check_name
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName
 from qdqbert.engines.runner import Runner, check_engine
@@ -115,6 +116,8 @@ def request_of(options: EvaluateOptions) -> Request:
     is_alone = is_onnx_file(options.model) and not _has_tokenizer(Path(options.model).parent)
     if tokenizer is None and is_alone and reference is not None and not is_onnx_file(reference):
         tokenizer = os.fspath(reference)
+        with naming("reference"):
+            check_name(tokenizer)
     return Request(
         parameter="model",
         task=options.task,
@@ -176,7 +179,8 @@ def load_subject(name: str, request: Request) -> Subject:
 
 def _load_rounded(name: str, request: Request) -> Subject:
     """Load a float checkpoint in INT8, to be run on what the float model would be run on."""
-    artifact = open_folder(name, check=False)
+    # Refuses targets that a float checkpoint is not made for.
+    artifact = open_folder(name, check=False, target=request.target)
     if artifact.calibration_fingerprints or not artifact.model_for("native").is_file():
         raise UserInputError(
             f"`{request.parameter}={name!r}` is a quantized model of the hub. Download it with "
@@ -297,7 +301,7 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
         )
     check_outputs(task, config.num_labels)
     engine = request.engine or _default_engine(artifact, request)
-    check_engine(engine)
+    check_engine(engine, provider=request.provider)
     target = artifact.target_for(engine, request.target)
     length, notices = request.input_length(None, artifact.max_length)
     _, scheduler, tokenizer = open_graph(artifact, engine, target, provider=request.provider)

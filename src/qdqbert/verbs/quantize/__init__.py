@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from qdqbert.artifact import check_output
 from qdqbert.extras import require_quantize
-from qdqbert.pipeline.settings import check_data
+from qdqbert.pipeline.settings import check_data, check_model
 from qdqbert.progress import Progress
 from qdqbert.verbs.call import public
 from qdqbert.verbs.quantize.options import QuantizeOptions
@@ -48,6 +48,11 @@ def quantize(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
     """
     require_quantize("`quantize`")
     check_output(options.output_folder, overwrite=options.overwrites)
+    check_model(
+        options.model,
+        "model",
+        advice=" To use its ranges again, pass the folder as `ranges_from`.",
+    )
     check_data(options)
     from qdqbert.verbs.quantize.run import run
 

@@ -10,6 +10,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.objects import OptionalData, OptionalModel, OptionalPath, Several
 from qdqbert.options import (
     Limits,
+    check_columns,
     check_onnx_options,
     check_percentile,
     is_onnx_file,
@@ -90,6 +91,8 @@ class QuantizeOptions(CalibratingCall):
                 f"of `model={self.model!r}` are fixed. Leave `pooling` out.",
                 argument="pooling",
             )
+        data = (self.calibration_data, self.eval_data)
+        check_columns(self.columns, data, "`calibration_data`")
         has_data = (self.eval_data, self.calibration_data) != (None, None)
         if self.limits.max_drop is not None and not has_data:
             raise UserInputError(

@@ -8,11 +8,12 @@ import os
 import tempfile
 from pathlib import Path
 
-from qdqbert.artifact import Artifact, is_artifact, writing
+from qdqbert.artifact import Artifact, writing
 from qdqbert.checkpoint.card import CARD
 from qdqbert.checkpoint.demo import DEMO_NAME, demo_checkpoint
 from qdqbert.errors import UserInputError, naming
 from qdqbert.evidence.checksums import write_checksums
+from qdqbert.evidence.limits import check_limits_apply
 from qdqbert.files import write_bytes, write_json
 from qdqbert.options import command_line
 from qdqbert.pipeline.auto.candidates import candidate_targets
@@ -41,7 +42,6 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
         CalibrationError: A site saw no usable value. Nothing was written.
         GraphError: A target cannot run its graph. Nothing was written.
     """
-    _check_not_quantized(options)
     scheme = Scheme(
         recipe=options.recipe, quantizers=options.quantizers, calibration=options.calibration
     )
@@ -139,7 +139,8 @@ def _model_of(options: QuantizeOptions) -> ModelPath:
 
 
 def _check_task(options: QuantizeOptions, task: str) -> None:
-    """Refuse the target `auto` for a task that `load` does not run."""
+    """Refuse limits of other tasks, and the target `auto` for a task that `load` does not run."""
+    check_limits_apply(options.limits, is_embedding=TASKS[task].is_embedding)
     if options.is_auto and TASKS[task].model is None:
         raise UserInputError(
             "`targets=['auto']` times a model as `load` runs it, and `load` does not run task "
@@ -167,12 +168,3 @@ def _write_report(report: QuantizeReport, path: Path) -> None:
             f"`report={str(path)!r}` cannot be written: {error.strerror}. Pass another file.",
             argument="report",
         ) from error
-
-
-def _check_not_quantized(options: QuantizeOptions) -> None:
-    if options.model is not None and is_artifact(Path(options.model)):
-        raise UserInputError(
-            f"`model={options.model!r}` is quantized already. Pass the float checkpoint that it "
-            "was made from. To use its ranges again, pass the folder as `ranges_from`.",
-            argument="model",
-        )

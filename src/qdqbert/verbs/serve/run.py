@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import sys
@@ -77,10 +78,16 @@ def _bound(options: ServeOptions) -> Iterator[socket.socket]:
         try:
             listener.bind((options.host, options.port))
         except OSError as error:
+            is_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            advice = (
+                "an address of this machine as `host`, or 0.0.0.0 for all of them"
+                if is_host
+                else "another port, or 0 for any"
+            )
             raise UserInputError(
                 f"Cannot listen on `host={options.host!r}`, `port={options.port}`: "
-                f"{error.strerror or error}. Pass another port, or 0 for any.",
-                argument="port",
+                f"{error.strerror or error}. Pass {advice}.",
+                argument="host" if is_host else "port",
             ) from error
         yield listener
 

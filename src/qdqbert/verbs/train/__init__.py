@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from qdqbert.artifact import check_output
 from qdqbert.extras import require_quantize
-from qdqbert.pipeline.settings import check_data
+from qdqbert.pipeline.settings import check_data, check_model
 from qdqbert.progress import Progress
 from qdqbert.verbs.call import public
 from qdqbert.verbs.train.options import TrainOptions
@@ -42,6 +42,8 @@ def train(options: TrainOptions, progress: Progress) -> TrainReport:
     """
     require_quantize("`train`")
     check_output(Path(options.output), overwrite=options.overwrite)
+    check_model(options.model, "model")
+    check_model(options.distillation.teacher, "distill_from")
     check_data(options)
     from qdqbert.verbs.train.run import run
 

@@ -187,7 +187,7 @@ def encode_data(
     )
     notices += read
     task_options = task_options_of(
-        options.task_options, trained.get("task_options", {}), seed=options.optimization.seed
+        task, options.task_options, trained.get("task_options", {}), seed=options.optimization.seed
     )
     encode = functools.partial(
         task.encode,

@@ -139,6 +139,12 @@ class TrainOptions(TaskCall):
                         f"it, or leave `{each.name}` out.",
                         argument=each.name,
                     )
+        if self.max_eval_examples is not None and self.eval_data is None:
+            raise UserInputError(
+                f"`max_eval_examples={self.max_eval_examples}` requires `eval_data`. Add it, or "
+                "leave `max_eval_examples` out.",
+                argument="max_eval_examples",
+            )
         if self.optimization.keep_best and self.eval_data is None:
             raise UserInputError(
                 "`keep_best=True` requires `eval_data`, to compare models on.",
