@@ -218,7 +218,7 @@ def cells_of(path: Path, targets: list[str]) -> tuple[int, list[Cell]]:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         imported = import_onnx(path, task="token-classification", input_names={}, scratch=scratch)
-        encoder = imported.read(longest=SIZES["max_position_embeddings"]).encoder
+        encoder = imported.read(longest=SIZES["max_position_embeddings"])
         sited = SitedSource(encoder, ("layer", "table"), output_names=imported.output_names)
         plans = [make_plan(TARGETS[name], sited.sites, embeddings="int8") for name in targets]
         wanted = frozenset().union(*(plan.activations for plan in plans))

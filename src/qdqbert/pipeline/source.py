@@ -203,21 +203,21 @@ def _read_onnx(model: ModelPath, scratch: Path) -> Source:
         scratch=scratch,
     )
     found = load_tokenizer_and_config(path, task=task, tokenizer=tokenizer, runner=imported.runner)
-    read = imported.read(longest=found.max_length)
+    encoder = imported.read(longest=found.max_length)
     return Source(
         model=model,
         task=task_for(task, found.config),
         model_type=found.model_type,
         config=found.config,
         tokenizer=found.tokenizer,
-        encoder=read.encoder,
+        encoder=encoder,
         graph=imported.runner,
         cross_encoder=found.cross_encoder,
-        max_length=min(found.max_length, read.encoder.limit),
+        max_length=min(found.max_length, encoder.limit),
         input_names=imported.input_names,
         output_names=imported.output_names,
         training={},
-        notices=(*read.notices, *imported.notices, *found.notices),
+        notices=(*imported.notices, *found.notices),
     )
 
 

@@ -105,7 +105,7 @@ def test_graphs_of_exports_with_fixed_shapes_are_dynamic_and_give_the_same_numbe
     original = open_graph_file(path, task=task, engine="onnxruntime")
     assert original.max_length == longest
     # As for a tokenizer with a lower limit.
-    encoder = imported.read(longest=longest - 2).encoder
+    encoder = imported.read(longest=longest - 2)
     assert encoder.limit == longest
     written = make_graph(encoder)
     for tokens in (3, 8):
@@ -134,7 +134,7 @@ def test_an_unknown_head_takes_any_number_of_texts(exported, tmp_path, padded_in
     path = exported("bert", fixed=(1, 16))
     path = with_head(path, tmp_path, helper.make_node("Exp", ["logits"], ["made"]), shape=(1, 2))
     imported = import_onnx(path, task=TASKS["bert"], input_names={}, scratch=tmp_path)
-    encoder = imported.read(longest=16).encoder
+    encoder = imported.read(longest=16)
     assert encoder.tail is not None
     assert encoder.tail.outputs == ("made",)
 

@@ -51,11 +51,11 @@ def test_outputs_that_the_task_does_not_read_are_kept_for_every_target(
     assert imported.output_names == ("logits",)
     assert imported.runner.output_names == ("logits", "probabilities", "tags", state)
     expected = imported.runner.run(padded_inputs)
-    read = imported.read(longest=64)
+    encoder = imported.read(longest=64)
     names = ("logits", "probabilities", "tags")
-    assert any(f"{', '.join(names[1:])}. They are kept" in each for each in read.notices)
-    assert any(f"{state}. They are left out" in each for each in read.notices)
-    sites = sites_of(read.encoder)
+    assert any(f"{', '.join(names[1:])}. They are kept" in each for each in imported.notices)
+    assert any(f"{state}. They are left out" in each for each in imported.notices)
+    sites = sites_of(encoder)
     ranges = {
         site.name: Range(low=-4.0, high=4.0, amax=4.0)
         for site in sites
@@ -66,7 +66,7 @@ def test_outputs_that_the_task_does_not_read_are_kept_for_every_target(
             continue
         plan = make_plan(target, sites, recipe="linear", embeddings="int8")
         lowered = tmp_path / f"{target.name}.onnx"
-        save_graph(lower(read.encoder, plan, Choices(ranges=ranges)), lowered)
+        save_graph(lower(encoder, plan, Choices(ranges=ranges)), lowered)
         outputs = open_runner("onnxruntime", lowered).run(padded_inputs)
         assert tuple(outputs) == names
         np.testing.assert_array_equal(outputs["tags"], outputs["logits"].argmax(-1))
@@ -82,7 +82,7 @@ def test_an_output_with_an_unusual_name_can_be_named(many_outputs, tmp_path) -> 
     path, _ = many_outputs
     names = {"logits": "probabilities"}
     imported = import_onnx(path, task=TASK, input_names={}, output_names=names, scratch=tmp_path)
-    tail = imported.read(longest=64).encoder.tail
+    tail = imported.read(longest=64).tail
     assert tail is not None
     assert tail.outputs[0] == "logits"
     assert "Softmax" in {node.op_type for node in onnx.load_from_string(tail.graph).graph.node}
@@ -98,7 +98,7 @@ def test_a_released_runner_is_loaded_again(exported, tmp_path, padded_inputs) ->
 def test_nothing_of_a_file_stays_in_memory_but_its_weights(exported, tmp_path) -> None:
     imported = import_onnx(exported("bert"), task=TASK, input_names={}, scratch=tmp_path)
     graph = weakref.ref(imported.graph)
-    encoder = imported.read(longest=64).encoder
+    encoder = imported.read(longest=64)
     assert graph() is None
     for linear, _ in linear_layers_of(encoder.layers[0]):
         assert linear.weight.base is None

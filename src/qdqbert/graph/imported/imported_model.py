@@ -23,19 +23,6 @@ from qdqbert.graph.imported.onnx_file import read_graph
 from qdqbert.graph.imported.same_values import check_same_values, tolerance_of
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ReadModel:
-    """An existing ONNX model as data.
-
-    Attributes:
-        encoder: The model.
-        notices: Notices for the user about it.
-    """
-
-    encoder: EncoderModel
-    notices: tuple[str, ...]
-
-
 @dataclasses.dataclass(kw_only=True)
 class ImportedModel:
     """An existing ONNX model, to run it and to read it as data.
@@ -46,7 +33,7 @@ class ImportedModel:
         runner: The float model on ONNX Runtime.
         input_names: transformers' names of its inputs, in order.
         output_names: transformers' names of the outputs that the task reads, in order.
-        notices: Notices for the user about the file.
+        notices: Notices for the user about the file, and about what was read of it.
         tolerance: How much outputs of the file may differ; see `tolerance_of`.
     """
 
@@ -58,7 +45,7 @@ class ImportedModel:
     notices: tuple[str, ...]
     tolerance: float
 
-    def read(self, *, longest: int) -> ReadModel:
+    def read(self, *, longest: int) -> EncoderModel:
         """Read the graph as data, and release it. Call it once.
 
         Args:
@@ -76,8 +63,8 @@ class ImportedModel:
         self.graph = None
         # Graphs have reference cycles, and those replaced by now still hold weights.
         gc.collect()
-        notices = (_found(read.encoder), *_kept(read, self.output_names))
-        return ReadModel(encoder=read.encoder, notices=notices)
+        self.notices = (_found(read.encoder), *_kept(read, self.output_names), *self.notices)
+        return read.encoder
 
 
 def import_onnx(
