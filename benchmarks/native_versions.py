@@ -67,7 +67,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("new", type=Path, nargs="?", default=here)
     parser.add_argument("--model", choices=MODELS, default="minilm")
     parser.add_argument("--dynamic", action="store_true", help="scales of each token")
-    parser.add_argument("--pooled", action="store_true", help="one mean of each text is the output")
+    parser.add_argument(
+        "--pooling",
+        choices=("none", "mean", "first"),
+        default="none",
+        help="the output is one row for each text: the mean, or the first token; or all rows",
+    )
     parser.add_argument("--shapes", default=SHAPES)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kernel", help="instruction set")
@@ -100,7 +105,7 @@ def worker(
 ) -> Iterator[Callable[[str], dict[str, Any]]]:
     """Start a process with a version, and return a function that measures a shape."""
     options = [str(source), "--model", arguments.model, "--threads", str(arguments.threads)]
-    options += ["--dynamic"] * arguments.dynamic + ["--pooled"] * arguments.pooled
+    options += ["--dynamic"] * arguments.dynamic + ["--pooling", arguments.pooling]
     options += ["--kernel", arguments.kernel] * (arguments.kernel is not None)
     command = [sys.executable, __file__, *options, "--seconds", str(arguments.seconds), "--worker"]
     # The folder of this script comes first on the path, and an installed version last.
@@ -251,8 +256,8 @@ def random_model(
         layers=tuple(layer() for _ in range(layers)),
         heads=(
             parts.Head(
-                pooling="mean" if arguments.pooled else "none",
-                steps=("normalize",) if arguments.pooled else (),
+                pooling=arguments.pooling,
+                steps=() if arguments.pooling == "none" else ("normalize",),
                 outputs=(parts.HeadOutput(name="output"),),
             ),
         ),

@@ -5,6 +5,7 @@ A process of its own runs this, so that a crash is seen.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 from pathlib import Path
@@ -37,6 +38,7 @@ _HEADS = tuple(
 # Lengths around the sizes of panels, tiles and blocks.
 _EDGES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 47, 48, 49, 63, 64, 65)
 _LONG = (127, 128, 129, 255, 256, 257, 300)
+_FIRST = tuple(head for head in _HEADS if head.pooling == "first")
 # An error in one channel or row of some tens is seen. Ties of rounding count more in a single row.
 _LEAST_DB, _LEAST_POOLED_DB = 30.0, 20.0
 
@@ -95,6 +97,12 @@ def check_model(seed: int, kernel: str, scratch: Path) -> None:
     for threads in (1, rng.choice((2, 3))):
         runner = NativeRunner(scratch, threads=threads, kernel=kernel)
         found.append([runner.run(batch) for batch in batches])
+    save_packed(pack_model(dataclasses.replace(model, heads=_FIRST)), scratch)
+    runner = NativeRunner(scratch, threads=rng.choice((1, 2, 3)), kernel=kernel)
+    for batch, one in zip(batches, found[0], strict=True):
+        first = runner.run(batch)["first"]
+        what = f"seed {seed}, kernel {kernel}: {shape}"
+        assert first.tobytes() == one["first"].tobytes(), f"First tokens alone differ: {what}"
     for batch, one, several in zip(batches, *found, strict=True):
         lengths = batch["attention_mask"].sum(axis=1).tolist()
         what = f"seed {seed}, kernel {kernel}, lengths {lengths}: {shape}"

@@ -175,6 +175,21 @@ def text_bits(runner: NativeRunner, inputs: dict[str, Any]) -> list[bytes]:
     return [text[mask].tobytes() for text, mask in zip(states, masks, strict=True)]
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [DEEP, MODERN, TWICE, ROUNDING])
+def test_first_tokens_have_the_same_bits_if_nothing_else_is_read(tmp_path, shape, dynamic) -> None:
+    shape, path = dataclasses.replace(shape, dynamic=dynamic), tmp_path / "model"
+    first = Head(pooling="first", steps=("tanh",), outputs=(HeadOutput(name="first"),))
+    states = Head(pooling="none", steps=(), outputs=(HeadOutput(name="states"),))
+    batches = [random_batch(each) for each in (LENGTHS, (LIMIT,) * 9, (LIMIT,), (3, 1), (1,) * 150)]
+    found = []
+    for own, threads in (((first, states), 1), *(((first,), each) for each in (1, 2, 3))):
+        save_with(path, shape, own)
+        runner = NativeRunner(path, threads=threads)
+        found.append([runner.run(each)["first"].tobytes() for each in batches])
+    assert found[1:] == found[:1] * 3
+
+
 @pytest.mark.parametrize(
     ("shape", "threads", "dynamic"),
     [

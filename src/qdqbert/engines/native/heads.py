@@ -42,6 +42,14 @@ class Heads:
         """Names of the outputs, in order."""
         return tuple(each["name"] for head in self._heads for each in head["outputs"])
 
+    def read_first_only(self, wanted: Collection[str]) -> bool:
+        """Return whether some outputs depend on the states of first tokens only."""
+        return all(
+            head["pooling"] == "first"
+            for head in self._heads
+            if any(each["name"] in wanted for each in head["outputs"])
+        )
+
     def run(
         self, states: Rows, starts: NDArray[np.int64], wanted: Collection[str]
     ) -> dict[str, tuple[bool, Rows]]:
@@ -53,6 +61,9 @@ class Heads:
             wanted: Names of the outputs.
         """
         found: dict[str, tuple[bool, Rows]] = {}
+        if self.read_first_only(wanted):
+            # What is done to a token before pooling depends on its row only.
+            states, starts = np.ascontiguousarray(states[starts[:-1]]), np.arange(len(starts))
         if self._final_norm is not None:
             states = self._normalized(self._final_norm, states)
         for index, head in enumerate(self._heads):

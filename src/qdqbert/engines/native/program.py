@@ -54,8 +54,9 @@ _GROUP_COLUMNS = 128
 
 # Where a job's record has its texts.
 _NUMBERS = ("ids", "positions", "token_types")
-_IDS, _POSITIONS, _TYPES, _FACTORS, _STARTS, _TEXTS, _THREADS = (
-    JOB.offset(name) // 8 for name in (*_NUMBERS, "word_factors", "starts", "texts", "threads")
+_IDS, _POSITIONS, _TYPES, _FACTORS, _STARTS, _TEXTS, _THREADS, _FIRST_ONLY = (
+    JOB.offset(name) // 8
+    for name in (*_NUMBERS, "word_factors", "starts", "texts", "threads", "first_only")
 )
 
 _PARTS, _PART_COUNT = (THREAD.offset(name) // 8 for name in ("parts", "part_count"))
@@ -456,12 +457,14 @@ class Job:
         self._states: dict[str, Any] = {}
         self.record = np.zeros(JOB.size // 8, np.int64)
 
-    def take(self, texts: Texts, threads: int) -> None:
+    def take(self, texts: Texts, threads: int, *, first_only: bool = False) -> None:
         """Set the texts of the next forward pass.
 
         Args:
             texts: The texts.
             threads: Number of threads that wait for each other.
+            first_only: Whether only the last states of the first token of each text are read. The
+                others are undefined then.
         """
         if (tokens := int(texts.starts[-1])) > self._capacity:
             self._allocate(tokens)
@@ -471,7 +474,7 @@ class Job:
         if texts.word_factors.size:
             record[_FACTORS] = texts.word_factors.ctypes.data
         record[_STARTS], record[_TEXTS] = texts.starts.ctypes.data, len(texts.starts) - 1
-        record[_THREADS] = threads
+        record[_THREADS], record[_FIRST_ONLY] = threads, int(first_only)
 
     def record_for(self, scratch: Scratch) -> NDArray[np.int64]:
         """Return the record for another thread that computes all rows, with its own states."""
@@ -515,6 +518,7 @@ class Job:
                 **self._buffers,
                 "texts": 0,
                 "threads": 1,
+                "first_only": 0,
                 "sleep": self._sleep,
             }
         )

@@ -161,6 +161,7 @@ JOB = Record(
     inner=PTR,
     barrier=PTR,  # i64 count of threads that have arrived, i64 number of the round
     threads=I64,  # how many threads wait for each other; 1 if each has its own texts
+    first_only=I64,  # 1 if only the last states of the first token of each text are read
     sleep=PTR,  # function of an i32: microseconds to sleep
 )
 """Texts that are run together. Buffers have 32 rows more than tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import queue
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +109,10 @@ class NativeRunner:
             UserInputError: An input is missing or has a wrong dtype or shape, a token id is outside
                 of the vocabulary, or a text is empty or longer than the model takes.
         """
-        batch = self._batch(inputs)
+        batch, names = self._batch(inputs), self._heads.output_names
         with self._stream() as stream:
-            self._forward(stream, batch.texts)
-            return self._outputs(stream.job.states, batch, inputs)
+            self._forward(stream, batch.texts, first_only=self._heads.read_first_only(names))
+            return self._outputs(stream.job.states, batch, inputs, names)
 
     def _batch(self, inputs: Mapping[str, NDArray[Any]]) -> Batch:
         arrays = self._checked(inputs)
@@ -149,21 +149,29 @@ class NativeRunner:
             )
         return arrays
 
-    def _outputs(self, states: Rows, batch: Batch, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
-        """Return the outputs of the heads and of the tail, in the shape of the inputs."""
+    def _outputs(
+        self,
+        states: Rows,
+        batch: Batch,
+        inputs: Mapping[str, NDArray[Any]],
+        wanted: Collection[str],
+    ) -> Outputs:
+        """Return outputs of the heads and of the tail, in the shape of the inputs."""
         outputs = {}
-        wanted = self._heads.output_names
         for name, (is_token, rows) in self._heads.run(states, batch.texts.starts, wanted).items():
             whole = self._with_padding(rows, batch.mask) if is_token else rows
             outputs[name] = whole.reshape(batch.shape[:-1] + whole.shape[1:])
         return outputs if self._tail is None else self._tail.add_outputs(inputs, outputs)
 
-    def _forward(self, stream: Stream, texts: Texts) -> None:
+    def _forward(self, stream: Stream, texts: Texts, *, first_only: bool) -> None:
         heads = self._program.settings["heads"]
         # Without all heads, a thread cannot normalize over them, and columns are of whole models.
         has_columns = not (self._program.features.normalizes_heads or self._convolution)
         shares = divide(texts.starts, heads, stream.team.threads, has_columns=has_columns)
-        stream.job.take(texts, len(shares.rows) if shares.is_shared else 1)
+        # Each part of a model with a convolution would take its last layer for the model's.
+        first_only = first_only and not (shares.by_columns or self._convolution)
+        threads = len(shares.rows) if shares.is_shared else 1
+        stream.job.take(texts, threads, first_only=first_only)
         used = stream.scratch[: len(shares.rows)]
         for thread, scratch in enumerate(used):
             scratch.take(shares, thread)

@@ -55,6 +55,7 @@ def run_attention(
     causal: bool = False,
     window: int | None = None,
     multiplier: Any = None,
+    most: int = LIMIT,
 ) -> Any:
     """Return the contexts `(tokens, width)`: float32, or codes if there is a multiplier."""
     tokens, heads, size = texts.parts[0].shape
@@ -99,7 +100,7 @@ def run_attention(
         "sums": np.full((together, deep), np.nan, np.float32),
     }
     thread = THREAD.make({**dict.fromkeys(THREAD.fields, 0), **buffers})
-    items = itertools.product(range(len(texts.starts) - 1), range(heads))
+    items = itertools.product(range(len(texts.starts) - 1), range(heads), [most])
     places = (*rows, bytes_of_row(rows[0]), context)
     kernels.for_each("attention", model, layer, job, thread, 0, 0, *places, last=items)
     assert (context[:, heads * size :] == 77).all()
@@ -191,6 +192,17 @@ def test_contexts_are_codes_if_scales_are_static(kernels) -> None:
     multiplier = np.linspace(5, 20, 128).astype(np.float32)
     found = run_attention(kernels, texts, multiplier=multiplier)
     check_codes(found, contexts(texts) * multiplier[:96].reshape(3, 32), _ZERO_POINT, 0.01)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_the_first_tokens_of_a_text_may_be_computed_alone(windowed_kernels, window) -> None:
+    texts = make_texts((5, 33, 1), 2, 32, 0)
+    every = run_attention(windowed_kernels, texts, window=window)
+    found = run_attention(windowed_kernels, texts, window=window, most=1)
+    firsts = texts.starts[:-1]
+    np.testing.assert_array_equal(found[firsts], every[firsts])
+    # Nothing is written to the others.
+    assert (np.delete(found, firsts, axis=0) == 77).all()
 
 
 def test_masked_scores_of_any_size_leave_finite_contexts(dynamic_kernels) -> None:

@@ -35,8 +35,8 @@ def emit_attention(module: Module, isa: InstructionSet, features: Features) -> N
 
     Its arguments are the records, a row and a head, where the queries, keys and values of this row
     and head are, the bytes from one of their rows to the next, where the contexts of this row
-    start, and which text and head to compute. Contexts are float32 if scales are dynamic, as codes
-    of a row need all heads.
+    start, which text and head to compute, and how many tokens of the text get a context at most.
+    Contexts are float32 if scales are dynamic, as codes of a row need all heads.
 
     Args:
         module: The module, with the functions of products.
@@ -63,6 +63,7 @@ def emit_attention(module: Module, isa: InstructionSet, features: Features) -> N
         context=PTR,
         text_index=I64,
         head=I64,
+        most=I64,
     ) as f:
         _attention(f, isa, features)
 
@@ -92,8 +93,9 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
         relative = relative_positions(f, features, head, size, length, zeros)
         relative.multiply_keys(keys, stride)
     together = products.rows_together
-    with f.loop(0, length, together) as row:
-        rows = (length - row).minimum(together)
+    count_of_queries = length.minimum(f.most)
+    with f.loop(0, count_of_queries, together) as row:
+        rows = (count_of_queries - row).minimum(together)
         first_key, end = _keys_read(f, isa, row, rows, length, windowed=features.windowed)
         count = end - first_key
         columns = padded_to(count, products.columns)
@@ -159,7 +161,7 @@ def _keys_read(
     return first, (row + rows + window).minimum(length)
 
 
-def attend(f: Function, layer: Value, text: Value, head: Value) -> None:
+def attend(f: Function, layer: Value, text: Value, head: Value, most: Value) -> None:
     """Write the attention of a head within a text, in the buffers of a job."""
     width = MODEL.read(f, f.model, "width")
     places = {name: JOB.read(f, f.job, name) for name in ("queries", "keys", "values", "context")}
@@ -173,6 +175,7 @@ def attend(f: Function, layer: Value, text: Value, head: Value) -> None:
         stride=width * 4,
         text_index=text,
         head=head,
+        most=most,
     )
 
 

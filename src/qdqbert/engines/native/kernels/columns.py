@@ -58,7 +58,7 @@ def emit_columns(module: Module, isa: InstructionSet, features: Features) -> Non
             project_all(f, layer, f.constant(I64, 0), rows, first, last - first, output)
             texts = JOB.read(f, f.job, "texts")
             with f.loop(0, texts) as text, f.loop(first, last) as head:
-                attend(f, layer, text, head)
+                attend(f, layer, text, head, MODEL.read(f, f.model, "limit"))
             f.call("wait", f.job)
             following = first_weights(f, next_layer, first)
             rest = {"layer": layer, "reader": reader, "following": following}

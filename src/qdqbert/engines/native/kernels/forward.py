@@ -14,6 +14,10 @@ rows and items are divided.
 
 Each linear layer gets the address of the weights that are read after its own, and brings their
 start into the cache.
+
+If only first tokens are read after the last layer, it computes keys and values of all rows, and
+everything else of first tokens. Threads that run `columns` compute all rows there, too: few rows
+take the time in which weights are read.
 """
 
 from __future__ import annotations
@@ -25,6 +29,11 @@ from qdqbert.engines.native.kernels.attention import attend, emit_attention
 from qdqbert.engines.native.kernels.columns import emit_columns
 from qdqbert.engines.native.kernels.dot import bytes_of_codes
 from qdqbert.engines.native.kernels.embedding import emit_embedding
+from qdqbert.engines.native.kernels.first_tokens import (
+    emit_first_tokens,
+    most_queries,
+    reads_first_only,
+)
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK, emit_gate
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
 from qdqbert.engines.native.kernels.norm import emit_norms, normalize_attention
@@ -71,6 +80,7 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
     emit_barrier(module, isa)
     emit_activations(module)
     emit_padding(module, isa)
+    emit_first_tokens(module)
     emit_pooling(module)
     emit_projections(module, features)
     _emit_rest(module, features)
@@ -143,6 +153,8 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
         context = JOB.read(f, f.job, "context") + own * (4 if dynamic else 1)
         stride, records = group * size * 4, f.own("model", "layer", "job", "thread")
         output = weights_of(f, LAYER.read(f, f.layer, "output"))
+        is_first = reads_first_only(f, f.reader)
+        most = most_queries(f, is_first)
         with f.loop(0, heads, group) as head:
             count = (heads - head).minimum(group)
             again, others = (first_weights(f, f.layer, each) for each in (head, head + count))
@@ -173,20 +185,9 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
                     context=context,
                     text_index=text,
                     head=each,
+                    most=most,
                 )
-        with f.loop(0, rows, BLOCK) as row:
-            some = (rows - row).minimum(BLOCK)
-            place = context + row * width * (4 if dynamic else 1)
-            following = (row + some < rows).select(output, f.following)
-            f.call(
-                "feed_forward",
-                **records,
-                reader=f.reader,
-                row=first_row + row,
-                rows=some,
-                context=place,
-                following=following,
-            )
+        _rest_of_layer(f, is_first, first_row, rows, context, f.first, f.last, dynamic=dynamic)
 
 
 def _emit_rows(module: Module, *, dynamic: bool) -> None:
@@ -210,22 +211,79 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
             following = (row + rows < last).select(again, output)
             project_all(f, f.layer, row, rows, f.constant(I64, 0), heads, following)
         f.call("wait", f.job)
+        is_first = reads_first_only(f, f.reader)
+        most = most_queries(f, is_first)
         with f.loop(first_item, last_item) as item:
-            attend(f, f.layer, item // heads, item % heads)
+            attend(f, f.layer, item // heads, item % heads, most)
         f.call("wait", f.job)
-        with f.loop(first, last, BLOCK) as row:
-            rows = (last - row).minimum(BLOCK)
-            width = MODEL.read(f, f.model, "width")
-            place = JOB.read(f, f.job, "context") + row * width * (4 if dynamic else 1)
-            following = (row + rows < last).select(output, f.following)
-            f.call(
-                "feed_forward",
-                **f.own("model", "layer", "job", "thread", "reader"),
-                row=row,
-                rows=rows,
-                context=place,
-                following=following,
-            )
+        width, element = MODEL.read(f, f.model, "width"), 4 if dynamic else 1
+        context = JOB.read(f, f.job, "context")
+        text, end = (_texts_before(f, each) for each in (first, last))
+        # First tokens of this thread may be later than its first row.
+        first = is_first.select(_start(f, text).minimum(last), first)
+        context = context + first * width * element
+        _rest_of_layer(f, is_first, first, last - first, context, text, end, dynamic=dynamic)
+
+
+def _start(f: Function, text: Value) -> Value:
+    """Return the index of the first token of a text, or the end of all texts."""
+    return f.load(I64, JOB.read(f, f.job, "starts") + text * 8)
+
+
+def _texts_before(f: Function, row: Value) -> Value:
+    """Return the number of texts that start before a row."""
+    count = f.variable(f.constant(I64, 0))
+    with f.loop(0, JOB.read(f, f.job, "texts")) as text:
+        count.set(count.get() + (_start(f, text) < row).cast("zext", I64))
+    return count.get()
+
+
+def _rest_of_layer(
+    f: Function,
+    is_first: Value,
+    first_row: Value,
+    rows: Value,
+    context: Value,
+    text: Value,
+    end: Value,
+    *,
+    dynamic: bool,
+) -> None:
+    """Write the part of a layer after attention, for some rows or their first tokens.
+
+    Args:
+        f: The function.
+        is_first: Whether only first tokens are computed.
+        first_row: The first row; that of the first text then.
+        rows: Number of rows.
+        context: Contexts of these rows.
+        text: The first text that starts there.
+        end: The end of these texts.
+        dynamic: Whether scales are dynamic.
+    """
+    hidden, width = (MODEL.read(f, f.model, name) for name in ("hidden", "width"))
+    context_bytes = width * (4 if dynamic else 1)
+    x, starts = JOB.read(f, f.job, "x"), JOB.read(f, f.job, "starts")
+    own = (starts + text * 8, end - text)
+    states = (x + first_row * hidden * 4, hidden * 4, *own)
+    with f.when(is_first):
+        f.call("gather_first", *states)
+        f.call("gather_first", context, context_bytes, *own)
+    count = is_first.select(end - text, rows)
+    output = weights_of(f, LAYER.read(f, f.layer, "output"))
+    with f.loop(0, count, BLOCK) as row:
+        some = (count - row).minimum(BLOCK)
+        following = (row + some < count).select(output, f.following)
+        f.call(
+            "feed_forward",
+            **f.own("model", "layer", "job", "thread", "reader"),
+            row=first_row + row,
+            rows=some,
+            context=context + row * context_bytes,
+            following=following,
+        )
+    with f.when(is_first):
+        f.call("return_first", *states)
 
 
 def _emit_rest(module: Module, features: Features) -> None:
