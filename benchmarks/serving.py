@@ -129,7 +129,7 @@ def rate_of_run(folder: str, texts: list[str]) -> float:
 
 
 @contextmanager
-def server(folder: str, workers: int) -> Iterator[tuple[int, psutil.Process]]:
+def server(folder: str, workers: int = 1) -> Iterator[tuple[int, psutil.Process]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
