@@ -35,6 +35,9 @@ class QuantizeOptions(CalibratingCall):
         eval_data: Labeled examples to compare INT8 with float on, in the form of
             `calibration_data`. If only one of the two is given, it is split: a part calibrates, and
             INT8 is compared with float on the rest, with metrics if there are labels.
+        keep_vocabulary: Text file with a text in each line. Tokens that no line needs are taken out
+            of the tokenizer and of the model, which makes multilingual models much smaller. The
+            lines keep their tokens; other words may fall apart into more of them.
         benchmark: Measure the latency of INT8 and of float, which takes 10 seconds or more for each
             graph and engine. Measured by default.
         overwrite: Replace an output folder that an earlier call wrote.
@@ -50,6 +53,7 @@ class QuantizeOptions(CalibratingCall):
     output: OptionalPath = option(default=None, kw_only=False, short="o")
     targets: Several[TargetChoice] = option(default=(), flag="target")
     eval_data: OptionalData = option(default=None)
+    keep_vocabulary: OptionalPath = option(default=None)
     benchmark: bool = True
     overwrite: bool = False
     report: OptionalPath = option(default=None)
@@ -93,6 +97,12 @@ class QuantizeOptions(CalibratingCall):
             )
         data = (self.calibration_data, self.eval_data)
         check_columns(self.columns, data, "`calibration_data`")
+        if self.keep_vocabulary is not None and not Path(self.keep_vocabulary).is_file():
+            raise UserInputError(
+                f"`keep_vocabulary={self.keep_vocabulary!r}` is not a file. Name a text file with "
+                "a text in each line.",
+                argument="keep_vocabulary",
+            )
         has_data = (self.eval_data, self.calibration_data) != (None, None)
         if self.limits.max_drop is not None and not has_data:
             raise UserInputError(

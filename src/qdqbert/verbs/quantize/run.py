@@ -26,6 +26,7 @@ from qdqbert.pipeline.plans import Scheme, choose_targets
 from qdqbert.pipeline.prepare import Lengths, prepare
 from qdqbert.pipeline.ranges import open_earlier
 from qdqbert.pipeline.source import ModelPath, open_source
+from qdqbert.pipeline.vocabulary import keep_vocabulary
 from qdqbert.progress import Progress
 from qdqbert.reporting.page import page
 from qdqbert.reporting.quantize import QuantizeReport
@@ -81,6 +82,8 @@ def _fill(
     source = open_source(
         _model_of(options), output.scratch, progress, functools.partial(_check_task, options)
     )
+    if options.keep_vocabulary is not None:
+        source = keep_vocabulary(source, options.keep_vocabulary, progress)
     weights_for = options.quantizers.weights_for
     ready = prepare(
         source,
