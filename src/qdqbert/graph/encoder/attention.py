@@ -90,6 +90,7 @@ def read_attention(
         )
         for place, (name, each) in enumerate((("query", query), ("key", key), ("value", value)))
     )
+    bias = np.array(np.broadcast_to(scores.bias, (heads, scores.bias.shape[1])))
     attention = Attention(
         query=query_layer,
         key=key_layer,
@@ -100,9 +101,7 @@ def read_attention(
         causal=scores.is_causal,
         window=scores.window,
         rotary=query.rotary,
-        position_bias=None
-        if scores.bias is None
-        else np.repeat(scores.bias, heads // len(scores.bias), 0),
+        position_bias=bias if bias.any() else None,
     )
     return attention, query.source
 

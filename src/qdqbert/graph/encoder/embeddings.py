@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from qdqbert.encoders.model import Embeddings, Floats, Linear, Table
 from qdqbert.graph.edit import constant_array, producer_of
-from qdqbert.graph.encoder.probe import Array, Probe
+from qdqbert.graph.encoder.probe import Array, Probe, make_probe
 from qdqbert.graph.encoder.refusal import refuse
 from qdqbert.graph.encoder.view import GraphView, terms_of
 
@@ -144,7 +144,7 @@ def _read_positions(view: GraphView, index: ir.Value, rows: Floats) -> _Rows:
     reads_ids = any(each.is_graph_input() and each.name == "input_ids" for each in read)
     padding_id = first - 1 if reads_ids and first else None
     for given in (ids, view.probe.ids):
-        probe = view.make_probe(texts=len(given), tokens=given.shape[1], ids=given)
+        probe = make_probe(view.graph.inputs, texts=len(given), tokens=given.shape[1], ids=given)
         counted = given != padding_id
         expected = np.where(counted, first + np.cumsum(counted, axis=1) - 1, first - 1)
         if not _equals(view.evaluate(index, probe=probe), expected, probe):

@@ -80,12 +80,15 @@ def _equal(first: Rotary, second: Rotary) -> bool:
 
 def _inputs_beside(view: GraphView, value: ir.Value, end: ir.Value) -> frozenset[ir.Value]:
     """Return the values, constants aside, that a value is computed from besides an earlier one."""
-    path = [each for each in view.before(value, {end}) if view.depends_on(each, end)]
-    read = {
-        each
-        for step in path
-        if (node := step.producer()) is not None
-        for each in node.inputs
-        if each is not None
-    }
-    return frozenset(each for each in read.difference(path, {end}) if constant_array(each) is None)
+    found: set[ir.Value] = set()
+    waiting, seen = [value], {value, end}
+    while waiting:
+        node = waiting.pop().producer()
+        new = set() if node is None else {each for each in node.inputs if each is not None} - seen
+        seen |= new
+        for each in new:
+            if view.depends_on(each, end):
+                waiting.append(each)
+            elif constant_array(each) is None:
+                found.add(each)
+    return frozenset(found)

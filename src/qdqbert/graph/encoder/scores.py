@@ -30,25 +30,11 @@ class Scores:
         is_causal: Whether a token attends only to itself and those before it.
         window: As in `Attention.window`.
         bias: Of each distance of query and key, `(heads or 1, 2 * limit - 1)`, as in
-            `Attention.position_bias`; `None` without one.
+            `Attention.position_bias`. Zeros where a token does not attend.
     """
 
     matmul: ir.Node
-    factor: float
-    is_causal: bool
-    window: int | None
-    bias: Floats | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Distances:
-    """What scores get by the distance of query and key.
-
-    Attributes:
-        is_causal, window: As in `Scores`.
-        bias: `(heads or 1, 2 * tokens - 1)`, zeros where a token does not attend.
-    """
-
+    factor: float = 1.0
     is_causal: bool
     window: int | None
     bias: Floats
@@ -84,9 +70,7 @@ def read_scores(view: GraphView, softmax: ir.Node, *, limit: int) -> Scores:
             raise refuse(end.producer(), "is where the matmul of queries and keys should be")
     if len(ends) != 1:
         raise refuse(softmax, "does not read the scores of one matmul of queries and keys")
-    (products,) = ends
-    matmul, probe = products.producer(), view.probe
-    assert matmul is not None
+    (products,), probe = ends, view.probe
     texts, tokens = probe.ids.shape
     if tokens > limit:
         raise refuse(softmax, f"is in a graph for at most {limit} tokens")
@@ -112,21 +96,14 @@ def read_scores(view: GraphView, softmax: ir.Node, *, limit: int) -> Scores:
     factor = float(np.median((one - zero) / x))
     if not factor > 0 or not np.allclose(one - zero, x * factor, rtol=1e-4, atol=1e-5):
         raise refuse(softmax, "reads scores that are not multiplied by one factor")
-    return Scores(
-        matmul=matmul,
-        factor=factor,
-        is_causal=found.is_causal,
-        window=found.window,
-        bias=found.bias if found.bias.any() else None,
-    )
+    return dataclasses.replace(found, factor=factor)
 
 
-def _read_distances(
-    view: GraphView, softmax: ir.Node, products: ir.Value, tokens: int
-) -> _Distances:
-    """Read the bias and the mask of a text without padding."""
-    value = softmax.inputs[0]
+def _read_distances(view: GraphView, softmax: ir.Node, products: ir.Value, tokens: int) -> Scores:
+    """Read the bias and the mask of a text without padding, but no factor."""
+    value, matmul = softmax.inputs[0], products.producer()
     assert value is not None
+    assert matmul is not None
     # A single zero broadcasts. Only dimensions along which the bias differs become larger than 1.
     zero = np.zeros((1, 1, 1, 1), np.float32)
     added = view.evaluate(value, {products: zero}, view.long_probe(tokens))[0]
@@ -135,7 +112,8 @@ def _read_distances(
     reach = int(last.all(axis=0).argmin()) if not last.all() else tokens
     # The last row of the scores, and the first one.
     table = np.concatenate([added[:, -1, :-1], added[:, 0, :]], axis=-1)
-    found = _Distances(
+    found = Scores(
+        matmul=matmul,
         is_causal=reach > 1 and not (added[:, 0, 1] > _LOW).any(),
         window=reach - 1 if reach < tokens else None,
         bias=np.where(table > _LOW, table, np.float32(0)),

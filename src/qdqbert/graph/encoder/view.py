@@ -94,13 +94,7 @@ class GraphView:
         self._opsets = dict(model.opset_imports)
         self._evaluators: dict[ir.Node, ReferenceEvaluator] = {}
         self._long_probes: dict[int, Probe] = {}
-        self.probe = self.make_probe(texts=6, tokens=5)
-
-    def make_probe(
-        self, *, texts: int, tokens: int, padded: bool = True, ids: Array | None = None
-    ) -> Probe:
-        """Return random inputs of the graph; see `probe.make_probe`."""
-        return make_probe(self.graph.inputs, texts=texts, tokens=tokens, padded=padded, ids=ids)
+        self.probe = make_probe(model.graph.inputs, texts=6, tokens=5)
 
     def long_probe(self, tokens: int) -> Probe:
         """Return one text with a number of tokens, the same in each call, without padding.
@@ -108,7 +102,9 @@ class GraphView:
         Values that depend on nothing else are computed once.
         """
         if tokens not in self._long_probes:
-            self._long_probes[tokens] = self.make_probe(texts=1, tokens=tokens, padded=False)
+            self._long_probes[tokens] = make_probe(
+                self.graph.inputs, texts=1, tokens=tokens, padded=False
+            )
         return self._long_probes[tokens]
 
     def before(
