@@ -74,7 +74,7 @@ def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskN
     known = ", ".join(TASK_NAMES)
     for each in TASK_NAMES:
         if each == task:
-            return each
+            return _supported(each, path)
     if task is not None:
         raise UserInputError(f"`task={task!r}` is unknown. Pass one of: {known}.", argument="task")
     fields = _config_fields(tokenizer, path)
