@@ -15,7 +15,7 @@ import qdqbert
 from qdqbert.evidence.predictions import changed_examples, changed_rows
 from qdqbert.tables.outputs import write_objects
 from qdqbert.tasks.task import Answer
-from task_files import DOC_STRIDE, HEADS, SENTIMENT, sentence
+from task_files import HEADS, SENTIMENT, sentence, settings_of
 
 # Tasks that are tested each time: one of texts, and one with several windows for each text.
 FAST = {"text-classification", "question-answering"}
@@ -93,7 +93,7 @@ def test_predictions_agree_with_what_was_measured(tiny_artifact, write_file, tas
         reference=checkpoint,
         engine="onnxruntime",
         output=output,
-        doc_stride=DOC_STRIDE,
+        **settings_of(task),
         **({} if task != "feature-extraction" else {"pooling": "mean"}),
     )
     rows, changed = rows_of(output / "predictions.jsonl"), rows_of(output / "changed.jsonl")
@@ -177,3 +177,6 @@ def test_the_largest_changes_are_shown_with_their_texts() -> None:
     assert (len(found[0].text), found[0].text[-1]) == (300, "…")
     (short,) = changed_examples([{**rows[0], "text": "a"}])
     assert short.text == "a | b"
+    assert short.label == "no"
+    (unlabeled,) = changed_examples([{**rows[0], "label": None}])
+    assert unlabeled.label is None

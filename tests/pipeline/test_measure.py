@@ -58,13 +58,21 @@ def shape(float_ms: float, int8_ms: float, speedup: float) -> LatencyReport:
 def test_a_cpu_is_not_told_to_have_what_it_has(monkeypatch) -> None:
     slow = shape(4.0, 8.0, 0.5)
     (without,) = notices_of(monkeypatch, ("avx2",), slow)
-    assert "runs INT8 slower than float at 1 x 32. Its int8 kernels are faster on CPUs" in without
+    assert (
+        "runs INT8 slower than float with 1 text of 32 tokens. Its int8 kernels are faster on CPUs"
+        in without
+    )
     for features in (("avx512_vnni",), ("avx2", "avx_vnni"), ("amx_int8",), ("i8mm",)):
         (notice,) = notices_of(monkeypatch, features, slow)
-        assert "1 x 32. This CPU has int8 instructions, so the model or these shapes" in notice
+        assert (
+            "1 text of 32 tokens. This CPU has int8 instructions, so the model or these shapes"
+            in notice
+        )
 
 
 def test_timings_that_varied_are_reported(monkeypatch) -> None:
     assert notices_of(monkeypatch, ("avx512_vnni",), shape(7.8, 6.3, 1.24)) == []
     (notice,) = notices_of(monkeypatch, ("avx512_vnni",), shape(7.8, 6.3, 2.42))
-    assert notice.startswith("Timings of native at 1 x 32 varied, as if something else ran")
+    assert notice.startswith(
+        "Timings of native with 1 text of 32 tokens varied, as if something else ran"
+    )

@@ -337,6 +337,12 @@ def test_changed_predictions_are_shown_with_their_texts(quantize_report) -> None
     title = "Which predictions changed?"
     report = dataclasses.replace(quantize_report, targets=(target,))
     assert rows(report, title) == {"a <dull> film": ["Negative", "Positive"]}
+    labeled = dataclasses.replace(
+        target, changed=(dataclasses.replace(*changed, label="Negative"),)
+    )
+    report = dataclasses.replace(quantize_report, targets=(labeled,))
+    assert rows(report, title) == {"a <dull> film": ["Negative", "Negative", "Positive"]}
+    assert section(report, title).table.columns == "example | label | float | INT8"
     assert section(quantize_report, title) is None
 
 

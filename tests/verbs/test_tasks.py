@@ -26,7 +26,7 @@ from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.registry import TASKS
 from qdqbert.tokenizing.tokenizer import Tokenizer
-from task_files import DOC_STRIDE, HEADS, TAGS, sentence
+from task_files import DOC_STRIDE, HEADS, TAGS, sentence, settings_of
 
 OPTIONS = TaskSettings(doc_stride=DOC_STRIDE)
 # Words that SQuAD's metrics ignore.
@@ -170,7 +170,7 @@ def make(save_tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
             targets=("onnxruntime",),
             benchmark=False,
             calibration=qdqbert.Calibration(samples=16),
-            task_options=qdqbert.TaskOptions(doc_stride=DOC_STRIDE),
+            task_options=qdqbert.TaskOptions(**settings_of(task)),
         )
         return Made(
             checkpoint=checkpoint,
@@ -200,7 +200,7 @@ def test_float_metrics_agree_with_plain_transformers(make, task: str) -> None:
         made.checkpoint,
         made.dev,
         batch_size=5,
-        task_options=qdqbert.TaskOptions(doc_stride=DOC_STRIDE),
+        task_options=qdqbert.TaskOptions(**settings_of(task)),
     )
     assert (report.task, report.engine, report.examples) == (task, "pytorch", 24)
     found = {each.name: each.value for each in report.metrics if each.name in expected}

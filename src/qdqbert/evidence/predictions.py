@@ -31,11 +31,13 @@ class ChangedExample:
         text: Its text or texts, shortened.
         before: Prediction of the float model.
         after: Prediction of the quantized model.
+        label: What is right, shortened; `None` if it is not known.
     """
 
     text: str
     before: str
     after: str
+    label: str | None = None
 
 
 def prediction_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
@@ -90,15 +92,20 @@ def changed_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[ChangedExample,
             for name, value in row.items()
             if name not in _NO_TEXTS and name not in before and value is not None
         ]
-        text = " | ".join(texts)
+        label = row.get("label")
         examples.append(
             ChangedExample(
-                text=text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…",
+                text=_shortened(" | ".join(texts)),
                 before=_prediction(before),
                 after=_prediction({name: row.get(name) for name in before}),
+                label=None if label is None else _shortened(str(label)),
             )
         )
     return tuple(examples)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _prediction(found: Mapping[str, Any]) -> str:

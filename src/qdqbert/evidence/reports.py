@@ -14,6 +14,7 @@ from qdqbert.evidence.lowering import LayerFidelity, LoweringCheck
 from qdqbert.evidence.predictions import ChangedExample
 from qdqbert.evidence.saturation import Overflow
 from qdqbert.evidence.vector_recall import VectorRecall
+from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import Metric
 
 # Largest difference between the ratio of two medians and the median of ratios, as a share. Above
@@ -39,6 +40,11 @@ class LatencyReport:
     float_ms: float
     int8_ms: float
     speedup: float
+
+    @property
+    def shape(self) -> str:
+        """Batch size and length, in words."""
+        return f"{counted(self.batch, 'text')} of {self.sequence} tokens"
 
     @property
     def varied(self) -> bool:

@@ -89,7 +89,7 @@ def report_notices(report: TargetReport) -> list[str]:
     slower = [each for each in report.latency if each.speedup < 1]
     # The target `float` is timed against itself.
     if slower and target_named(report.target).quantizes != "nothing":
-        shapes = " and ".join(f"{each.batch} x {each.sequence}" for each in slower)
+        shapes = " and ".join(each.shape for each in slower)
         reason = (
             "This CPU has int8 instructions, so the model or these shapes are too small for them, "
             "or something else ran while they were measured."
@@ -98,13 +98,13 @@ def report_notices(report: TargetReport) -> list[str]:
             "dot products on ARM."
         )
         notices.append(
-            f"On this machine {report.engine} runs INT8 slower than float at {shapes}. {reason}"
+            f"On this machine {report.engine} runs INT8 slower than float with {shapes}. {reason}"
         )
     varied = [each for each in report.latency if each.varied]
     if varied:
-        shapes = " and ".join(f"{each.batch} x {each.sequence}" for each in varied)
+        shapes = " and ".join(each.shape for each in varied)
         notices.append(
-            f"Timings of {report.engine} at {shapes} varied, as if something else ran on this "
+            f"Timings of {report.engine} with {shapes} varied, as if something else ran on this "
             "machine: the medians and the ratio of the rounds differ. Measure again with `qdqbert "
             "benchmark`."
         )

@@ -92,9 +92,8 @@ def speed(targets: Sequence[TargetReport], float_bytes: int) -> Section:
     rows: list[tuple[str | Cell | None, ...]] = []
     for shape in slow.latency if slow else ():
         found = [_at(each, shape) for each in targets]
-        texts = _shape_name(shape)
         times = (None if each is None else _time(shape.float_ms, each) for each in found)
-        rows.append((texts, bar(shape.float_ms, "{:.1f} ms"), *times))
+        rows.append((shape.shape, bar(shape.float_ms, _milliseconds(shape.float_ms)), *times))
         if shape.batch > 1:
             latencies = [shape.float_ms, *(x.int8_ms if x else None for x in found)]
             speeds = (None if ms is None else 1000 * shape.batch / ms for ms in latencies)
@@ -119,11 +118,17 @@ def speed(targets: Sequence[TargetReport], float_bytes: int) -> Section:
 
 def latency_row(each: LatencyReport) -> tuple[str, Cell, Cell]:
     """Return a row with the latency of float, and of INT8 on the same engine."""
-    return _shape_name(each), bar(each.float_ms, "{:.1f} ms"), _time(each.float_ms, each)
+    slow = bar(each.float_ms, _milliseconds(each.float_ms))
+    return each.shape, slow, _time(each.float_ms, each)
 
 
-def _shape_name(each: LatencyReport) -> str:
-    return f"{counted(each.batch, 'text')} of {each.sequence} tokens"
+def _milliseconds(value: float) -> str:
+    """Return the format of a latency: with two digits at least, so that models differ."""
+    return "{:.1f} ms" if value >= 1 else "{:.2f} ms"
+
+
+def _range_name(low: float, high: float) -> str:
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def _at(each: TargetReport, shape: LatencyReport) -> LatencyReport | None:
@@ -134,7 +139,8 @@ def _at(each: TargetReport, shape: LatencyReport) -> LatencyReport | None:
 
 def _time(float_ms: float, each: LatencyReport) -> Cell:
     varied = ", timings varied" if each.varied else ""
-    return bar(each.int8_ms, f"{{:.1f}} ms ({float_ms / each.int8_ms:.2f} x{varied})")
+    times = f"({float_ms / each.int8_ms:.2f} x{varied})"
+    return bar(each.int8_ms, f"{_milliseconds(each.int8_ms)} {times}")
 
 
 def candidate_sections(found: Sequence[CandidateReport], reason: str | None) -> list[Section]:
@@ -202,12 +208,14 @@ def recall_sections(targets: Sequence[TargetReport]) -> list[Section]:
 
 def changed_sections(each: TargetReport) -> list[Section]:
     """Show examples whose prediction changed."""
-    rows = [(example.text, example.before, example.after) for example in each.changed]
+    has_labels = any(x.label is not None for x in each.changed)
+    rows = [(x.text, *([x.label] if has_labels else []), x.before, x.after) for x in each.changed]
+    columns = f"example {'| label ' if has_labels else ''}| float | INT8"
     text = (
         f"Held-out examples whose prediction by {graph_name(each)} differs from float's, at most "
         "ten, the largest change first."
     )
-    table = Table("example | float | INT8", rows)
+    table = Table(columns, rows)
     return [Section("Which predictions changed?", text, table, is_detail=True)] if rows else []
 
 
@@ -285,6 +293,6 @@ def length_sections(found: TextLengths | None) -> list[Section]:
         f"Truncated, as they were longer than the limit: {counted(found.truncated, 'text')}."
     )
     bins = zip(found.edges[:-1], found.edges[1:], found.counts, strict=True)
-    rows = [(f"{low:g} to {high - 1:g}", bar(count, "{}")) for low, high, count in bins]
+    rows = [(_range_name(low, high - 1), bar(count, "{}")) for low, high, count in bins]
     table = Table("tokens | texts {}", rows)
     return [Section("What was it calibrated on?", text, table, is_detail=True)]
