@@ -159,7 +159,6 @@ def missing_kernel() -> str:
             {"kernel": missing_kernel()},
             "This CPU does not have the kernel '.*'. It has: .*portable",
         ),
-        ({"kernel": "mmx"}, "Kernel 'mmx' is unknown. This CPU has: .*portable"),
         ({"engine": "onnxruntime", "kernel": "avx2"}, "`kernel='avx2'` is a kernel of the native"),
         ({"engine": "native", "provider": "cuda"}, "`provider='cuda'` is an execution provider"),
         ({"target": "portable", "engine": "native"}, "does not run on engine 'native'"),

@@ -285,10 +285,10 @@ def open_folder(
     if not folder.exists():
         raise CheckpointError(f"Folder {str(path)!r} does not exist. Check the path.")
     if is_on_hub or (folder.is_dir() and not has_settings(folder)):
+        place = "The hub's model" if is_on_hub else "Folder"
         raise CheckpointError(
-            f"{'The model of the hub' if is_on_hub else 'Folder'} {str(path)!r} is neither a "
-            f"quantized model nor a float checkpoint: it has neither {QUANTIZATION} nor "
-            "config.json with model.safetensors."
+            f"{place} {str(path)!r} is neither a quantized model nor a float checkpoint: it has "
+            f"neither {QUANTIZATION} nor config.json with model.safetensors."
         )
     return open_artifact(folder)
 
