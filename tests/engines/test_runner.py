@@ -43,6 +43,13 @@ def test_a_runner_maps_inputs_by_name_to_outputs_by_name(model, engine, shape) -
     np.testing.assert_array_equal(outputs["difference"], np.full(shape, 3))
 
 
+def test_outputs_that_are_not_wanted_are_left_out(model, engine) -> None:
+    inputs = {"a": np.full((1, 2), 5), "b": np.full((1, 2), 2)}
+    found = open_runner(engine, model).run(inputs, ["difference"])
+    assert found.keys() == {"difference"}
+    np.testing.assert_array_equal(found["difference"], [[3, 3]])
+
+
 def test_outputs_are_not_overwritten_by_the_next_call(model, engine) -> None:
     runner = open_runner(engine, model)
     first = runner.run({"a": np.full((1, 2), 5), "b": np.full((1, 2), 2)})["sum"]

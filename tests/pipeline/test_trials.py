@@ -36,7 +36,7 @@ class Runner:
         self._noise = noise
         self.runs = 0
 
-    def run(self, inputs: Any) -> dict[str, np.ndarray]:
+    def run(self, inputs: Any, wanted: Any = None) -> dict[str, np.ndarray]:
         self.runs += 1
         rows = self._logits[inputs["index"]]
         return {"logits": rows + self._noise * np.array([1.0, -1.0], dtype=np.float32)}

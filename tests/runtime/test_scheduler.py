@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +28,10 @@ class SumRunner:
         self.threads, self.streams = threads, streams
         self.shapes: list[tuple[int, ...]] = []
         self.used: set[str] = set()
+        self.wanted: list[Any] = []
 
-    def run(self, inputs):
+    def run(self, inputs, wanted):
+        self.wanted.append(wanted)
         self.shapes.append(inputs["input_ids"].shape)
         self.used.add(threading.current_thread().name)
         return {"sums": inputs["input_ids"].sum(axis=1)}
@@ -139,8 +142,22 @@ def test_progress_counts_items_tokens_and_truncated_items(scheduler) -> None:
     assert sum(each.truncated for each in done) == sum(len(item) > 2 for item in items)
 
 
+@pytest.mark.parametrize("count", [1, 100])
+def test_an_engine_is_told_which_outputs_a_job_reads(scheduler, count) -> None:
+    class OneOutput(SumJob):
+        reads = ("sums",)
+
+    runners = scheduler._runners.single, scheduler._runners.many
+    for job, wanted in ((SumJob(), None), (OneOutput(), ("sums",))):
+        for each in runners:
+            each.wanted.clear()
+        items = make_items(count)
+        assert list(scheduler.run(job, items)) == [total(item) for item in items]
+        assert {each for runner in runners for each in runner.wanted} == {wanted}
+
+
 def test_an_error_of_a_batch_reaches_the_caller(scheduler, monkeypatch) -> None:
-    def fail(self, inputs):
+    def fail(self, inputs, wanted):
         raise ValueError("bad shape")
 
     monkeypatch.setattr(SumRunner, "run", fail)
@@ -178,10 +195,10 @@ def test_an_error_of_the_engine_belongs_to_the_input_that_causes_it(
 ) -> None:
     run = SumRunner.run
 
-    def refuse(self, inputs):
+    def refuse(self, inputs, wanted):
         if (inputs["input_ids"] == 99).any():
             raise UserInputError("99 is no token")
-        return run(self, inputs)
+        return run(self, inputs, wanted)
 
     monkeypatch.setattr(SumRunner, "run", refuse)
     items = make_items(count)

@@ -199,6 +199,12 @@ def test_unusable_arguments_are_refused(plain, options, message) -> None:
         plain[1].encode(**options)
 
 
+def test_states_of_tokens_are_not_asked_for_with_embeddings(plain, embedder) -> None:
+    assert embedder.job().reads == ("sentence_embedding",)
+    # There is no other output.
+    assert plain[1].job().reads is None
+
+
 def test_results_are_those_of_sentence_transformers(quantized) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     made = quantized("sentence")

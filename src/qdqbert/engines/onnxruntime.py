@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +64,20 @@ class OnnxRuntimeRunner:
         self.input_names = tuple(value.name for value in self._session.get_inputs())
         self.output_names = tuple(value.name for value in self._session.get_outputs())
 
-    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+    def run(
+        self, inputs: Mapping[str, NDArray[Any]], wanted: Collection[str] | None = None
+    ) -> Outputs:
         """Return the outputs of one forward pass. float16 outputs are cast to float32.
 
         Raises:
             UserInputError: A token id is outside of the vocabulary.
         """
         check_ids(inputs, self._limits)
-        values = self._session.run(None, dict(inputs))
+        names = [each for each in self.output_names if wanted is None or each in wanted]
+        values = self._session.run(names, dict(inputs))
         return {
             name: value.astype(np.float32) if value.dtype == np.float16 else value
-            for name, value in zip(self.output_names, values, strict=True)
+            for name, value in zip(names, values, strict=True)
         }
 
 

@@ -81,7 +81,9 @@ class OpenVinoRunner:
         for _ in range(streams):
             self._free.put(compiled.create_infer_request())
 
-    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+    def run(
+        self, inputs: Mapping[str, NDArray[Any]], wanted: Collection[str] | None = None
+    ) -> Outputs:
         """Return the outputs of one forward pass.
 
         Raises:
@@ -94,6 +96,7 @@ class OpenVinoRunner:
             return {
                 name: np.array(results[index], dtype=np.float32)
                 for index, name in enumerate(self.output_names)
+                if wanted is None or name in wanted
             }
 
     @contextlib.contextmanager

@@ -41,8 +41,16 @@ class Runner(Protocol):
     output_names: tuple[str, ...]
     precision: str
 
-    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
-        """Return the outputs of one forward pass by name, as float32."""
+    def run(
+        self, inputs: Mapping[str, NDArray[Any]], wanted: Collection[str] | None = None
+    ) -> Outputs:
+        """Return the outputs of one forward pass by name, as float32.
+
+        Args:
+            inputs: The inputs by name.
+            wanted: Names of the outputs that are needed; all of them if `None`. The others may be
+                left out.
+        """
         ...
 
 

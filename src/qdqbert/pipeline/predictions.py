@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,8 +82,8 @@ class TorchRunner:
         self.input_names = tuple(input_names)
         self.output_names = body.output_names
 
-    def run(self, inputs: Any) -> dict[str, Any]:
-        """Return the outputs by name, as numpy arrays."""
+    def run(self, inputs: Any, wanted: Collection[str] | None = None) -> dict[str, Any]:
+        """Return all outputs by name, as numpy arrays."""
         # A `SitedEncoder` without sites shares the arrays of its model, and has no parameters.
         device = next((each.device for each in self._body.parameters()), torch.device("cpu"))
         with torch.inference_mode():

@@ -13,9 +13,9 @@ import dataclasses
 import itertools
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from qdqbert.engines.runner import Runner
 from qdqbert.errors import UserInputError
@@ -67,6 +67,21 @@ class Job(Protocol[Item, Answer]):
     def answer(self, item: Item, encoded: EncodedItem, values: Sequence[Any]) -> Answer:
         """Return the answer to an item, from the values of its features."""
         ...
+
+
+@runtime_checkable
+class ReadsSome(Protocol):
+    """A job that says which outputs it reads, so that an engine need not compute the others."""
+
+    @property
+    def reads(self) -> Collection[str] | None:
+        """Names of the outputs that `Job.split` reads; `None` for all of them."""
+        ...
+
+
+def outputs_read(job: Job[Any, Any]) -> Collection[str] | None:
+    """Return the names of the outputs that a job reads; `None` for all of them."""
+    return job.reads if isinstance(job, ReadsSome) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -295,13 +310,14 @@ class Scheduler:
         length: int,
     ) -> Sequence[Any]:
         """Return the value of each feature, or the error of the engine about it."""
+        wanted = outputs_read(job)
 
         def run(some: Sequence[int]) -> Sequence[Any]:
             features = [chunk.features[index] for index in some]
             inputs = stack(features, self._padding, length)
             return job.split(
                 Results(
-                    outputs=runner.run(inputs),
+                    outputs=runner.run(inputs, wanted),
                     inputs=inputs,
                     features=features,
                     places=[chunk.places[index] for index in some],

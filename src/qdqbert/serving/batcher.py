@@ -12,14 +12,14 @@ import collections
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from qdqbert.errors import UserInputError
 from qdqbert.forks import repair_in_child
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.model import Model
-from qdqbert.runtime.scheduler import EncodedItem, Job
+from qdqbert.runtime.scheduler import EncodedItem, Job, outputs_read
 
 # Characters of the texts that a thread takes together: about a thousand tokens. Larger batches gain
 # nothing, and the last one of many requests would wait for all of them.
@@ -88,6 +88,10 @@ class _Counted:
             "`truncate` out, so that it is cut."
         )
         return EncodedItem(features=(), error=TooLongError(message, argument="inputs"))
+
+    @property
+    def reads(self) -> Collection[str] | None:
+        return outputs_read(self.job)
 
     def split(self, results: Results) -> Sequence[Any]:
         return self.job.split(results)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbert.artifact import quantize_command
 from qdqbert.choices import OUTPUT_DTYPES, OutputDtype
+from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.encoding import encode, feature_of
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.progress import progress_of
@@ -87,8 +88,8 @@ def sentence_vectors(results: Results) -> NDArray[np.float32]:
     Returns:
         Shape `(batch, hidden)`.
     """
-    if "sentence_embedding" in results.outputs:
-        return results.outputs["sentence_embedding"]
+    if EMBEDDING in results.outputs:
+        return results.outputs[EMBEDDING]
     mask = results.inputs["attention_mask"][..., None].astype(np.float32)
     sums = (results.outputs["last_hidden_state"] * mask).sum(axis=1)
     means: NDArray[np.float32] = sums / mask.sum(axis=1)
@@ -157,6 +158,7 @@ class _Embed(Prompted):
         keep_length: Whether the kept values of a vector of length 1 are scaled to length 1.
         output_dtype: Kind of the values of the result.
         limits: Smallest and largest values `(2, dimensions)`, if codes depend on them.
+        reads: See `ReadsSome`.
     """
 
     normalize: bool
@@ -164,6 +166,7 @@ class _Embed(Prompted):
     keep_length: bool = False
     output_dtype: OutputDtype = "float32"
     limits: Embedding | None = None
+    reads: Collection[str] | None = None
 
     def split(self, results: Results) -> Sequence[SmallEmbedding]:
         return list(self._finished(sentence_vectors(results)))
@@ -566,6 +569,8 @@ class Embedder(PromptedModel):
             "prompt": self._prompt(prompt_name, prompt),
         }
         if output_value == "sentence_embedding":
+            if EMBEDDING in loaded.runners.single.output_names:
+                shared["reads"] = (EMBEDDING,)
             shared["normalize"] = normalize_embeddings
             shared["dimensions"] = truncate_dim or self._truncate_dim
             shared["keep_length"] = keep_length

@@ -175,6 +175,19 @@ def text_bits(runner: NativeRunner, inputs: dict[str, Any]) -> list[bytes]:
     return [text[mask].tobytes() for text, mask in zip(states, masks, strict=True)]
 
 
+def test_outputs_that_are_not_wanted_are_left_out(tmp_path) -> None:
+    poolings = ("none", "first", "mean")
+    heads = [Head(pooling=each, steps=(), outputs=(HeadOutput(name=each),)) for each in poolings]
+    save_with(path := tmp_path / "model", NORMALIZED, tuple(heads))
+    runner, batch = NativeRunner(path, threads=1), random_batch(LENGTHS)
+    every = runner.run(batch)
+    for wanted in (["first"], ["mean"], ["first", "mean"], ["none"], []):
+        found = runner.run(batch, wanted)
+        assert list(found) == [each for each in poolings if each in wanted]
+        for name, values in found.items():
+            np.testing.assert_array_equal(values, every[name])
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("shape", [DEEP, MODERN, TWICE, ROUNDING])
 def test_first_tokens_have_the_same_bits_if_nothing_else_is_read(tmp_path, shape, dynamic) -> None:

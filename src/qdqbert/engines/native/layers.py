@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,10 @@ class LayerRunner(NativeRunner):
         self.input_names = (*self.input_names, *(f"{name}.forced" for name in states))
         self.output_names = (*states, *self.output_names)
 
-    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
-        """Return the states and the outputs; states are `(texts, seq, hidden)`."""
+    def run(
+        self, inputs: Mapping[str, NDArray[Any]], wanted: Collection[str] | None = None
+    ) -> Outputs:
+        """Return the states, `(texts, seq, hidden)`, and all outputs."""
         batch = self._batch(inputs)
         width = self._program.settings["hidden"]
         with self._stream() as stream:

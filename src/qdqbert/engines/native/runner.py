@@ -102,7 +102,9 @@ class NativeRunner:
         for _ in range(streams):
             self._free.put(Stream(self._program, threads or usable_cores()))
 
-    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+    def run(
+        self, inputs: Mapping[str, NDArray[Any]], wanted: Collection[str] | None = None
+    ) -> Outputs:
         """Return the outputs of one forward pass by name, as float32.
 
         Raises:
@@ -110,6 +112,8 @@ class NativeRunner:
                 of the vocabulary, or a text is empty or longer than the model takes.
         """
         batch, names = self._batch(inputs), self._heads.output_names
+        if wanted is not None and self._tail is None:
+            names = tuple(each for each in names if each in wanted)
         with self._stream() as stream:
             self._forward(stream, batch.texts, first_only=self._heads.read_first_only(names))
             return self._outputs(stream.job.states, batch, inputs, names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,9 @@ class FixedShapeRunner:
         self.input_names, self.output_names = runner.input_names, runner.output_names
         self.precision = runner.precision
 
-    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+    def run(
+        self, inputs: Mapping[str, NDArray[Any]], wanted: Collection[str] | None = None
+    ) -> Outputs:
         """Run as many forward passes as the batch needs.
 
         Raises:
@@ -96,7 +98,7 @@ class FixedShapeRunner:
             part = {name: each[start : start + batch] for name, each in inputs.items()}
             given = {name: self._pad(each, batch, sequence) for name, each in part.items()}
             count = min(batch, rows - start)
-            outputs = self._runner.run(given)
+            outputs = self._runner.run(given, wanted)
             parts.append(
                 {name: self._cut(name, each, count, tokens) for name, each in outputs.items()}
             )

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,9 @@ class GraphRunner:
         self.input_names, self.output_names = runner.input_names, runner.output_names
         self.precision = runner.precision
 
-    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+    def run(
+        self, inputs: Mapping[str, NDArray[Any]], wanted: Collection[str] | None = None
+    ) -> Outputs:
         """Run one forward pass.
 
         Raises:
@@ -113,7 +115,7 @@ class GraphRunner:
         check_token_ids(inputs, f"Graph {self._path.name!r}", self.vocabulary_size)
         with engine_errors(self._path):
             self._runner = self._runner or self._open()
-            return self._runner.run(inputs)
+            return self._runner.run(inputs, wanted)
 
     def release(self) -> None:
         """Free the engine's memory until the next `run`, if the graph can be loaded again."""
