@@ -63,6 +63,16 @@ def test_codes_of_more_dimensions_than_the_model_has_are_refused(client, dtype) 
     assert "embeddings of the model have 32" in response.json()["error"]["message"]
 
 
+def test_an_unknown_kind_of_values_is_refused_with_all_that_there_are(client) -> None:
+    body = {"input": TEXTS, "model": "embedder", "output_dtype": "float16"}
+    response = post(client, "/v1/embeddings", body)
+    assert response.status_code == 422
+    assert response.json()["error"]["message"] == (
+        "`output_dtype`: input should be 'float', 'float32', 'int8', 'uint8', 'binary' or "
+        "'ubinary'."
+    )
+
+
 def test_codes_without_ranges_are_refused(tiny_artifact) -> None:
     checkpoint, _ = tiny_artifact()
     with (

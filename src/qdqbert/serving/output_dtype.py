@@ -12,7 +12,7 @@ from qdqbert.choices import OutputDtype
 class Vectors(BaseModel):
     """Fields about the embeddings that are returned."""
 
-    output_dtype: Literal["float"] | OutputDtype | None = Field(
+    output_dtype: Literal["float", OutputDtype] | None = Field(
         None,
         description="`float` by default, or `float32`, its other name. `int8` and `uint8` have a "
         "byte for each dimension, by ranges that the model has to have. `binary` (int8) and "
