@@ -114,8 +114,8 @@ class GraphView:
 
         Args:
             value: The value.
-            ends: Values that nothing before is returned of.
-            through_shapes: Whether values are returned of which only the shape matters.
+            ends: Values whose own inputs are left out.
+            through_shapes: Whether to return values of which only the shape is read.
         """
         found = dict.fromkeys([value])
         waiting = collections.deque(found)
