@@ -10,6 +10,7 @@ import json
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,49 @@ def add_splade_files(folder: Path, **pooling: str) -> Path:
     return folder
 
 
+def save_multi_vector(
+    folder: Path,
+    model_type: str = "bert",
+    *,
+    mask: Mapping[str, Any] | None = None,
+    widths: Sequence[int] = (16,),
+    similarity: str = "maxsim",
+    **transformer: Any,
+) -> Path:
+    """Save a multi-vector encoder of sentence-transformers.
+
+    Args:
+        folder: The folder.
+        model_type: Family of its encoder.
+        mask: Options of `MultiVectorMask`; `None` for no such module.
+        widths: Sizes that modules Dense give the vectors, one after another.
+        similarity: Name of its similarity function.
+        transformer: Options of its module Transformer.
+    """
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.base.modules.dense import Dense
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+    with tempfile.TemporaryDirectory() as scratch:
+        base = save_checkpoint(Path(scratch), transformers.AutoModel, make_config(model_type))
+        modules: list[Any] = [Transformer(str(base), **{"max_seq_length": 32, **transformer})]
+        size = SIZES["hidden_size"]
+        for width in widths:
+            options = {"bias": len(modules) > 1, "module_input_name": "token_embeddings"}
+            modules.append(Dense(size, width, activation_function=torch.nn.Identity(), **options))
+            size = width
+        modules += [] if mask is None else [MultiVectorMask(**mask)]
+        model = MultiVectorEncoder(
+            modules=[*modules, Normalize("token_embeddings")],
+            prompts={"query": "[Q] ", "document": "[D] "},
+            similarity_fn_name=similarity,
+            device="cpu",
+        )
+        model.save_pretrained(str(folder), create_model_card=False)
+    return folder
+
+
 def add_sentence_files(
     folder: Path,
     pooling: Mapping[str, object],
@@ -398,6 +442,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
                 folder, transformers.AutoModel, make_config("bert", num_hidden_layers=1)
             )
             return add_sentence_files(folder, FLAT_POOLING)
+        if name == "multi_vector":
+            return save_multi_vector(
+                folder,
+                mask={"skiplist_words": [".", "the", "absent"]},
+                document_length=24,
+                query_expansion={"strategy": "fixed", "length": 12, "attend": False},
+            )
         if name == "sparse":
             save_checkpoint(folder, transformers.AutoModelForMaskedLM, make_config("bert"))
             return add_splade_files(folder)
@@ -460,8 +511,8 @@ def quantized(
 ) -> Callable[[str], Quantized]:
     """Quantize checkpoints by name, each when it is first requested. Do not change the folders.
 
-    `sentence` is quantized for all CPU targets in INT8, `sparse` for two of them, all others for
-    the target `portable`.
+    `sentence` is quantized for all CPU targets in INT8, `sparse` and `multi_vector` for some of
+    them, all others for the target `portable`.
     """
     root = tmp_path_factory.mktemp("quantized")
     data = root / "texts.txt"
@@ -472,6 +523,7 @@ def quantized(
         if target.engines and not target.is_proxy and target.quantizes != "nothing"
     ]
     targets = {"sentence": tuple(every), "sparse": ("native", "onnxruntime")}
+    targets["multi_vector"] = ("native", "onnxruntime", "openvino")
 
     @functools.cache
     def make(name: str) -> Quantized:

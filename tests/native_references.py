@@ -119,8 +119,12 @@ def attention(
     bias: NDArray[np.float32] | None = None,
     causal: bool = False,
     window: int | None = None,
+    attended: int | None = None,
 ) -> NDArray[np.float64]:
-    """Compute the context of one head: query, key and value `(tokens, head size)`."""
+    """Compute the context of one head: query, key and value `(tokens, head size)`.
+
+    The first `attended` tokens are attended to. A token that attends to none has the context 0.
+    """
     scores = query.astype(np.float64) @ key.T.astype(np.float64) * scale
     if bias is not None:
         scores = scores + bias
@@ -129,5 +133,8 @@ def attention(
     if window is not None:
         places = np.arange(len(query))
         scores = np.where(np.abs(places - places[:, None]) <= window, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.asarray(weights @ value.astype(np.float64) / weights.sum(axis=1, keepdims=True))
+    if attended is not None:
+        scores[:, attended:] = -np.inf
+    weights = np.exp(scores - np.maximum(scores.max(axis=1, keepdims=True), -1e9))
+    totals = np.maximum(weights.sum(axis=1, keepdims=True), 1e-9)
+    return np.asarray(weights @ value.astype(np.float64) / totals)

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from qdqbert.reporting.verify import VerifyReport as VerifyReport
     from qdqbert.tasks.feature_extraction import Embedder as Embedder
     from qdqbert.tasks.fill_mask import MaskFiller as MaskFiller
+    from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder as MultiVectorEmbedder
     from qdqbert.tasks.multiple_choice import ChoiceSelector as ChoiceSelector
     from qdqbert.tasks.next_sentence_prediction import (
         NextSentencePredictor as NextSentencePredictor,
@@ -127,6 +128,7 @@ _MODULES = {
     "MissingExtraError": "qdqbert.errors",
     "NextSentencePredictor": "qdqbert.tasks.next_sentence_prediction",
     "ModelClosedError": "qdqbert.errors",
+    "MultiVectorEmbedder": "qdqbert.tasks.multi_vector_embedding",
     "Onnx": "qdqbert.options",
     "Optimization": "qdqbert.verbs.train.options",
     "OutputExistsError": "qdqbert.errors",

@@ -14,6 +14,7 @@ from qdqbert.errors import UserInputError
 TaskName = Literal[
     "feature-extraction",
     "fill-mask",
+    "multi-vector-embedding",
     "multiple-choice",
     "next-sentence-prediction",
     "question-answering",
@@ -46,6 +47,8 @@ class TaskKind:
         is_embedding: Whether there is no head: the outputs are states and embeddings.
         is_sparse: Whether the output has a weight for each word of the vocabulary, which the head
             of a masked language model makes of the tokens.
+        is_multi_vector: Whether the output has a vector for each token, which layers on the states
+            of an encoder make.
         is_causal: Whether a token sees the tokens before it only.
         predicts_words: Whether the values of an output are the vocabulary.
         hub_tag: The hub's name of the task, if it is not transformers'.
@@ -62,6 +65,7 @@ class TaskKind:
     has_choices: bool = False
     is_embedding: bool = False
     is_sparse: bool = False
+    is_multi_vector: bool = False
     is_causal: bool = False
     predicts_words: bool = False
     hub_tag: str | None = None
@@ -71,6 +75,11 @@ class TaskKind:
     def choices(self) -> int | None:
         """The choices in an example input; `None` if a feature is one text."""
         return CHOICES if self.has_choices else None
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the models have a head of transformers, and not the encoder alone."""
+        return not (self.is_embedding or self.is_multi_vector)
 
     @property
     def is_of_whole_texts(self) -> bool:
@@ -117,6 +126,17 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         of_tokens=True,
         rank=3,
         predicts_words=True,
+    ),
+    "multi-vector-embedding": TaskKind(
+        auto_class="AutoModel",
+        head="feature-extraction",
+        outputs=("token_embeddings",),
+        of_tokens=True,
+        rank=3,
+        is_multi_vector=True,
+        # The hub has no tag for it; sentence-transformers uses this one.
+        hub_tag="feature-extraction",
+        call='model.rank("what do cats eat", ["Cats eat mice.", "A fine film."])',
     ),
     "multiple-choice": TaskKind(
         auto_class="AutoModelForMultipleChoice",

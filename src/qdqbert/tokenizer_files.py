@@ -84,6 +84,13 @@ def set_limits(folder: Path, max_length: int) -> None:
         write_json(path, {**content, **dict.fromkeys(sorted(names), max_length)})
 
 
+def token_text(value: Any) -> str | None:
+    """Return the text of a special token in tokenizer_config.json; `None` if there is none."""
+    # Older files store the token with its options.
+    text = value.get("content") if isinstance(value, dict) else value
+    return None if text is None else str(text)
+
+
 def put_lower_case_first_(tokenizer: tokenizers.Tokenizer) -> None:
     """Change a tokenizer as `do_lower_case` of sentence-transformers does: to lower case first."""
     own = tokenizer.normalizer

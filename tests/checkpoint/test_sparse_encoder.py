@@ -166,8 +166,8 @@ def test_weights_of_queries_are_kept_in_a_folder(tmp_path) -> None:
 def test_missing_and_wrong_weights_of_queries_are_refused(tmp_path) -> None:
     head = SpladeHead(max_length=None, query_path="queries")
     with pytest.raises(CheckpointError, match=r"'queries' of router_config\.json has no"):
-        head.write_query_weights(tmp_path, file_finder(tmp_path))
+        head.write_settings(tmp_path, file_finder(tmp_path))
     (tmp_path / "queries").mkdir()
     save_file({"weight": np.ones((2, 2), np.float32)}, tmp_path / "queries/model.safetensors")
     with pytest.raises(CheckpointError, match=r"one finite number .* \(2, 2\)"):
-        head.write_query_weights(tmp_path, file_finder(tmp_path))
+        head.write_settings(tmp_path, file_finder(tmp_path))

@@ -26,6 +26,14 @@ def test_embeddings_are_compared_by_cosine() -> None:
     assert fidelity.sqnr_db == pytest.approx(10 * math.log10(26 / 3), abs=1e-12)
 
 
+def test_vectors_of_tokens_are_compared_one_by_one() -> None:
+    left, right = ([[[1, 0], [3, 4]], [[5, 0]]], [[[2, 0], [4, 3]], [[0, 1]]])
+    fidelity = compare([*map(np.array, left)], [*map(np.array, right)], is_multi_vector=True)
+    # Cosines 1, 24 / 25 and 0.
+    assert (fidelity.texts, fidelity.cosine_min, fidelity.max_sim_recall) == (2, 0, None)
+    assert fidelity.cosine_mean == pytest.approx(1.96 / 3, abs=1e-12)
+
+
 def test_decisions_that_differ_are_counted() -> None:
     # There may be more decisions than texts: here the classes of four words in two texts.
     answers = [1, 0, 1, 0], [1, 1, 1, 0]

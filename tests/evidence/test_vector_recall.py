@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from qdqbert.evidence.vector_recall import vector_recall
+from qdqbert.evidence.vector_recall import max_sim_recall, vector_recall
 from qdqbert.tasks.small_vectors import VectorRanges
 
 rng = np.random.default_rng(0)
@@ -64,3 +64,20 @@ def test_few_texts_say_nothing_and_many_are_cut() -> None:
     many = list(np.tile(FLOATS, (20, 1)))
     assert vector_recall(many, many, RANGES).texts == 1000
     assert all(value > 0 for value in dataclasses.astuple(vector_recall(many, many, RANGES)))
+
+
+@pytest.mark.parametrize(("texts", "tokens", "used"), [(49, 3, 0), (60, 3, 60), (60, 350, 57)])
+def test_recall_by_max_sim_is_that_of_numpy(texts, tokens, used) -> None:
+    rng = np.random.default_rng(0)
+    wanted = [rng.standard_normal((tokens, 4)).astype(np.float32) for _ in range(texts)]
+    found = [(each + 0.5 * rng.standard_normal(each.shape)).astype(np.float32) for each in wanted]
+    if not used:
+        assert max_sim_recall(wanted, found) is None
+        return
+    nearest = []
+    for side in (wanted[:used], found[:used]):
+        scores = np.array([[(a @ b.T).max(axis=1).sum() for b in side] for a in side])
+        np.fill_diagonal(scores, -np.inf)
+        nearest.append(np.argsort(-scores, axis=1)[:, :10])
+    shared = [len({*a} & {*b}) for a, b in zip(*nearest, strict=True)]
+    assert max_sim_recall(wanted, found) == pytest.approx(10 * np.mean(shared))

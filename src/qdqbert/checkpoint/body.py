@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from qdqbert.checkpoint.families import MaskKind
 from qdqbert.checkpoint.load import Checkpoint
+from qdqbert.checkpoint.multi_vector import MultiVectorHead
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.checkpoint.sparse_encoder import SpladeHead, TextHead
+from qdqbert.checkpoint.sparse_encoder import SpladeHead
+from qdqbert.checkpoint.text_heads import TextHead
 from qdqbert.encoders.heads import EMBEDDING, POOLINGS, pooled_words
 from qdqbert.encoders.model import Head, Step
 from qdqbert.reference.body import pool as pool_states
@@ -79,6 +81,8 @@ class GraphBody(nn.Module):
         outputs = self.model(input_ids=input_ids, attention_mask=mask, **segments)
         if self.head is None:
             return tuple(outputs[name] for name in self.output_names)
+        if isinstance(self.head, MultiVectorHead):
+            return (run_steps(outputs["last_hidden_state"], self.steps, tensor_of),)
         if isinstance(self.head, SpladeHead):
             weigher = pooled_words(_SCORES, self.head.row_pooling, self.steps)[0]
             return (run_head(outputs["logits"], attention_mask, weigher, tensor_of),)

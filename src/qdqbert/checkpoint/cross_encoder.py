@@ -23,10 +23,9 @@ from qdqbert.checkpoint.sentence import (
     model_settings,
     read_layout_fields,
     read_modules,
-    read_sentence_head,
     write_files,
 )
-from qdqbert.checkpoint.sparse_encoder import TextHead, is_sparse_encoder, read_splade_head
+from qdqbert.checkpoint.text_heads import TextHead, read_text_head
 from qdqbert.errors import CheckpointError
 from qdqbert.task_kinds import TaskName, head_of, task_of_architecture
 
@@ -55,10 +54,8 @@ def read_layout(read: ReadFile) -> TextHead | CrossEncoderFiles | None:
     Raises:
         CheckpointError: The files describe something that cannot be quantized.
     """
-    if is_sparse_encoder(read):
-        return read_splade_head(read)
     if not is_cross_encoder(read):
-        return read_sentence_head(read)
+        return read_text_head(read)
     modules = read_modules(read) or [("Transformer", "")]
     kinds = [kind for kind, _ in modules]
     if kinds != ["Transformer"]:

@@ -23,16 +23,16 @@ from qdqbert.checkpoint.cross_encoder import (
 )
 from qdqbert.checkpoint.families import Family, family_of
 from qdqbert.checkpoint.folder import check_config, check_name
+from qdqbert.checkpoint.multi_vector import MultiVectorHead
 from qdqbert.checkpoint.sentence import ReadFile, SentenceHead, prompt_notices, text_reader
 from qdqbert.checkpoint.sentence_modules import FindFile
-from qdqbert.checkpoint.sparse_encoder import TextHead, splade_head
+from qdqbert.checkpoint.text_heads import TextHead, embedding_head
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.checkpoint.weights import check_weights
 from qdqbert.choices import POOLING_MODES, PoolingMode
 from qdqbert.encoders.model import Step
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_outputs, head_of, tasks_of
-from qdqbert.tokenizer_files import put_lower_case_first_
 
 # Tasks whose heads are all called `classifier`.
 _CLASSIFIERS = {name for name, kind in TASK_KINDS.items() if kind.has_classes or kind.has_choices}
@@ -72,6 +72,15 @@ class Description:
     def head_steps(self) -> tuple[Step, ...]:
         """What an embedder computes besides pooling; see `steps` of its `head`."""
         return () if self.head is None else self.head.steps(finder_of(self.name))
+
+    @property
+    def unattended_id(self) -> int | None:
+        """Id of the token that expands queries; see `EncoderModel.expansion_id`."""
+        if not isinstance(self.head, MultiVectorHead):
+            return None
+        return self.head.rules.unattended_id(
+            self.tokenizer.special_tokens_map.get, self.tokenizer.backend_tokenizer.token_to_id
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,13 +133,10 @@ def describe_checkpoint(
     check_outputs(chosen, config.num_labels)
     layout = head or cross_encoder
     tokenizer, token_notices = _load_tokenizer(
-        name, subfolder, lower_case=bool(layout and layout.lower_case)
+        name, subfolder, prepare_=layout.prepare_tokenizer_ if layout else lambda backend: None
     )
-    limits = (
-        family.longest_input(config),
-        tokenizer.model_max_length,
-        stored and stored.max_length,
-    )
+    length = tokenizer.model_max_length
+    limits = (family.longest_input(config), stored.longest_input(length) if stored else length)
     return Description(
         name=name,
         subfolder=subfolder,
@@ -218,7 +224,7 @@ def infer_task(name: str) -> TaskName | None:
     check_name(name)
     stored, config = _read_configs(name)
     task = _inferred_task(config, stored)
-    has_head = task is None or not TASK_KINDS[task].is_embedding
+    has_head = task is None or TASK_KINDS[task].has_head
     return task if has_head or isinstance(stored, TextHead) else None
 
 
@@ -270,7 +276,7 @@ def _choose_head(
                 "it out.",
                 argument="pooling",
             )
-        return splade_head(layout, name) if TASK_KINDS[task].is_sparse else (None, ())
+        return embedding_head(layout, name, task)
     if pooling is None and stored is None:
         return None, (
             f"{name!r} has no modules.json, so its pooling is not known: the mean of the token "
@@ -333,15 +339,16 @@ def _model_class(task: TaskName, config: Any) -> Any:
     return mapping[type(config)]
 
 
-def _load_tokenizer(name: str, subfolder: str, *, lower_case: bool) -> LoadedTokenizer:
+def _load_tokenizer(
+    name: str, subfolder: str, *, prepare_: Callable[[Any], None]
+) -> LoadedTokenizer:
     loaded: LoadedTokenizer = _call(name, load_tokenizer, name, subfolder=subfolder)
     tokenizer = loaded.tokenizer
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise CheckpointError(
             f"Checkpoint {name!r} has no tokenizer; expected tokenizer.json or a vocabulary."
         )
-    if lower_case:
-        put_lower_case_first_(tokenizer.backend_tokenizer)
+    prepare_(tokenizer.backend_tokenizer)
     return loaded
 
 

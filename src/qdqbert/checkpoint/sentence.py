@@ -6,7 +6,9 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
+
+import tokenizers
 
 from qdqbert.checkpoint.sentence_modules import (
     MODULES_AFTER_POOLING,
@@ -23,6 +25,7 @@ from qdqbert.encoders.weights import WEIGHTS
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import Fields, damaged, parse_json, parse_object, read_text
 from qdqbert.task_kinds import TaskName
+from qdqbert.tokenizer_files import put_lower_case_first_
 
 _POOLING_FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
@@ -75,7 +78,7 @@ class ModelSettings:
 
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     default_prompt_name: str | None = None
-    similarity: Literal["cosine", "dot", "euclidean", "manhattan"] | None = None
+    similarity: str | None = None
     truncate_dim: int | None = None
     max_active_dims: int | None = None
     activation: str | None = None
@@ -103,6 +106,27 @@ class Layout:
     lower_case: bool = False
     default_prompt: str = ""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    def longest_input(self, given: int | None) -> int | None:
+        """Return the longest input in tokens; `None` for any.
+
+        `given` is the tokenizer's, `None` if it has none.
+        """
+        return min((each for each in (given, self.max_length) if each is not None), default=None)
+
+    def prepare_tokenizer_(self, backend: tokenizers.Tokenizer) -> None:
+        """Change a tokenizer to what the settings say."""
+        if self.lower_case:
+            put_lower_case_first_(backend)
+
+    def write_settings(self, folder: Path, find: FindFile) -> None:
+        """Write settings that the loaded model reads to a folder, besides `files`.
+
+        `find` finds files of the checkpoint.
+
+        Raises:
+            CheckpointError: A file is missing or damaged.
+        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -342,10 +366,16 @@ def model_settings(text: str | None) -> ModelSettings:
     for name in ("truncate_dim", "max_active_dims"):
         if fields.has(name):
             fields.integer(name)
+    named = {}
+    if prompts is not None:
+        named = {name: prompts.text(name) if prompts.has(name) else "" for name in prompts.values}
+    for name in ("query", "document"):
+        # PyLate 3 and earlier store the start of a prompt by itself.
+        if fields.has(f"{name}_prefix"):
+            start = fields.text(f"{name}_prefix")
+            named[name] = start + named.get(name, "").removeprefix(start)
     return ModelSettings(
-        prompts={}
-        if prompts is None
-        else {name: prompts.text(name) if prompts.has(name) else "" for name in prompts.values},
+        prompts=named,
         default_prompt_name=config.get("default_prompt_name"),
         similarity=config.get("similarity_fn_name"),
         truncate_dim=config.get("truncate_dim"),

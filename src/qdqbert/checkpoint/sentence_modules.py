@@ -31,8 +31,8 @@ _ACTIVATIONS: Mapping[str, Activation | None] = {
     "Tanh": "tanh",
 }
 _DEFAULT = "torch.nn.modules.activation.Tanh"
-# Vectors that a module may read and write.
-_VECTOR = (None, "sentence_embedding")
+# Names of what modules read and write: the vector of a text, or of each token.
+SENTENCE, TOKENS = "sentence_embedding", "token_embeddings"
 _LARGEST = 2**16
 
 
@@ -51,8 +51,16 @@ class HeadModule:
     config: Mapping[str, Any]
 
 
-def head_module(name: ModuleName, path: str, config: str | None) -> HeadModule:
+def head_module(
+    name: ModuleName, path: str, config: str | None, *, vector: str = SENTENCE
+) -> HeadModule:
     """Return a module, given the text of its config.json.
+
+    Args:
+        name: Name of its class.
+        path: Its folder in the checkpoint.
+        config: The text of its config.json; `None` without the file.
+        vector: Name of what it has to read and write.
 
     Raises:
         CheckpointError: The config is damaged, or the module computes something else.
@@ -70,13 +78,17 @@ def head_module(name: ModuleName, path: str, config: str | None) -> HeadModule:
         for key, is_supported, why in (
             ("activation_function", is_known, f"expected one of torch's {known}"),
             ("use_residual", not content.get("use_residual"), "no residual is added"),
-            ("module_input_name", content.get("module_input_name") in _VECTOR, "no other is read"),
-            ("module_output_name", content.get("module_output_name") in _VECTOR, "no other is"),
         ):
             if not is_supported:
                 raise CheckpointError(
                     f"{place} has {key}={content[key]!r}, which is not supported: {why}."
                 )
+    for key in ("module_input_name", "module_output_name"):
+        if content.get(key) not in (None, vector):
+            raise CheckpointError(
+                f"{place} has {key}={content[key]!r}, which is not supported: the module has to "
+                f"read and write {vector!r}."
+            )
     if name == "LayerNorm":
         fields.integer("dimension", 1, _LARGEST)
     return HeadModule(name=name, path=path, config=content)

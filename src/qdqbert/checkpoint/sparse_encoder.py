@@ -17,7 +17,6 @@ from qdqbert.checkpoint.sentence import (
     MODEL_SETTINGS,
     Layout,
     ReadFile,
-    SentenceHead,
     check_path,
     join,
     prompt_notices,
@@ -105,9 +104,9 @@ class SpladeHead(Layout):
         del hidden
         for path, text in self.files.items():
             (folder / path).write_text(text, encoding="utf-8")
-        self.write_query_weights(folder, find)
+        self.write_settings(folder, find)
 
-    def write_query_weights(self, folder: Path, find: FindFile) -> None:
+    def write_settings(self, folder: Path, find: FindFile) -> None:
         """Write the weights of queries, if there are some; see `read_query_weights`.
 
         Raises:
@@ -133,10 +132,6 @@ class SpladeHead(Layout):
         write_json(
             folder / _QUERY_WEIGHTS, {"is_default": self.routes_to_queries, "weights": values}
         )
-
-
-TextHead = SentenceHead | SpladeHead
-"""What sentence-transformers computes after the model to get one vector of a text."""
 
 
 def read_query_weights(folder: Path, *, vocabulary: int) -> QueryWeights | None:

@@ -64,7 +64,7 @@ def _check_missing(
             f"encoder that its config.json describes, among them `{min(encoder)}`. Download or "
             "copy it again, or correct config.json."
         )
-    has_head = not TASK_KINDS[task].is_embedding
+    has_head = TASK_KINDS[task].has_head
     head = [key for key in missing if key not in encoder] if has_head else []
     if head and needs_head:
         named = getattr(model.config, "architectures", None) or []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.family import Family, Parts, ReadHead
-from qdqbert.encoders.heads import pooled_words, states
+from qdqbert.encoders.heads import pooled_words, states, token_vectors
 from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
 from qdqbert.encoders.model import EncoderModel, Head, Layer, Pooling, Step
 from qdqbert.encoders.weights import MissingTensorError, Weights
@@ -64,7 +64,7 @@ def read_encoder(
             Families with a way of their own ignore it. Of sparse embedders, "max" or "sum", "max"
             if it is `None`.
         steps: What an embedder does with this vector. Of sparse embedders, what makes weights of
-            scores.
+            scores. Of multi-vector embedders, what makes the vector of a token of its state.
         reads_token_types: Whether the tokenizer makes token types.
         notices: Receives sentences for the user about tensors that are left out.
 
@@ -80,7 +80,7 @@ def read_encoder(
         raise config.refuse(
             "is_decoder", "it has to be true for the task `text-generation`, and false for others."
         )
-    parts = family.read(weights, config, has_head=not kind.is_embedding)
+    parts = family.read(weights, config, has_head=kind.has_head)
     tensors = parts.root.weights
     path = str(tensors.path)
     refuse_adapter(path, tensors.unused)
@@ -88,13 +88,15 @@ def read_encoder(
     if kind.is_embedding:
         own = family.embedding
         heads = states(pooling, *steps) if own is None else own(parts)
+    elif kind.is_multi_vector:
+        heads = token_vectors(steps)
     else:
         read = family.heads.get(kind.head or task)
         if read is None:
             known = [
                 name
                 for name, each in TASK_KINDS.items()
-                if each.is_embedding or name in family.heads
+                if not each.has_head or name in family.heads
             ]
             raise UserInputError(
                 f"`task={task!r}`: models of type `{family.model_type}` have no such head. Known: "
@@ -127,6 +129,22 @@ def read_encoder(
         has_choices=TASK_KINDS[task].has_choices,
         convolution=parts.encoder.convolution,
     )
+
+
+def with_expansion(model: EncoderModel, config: Config, index: int | None) -> EncoderModel:
+    """Return a model with the id of the token that expands queries; see `EncoderModel`.
+
+    Raises:
+        CheckpointError: The family computes no states for a token that no token attends to.
+    """
+    family = family_of(config)
+    if index is not None and family.masks_queries:
+        raise CheckpointError(
+            "Queries are expanded by tokens that are not attended to, for which models of type "
+            f"`{family.model_type}` compute no states. Set `attend` of `query_expansion` to true, "
+            "as the model may have been trained, or remove `query_expansion`."
+        )
+    return dataclasses.replace(model, expansion_id=index)
 
 
 def _read_head(read: ReadHead, parts: Parts, task: TaskName) -> tuple[Head, ...]:

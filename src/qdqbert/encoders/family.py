@@ -95,6 +95,7 @@ class Family:
         heads: Reads the head of each task.
         embedding: Reads token states and their embedding, if the family's encoders end with a way
             of their own to make it; `None` if it is the user's choice.
+        masks_queries: Whether a token that no token attends to attends to no token itself.
     """
 
     model_type: str
@@ -106,6 +107,7 @@ class Family:
     code: tuple[str, ...] = ()
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
     conversion: Conversion | None = None
+    masks_queries: bool = False
 
     def other_code(self, auto_map: Any) -> str | None:
         """Return the class in a config's `auto_map` that is not this family's, if any."""

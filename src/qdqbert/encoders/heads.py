@@ -21,6 +21,9 @@ EMBEDDING = "sentence_embedding"
 WORDS = "sparse_embedding"
 """Name of the output of sparse embedders: a weight of each word of the vocabulary."""
 
+TOKEN_VECTORS = "token_embeddings"
+"""Name of the output of multi-vector embedders: a vector for each token."""
+
 POOLINGS: Mapping[PoolingMode, Pooling] = {
     "cls": "first",
     "max": "max",
@@ -83,6 +86,15 @@ def pooled_words(head: Head, pooling: Pooling, steps: Sequence[Step]) -> tuple[H
     count = len(head.steps) + (len(steps) if pooling == "sum" else 0)
     outputs = (HeadOutput(name=WORDS),)
     return (Head(pooling=pooling, steps=(*head.steps, *steps), outputs=outputs, token_steps=count),)
+
+
+def token_vectors(steps: Sequence[Step]) -> tuple[Head, ...]:
+    """Return the head of a multi-vector embedder (Khattab and Zaharia 2020, arXiv:2004.12832).
+
+    `steps` make the vector of a token of its state.
+    """
+    outputs = (HeadOutput(name=TOKEN_VECTORS),)
+    return (Head(pooling="none", steps=tuple(steps), outputs=outputs),)
 
 
 def decoder(reader: Reader, name: str, bias: str, embeddings: Embeddings) -> Linear:

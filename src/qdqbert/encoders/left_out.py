@@ -81,7 +81,7 @@ def check_left_out(
     modules = dict.fromkeys(
         found[2] if (found := _MODULE.search(each)) else root_of(each) for each in others
     )
-    if TASK_KINDS[task].is_embedding:
+    if not TASK_KINDS[task].has_head:
         # It belongs to the encoder, and embedders do not read it.
         modules.pop("pooler", None)
     if modules:

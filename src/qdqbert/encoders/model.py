@@ -360,6 +360,8 @@ class EncoderModel:
         has_choices: Whether inputs are `(batch, choices, seq)`, and outputs `(batch, choices)`.
         convolution: Convolution whose output is added to the states after the first layer, if any.
         tail: Operations for further outputs; `None` if the heads compute all.
+        expansion_id: Id of the token that expands queries, if its states are needed where the mask
+            is 0: it attends to the tokens of the query, and no token attends to it.
     """
 
     embeddings: Embeddings
@@ -371,3 +373,4 @@ class EncoderModel:
     has_choices: bool = False
     convolution: Convolution | None = None
     tail: Tail | None = None
+    expansion_id: int | None = None

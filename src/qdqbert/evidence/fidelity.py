@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qdqbert.evidence.intervals import Interval, bootstrap_interval, proportion_interval
+from qdqbert.evidence.vector_recall import max_sim_recall
 from qdqbert.evidence.word_agreement import WordAgreement, word_agreement
 from qdqbert.tasks.task import Prediction, identity
 
@@ -24,14 +25,16 @@ class Fidelity:
         texts: Number of predictions that were compared.
         sqnr_db: Signal-to-quantization-noise ratio over all predictions, dB.
         sqnr_interval: Its 95 % interval over the choice of texts.
-        cosine_mean: Mean over texts of the cosine to the float prediction, for embeddings only.
-        cosine_min: Lowest cosine of any text.
+        cosine_mean: Mean over texts of the cosine to the float prediction, for embeddings only; for
+            vectors of tokens, the mean over tokens.
+        cosine_min: Lowest cosine of any text, or of any token.
         flips_percent: Share of decisions (classes, tags of words, spans of text) that differ, %.
             `None` for tasks without decisions.
         flips_interval: The 95 % interval of this share.
         decisions: Number of decisions that were compared. A text can have several, and several
             features can have one. `None` for tasks without decisions.
         words: Agreement on the words that have a weight, for sparse embeddings only.
+        max_sim_recall: Recall@10 by MaxSim, for vectors of tokens only: see `max_sim_recall`.
     """
 
     texts: int
@@ -43,6 +46,7 @@ class Fidelity:
     flips_interval: Interval | None = None
     decisions: int | None = None
     words: WordAgreement | None = None
+    max_sim_recall: float | None = None
 
 
 def compare(
@@ -51,6 +55,7 @@ def compare(
     *,
     is_embedding: bool = False,
     is_sparse: bool = False,
+    is_multi_vector: bool = False,
     decisions: tuple[Decisions, Decisions] | None = None,
     signal: Callable[[Prediction], Prediction] = identity,
 ) -> Fidelity:
@@ -61,6 +66,7 @@ def compare(
         candidate: Predictions to compare, of the same shapes.
         is_embedding: Whether predictions are embeddings, which are compared by cosine too.
         is_sparse: Whether they are sparse embeddings.
+        is_multi_vector: Whether they are vectors of tokens, `(tokens, dimensions)`.
         decisions: Decisions of the float model, and of the candidate.
         signal: Part of a prediction that SQNR is computed from.
 
@@ -75,7 +81,11 @@ def compare(
         )
     if left[0].ndim == 0:
         raise ValueError("Predictions must have equal shapes (channels,), got numbers.")
-    cosines = np.array([*map(_cosine, left, right)]) if is_embedding or is_sparse else None
+    cosines = None
+    if is_embedding or is_sparse:
+        cosines = np.array([*map(_cosine, left, right)])
+    elif is_multi_vector:
+        cosines = np.array([*map(_cosine, np.concatenate(left), np.concatenate(right))])
     flips = flips_interval = None
     if decisions is not None:
         if len(decisions[0]) != len(decisions[1]):
@@ -98,6 +108,7 @@ def compare(
         flips_interval=flips_interval,
         decisions=None if decisions is None else len(decisions[0]),
         words=word_agreement(left, right) if is_sparse else None,
+        max_sim_recall=max_sim_recall(left, right) if is_multi_vector else None,
     )
 
 

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.tasks.max_sim import max_sim
 from qdqbert.tasks.small_vectors import VectorRanges, Vectors, quantize_vectors, shared_limits
 
 # With fewer texts, most of them are among the nearest ones anyway.
 _FEWEST_TEXTS = 50
 _MOST_TEXTS = 1000
+# The time of MaxSim is that of products of all tokens.
+_MOST_TOKENS = 20_000
 _NEIGHBORS = 10
 
 Scores = NDArray[np.float32]
@@ -88,6 +91,26 @@ def neighbor_recall(reference: Sequence[Vectors], candidate: Sequence[Vectors]) 
         return None
     stacked = (np.stack(each[:_MOST_TEXTS]) for each in (reference, candidate))
     wanted, found = (_nearest(each @ each.T) for each in stacked)
+    return _recall(wanted, found)
+
+
+def max_sim_recall(reference: Sequence[Vectors], candidate: Sequence[Vectors]) -> float | None:
+    """Return the recall@10 of vectors of tokens by MaxSim, in %; `None` for fewer than 50 texts.
+
+    It is the mean share of the 10 nearest other texts of the float model that are among the 10
+    nearest of the other one. Each text is a query, with all of its tokens.
+
+    Args:
+        reference: Vectors of the float model, `(tokens, dimensions)` each. At most 1,000 texts are
+            used, and as many as have 20,000 tokens.
+        candidate: Vectors of the same texts by another model.
+    """
+    ends = np.cumsum([len(each) for each in reference[:_MOST_TEXTS]])
+    count = max(int((ends <= _MOST_TOKENS).sum()), _FEWEST_TEXTS)
+    if len(reference) < count:
+        return None
+    sides = (each[:count] for each in (reference, candidate))
+    wanted, found = (_nearest(max_sim(each, each)) for each in sides)
     return _recall(wanted, found)
 
 

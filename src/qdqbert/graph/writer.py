@@ -291,7 +291,10 @@ class _Writer:
         scores = add("Add", scores, self._additive_mask(attention.causal, attention.window))
         probabilities = add("Softmax", scores, axis=-1)
         probabilities = self._sites.activation(f"{path}.matmul_a_input_quantizer", probabilities)
-        merged = add("Transpose", add("MatMul", probabilities, value), perm=[0, 2, 1, 3])
+        contexts = add("MatMul", probabilities, value)
+        if self._model.expansion_id is not None and attention.window is not None:
+            contexts = add("Mul", contexts, self._attends(attention))
+        merged = add("Transpose", contexts, perm=[0, 2, 1, 3])
         return add("Reshape", merged, _integers(0, 0, attention.heads * sizes[2]))
 
     def _rotate(self, x: str, rotary: Rotary) -> str:
@@ -372,6 +375,16 @@ class _Writer:
                 masked = add("Or", masked, add("Greater", distance, np.array(window)))
             self._masks[causal, window] = add("Where", masked, _LOWEST, np.float32(0))
         return self._masks[causal, window]
+
+    def _attends(self, attention: Attention) -> str:
+        """Return 1 for tokens that attend to one or more tokens, and 0, `(batch, 1, seq, 1)`.
+
+        Those that expand a query may be far from it. Their context is 0, as in PyTorch.
+        """
+        add = self._add
+        mask = self._additive_mask(attention.causal, attention.window)
+        largest = add("ReduceMax", mask, _integers(-1), keepdims=1)
+        return add("Cast", add("Equal", largest, np.float32(0)), to=ir.DataType.FLOAT)
 
     def _read(self, x: str, layers: Sequence[Linear]) -> list[str]:
         """Return the outputs of linear layers of an encoder layer, with their sites."""

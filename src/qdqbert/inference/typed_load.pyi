@@ -10,6 +10,7 @@ from qdqbert.objects import ModelLike
 from qdqbert.task_kinds import TaskName
 from qdqbert.tasks.feature_extraction import Embedder
 from qdqbert.tasks.fill_mask import MaskFiller
+from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder
 from qdqbert.tasks.multiple_choice import ChoiceSelector
 from qdqbert.tasks.next_sentence_prediction import NextSentencePredictor
 from qdqbert.tasks.question_answering import QuestionAnswerer
@@ -46,6 +47,20 @@ def load(
     precision: Precision = "int8",
     check: bool = True,
 ) -> MaskFiller: ...
+@overload
+def load(
+    path: ModelLike,
+    *,
+    task: Literal["multi-vector-embedding"],
+    engine: EngineName | None = None,
+    provider: ProviderName | None = None,
+    kernel: KernelName | None = None,
+    threads: int | None = None,
+    target: TargetName | None = None,
+    batch_invariant: bool = False,
+    precision: Precision = "int8",
+    check: bool = True,
+) -> MultiVectorEmbedder: ...
 @overload
 def load(
     path: ModelLike,

@@ -170,7 +170,7 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
             device="cpu",
             prompts=dict(settings.prompts),
             default_prompt_name=settings.default_prompt_name,
-            similarity_fn_name=settings.similarity,
+            similarity_fn_name=settings.similarity,  # type: ignore[arg-type]
             truncate_dim=settings.truncate_dim,
         )
         return encoder

@@ -177,11 +177,13 @@ class Baseline:
 
     def fidelity(self, predictions: Predictions) -> Fidelity:
         """Return how close a model is to the reference."""
+        kind = TASK_KINDS[self.task.name]
         return compare(
             self.predictions,
             predictions,
-            is_embedding=self.task.is_embedding,
-            is_sparse=TASK_KINDS[self.task.name].is_sparse,
+            is_embedding=kind.is_embedding,
+            is_sparse=kind.is_sparse,
+            is_multi_vector=kind.is_multi_vector,
             decisions=self._decisions(predictions),
             signal=self.task.signal,
         )

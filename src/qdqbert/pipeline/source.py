@@ -23,9 +23,9 @@ from qdqbert.checkpoint.load import (
     describe_checkpoint,
     load_described,
 )
-from qdqbert.checkpoint.sparse_encoder import TextHead
+from qdqbert.checkpoint.text_heads import TextHead
 from qdqbert.choices import PoolingMode
-from qdqbert.encoders.checkpoint import read_encoder
+from qdqbert.encoders.checkpoint import read_encoder, with_expansion
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.sites import sites_of
@@ -225,14 +225,16 @@ def _read_float(model: ModelPath, found: Description) -> Source:
     """Read the weights of a checkpoint without quantizers."""
     notices: list[str] = []
     head = found.head
+    config = Config(values=found.config.to_dict())
     encoder = read_encoder(
         Weights(_weights_folder(found)),
-        Config(values=found.config.to_dict()),
+        config,
         found.task,
         pooling=None if head is None else head.row_pooling,
         steps=found.head_steps,
         notices=notices,
     )
+    encoder = with_expansion(encoder, config, found.unattended_id)
     check_vocabulary(found.name, found.tokenizer, len(encoder.embeddings.words.rows))
     return _of_checkpoint(
         model, found, dataclasses.replace(encoder, input_names=found.input_names), notices=notices

@@ -121,6 +121,10 @@ def _quality(model: Compared, reference: str, task: str) -> dict[str, Cell]:
         cells[f"cosine to {reference}, mean / worst"] = Cell(text=cosines)
     if fidelity.words is not None:
         cells |= _words(fidelity.words, reference)
+    if fidelity.max_sim_recall is not None:
+        cells[f"10 nearest texts by MaxSim: same as {reference}"] = Cell(
+            text=f"{fidelity.max_sim_recall:.1f} %", value=fidelity.max_sim_recall
+        )
     interval = interval_text(fidelity.sqnr_interval, ".1f")
     level = decibels(fidelity.sqnr_db)
     cells[f"SQNR to {reference}"] = Cell(

@@ -89,7 +89,7 @@ class Served:
             job: Job[Any, Any] = getattr(self.model, method)(**options)
             if side is not None and isinstance(job, TextEncoder):
                 job = dataclasses.replace(
-                    job, tokenizer=job.tokenizer.cutting(self.model.max_length, side=side)
+                    job, tokenizer=job.tokenizer.cutting(job.tokenizer.max_length, side=side)
                 )
             key = (method, side, *sorted((name, repr(value)) for name, value in options.items()))
             found = await self.batcher.run(key, job, items, truncate=truncate is not False)

@@ -158,12 +158,24 @@ def answer_array(column: Column, values: Sequence[Any]) -> Any:
     """Return the values of a column of answers as an array of Arrow."""
     pyarrow = import_pyarrow()
     if column.kind == "numbers":
-        # `concatenate` needs at least one array.
-        parts = [np.zeros(0, column.dtype), *(np.asarray(each, column.dtype) for each in values)]
-        flat = np.concatenate(parts)
-        ends = np.cumsum([0, *(len(value) for value in values)], dtype=np.int32)
-        return pyarrow.ListArray.from_arrays(ends, flat)
+        return _lists(values, _flat(values, column.dtype))
+    if column.kind == "vectors":
+        vectors = [vector for value in values for vector in value]
+        return _lists(values, _lists(vectors, _flat(vectors, column.dtype)))
     return pyarrow.array(values, _type(column.kind, column.fields))
+
+
+def _flat(values: Sequence[Any], dtype: str) -> Any:
+    """Return the numbers of lists, one list after another."""
+    # `concatenate` needs at least one array.
+    return np.concatenate([np.zeros(0, dtype), *(np.asarray(each, dtype) for each in values)])
+
+
+def _lists(values: Sequence[Any], flat: Any) -> Any:
+    """Return an array of Arrow of lists that are as long as `values`, with the values of `flat`."""
+    pyarrow = import_pyarrow()
+    ends = np.cumsum([0, *(len(value) for value in values)], dtype=np.int32)
+    return pyarrow.ListArray.from_arrays(ends, flat)
 
 
 def _type(kind: Kind, fields: Sequence[tuple[str, Kind]] = ()) -> Any:

@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 from qdqbert.files import json_values
 
-Kind = Literal["text", "number", "integer", "texts", "numbers", "records", "record_lists"]
+Kind = Literal[
+    "text", "number", "integer", "texts", "numbers", "vectors", "records", "record_lists"
+]
 
 # A pair of surrogates, a single surrogate (in the group), or another escape. In JSON a backslash
 # always starts one of them.
@@ -61,10 +63,10 @@ class Column:
 
     Attributes:
         name: Its name.
-        kind: What its values are: a text, a float, an integer, lists of texts or of numbers, lists
-            of objects, or lists of such lists.
+        kind: What its values are: a text, a float, an integer, lists of texts or of numbers, arrays
+            `(rows, numbers)`, lists of objects, or lists of such lists.
         fields: Names and kinds of the fields of objects.
-        dtype: Type of the values in lists of numbers: float32, int32, int8 or uint8.
+        dtype: Type of the values in lists of numbers and in arrays: float32, int32, int8 or uint8.
     """
 
     name: str

@@ -19,7 +19,7 @@ from tokenizers import pre_tokenizers
 
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import Fields, damaged, read_json
-from qdqbert.tokenizer_files import TOKENIZER, TokenizerFile, raising, read_tokenizer
+from qdqbert.tokenizer_files import TOKENIZER, TokenizerFile, raising, read_tokenizer, token_text
 from qdqbert.tokenizing.long_texts import Kept, Side, StartTokenizer
 
 _CONFIG = "tokenizer_config.json"
@@ -156,10 +156,7 @@ class Tokenizer:
 
     def special_token(self, name: str) -> str | None:
         """Return the text of a special token, `mask_token` and so on; `None` if there is none."""
-        token = self._config.get(name)
-        # Older files store the token with its options.
-        text = token.get("content") if isinstance(token, dict) else token
-        return None if text is None else str(text)
+        return token_text(self._config.get(name))
 
     def encode(self, text: Any) -> tokenizers.Encoding:
         """Tokenize one text or pair; see `encode_batch`."""

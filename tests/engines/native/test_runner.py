@@ -493,3 +493,22 @@ def test_a_forked_process_starts_its_own_workers(save) -> None:
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert text_bits(runner, inputs) == expected
+
+
+def test_tokens_that_expand_a_text_follow_its_other_tokens(tmp_path) -> None:
+    model = dataclasses.replace(random_model(Shape(layers=1, has_types=False)), expansion_id=9)
+    path = tmp_path / "model.bin"
+    save_packed(pack_model(model), path)
+    runner = NativeRunner(path, threads=1)
+    ids = np.array([[4, 5, 9, 9, 0], [6, 7, 8, 9, 9]])
+    mask = np.array([[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]])
+    found = runner.run({"input_ids": ids, "attention_mask": mask})["last_hidden_state"]
+    # They have states, padding has none, and no token attends to them.
+    assert (np.abs(found).max(axis=2) > 0).tolist() == [[True] * 4 + [False], [True] * 5]
+    alone = runner.run({"input_ids": ids[:1, :2], "attention_mask": mask[:1, :2]})[
+        "last_hidden_state"
+    ]
+    np.testing.assert_array_equal(found[:1, :2], alone)
+    mask[0] = [1, 0, 1, 0, 1]
+    with pytest.raises(UserInputError, match="have to follow all of its other tokens"):
+        runner.run({"input_ids": ids[:, [0, 2, 1, 3, 4]], "attention_mask": mask})

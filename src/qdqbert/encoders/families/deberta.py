@@ -93,6 +93,7 @@ def _layer(at: Reader, sizes: Sizes, positions: Floats | None, limit: int) -> La
 DEBERTA = Family(
     model_type="deberta",
     prefix="deberta",
+    masks_queries=True,
     encoder=read_deberta,
     heads={
         "fill-mask": fill_mask,

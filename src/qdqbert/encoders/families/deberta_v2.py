@@ -266,6 +266,7 @@ def fill_mask(parts: Parts) -> tuple[Head, ...]:
 DEBERTA_V2 = Family(
     model_type="deberta-v2",
     prefix="deberta",
+    masks_queries=True,
     encoder=read_deberta,
     heads=bert_heads(fill_mask, classify, choose),
 )

@@ -95,8 +95,9 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     has_padding = settings.get("padding_id") is not None
     if has_padding:
         settings.integer("padding_id", 0, 2**31 - 1)
-    if settings.get("dropped_id") is not None:
-        settings.integer("dropped_id", 0, 2**31 - 1)
+    for name in ("dropped_id", "expansion_id"):
+        if settings.has(name):
+            settings.integer(name, 0, 2**31 - 1)
     words = _shape_of(packed, "words")
     yield from _embeddings(settings, limit + has_padding, words)
     yield from _convolution(settings, words)

@@ -112,6 +112,7 @@ class _Packer:
             "has_choices": model.has_choices,
             "padding_id": model.embeddings.padding_id,
             "dropped_id": model.embeddings.dropped_id,
+            "expansion_id": model.expansion_id,
             "embeddings": self._embeddings(),
             "convolution": self._convolution(),
             "layers": layers,

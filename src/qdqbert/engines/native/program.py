@@ -54,9 +54,9 @@ _GROUP_COLUMNS = 128
 
 # Where a job's record has its texts.
 _NUMBERS = ("ids", "positions", "token_types")
-_IDS, _POSITIONS, _TYPES, _FACTORS, _STARTS, _TEXTS, _THREADS, _FIRST_ONLY = (
-    JOB.offset(name) // 8
-    for name in (*_NUMBERS, "word_factors", "starts", "texts", "threads", "first_only")
+_OF_TEXTS = ("word_factors", "starts", "attended", "texts", "threads", "first_only")
+_IDS, _POSITIONS, _TYPES, _FACTORS, _STARTS, _ATTENDED, _TEXTS, _THREADS, _FIRST_ONLY = (
+    JOB.offset(name) // 8 for name in (*_NUMBERS, *_OF_TEXTS)
 )
 
 _PARTS, _PART_COUNT = (THREAD.offset(name) // 8 for name in ("parts", "part_count"))
@@ -474,6 +474,7 @@ class Job:
         if texts.word_factors.size:
             record[_FACTORS] = texts.word_factors.ctypes.data
         record[_STARTS], record[_TEXTS] = texts.starts.ctypes.data, len(texts.starts) - 1
+        record[_ATTENDED] = texts.attended.ctypes.data
         record[_THREADS], record[_FIRST_ONLY] = threads, int(first_only)
 
     def record_for(self, scratch: Scratch) -> NDArray[np.int64]:
@@ -513,7 +514,7 @@ class Job:
         self._states = program.states(tokens)
         self.record = JOB.make(
             {
-                **dict.fromkeys((*_NUMBERS, "word_factors", "starts"), 0),
+                **dict.fromkeys((*_NUMBERS, "word_factors", "starts", "attended"), 0),
                 **self._states,
                 **self._buffers,
                 "texts": 0,

@@ -144,6 +144,7 @@ JOB = Record(
     token_types=PTR,  # int32 per token
     word_factors=PTR,  # float32 per token, if rows of words have such factors
     starts=PTR,  # i64 per text and the end: index of its first token
+    attended=PTR,  # i64 per text: how many tokens at its start are attended to
     texts=I64,  # number of texts
     x=PTR,  # float32 (tokens, hidden)
     # u8 (copies, code_rows, hidden) with a line between rows: what the next layer projects; three

@@ -39,7 +39,7 @@ class Batch:
 
     Attributes:
         texts: The texts.
-        mask: `(texts, seq)`, 0 where a token is padding.
+        mask: `(texts, seq)`, 0 where a token has no states, which is padding.
         shape: Shape of the inputs.
     """
 
@@ -125,7 +125,19 @@ class NativeRunner:
             name: np.ascontiguousarray(each, np.int64).reshape(-1, shape[-1])
             for name, each in arrays.items()
         }
-        return Batch(texts=self._texts(flat), mask=flat["attention_mask"], shape=shape)
+        kept = self._kept(flat)
+        return Batch(texts=self._texts(flat, kept), mask=kept, shape=shape)
+
+    def _kept(self, inputs: Mapping[str, Integers]) -> Integers:
+        """Return the mask of the tokens that have states, `(texts, seq)`.
+
+        Those that expand queries have some, and may have the mask 0: no token attends to them.
+        """
+        mask, expansion = inputs["attention_mask"], self._program.settings.get("expansion_id")
+        if expansion is None:
+            return mask
+        kept: Integers = ((mask != 0) | (inputs["input_ids"] == expansion)).astype(np.int64)
+        return kept
 
     def _checked(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return inputs as arrays of integers of the same shape."""
@@ -193,8 +205,8 @@ class NativeRunner:
         convolution.add_(stream.job.states, embedded, texts.starts)
         stream.team.run(jobs, records, model=rest)
 
-    def _texts(self, inputs: Mapping[str, Integers]) -> Texts:
-        """Return inputs without padding."""
+    def _texts(self, inputs: Mapping[str, Integers], kept: Integers) -> Texts:
+        """Return the tokens that are kept, without padding."""
         settings, ids = self._program.settings, inputs["input_ids"]
         has_types = settings["embeddings"]["has_types"] and "token_type_ids" in inputs
         # Positions start at the first token of a text, whatever is before it. RoBERTa gives all
@@ -207,7 +219,7 @@ class NativeRunner:
         out, stride, place = numbers.ctypes.data, numbers.strides[0], bounds.ctypes.data
         self._program.functions["remove_padding"](
             ids.ctypes.data,
-            inputs["attention_mask"].ctypes.data,
+            kept.ctypes.data,
             inputs["token_type_ids"].ctypes.data if has_types else 0,
             *ids.shape,
             -1 if counts_all else settings["padding_id"],
@@ -219,7 +231,7 @@ class NativeRunner:
         limits = {"input_ids": self._program.vocabulary, "token_type_ids": self._program.type_count}
         for name, low, high in zip(limits, ends[::2], ends[1::2], strict=True):
             if low < 0 or high >= limits[name]:
-                check_ids({name: inputs[name][inputs["attention_mask"] != 0]}, limits)
+                check_ids({name: inputs[name][kept != 0]}, limits)
         factors = np.zeros(0, np.float32)
         if settings["dropped_id"] is not None:
             others = np.add.reduceat(
@@ -227,7 +239,25 @@ class NativeRunner:
             )
             # A text of dropped tokens alone has no words.
             factors = np.repeat(lengths / np.maximum(others, 1), lengths).astype(np.float32)
-        return Texts(numbers=numbers, word_factors=factors, starts=starts)
+        return Texts(
+            numbers=numbers,
+            word_factors=factors,
+            starts=starts,
+            attended=lengths if kept is inputs["attention_mask"] else self._attended(inputs, kept),
+        )
+
+    def _attended(self, inputs: Mapping[str, Integers], kept: Integers) -> Integers:
+        """Return how many tokens at the start of each text are attended to, `(texts,)`."""
+        is_attended = inputs["attention_mask"] != 0
+        attended: Integers = is_attended.sum(axis=1)
+        # Kernels read keys from the start.
+        before = np.cumsum(kept != 0, axis=1)[is_attended]
+        if (before > np.repeat(attended, attended)).any() or not attended.all():
+            raise UserInputError(
+                "Tokens that expand a text have to follow all of its other tokens.",
+                argument="attention_mask",
+            )
+        return attended
 
     def _check_lengths(self, lengths: Integers) -> None:
         limit = self._program.settings["limit"]

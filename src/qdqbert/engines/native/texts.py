@@ -17,8 +17,10 @@ class Texts:
             the text, and its type.
         word_factors: `(tokens,)` float32, factors of the rows of words; empty if there are none.
         starts: `(texts + 1,)` int64, index of the first token of each text, and of the end.
+        attended: `(texts,)` int64, how many tokens at the start of each text are attended to.
     """
 
     numbers: NDArray[np.int32]
     word_factors: NDArray[np.float32]
     starts: NDArray[np.int64]
+    attended: NDArray[np.int64]

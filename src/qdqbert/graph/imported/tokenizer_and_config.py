@@ -19,7 +19,7 @@ from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.load import reader_of
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.checkpoint.sparse_encoder import TextHead
+from qdqbert.checkpoint.text_heads import TextHead
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.errors import UserInputError, naming
@@ -27,7 +27,6 @@ from qdqbert.graph.imported.file_errors import one_line
 from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.input_output_names import check_rank
 from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_outputs
-from qdqbert.tokenizer_files import put_lower_case_first_
 
 _DEFAULT_LENGTH = 512
 # Tokenizers without a limit have a `model_max_length` far above this.
@@ -96,7 +95,7 @@ def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskN
 
 def _supported(task: TaskName, path: Path) -> TaskName:
     """Return a task, unless .onnx files of its models are not read."""
-    if TASK_KINDS[task].is_sparse:
+    if TASK_KINDS[task].is_sparse or TASK_KINDS[task].is_multi_vector:
         raise UserInputError(
             f"Graph {path.name!r}: .onnx files are not read for the task `{task}`. Pass the folder "
             "of the checkpoint, with safetensors, as the model.",
@@ -160,8 +159,8 @@ def load_tokenizer_and_config(
     # A pooled graph is complete, whatever modules it was made of.
     if TASK_KINDS[task].is_of_whole_texts and EMBEDDING not in runner.output_names:
         layout = _read_layout(tokenizer, path)
-    if layout and layout.lower_case:
-        put_lower_case_first_(loaded.backend_tokenizer)
+    if layout:
+        layout.prepare_tokenizer_(loaded.backend_tokenizer)
     stored_length = layout.max_length if layout else None
     lengths = (_max_length(loaded, config), runner.max_length, stored_length)
     if config is None:

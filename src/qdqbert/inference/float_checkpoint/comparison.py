@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from qdqbert.encoders.heads import EMBEDDING, WORDS
+from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
@@ -71,11 +71,13 @@ def _compare(
         found = runner.run(inputs)[name].astype(np.float64)
         signal += float((wanted**2).sum())
         noise += float(((found - wanted) ** 2).sum())
-        lengths = np.linalg.norm(wanted) * np.linalg.norm(found)
+        lengths = np.linalg.norm(wanted, axis=-1) * np.linalg.norm(found, axis=-1)
         # No word of a short text may have a weight.
-        cosines.append(float((wanted * found).sum() / lengths) if lengths else 1.0)
+        is_zero = lengths == 0
+        products = (wanted * found).sum(axis=-1)
+        cosines.append(float(np.where(is_zero, 1, products / np.where(is_zero, 1, lengths)).min()))
     return Closeness(
         texts=len(cosines),
         sqnr_db=10 * math.log10(signal / noise),
-        worst_cosine=min(cosines) if name in (EMBEDDING, WORDS) else None,
+        worst_cosine=min(cosines) if name in (EMBEDDING, TOKEN_VECTORS, WORDS) else None,
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import CONFIG, QUANTIZATION, QUANTIZATION_FORMAT
+from qdqbert.checkpoint.multi_vector import MultiVectorHead
 from qdqbert.checkpoint.sentence import file_finder
-from qdqbert.checkpoint.sparse_encoder import SpladeHead
 from qdqbert.choices import Precision
-from qdqbert.encoders.checkpoint import family_of, read_encoder
+from qdqbert.encoders.checkpoint import family_of, read_encoder, with_expansion
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import round_encoder
 from qdqbert.encoders.stored import read_stored
@@ -28,8 +28,8 @@ from qdqbert.targets.target import Target
 from qdqbert.tokenizer_files import (
     TOKENIZER,
     TOKENIZER_CONFIG,
-    put_lower_case_first_,
     read_tokenizer,
+    token_text,
 )
 
 # Tokenizers that make no token types, although tokenizer.json may have some.
@@ -98,23 +98,44 @@ def write_folder(
             f"but the model has {rows} embeddings. Use the tokenizer that it was trained with."
         )
     backend = tokenizer.tokenizer
-    if checkpoint.layout is not None and checkpoint.layout.lower_case:
-        put_lower_case_first_(backend)
+    if checkpoint.layout is not None:
+        checkpoint.layout.prepare_tokenizer_(backend)
     backend.save(str(folder / TOKENIZER))
+    length = _max_length(checkpoint, model)
+    tokenizer_settings = _tokenizer_settings(checkpoint, backend, length)
+    model = _expanding(checkpoint, model, tokenizer_settings, backend)
     target = _target_of(checkpoint, precision)
     if precision == "float":
         _write_float(model, folder / target.file)
     else:
         save_packed(_packed(checkpoint, weights, model), folder / target.file)
-    length = _max_length(checkpoint, model)
     write_json(folder / CONFIG, dict(checkpoint.config.values))
-    write_json(folder / TOKENIZER_CONFIG, _tokenizer_settings(checkpoint, backend, length))
+    write_json(folder / TOKENIZER_CONFIG, tokenizer_settings)
     for path, text in checkpoint.layout.files.items() if checkpoint.layout else ():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
-    if isinstance(checkpoint.head, SpladeHead):
-        checkpoint.head.write_query_weights(folder, file_finder(checkpoint.folder))
+    if checkpoint.head is not None:
+        checkpoint.head.write_settings(folder, file_finder(checkpoint.folder))
     write_json(folder / QUANTIZATION, _description(checkpoint, model, length, target, key))
+
+
+def _expanding(
+    checkpoint: FloatCheckpoint, model: EncoderModel, settings: Mapping[str, Any], backend: Any
+) -> EncoderModel:
+    """Return a model that knows the token that expands queries, if it has one.
+
+    Args:
+        checkpoint: The checkpoint.
+        model: Its model.
+        settings: Settings of its tokenizer.
+        backend: The tokenizer.
+    """
+    if not isinstance(checkpoint.head, MultiVectorHead):
+        return model
+    unattended = checkpoint.head.rules.unattended_id(
+        lambda role: token_text(settings.get(role)), backend.token_to_id
+    )
+    return with_expansion(model, checkpoint.config, unattended)
 
 
 def _target_of(checkpoint: FloatCheckpoint, precision: Precision) -> Target:
@@ -157,11 +178,13 @@ def _reads_token_types(settings: Mapping[str, Any]) -> bool:
 
 
 def _max_length(checkpoint: FloatCheckpoint, model: EncoderModel) -> int:
-    given = [checkpoint.tokenizer_config.get("model_max_length")]
-    given.append(checkpoint.layout.max_length if checkpoint.layout else None)
-    numbers = [each for each in given if isinstance(each, int | float)]
-    limits = [int(each) for each in numbers if 0 < each < _NO_LIMIT]
-    return min(model.limit, *limits) if limits else model.limit
+    given = checkpoint.tokenizer_config.get("model_max_length")
+    length = None
+    if isinstance(given, int | float) and 0 < given < _NO_LIMIT:
+        length = int(given)
+    if checkpoint.layout is not None:
+        length = checkpoint.layout.longest_input(length)
+    return min(model.limit, length or _NO_LIMIT)
 
 
 def _tokenizer_settings(checkpoint: FloatCheckpoint, backend: Any, length: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from qdqbert.artifact import CONFIG
 from qdqbert.cache import kept_digest
 from qdqbert.checkpoint.cross_encoder import read_layout, task_of_files
 from qdqbert.checkpoint.sentence import SentenceHead, folder_reader, join
-from qdqbert.checkpoint.sparse_encoder import TextHead, splade_head
+from qdqbert.checkpoint.text_heads import TextHead, embedding_head
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.weights import weight_files
 from qdqbert.engines.native.instruction_sets import choose_set
@@ -47,9 +47,8 @@ class FloatCheckpoint:
     @property
     def head(self) -> TextHead | None:
         """What an embedder computes after the model, if it is known."""
-        if TASK_KINDS[self.task].is_sparse:
-            return splade_head(self.layout, str(self.folder))[0]
-        return self.layout if isinstance(self.layout, SentenceHead) else None
+        found, _ = embedding_head(self.layout, str(self.folder), self.task)
+        return found or (self.layout if isinstance(self.layout, SentenceHead) else None)
 
 
 def read_checkpoint(folder: Path, *, task: TaskName | None = None) -> FloatCheckpoint:

@@ -31,20 +31,29 @@ _ZERO_POINT = 121
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """Queries, keys and values `(tokens, heads, head size)`, and where each text starts."""
+    """Queries, keys and values `(tokens, heads, head size)`, and where each text starts.
+
+    `attended` is how many tokens at the start of each text are attended to.
+    """
 
     parts: tuple[Any, Any, Any]
     starts: Any
+    attended: Any
 
 
-def make_texts(lengths: tuple[int, ...], heads: int, size: int, seed: int) -> Texts:
+def make_texts(
+    lengths: tuple[int, ...], heads: int, size: int, seed: int, *, attended: Any = None
+) -> Texts:
     forget_arrays()
     rng = np.random.default_rng(seed)
     tokens = sum(lengths)
     # Tokens differ in size, as they do in real models.
     spread = np.exp(0.5 * rng.standard_normal((3, tokens, heads, 1)))
     parts = (spread * rng.standard_normal((3, tokens, heads, size))).astype(np.float32)
-    return Texts(tuple(parts), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Texts(
+        tuple(parts), starts, np.array(lengths if attended is None else attended, np.int64)
+    )
 
 
 def run_attention(
@@ -90,7 +99,8 @@ def run_attention(
     rows = np.full((3, tokens + SPARE_ROWS, width), np.nan, np.float32)
     for own, part in zip(rows, texts.parts, strict=True):
         own[:tokens, : heads * size] = part.reshape(tokens, -1)
-    job = JOB.make({**dict.fromkeys(JOB.fields, 0), "starts": texts.starts})
+    given = {"starts": texts.starts, "attended": texts.attended}
+    job = JOB.make({**dict.fromkeys(JOB.fields, 0), **given})
     buffers = {
         "queries": np.full((together, deep), np.nan, np.float32),
         "keys": np.full(limit * deep, np.nan, np.float32),
@@ -113,7 +123,9 @@ def contexts(
     """Return the contexts `(tokens, heads, head size)` in float64."""
     _, heads, size = texts.parts[0].shape
     found = np.zeros(texts.parts[0].shape)
-    for start, end in zip(texts.starts[:-1], texts.starts[1:], strict=True):
+    for start, end, attended in zip(
+        texts.starts[:-1], texts.starts[1:], texts.attended, strict=True
+    ):
         distance = np.arange(end - start) - np.arange(end - start)[:, None] + LIMIT - 1
         for head in range(heads):
             found[start:end, head] = attention(
@@ -122,6 +134,7 @@ def contexts(
                 bias=None if bias is None else bias[head, distance],
                 causal=causal,
                 window=window,
+                attended=attended,
             )
     return found
 
@@ -185,6 +198,16 @@ def test_tokens_attend_only_to_their_window(
     bias = rng.standard_normal((2, 2 * LIMIT - 1)).astype(np.float32) if has_bias else None
     texts = make_texts(tuple(lengths), 2, size, seed)
     check_attention(windowed_kernels, texts, bias=bias, causal=causal, window=window)
+
+
+@pytest.mark.parametrize("window", [None, 3, 20])
+def test_only_the_first_tokens_are_attended_to(windowed_kernels, dynamic_kernels, window) -> None:
+    # With a window of 3, the last tokens of most texts attend to none.
+    lengths, attended = (5, 80, 33, 64, 17, 70), (5, 1, 16, 17, 2, 33)
+    texts = make_texts(lengths, 2, 32, 0, attended=attended)
+    check_attention(windowed_kernels, texts, window=window)
+    if window is None:
+        check_attention(dynamic_kernels, texts)
 
 
 def test_contexts_are_codes_if_scales_are_static(kernels) -> None:

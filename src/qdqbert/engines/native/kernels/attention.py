@@ -26,6 +26,9 @@ from qdqbert.engines.native.records import CODES, JOB, LAYER, MODEL, THREAD
 
 # Smaller than any score: a weight of 2^-126, which no sum of weights shows.
 _MASKED = -1e30
+# Smaller than any score, and far above those that are masked. A token that attends to no token has
+# weights of 2^-126, and their sum counts as this much: its context is 0.
+_LEAST, _LEAST_TOTAL = -1e29, 2.0**-60
 # Rows of scores that are computed together; see `_emit_softmax`.
 _ROWS_OF_SOFTMAX = (4, 2, 1)
 
@@ -75,6 +78,7 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
     starts = JOB.read(f, f.job, "starts") + f.text_index * 8
     first = f.load(I64, starts)
     length = f.load(I64, starts + 8) - first
+    attended = f.load(I64, JOB.read(f, f.job, "attended") + f.text_index * 8)
     start = (first - f.first_row) * stride + (head - f.first_head) * size * 4
     queries, keys, values = (each + start for each in (f.queries, f.keys, f.values))
     context = f.context + ((first - f.first_row) * width + head * size) * element
@@ -82,12 +86,12 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
         THREAD.read(f, f.thread, name) for name in ("queries", "keys", "values", "scores", "sums")
     )
     scale = MODEL.read(f, f.model, "score_scale")
-    f.call("pack_keys", keys, stride, length, size, scale, packed_keys)
-    f.call("pack_values", values, stride, length, size, 1.0, packed_values)
+    f.call("pack_keys", keys, stride, attended, size, scale, packed_keys)
+    f.call("pack_values", values, stride, attended, size, 1.0, packed_values)
     zeros = f.allocate(F32, WIDEST)
     f.store(f.constant(vector(F32, WIDEST), 0.0), zeros)
     products = isa.products
-    key_bytes, value_bytes = products.bytes_of_key(size), padded_to(length, products.depth) * 4
+    key_bytes, value_bytes = products.bytes_of_key(size), padded_to(attended, products.depth) * 4
     relative = None
     if features.relative:
         relative = relative_positions(f, features, head, size, length, zeros)
@@ -96,7 +100,7 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
     count_of_queries = length.minimum(f.most)
     with f.loop(0, count_of_queries, together) as row:
         rows = (count_of_queries - row).minimum(together)
-        first_key, end = _keys_read(f, isa, row, rows, length, windowed=features.windowed)
+        first_key, end = _keys_read(f, isa, row, rows, attended, windowed=features.windowed)
         count = end - first_key
         columns = padded_to(count, products.columns)
         own, own_stride = queries + row * stride, stride
@@ -148,17 +152,17 @@ def _keys_read(
     isa: InstructionSet,
     row: Value,
     rows: Value,
-    length: Value,
+    attended: Value,
     *,
     windowed: bool,
 ) -> tuple[Value, Value]:
     """Return the first key that some queries read, where a panel starts, and the end of them."""
     if not windowed:
-        return f.constant(I64, 0), length
+        return f.constant(I64, 0), attended
     window = LAYER.read(f, f.layer, "window")
     multiple = isa.products.columns
-    first = (row - window.minimum(row)) // multiple * multiple
-    return first, (row + rows + window).minimum(length)
+    first = (row - window.minimum(row)).minimum(attended) // multiple * multiple
+    return first, (row + rows + window).minimum(attended)
 
 
 def attend(f: Function, layer: Value, text: Value, head: Value, most: Value) -> None:
@@ -223,7 +227,10 @@ def _emit_softmax(module: Module, isa: InstructionSet, features: Features) -> No
 
         def block(row: Value, height: int) -> None:
             places = [scores + (row + each) * stride for each in range(height)]
-            found = [1.0 / total for total in _weigh(f, isa, places, features.rounds_attention)]
+            totals = _weigh(f, isa, places, features.rounds_attention)
+            if features.windowed:
+                totals = [total.maximum(_LEAST_TOTAL) for total in totals]
+            found = [1.0 / total for total in totals]
             if features.rounds_attention:
                 _round_weights(f, isa, places, found)
                 found = [f.constant(F32, 1.0)] * height
@@ -244,7 +251,7 @@ def _weigh(f: Function, isa: InstructionSet, rows: list[Value], in_full: bool) -
     """
     lanes = isa.lanes
     floats = vector(F32, lanes)
-    largest = [f.variable(f.constant(floats, _MASKED)) for _ in rows]
+    largest = [f.variable(f.constant(floats, _LEAST)) for _ in rows]
     with f.loop(0, f.padded, lanes) as key:
         for row, most in zip(rows, largest, strict=True):
             most.set(f.load(floats, row + key * 4).maximum(most.get()))

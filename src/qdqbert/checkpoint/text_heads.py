@@ -1,0 +1,64 @@
+"""What models of sentence-transformers that embed texts compute after the encoder."""
+
+from __future__ import annotations
+
+from qdqbert.checkpoint.multi_vector import (
+    MultiVectorHead,
+    is_multi_vector,
+    read_multi_vector_head,
+)
+from qdqbert.checkpoint.sentence import (
+    ReadFile,
+    SentenceHead,
+    prompt_notices,
+    read_sentence_head,
+)
+from qdqbert.checkpoint.sparse_encoder import (
+    SpladeHead,
+    is_sparse_encoder,
+    read_splade_head,
+    splade_head,
+)
+from qdqbert.errors import UserInputError
+from qdqbert.task_kinds import TASK_KINDS
+
+TextHead = SentenceHead | SpladeHead | MultiVectorHead
+"""What makes vectors of the states of tokens, or of scores."""
+
+
+def read_text_head(read: ReadFile) -> TextHead | None:
+    """Return the head of a model of sentence-transformers; `None` for other folders.
+
+    Raises:
+        CheckpointError: It has a module or a setting that is not supported.
+    """
+    if is_multi_vector(read):
+        return read_multi_vector_head(read)
+    return read_splade_head(read) if is_sparse_encoder(read) else read_sentence_head(read)
+
+
+def embedding_head(
+    layout: object, name: str, task: str
+) -> tuple[SpladeHead | MultiVectorHead | None, tuple[str, ...]]:
+    """Return what sparse and multi-vector embedders compute, and notices; `None` for other tasks.
+
+    Args:
+        layout: The files of sentence-transformers, if there are some.
+        name: Name of the checkpoint, for messages.
+        task: The task.
+
+    Raises:
+        UserInputError: The files of a multi-vector embedder are missing.
+    """
+    kind = TASK_KINDS[task]
+    if kind.is_sparse:
+        return splade_head(layout, name)
+    if not kind.is_multi_vector:
+        return None, ()
+    if not isinstance(layout, MultiVectorHead):
+        raise UserInputError(
+            f"`task={task!r}`: {name!r} has no files of a multi-vector encoder. Save the model "
+            "with `MultiVectorEncoder` of sentence-transformers.",
+            argument="task",
+        )
+    return layout, tuple(prompt_notices(layout))

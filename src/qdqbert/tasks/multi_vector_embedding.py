@@ -1,0 +1,391 @@
+"""Multi-vector embeddings: a vector for each token of a text, as ColBERT's. MaxSim compares them.
+
+The model has the interface of sentence-transformers' `MultiVectorEncoder`. Data are pairs of texts
+with a score, as of other embedders. All tokens of both texts count there.
+
+Source: Khattab and Zaharia 2020, arXiv:2004.12832.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.checkpoint.multi_vector import Kind, TokenRules, read_token_rules
+from qdqbert.errors import CheckpointError, UserInputError, naming
+from qdqbert.progress import progress_of
+from qdqbert.runtime.batches import Feature, Results
+from qdqbert.runtime.inputs import check_batch_size, check_text, check_whole, listed_texts
+from qdqbert.runtime.model import Loaded
+from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.rows import RowFormat, always
+from qdqbert.runtime.scheduler import EncodedItem, Job
+from qdqbert.tables.rows import Column
+from qdqbert.task_kinds import TASK_KINDS, TaskSettings
+from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION
+from qdqbert.tasks.logits import score_answers
+from qdqbert.tasks.max_sim import Vectors, max_sim
+from qdqbert.tasks.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, Prompted, PromptedModel
+from qdqbert.tasks.scores import correlations
+from qdqbert.tasks.task import Answer, Features, Prediction, Predictions, Score
+from qdqbert.tokenizing.tokenizer import Tokenizer
+
+_NAME = "multi-vector-embedding"
+(_OUTPUT,) = TASK_KINDS[_NAME].outputs
+
+Many = Sequence[Vectors] | NDArray[Any]
+"""Vectors of texts, each `(tokens, dimensions)`, or of a single text."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Padding:
+    """Tokens that are put after a query.
+
+    Attributes:
+        length: Number of tokens that it is filled up to.
+        values: Value of each input for these tokens, by name.
+        is_scored: Whether these tokens have vectors.
+    """
+
+    length: int
+    values: Mapping[str, int]
+    is_scored: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Encode(Prompted):
+    """The job of `encode`; see `Job`. `tokenizer` cuts texts to the length of their kind.
+
+    Attributes:
+        expansion: What is put after texts; `None` for nothing.
+        skipped: Ids of tokens without vectors, `(ids,)`.
+        kept: Ids of the only tokens that have vectors, `(ids,)`; `None` for all.
+    """
+
+    expansion: _Padding | None
+    skipped: NDArray[np.int64]
+    kept: NDArray[np.int64] | None
+
+    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
+        """Return the model inputs of each text, and which tokens have vectors as its place."""
+        return [self._expanded(each) for each in super().encode(items)]
+
+    def split(self, results: Results) -> Sequence[Vectors]:
+        rows = results.rows(_OUTPUT)
+        return [each[place] for each, place in zip(rows, results.places, strict=True)]
+
+    def answer(self, item: str, encoded: EncodedItem, values: Sequence[Vectors]) -> Vectors:
+        del item, encoded
+        return values[0]
+
+    def _expanded(self, encoded: EncodedItem) -> EncodedItem:
+        (feature,) = encoded.features
+        count = len(feature["input_ids"])
+        if self.expansion is not None:
+            feature = _filled(feature, self.expansion)
+        ids = feature["input_ids"]
+        has_vector = ~np.isin(ids, self.skipped)
+        if self.kept is not None:
+            has_vector &= np.isin(ids, self.kept)
+        if self.expansion is not None and not self.expansion.is_scored:
+            has_vector[count:] = False
+        return dataclasses.replace(encoded, features=(feature,), places=(has_vector,))
+
+
+def _filled(feature: Feature, padding: _Padding) -> Feature:
+    """Return a feature with tokens at its end, up to their length."""
+    missing = max(padding.length - len(feature["input_ids"]), 0)
+    return {
+        name: np.append(values, np.full(missing, padding.values[name], values.dtype))
+        for name, values in feature.items()
+    }
+
+
+class MultiVectorEmbedder(PromptedModel):
+    """Computes a vector for each token of texts, and compares texts by them."""
+
+    rows = RowFormat(
+        name="a multi-vector embedder",
+        options=("prompt", "prompt_name"),
+        columns=always(Column(name="embeddings", kind="vectors")),
+        job=lambda model, options: _job_of(model, options),
+        values=lambda answer, _: (answer,),
+    )
+
+    def __init__(self, loaded: Loaded) -> None:
+        """Read the settings of the folder."""
+        super().__init__(loaded)
+        self._rules = read_token_rules(loaded.artifact.directory)
+        self._skipped = _skipped_ids(self._rules, loaded.tokenizer)
+        if self._settings.similarity not in (None, "maxsim", "meanmaxsim"):
+            raise CheckpointError(
+                f"`similarity_fn_name={self._settings.similarity!r:.80}` in the folder's "
+                "config_sentence_transformers.json is not supported for vectors of tokens. Known: "
+                "maxsim, meanmaxsim."
+            )
+
+    def encode(
+        self,
+        sentences: str | Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        task: Kind | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+    ) -> Any:
+        """Compute vectors of tokens, as `MultiVectorEncoder.encode` of sentence-transformers does.
+
+        Use `encode_query` and `encode_document`, which choose the prompt and the `task`.
+
+        Args:
+            sentences: A text, or a list of texts.
+            prompt_name: Name of the prompt, a key of `prompts`, that is put before each text. The
+                folder's default prompt, if it has one, is used by default.
+            prompt: Text that is put before each text, instead of a named prompt.
+            task: Whether texts are queries or documents, which have lengths of their own. Queries
+                are expanded, if the model does that. Documents, and texts of which a call does not
+                say what they are, have no vectors for tokens that the model skips.
+            batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
+            show_progress_bar: Whether to show a bar on stderr.
+
+        Returns:
+            float32 `(tokens, dimensions)` for a text, and a list of these for a list.
+
+        Raises:
+            UserInputError: `prompt_name` or `task` is unknown, or `sentences` is not a text or a
+                list of texts.
+
+        Example:
+            >>> queries = model.encode_query(["how to fix a leaking kitchen tap"])
+            >>> documents = model.encode_document(["Repair of taps", "A fine film"])
+            >>> model.similarity(queries, documents)
+            array([[26.4, 14.1]], dtype=float32)
+        """
+        check_batch_size(batch_size)
+        job = self.job(prompt_name=prompt_name, prompt=prompt, task=task)
+        texts = listed_texts(sentences, "sentences")
+        vectors = self._all(
+            job,
+            texts,
+            max_length=job.tokenizer.max_length,
+            progress=progress_of(bool(show_progress_bar)),
+        )
+        return vectors[0] if isinstance(sentences, str) else vectors
+
+    def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """Compute vectors of queries: `encode` with the prompt "query", if there is one."""
+        return self.encode(
+            sentences, **{"task": "query", **self._with_prompt(QUERY_PROMPTS, options)}
+        )
+
+    def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """Compute vectors of documents: `encode` with the document prompt, if there is one.
+
+        It is the first of the prompts "document", "passage" and "corpus" that the folder has.
+        """
+        return self.encode(
+            sentences, **{"task": "document", **self._with_prompt(DOCUMENT_PROMPTS, options)}
+        )
+
+    def similarity(self, queries: Many, documents: Many) -> NDArray[np.float32]:
+        """Compare all queries with all documents, as `MultiVectorEncoder.similarity` does.
+
+        Args:
+            queries: Vectors of queries, as `encode_query` returns them.
+            documents: Vectors of documents, as `encode_document` returns them.
+
+        Returns:
+            float32 `(queries, documents)`: MaxSim, the sum over the vectors of a query of their
+            largest products with those of a document; or their mean, if the folder's
+            `similarity_fn_name` is "meanmaxsim". A document without vectors has -1e9.
+
+        Raises:
+            UserInputError: They are not vectors of tokens, or differ in their dimensions.
+        """
+        given = {"queries": queries, "documents": documents}
+        sides = [_listed(each, name) for name, each in given.items()]
+        widths = {each.shape[1] for side in sides for each in side}
+        if len(widths) > 1:
+            raise UserInputError(
+                "`queries` and `documents` must have the same number of dimensions; got "
+                f"{', '.join(map(str, sorted(widths)))}.",
+                argument="documents",
+            )
+        return max_sim(*sides, is_mean=self._settings.similarity == "meanmaxsim")
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_k: int | None = None,
+        return_documents: bool = False,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+    ) -> list[dict[str, Any]]:
+        """Sort documents by how well they answer a query, as rerankers do.
+
+        Args:
+            query: The query.
+            documents: The documents.
+            top_k: Number of documents to return; `None` for all.
+            return_documents: Whether the result contains the texts.
+            batch_size: Has no effect; see `encode`.
+            show_progress_bar: Whether to show a bar on stderr.
+
+        Returns:
+            For each document, best first, its index as `corpus_id`, its `score` and, if requested,
+            its `text`.
+
+        Raises:
+            UserInputError: `query` is not a text, or `documents` is not a list of texts.
+        """
+        check_whole("top_k", top_k, at_least=1)
+        texts = listed_texts(documents, "documents", takes_one=False)
+        with naming("query"):
+            check_text(query)
+        vectors = self.encode_document(
+            texts, batch_size=batch_size, show_progress_bar=show_progress_bar
+        )
+        scores = self.similarity([self.encode_query(query)], vectors)[0]
+        return [
+            {"corpus_id": index, "score": float(scores[index])}
+            | ({"text": texts[index]} if return_documents else {})
+            for index in np.argsort(-scores, kind="stable")[:top_k].tolist()
+        ]
+
+    def job(
+        self,
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        task: Kind | None = None,
+    ) -> _Encode:
+        """Return the job of `encode` with these options, for `stream`."""
+        if task not in (None, *get_args(Kind)):
+            raise UserInputError(
+                f"`task={task!r}` is unknown. Known: query, document.", argument="task"
+            )
+        loaded, rules = self._loaded, self._rules
+        length = min(rules.longest(task) or self.max_length, self.max_length)
+        is_skipped = (task or "document") in rules.skipped_in
+        return _Encode(
+            tokenizer=loaded.tokenizer.cutting(length),
+            input_names=loaded.artifact.input_names,
+            prompt=self._prompt(prompt_name, prompt),
+            expansion=self._padding() if task == "query" else None,
+            skipped=self._skipped if is_skipped else np.zeros(0, np.int64),
+            kept=None if rules.kept_ids is None or task == "query" else np.array(rules.kept_ids),
+        )
+
+    def job_of_kind(self, task: Kind, *, prompt: str | None = None) -> _Encode:
+        """Return the job of `encode_query` or `encode_document`, for `stream`.
+
+        Args:
+            task: What texts are.
+            prompt: Text that is put before each text, instead of the prompt of this kind.
+        """
+        names = QUERY_PROMPTS if task == "query" else DOCUMENT_PROMPTS
+        return self.job(task=task, **self._with_prompt(names, {"prompt": prompt}))
+
+    def _padding(self) -> _Padding | None:
+        expansion, tokenizer = self._rules.expansion, self._loaded.tokenizer
+        token = self._rules.expansion_token(tokenizer.special_token)
+        if expansion is None or token is None:
+            return None
+        index = tokenizer.backend.token_to_id(token)
+        if index is None:
+            raise CheckpointError(f"The tokenizer has no token {token!r}, which expands queries.")
+        return _Padding(
+            length=min(expansion.length, self.max_length),
+            values={
+                **tokenizer.padding,
+                "input_ids": index,
+                "attention_mask": int(expansion.attends),
+            },
+            is_scored=expansion.is_scored,
+        )
+
+
+def _skipped_ids(rules: TokenRules, tokenizer: Tokenizer) -> NDArray[np.int64]:
+    """Return the ids of the tokens without vectors that the vocabulary has."""
+    unknown = tokenizer.special_token("unk_token")
+    ids = map(tokenizer.backend.token_to_id, rules.skipped_words)
+    found = {
+        index
+        for word, index in zip(rules.skipped_words, ids, strict=True)
+        if index is not None and (word == unknown or index != tokenizer.special_id("unk_token"))
+    }
+    return np.array(sorted(found), np.int64)
+
+
+def _listed(given: Any, name: str) -> list[Vectors]:
+    """Return vectors of texts as arrays; those of a single text as the only one."""
+    is_one = isinstance(given, np.ndarray) and given.ndim == 2
+    found = [np.asarray(each, np.float32) for each in ([given] if is_one else given)]
+    if wrong := [each.shape for each in found if each.ndim != 2]:
+        raise UserInputError(
+            f"`{name}` must be arrays `(tokens, dimensions)`, got one of shape {wrong[0]}.",
+            argument=name,
+        )
+    return found
+
+
+def _job_of(model: MultiVectorEmbedder, options: AnswerOptions) -> Job[str, Vectors]:
+    """Return the job for rows, which are documents unless the prompt is that of queries."""
+    if options.prompt_name in (None, *DOCUMENT_PROMPTS):
+        return model.job_of_kind("document", prompt=options.prompt)
+    if options.prompt_name in QUERY_PROMPTS:
+        return model.job_of_kind("query", prompt=options.prompt)
+    return model.job(prompt_name=options.prompt_name, prompt=options.prompt)
+
+
+def _predictions(results: Results) -> list[Prediction]:
+    return list(results.rows(_OUTPUT))
+
+
+def _pair_scores(predictions: Predictions, features: Features) -> NDArray[np.float64]:
+    """Return the mean MaxSim of both texts of each example."""
+    count = len(features.examples)
+    pairs = zip(predictions[:count], predictions[count:], strict=True)
+    return np.array([max_sim([a], [b], is_mean=True)[0, 0] for a, b in pairs], np.float64)
+
+
+def _scores(
+    predictions: Predictions,
+    features: Features,
+    id2label: Mapping[int, str],
+    options: TaskSettings,
+) -> list[Score]:
+    """Return the correlations of mean MaxSim and score, x 100."""
+    del id2label, options
+    return correlations(_pair_scores(predictions, features), features.examples)
+
+
+def _answers(
+    predictions: Predictions,
+    features: Features,
+    *,
+    tokenizer: Any,
+    id2label: Mapping[int, str],
+    options: TaskSettings,
+) -> list[Answer]:
+    del tokenizer, id2label, options
+    given = [example.given for example in features.examples]
+    return score_answers(_pair_scores(predictions, features), given, "mean MaxSim")
+
+
+MULTI_VECTOR_EMBEDDING = dataclasses.replace(
+    FEATURE_EXTRACTION,
+    name=_NAME,
+    predictions=_predictions,
+    scores=_scores,
+    labels=None,
+    answers=_answers,
+    model=MultiVectorEmbedder,
+)
