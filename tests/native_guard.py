@@ -98,8 +98,8 @@ class Mirror:
 
 @contextlib.contextmanager
 def guarded(guard: Guard) -> Iterator[None]:
-    """Allocate all buffers of models between pages."""
-    from qdqbert.engines.native import convolution, heads, program, runner
+    """Allocate all buffers of models between pages, and divide the shortest texts among threads."""
+    from qdqbert.engines.native import convolution, heads, program, runner, schedule
 
     texts = runner.Texts
 
@@ -111,6 +111,7 @@ def guarded(guard: Guard) -> Iterator[None]:
         mock.patch.object(heads, "zeros", guard.zeros),
         mock.patch.object(convolution, "zeros", guard.zeros),
         mock.patch.object(program, "aligned", guard.copy),
+        mock.patch.object(schedule, "PRODUCTS_ALONE", 0),
         mock.patch.object(runner, "Texts", guarded_texts),
     ):
         yield

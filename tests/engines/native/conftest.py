@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from qdqbert.engines.native import schedule
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_sets import usable_sets
 
@@ -37,6 +38,12 @@ def _without_old_copies() -> Iterator[None]:
         from native_kernels import forget_arrays
 
         forget_arrays()
+
+
+@pytest.fixture(autouse=True)
+def _divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let threads share the work of small models, too."""
+    monkeypatch.setattr(schedule, "PRODUCTS_ALONE", 0)
 
 
 @pytest.fixture(scope="session", params=USABLE)

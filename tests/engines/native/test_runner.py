@@ -29,11 +29,11 @@ from native_models import (
     random_model,
 )
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
-from qdqbert.engines.native import heads
+from qdqbert.engines.native import heads, schedule
 from qdqbert.engines.native.instruction_sets import choose_set, usable_sets
 from qdqbert.engines.native.kernels.short_products import ShortProducts
 from qdqbert.engines.native.packed import pack_model
-from qdqbert.engines.native.records import MAILBOX
+from qdqbert.engines.native.records import MAILBOX, THREAD
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import save_packed
 from qdqbert.errors import UserInputError
@@ -173,6 +173,21 @@ def text_bits(runner: NativeRunner, inputs: dict[str, Any]) -> list[bytes]:
     states = states_of(runner, inputs)
     masks = inputs["attention_mask"] == 1
     return [text[mask].tobytes() for text, mask in zip(states, masks, strict=True)]
+
+
+def test_one_thread_runs_a_short_text(save, monkeypatch) -> None:
+    shape = Shape()
+    width = shape.heads * shape.head
+    products = shape.layers * shape.hidden * (4 * width + 2 * shape.inner)
+    monkeypatch.setattr(schedule, "PRODUCTS_ALONE", 7 * products)
+    runner = NativeRunner(save(shape), threads=2)
+    stream = runner._free.get()
+    runner._free.put(stream)
+    place, passes = THREAD.offset("passes") // 8, []
+    for length in (7, 8, 7):
+        states_of(runner, random_batch((length,)))
+        passes.append([int(each.record[place]) for each in stream.scratch])
+    assert passes == [[1, 0], [2, 1], [3, 1]]
 
 
 def test_outputs_that_are_not_wanted_are_left_out(tmp_path) -> None:

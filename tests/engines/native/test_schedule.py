@@ -8,7 +8,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqbert.engines.native.schedule import FEW_ROWS, PART_ROWS, divide, divide_evenly
+from qdqbert.engines.native import schedule
+from qdqbert.engines.native.schedule import (
+    FEW_ROWS,
+    PART_ROWS,
+    divide,
+    divide_evenly,
+    useful_threads,
+)
 
 
 def starts_of(lengths) -> np.ndarray:
@@ -66,6 +73,12 @@ def test_a_short_text_is_shared_by_columns() -> None:
     assert divide(starts_of([FEW_ROWS]), 12, 2).by_columns
     assert not divide(starts_of([FEW_ROWS + 1]), 12, 2).by_columns
     assert not divide(starts_of([5]), 12, 1).is_shared
+
+
+def test_one_thread_computes_few_products(monkeypatch) -> None:
+    monkeypatch.setattr(schedule, "PRODUCTS_ALONE", 1000)
+    assert [useful_threads(tokens, 100, 3) for tokens in (1, 10, 11, 500)] == [1, 1, 3, 3]
+    assert useful_threads(500, 100, 1) == 1
 
 
 @given(count=st.integers(0, 3000), parts=st.integers(1, 40), multiple=st.sampled_from((1, 16, 64)))

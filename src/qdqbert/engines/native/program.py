@@ -39,7 +39,7 @@ from qdqbert.engines.native.records import (
     THREAD,
 )
 from qdqbert.engines.native.schedule import FEW_ROWS, Shares, divide_evenly
-from qdqbert.engines.native.schema import NORMS, ROUNDINGS
+from qdqbert.engines.native.schema import LINEARS, NORMS, ROUNDINGS
 from qdqbert.engines.native.storage import Packed
 from qdqbert.engines.native.texts import Texts
 
@@ -84,6 +84,7 @@ class Program:
         arrays: Its arrays by name.
         hidden: Channels of a hidden state with padding.
         features: The features of the kernels.
+        products: Number of products of codes and weights for each token.
         vocabulary: Number of token ids.
         type_count: Number of token types.
     """
@@ -122,6 +123,11 @@ class Program:
         self.functions: dict[str, Callable[..., None]] = {
             name: self._library.function(name) for name in _CALLED
         }
+        self.products = sum(
+            layer[part]["depth"] * layer[part]["columns"]
+            for layer in self.settings["layers"]
+            for part in LINEARS
+        )
         self.vocabulary = len(self.arrays["words"])
         self.type_count = len(self.arrays["token_types"])
         self.model = self._model()

@@ -18,7 +18,7 @@ from qdqbert.engines.native.convolution import Convolution
 from qdqbert.engines.native.heads import Heads, Rows
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.program import Job, Program, Scratch
-from qdqbert.engines.native.schedule import divide
+from qdqbert.engines.native.schedule import divide, useful_threads
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.native.tail import TailRunner
 from qdqbert.engines.native.team import Team
@@ -183,11 +183,13 @@ class NativeRunner:
         heads = self._program.settings["heads"]
         # Without all heads, a thread cannot normalize over them, and columns are of whole models.
         has_columns = not (self._program.features.normalizes_heads or self._convolution)
-        shares = divide(texts.starts, heads, stream.team.threads, has_columns=has_columns)
+        tokens = int(texts.starts[-1])
+        threads = useful_threads(tokens, self._program.products, stream.team.threads)
+        shares = divide(texts.starts, heads, threads, has_columns=has_columns)
         # Each part of a model with a convolution would take its last layer for the model's.
         first_only = first_only and not (shares.by_columns or self._convolution)
-        threads = len(shares.rows) if shares.is_shared else 1
-        stream.job.take(texts, threads, first_only=first_only)
+        waiting = len(shares.rows) if shares.is_shared else 1
+        stream.job.take(texts, waiting, first_only=first_only)
         used = stream.scratch[: len(shares.rows)]
         for thread, scratch in enumerate(used):
             scratch.take(shares, thread)

@@ -15,6 +15,13 @@ FEW_ROWS = 64
 PART_ROWS = 256
 """Rows of texts that a thread computes together, if there is more than one of them."""
 
+PRODUCTS_ALONE = 2**27
+"""Up to this number of products of codes and weights, one thread runs a forward pass.
+
+It takes a fraction of a millisecond. Threads wait for each other in each layer, so that two of them
+gain at most a tenth of that, and lose milliseconds if another process has a core.
+"""
+
 # How much more than its share a thread may get before threads share texts instead.
 _IMBALANCE = 1.15
 # Attention of a token costs this many times as much for each other token as for itself.
@@ -40,6 +47,17 @@ class Shares:
     parts: list[list[int]]
     is_shared: bool
     by_columns: bool = False
+
+
+def useful_threads(tokens: int, products: int, threads: int) -> int:
+    """Return how many threads run a forward pass.
+
+    Args:
+        tokens: Number of tokens.
+        products: Number of products of codes and weights for each token.
+        threads: Number of threads there are.
+    """
+    return 1 if tokens * products <= PRODUCTS_ALONE else threads
 
 
 def divide(
