@@ -18,6 +18,9 @@ Inputs = dict[str, NDArray[np.int64]]
 
 # The library's encodings take about a hundred times the memory of their ids.
 _CHUNK_SIZE = 64
+# Of most inputs, the mask and the types of the tokens are views of these.
+_ONES, _ZEROS = np.ones(4096, np.int32), np.zeros(4096, np.int32)
+_ONES.flags.writeable = _ZEROS.flags.writeable = False
 
 _T = TypeVar("_T")
 
@@ -87,13 +90,23 @@ def feature_of(
     encoding: tokenizers.Encoding | Kept, input_names: Sequence[str]
 ) -> dict[str, NDArray[np.int32]]:
     """Return the model inputs of one encoding, each `(tokens,)`, int32."""
-    feature = {"input_ids": np.array(encoding.ids, dtype=np.int32)}
+    ids = np.array(encoding.ids, dtype=np.int32)
+    feature = {"input_ids": ids}
     if "attention_mask" in input_names:
         # The tokenizer does not pad.
-        feature["attention_mask"] = np.ones_like(feature["input_ids"])
+        feature["attention_mask"] = _constant(_ONES, ids.size)
     if "token_type_ids" in input_names:
-        feature["token_type_ids"] = np.array(encoding.type_ids, dtype=np.int32)
+        types = encoding.type_ids
+        is_second = any(types)
+        feature["token_type_ids"] = (
+            np.array(types, dtype=np.int32) if is_second else _constant(_ZEROS, ids.size)
+        )
     return feature
+
+
+def _constant(array: NDArray[np.int32], length: int) -> NDArray[np.int32]:
+    """Return a constant of a length, which is a view of the array unless that is too short."""
+    return array[:length] if length <= len(array) else np.full(length, array[0])
 
 
 def in_chunks(items: Sequence[_T]) -> Iterator[list[_T]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import os
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -367,11 +366,12 @@ def _answers(
                 truncated += chunk.encoded[owners[index]].truncated
         tokens = sum(chunk.features[index]["input_ids"].size for index in indices)
         advance(Done(items=finished, tokens=tokens, truncated=truncated))
-    rest = iter(values)
+    start = 0
     for item, each in zip(chunk.items, chunk.encoded, strict=True):
-        own = list(itertools.islice(rest, len(each.features)))
-        failed = next((value for value in own if isinstance(value, UserInputError)), None)
-        yield each.error or failed or job.answer(item, each, own)
+        own = values[start : start + len(each.features)]
+        start += len(own)
+        failed = [value for value in own if isinstance(value, UserInputError)]
+        yield each.error or (failed[0] if failed else job.answer(item, each, own))
 
 
 def _by_halves(
@@ -405,6 +405,7 @@ def _refused(error: UserInputError) -> EncodedItem:
 
 def _with_tokens(encoded: EncodedItem) -> EncodedItem:
     """Refuse an item without tokens, such as an empty text without special tokens."""
-    if all(feature["input_ids"].size for feature in encoded.features):
-        return encoded
-    return _refused(UserInputError("An input has no tokens. Leave it out."))
+    for feature in encoded.features:
+        if not feature["input_ids"].size:
+            return _refused(UserInputError("An input has no tokens. Leave it out."))
+    return encoded
