@@ -33,6 +33,7 @@ import qdqbert.compat
 import qdqbert.verbs.benchmark.run
 import qdqbert.verbs.quantize.run
 import qdqbert.verbs.train.run
+from conftest import save_multi_vector
 from ports import free_port
 from qdqbert.cli import main
 from qdqbert.cli._commands import COMMANDS
@@ -107,6 +108,7 @@ def add_tutorial_files(folder: Path, save_tiny: Callable[..., Path]) -> None:
         save_tiny(folder / name, "bert", auto_class, num_hidden_layers=1, **changes)
     settings = folder / "my-splade" / "config_sentence_transformers.json"
     settings.write_text('{"model_type": "SparseEncoder"}')
+    save_multi_vector(folder / "my-colbert", mask={})
     rng = random.Random(0)
     (folder / "train.conll").write_text(tagged(rng, 80))
     (folder / "dev.conll").write_text(tagged(rng, 20))

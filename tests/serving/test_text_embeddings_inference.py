@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+import qdqbert
 from qdqbert.serving.app import build_app
 from qdqbert.serving.limits import Limits
 from serving_requests import TEXTS, answer, close, post
@@ -38,6 +39,41 @@ def test_embed_all_returns_the_states_of_tokens(models, client) -> None:
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
     assert len(answer(client, "/embed_all", {"inputs": TEXTS[0]})) == 1
+
+
+@pytest.fixture(scope="module")
+def multi_vector(quantized):
+    """Return a multi-vector embedder, and a client of a server that has no other model."""
+    with qdqbert.load(quantized("multi_vector").directory, engine="onnxruntime") as model:
+        app = build_app({"colbert": model})
+        with TestClient(app, raise_server_exceptions=False) as client:
+            yield model, client
+
+
+def test_embed_all_returns_the_vectors_of_tokens(multi_vector) -> None:
+    model, client = multi_vector
+    for options, expected in (
+        ({}, model.encode_document(TEXTS)),
+        ({"prompt_name": "query"}, model.encode_query(TEXTS)),
+    ):
+        found = answer(client, "/embed_all", {"inputs": TEXTS, **options})
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-4)
+    left = answer(client, "/embed_all", {"inputs": ["x " * 90], "truncation_direction": "Left"})
+    assert len(left[0]) == len(model.encode_document("x " * 90))
+
+
+@pytest.mark.parametrize("raw_scores", [False, True])
+def test_multi_vector_embedders_rank_by_max_sim(multi_vector, raw_scores) -> None:
+    model, client = multi_vector
+    expected = model.rank(TEXTS[0], TEXTS)
+    body = {"query": TEXTS[0], "texts": TEXTS, "raw_scores": raw_scores}
+    found = answer(client, "/rerank", body)
+    assert [each["index"] for each in found] == [each["corpus_id"] for each in expected]
+    close([each["score"] for each in found], [each["score"] for each in expected])
+    body = {"query": TEXTS[0], "documents": TEXTS, "top_n": 1}
+    (best,) = answer(client, "/v1/rerank", body)["results"]
+    close(best["relevance_score"], expected[0]["score"])
 
 
 def test_tokens_have_their_places_in_the_text(client, models) -> None:

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import sentence_transformers
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import qdqbert
 from conftest import save_multi_vector
@@ -175,6 +175,32 @@ def test_models_of_pylate_are_read_as_sentence_transformers_reads_them(
 
 
 @pytest.mark.parametrize(
+    "metadata",
+    [
+        {"query_maxlen": 10, "doc_maxlen": 20, "dim": 128, "doc_token_id": "cat"},
+        {"mask_punctuation": False, "attend_to_mask_tokens": True},
+        None,
+    ],
+)
+def test_checkpoints_of_stanford_are_read_as_sentence_transformers_reads_them(
+    save_tiny, tmp_path, metadata
+) -> None:
+    folder = save_tiny(tmp_path, "bert")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["HF_ColBERT"]}))
+    path = folder / "model.safetensors"
+    weights = {f"bert.{name}": each for name, each in load_file(path).items()}
+    projection = np.random.default_rng(0).standard_normal((128, 32)).astype(np.float32)
+    save_file({**weights, "linear.weight": projection}, path, metadata={"format": "pt"})
+    if metadata is not None:
+        (folder / "artifact.metadata").write_text(json.dumps(metadata))
+    expected = open_theirs(folder)
+    with qdqbert.load(folder, precision="float") as model:
+        assert model.encode_query("cat").shape[1] == 128
+        assert min(compare(model, expected)) > 0.99999
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"task": "queries"}, "`task='queries'` is unknown. Known: query, document"),
@@ -206,11 +232,10 @@ def test_deberta_cannot_expand_queries_by_tokens_that_are_not_attended_to(tmp_pa
 def test_weights_of_the_modules_belong_to_the_packed_model(checkpoint_copy, model) -> None:
     folder = checkpoint_copy("multi_vector")
     path = folder / "1_Dense" / "model.safetensors"
-    from safetensors.numpy import save_file
-
     weights = load_file(path)
     save_file({name: -each for name, each in weights.items()}, path)
-    with qdqbert.load(folder, precision="float") as changed:
+    # Of a model in memory, too.
+    with qdqbert.load(open_theirs(folder), precision="float") as changed:
         np.testing.assert_allclose(changed.encode("music"), -model.encode("music"), atol=1e-5)
 
 
@@ -248,6 +273,8 @@ def test_what_is_not_supported_is_refused_by_name(checkpoints, quantized, tmp_pa
         qdqbert.train(checkpoints("multi_vector"), tmp_path / "out", train_data=data)
     with pytest.raises(UserInputError, match="quantized for task 'multi-vector-embedding'"):
         qdqbert.export(folder, to="triton")
+    with pytest.raises(UserInputError, match="does not apply to multi-vector embedders"):
+        qdqbert.quantize(checkpoints("multi_vector"), tmp_path / "x", keep_vocabulary=data)
     with pytest.raises(UserInputError, match=r"\.onnx files are not read for the task `multi-v"):
         qdqbert.quantize(
             folder / "onnxruntime" / "model.onnx", tmp_path / "again", task="multi-vector-embedding"

@@ -3,12 +3,14 @@
 They are late interaction models, as ColBERT is (Khattab and Zaharia 2020, arXiv:2004.12832). Their
 modules are Transformer, then Dense and Normalize on each token, and MultiVectorMask, which says
 which tokens count. PyLate 3 and earlier keep what the mask says in
-config_sentence_transformers.json.
+config_sentence_transformers.json. Stanford's ColBERT has no such files: its linear layer is next to
+the encoder, and artifact.metadata has the rest.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import string
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +20,7 @@ import tokenizers
 
 from qdqbert.checkpoint.sentence import (
     MODEL_SETTINGS,
+    MODULES,
     SETTINGS,
     Layout,
     ReadFile,
@@ -55,6 +58,12 @@ _OF_PYLATE = (
     *("attend_to_expansion_tokens", "attend_to_mask_tokens", "skiplist_words"),
     *("query_prefix", "document_prefix"),
 )
+
+# Stanford's file of settings, and the class that its config.json names.
+_CONFIG = "config.json"
+_METADATA = "artifact.metadata"
+_STANFORD = "HF_ColBERT"
+_USUAL_WIDTH = 128
 
 _RULES = "multi_vector.json"
 _LENGTHS = ("text_length", "query_length", "document_length")
@@ -195,8 +204,9 @@ class MultiVectorHead(Layout):
         Lengths of queries and documents may be above the tokenizer's limit.
         """
         del given
-        lengths = [self.rules.longest(kind) for kind in (None, *get_args(Kind))]
-        return max((each for each in lengths if each is not None), default=None)
+        found = [self.rules.longest(kind) for kind in (None, *get_args(Kind))]
+        lengths = [each for each in found if each is not None]
+        return max(lengths) if len(lengths) == len(found) else None
 
     def prepare_tokenizer_(self, backend: tokenizers.Tokenizer) -> None:
         """Change a tokenizer to what the settings say, as sentence-transformers does."""
@@ -259,7 +269,7 @@ def is_multi_vector(read: ReadFile) -> bool:
     """
     settings = parse_object(read(MODEL_SETTINGS) or "{}", MODEL_SETTINGS)
     kinds = [kind for kind, _ in read_modules(read) or []]
-    return settings.get("model_type") in _MODEL_TYPES or _MASK in kinds
+    return settings.get("model_type") in _MODEL_TYPES or _MASK in kinds or _is_stanford(read)
 
 
 def read_multi_vector_head(read: ReadFile) -> MultiVectorHead:
@@ -268,6 +278,8 @@ def read_multi_vector_head(read: ReadFile) -> MultiVectorHead:
     Raises:
         CheckpointError: It has a module or a setting that is not supported.
     """
+    if _is_stanford(read) and read(MODULES) is None:
+        return _read_stanford(read)
     modules = read_modules(read) or []
     kinds = [kind for kind, _ in modules]
     if kinds[:1] != ["Transformer"] or not {*kinds[1:]} <= {*_ON_TOKENS, _MASK}:
@@ -302,6 +314,55 @@ def read_multi_vector_head(read: ReadFile) -> MultiVectorHead:
         marks=tuple(
             text for each in ("query_prefix", "document_prefix") if (text := saved.get(each))
         ),
+        **layout,
+    )
+
+
+def _is_stanford(read: ReadFile) -> bool:
+    """Return whether a checkpoint is one of Stanford's ColBERT."""
+    named = parse_object(read(_CONFIG) or "{}", _CONFIG).get("architectures")
+    return isinstance(named, list) and _STANFORD in named
+
+
+def _read_stanford(read: ReadFile) -> MultiVectorHead:
+    """Return the head of a checkpoint of Stanford's ColBERT."""
+    saved = parse_object(read(_METADATA) or "{}", _METADATA)
+    fields = Fields(saved, lambda reason: damaged(_METADATA, reason))
+    config = Fields(
+        parse_object(read(_CONFIG) or "{}", _CONFIG), lambda reason: damaged(_CONFIG, reason)
+    )
+    attends, skips = (
+        fields.truth(name) if fields.has(name) else usual
+        for name, usual in (("attend_to_mask_tokens", False), ("mask_punctuation", True))
+    )
+    marks = tuple(
+        f"{fields.text(name) if fields.has(name) else usual} "
+        for name, usual in (("query_token_id", "[unused0]"), ("doc_token_id", "[unused1]"))
+    )
+    prompts = dict(zip(get_args(Kind), marks, strict=True))
+    layout = read_layout_fields(read, "")
+    layout["files"] |= {MODEL_SETTINGS: json.dumps({"prompts": prompts}, indent=2) + "\n"}
+    sizes = {
+        "in_features": config.integer("hidden_size", 1, _LARGEST),
+        "out_features": _optional(fields, "dim") or _USUAL_WIDTH,
+    }
+    identity = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+    dense = head_module("Dense", "", json.dumps({**sizes, **identity}), vector=TOKENS)
+    return MultiVectorHead(
+        modules=(dense, HeadModule(name="Normalize", path="", config={})),
+        rules=TokenRules(
+            text_length=_text_length(read, "", layout["max_length"]),
+            document_length=_optional(fields, "doc_maxlen"),
+            expansion=Expansion(
+                length=_optional(fields, "query_maxlen") or _USUAL_LENGTH,
+                strategy="fixed",
+                attends=attends,
+                token=None,
+                is_scored=True,
+            ),
+            skipped_words=tuple(string.punctuation) if skips else (),
+        ),
+        marks=marks,
         **layout,
     )
 

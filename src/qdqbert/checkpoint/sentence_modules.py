@@ -105,7 +105,7 @@ def steps_of(modules: tuple[HeadModule, ...], find: FindFile) -> tuple[Step, ...
         if module.name == "Normalize":
             steps.append("normalize")
             continue
-        file = find(f"{module.path}/{WEIGHTS}")
+        file = find(f"{module.path}/{WEIGHTS}" if module.path else WEIGHTS)
         if file is None:
             raise CheckpointError(
                 f"The module {module.path!r} of modules.json has no {WEIGHTS}. Save the model with "

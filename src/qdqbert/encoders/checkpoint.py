@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.family import Family, Parts, ReadHead
-from qdqbert.encoders.heads import pooled_words, states, token_vectors
+from qdqbert.encoders.heads import PROJECTION, pooled_words, states, token_vectors
 from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
 from qdqbert.encoders.model import EncoderModel, Head, Layer, Pooling, Step
 from qdqbert.encoders.weights import MissingTensorError, Weights
@@ -90,6 +90,9 @@ def read_encoder(
         heads = states(pooling, *steps) if own is None else own(parts)
     elif kind.is_multi_vector:
         heads = token_vectors(steps)
+        if PROJECTION in tensors:
+            # Stanford's ColBERT has it next to the encoder; it is one of the steps.
+            tensors.read(PROJECTION)
     else:
         read = family.heads.get(kind.head or task)
         if read is None:

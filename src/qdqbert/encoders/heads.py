@@ -21,6 +21,9 @@ EMBEDDING = "sentence_embedding"
 WORDS = "sparse_embedding"
 """Name of the output of sparse embedders: a weight of each word of the vocabulary."""
 
+PROJECTION = "linear.weight"
+"""Name of the weight that makes vectors of tokens, in checkpoints of Stanford's ColBERT."""
+
 TOKEN_VECTORS = "token_embeddings"
 """Name of the output of multi-vector embedders: a vector for each token."""
 

@@ -13,6 +13,7 @@ from qdqbert.encoders.model import EncoderModel, Linear
 from qdqbert.errors import UserInputError
 from qdqbert.pipeline.source import Source
 from qdqbert.progress import Progress
+from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tasks.lines import counted, read_lines
 from qdqbert.tokenizing.trimming import trimmed, used_ids
 
@@ -31,8 +32,8 @@ def keep_vocabulary(source: Source, path: str | Path, progress: Progress) -> Sou
         progress: Shows the work.
 
     Raises:
-        UserInputError: The file cannot be read, or the model scores its vocabulary or is an .onnx
-            file.
+        UserInputError: The file cannot be read, or the model scores its vocabulary, has settings
+            that name tokens, or is an .onnx file.
     """
     encoder = source.encoder
     before = len(encoder.embeddings.words.rows)
@@ -94,6 +95,8 @@ def _check(source: Source, rows: int) -> None:
         reason = "needs a tokenizer.json"
     elif scores_words:
         reason = "does not apply to models that score each word of their vocabulary"
+    elif TASK_KINDS[source.task.name].is_multi_vector:
+        reason = "does not apply to multi-vector embedders, whose settings name tokens"
     if reason is not None:
         raise UserInputError(
             f"`keep_vocabulary` {reason}. Leave it out.", argument="keep_vocabulary"

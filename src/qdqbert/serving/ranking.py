@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,16 +11,39 @@ from numpy.typing import NDArray
 
 from qdqbert.serving.batcher import Answered
 from qdqbert.serving.service import Served
+from qdqbert.tasks.logits import apply
+from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder
 
 
 async def rank_logits(
     served: Served, query: str, texts: Sequence[str], **cutting: Any
 ) -> tuple[list[Answered], NDArray[np.float32]]:
-    """Return the answers of a reranker about texts, and the logits in them, `(texts,)`."""
+    """Return the answers of a model about texts, and their logits or MaxSim, `(texts,)`."""
+    if isinstance(served.model, MultiVectorEmbedder):
+        return await _rank_vectors(served, served.model, query, texts, **cutting)
     # Scores of large logits round to the same number.
     pairs = [(query, text) for text in texts]
     found = await served.run("scoring_job", {"activation": "none"}, pairs, **cutting)
     return found, np.array([each.answer[0] for each in found])
+
+
+async def _rank_vectors(
+    served: Served, model: MultiVectorEmbedder, query: str, texts: Sequence[str], **cutting: Any
+) -> tuple[list[Answered], NDArray[np.float32]]:
+    (one,) = await served.run("job_of_kind", {"task": "query"}, [query], **cutting)
+    found = await served.run("job_of_kind", {"task": "document"}, texts, **cutting)
+    vectors = [each.answer for each in found]
+    # It takes a while, and other requests are answered in the meantime.
+    scores = await asyncio.to_thread(model.similarity, [one.answer], vectors)
+    return [one, *found], scores[0]
+
+
+def scores_of(
+    served: Served, logits: NDArray[np.float32], *, is_raw: bool = False
+) -> NDArray[np.float32]:
+    """Return the scores of texts: sigmoids of logits, unless `is_raw`, or MaxSim as it is."""
+    keeps = is_raw or isinstance(served.model, MultiVectorEmbedder)
+    return apply("none" if keeps else "sigmoid", logits)
 
 
 def best_first(logits: NDArray[np.float32]) -> list[int]:

@@ -15,11 +15,11 @@ from typing_extensions import TypedDict
 
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.openai import Usage
-from qdqbert.serving.ranking import best_first, rank_logits
+from qdqbert.serving.ranking import best_first, rank_logits, scores_of
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, count_truncated
-from qdqbert.tasks.logits import apply
+from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder
 from qdqbert.tasks.reranking import Reranker
 
 
@@ -95,7 +95,7 @@ async def _rank(body: DocumentsBody, served: Served, *, version: int) -> Respons
     """Sort documents by how well they answer a query, the best one first."""
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     found, logits = await rank_logits(served, body.query, texts, truncate=body.truncate)
-    scores = apply("sigmoid", logits).tolist()
+    scores = scores_of(served, logits).tolist()
     returns_documents = body.return_documents
     if returns_documents is None:
         returns_documents = version == 1
@@ -128,7 +128,7 @@ RERANK = tuple(
         run=functools.partial(_rank, version=version),
         body=DocumentsBody,
         answer=RerankAnswer,
-        kinds=(Reranker,),
+        kinds=(Reranker, MultiVectorEmbedder),
         example={"query": "Which film is good?", "documents": ["A fine film.", "A cat."]},
         error_form=_error,
     )

@@ -19,12 +19,12 @@ from qdqbert.runtime.model import Model
 from qdqbert.runtime.tokens import Token
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.output_dtype import Vectors
-from qdqbert.serving.ranking import best_first, rank_logits
+from qdqbert.serving.ranking import best_first, rank_logits, scores_of
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, check_width, count_truncated
 from qdqbert.tasks.feature_extraction import Embedder
-from qdqbert.tasks.logits import apply
+from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder
 from qdqbert.tasks.prompts import PromptedModel
 from qdqbert.tasks.reranking import Reranker
 from qdqbert.tasks.sparse_embedding import SparseEmbedder
@@ -184,11 +184,15 @@ async def _embed_sparse(body: EmbedSparseBody, served: Served) -> Response:
 
 
 async def _embed_all(body: EmbedAllBody, served: Served) -> Response:
-    """Return the states of all tokens of texts."""
+    """Return the states of all tokens of texts, or their vectors, if the model makes some."""
     texts = _listed(body.inputs)
     served.check_states(texts)
-    options = {"output_value": "token_embeddings", "prompt_name": body.prompt_name}
-    found = await served.run("job", options, texts, **body.cutting)
+    method, options = "job", {"prompt_name": body.prompt_name}
+    if isinstance(served.model, MultiVectorEmbedder):
+        method = "job_of_prompt"
+    else:
+        options["output_value"] = "token_embeddings"
+    found = await served.run(method, options, texts, **body.cutting)
     return json_response([each.answer for each in found], truncated=count_truncated(found))
 
 
@@ -205,7 +209,7 @@ async def _similarity(body: SimilarityBody, served: Served) -> Response:
 async def _rerank(body: RerankBody, served: Served) -> Response:
     """Sort texts by how well they answer a query, the best one first."""
     found, logits = await rank_logits(served, body.query, body.texts, **body.cutting)
-    scores = apply("none" if body.raw_scores else "sigmoid", logits).tolist()
+    scores = scores_of(served, logits, is_raw=bool(body.raw_scores)).tolist()
     ranked = [
         {"index": index, "score": scores[index]}
         | ({"text": body.texts[index]} if body.return_text else {})
@@ -279,7 +283,7 @@ TEXT_EMBEDDINGS_INFERENCE = (
         run=_embed_all,
         body=EmbedAllBody,
         answer=list[list[list[float]]],
-        kinds=(Embedder,),
+        kinds=(Embedder, MultiVectorEmbedder),
         example={"inputs": [_TEXT]},
     ),
     _route(
@@ -306,7 +310,7 @@ TEXT_EMBEDDINGS_INFERENCE = (
         run=_rerank,
         body=RerankBody,
         answer=list[RankedText],
-        kinds=(Reranker,),
+        kinds=(Reranker, MultiVectorEmbedder),
         example={"query": "Which film is good?", "texts": [_TEXT, "A cat."]},
     ),
     _route(

@@ -21,9 +21,8 @@ from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Feature, Results
 from qdqbert.runtime.inputs import check_batch_size, check_text, check_whole, listed_texts
 from qdqbert.runtime.model import Loaded
-from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat, always
-from qdqbert.runtime.scheduler import EncodedItem, Job
+from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION
@@ -112,7 +111,7 @@ class MultiVectorEmbedder(PromptedModel):
         name="a multi-vector embedder",
         options=("prompt", "prompt_name"),
         columns=always(Column(name="embeddings", kind="vectors")),
-        job=lambda model, options: _job_of(model, options),
+        job=lambda model, options: model.job_of_prompt(options.prompt_name, options.prompt),
         values=lambda answer, _: (answer,),
     )
 
@@ -293,6 +292,19 @@ class MultiVectorEmbedder(PromptedModel):
         names = QUERY_PROMPTS if task == "query" else DOCUMENT_PROMPTS
         return self.job(task=task, **self._with_prompt(names, {"prompt": prompt}))
 
+    def job_of_prompt(self, prompt_name: str | None, prompt: str | None = None) -> _Encode:
+        """Return the job for texts, which are documents unless the prompt is that of queries.
+
+        Args:
+            prompt_name: Name of the prompt, if one was named.
+            prompt: Text that is put before each text, instead of a named prompt.
+        """
+        if prompt_name in (None, *DOCUMENT_PROMPTS):
+            return self.job_of_kind("document", prompt=prompt)
+        if prompt_name in QUERY_PROMPTS:
+            return self.job_of_kind("query", prompt=prompt)
+        return self.job(prompt_name=prompt_name, prompt=prompt)
+
     def _padding(self) -> _Padding | None:
         expansion, tokenizer = self._rules.expansion, self._loaded.tokenizer
         token = self._rules.expansion_token(tokenizer.special_token)
@@ -334,15 +346,6 @@ def _listed(given: Any, name: str) -> list[Vectors]:
             argument=name,
         )
     return found
-
-
-def _job_of(model: MultiVectorEmbedder, options: AnswerOptions) -> Job[str, Vectors]:
-    """Return the job for rows, which are documents unless the prompt is that of queries."""
-    if options.prompt_name in (None, *DOCUMENT_PROMPTS):
-        return model.job_of_kind("document", prompt=options.prompt)
-    if options.prompt_name in QUERY_PROMPTS:
-        return model.job_of_kind("query", prompt=options.prompt)
-    return model.job(prompt_name=options.prompt_name, prompt=options.prompt)
 
 
 def _predictions(results: Results) -> list[Prediction]:
