@@ -44,7 +44,10 @@ def keep_vocabulary(source: Source, path: str | Path, progress: Progress) -> Sou
             f"`keep_vocabulary={str(path)!r}` has no text. Name a file with a text in each line.",
             argument="keep_vocabulary",
         )
-    whole = source.tokenizer.backend_tokenizer
+    whole = copy.deepcopy(source.tokenizer.backend_tokenizer)
+    # Some files have a length, which `max_length` replaces.
+    whole.no_padding()
+    whole.no_truncation()
     batches = [lines[start : start + _BATCH] for start in range(0, len(lines), _BATCH)]
     used = _named_ids(source)
     with progress.stage("Keeping the vocabulary", 2 * len(batches)) as advance:

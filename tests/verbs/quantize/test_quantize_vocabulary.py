@@ -33,6 +33,9 @@ def test_the_float_model_computes_the_same_for_the_corpus(
     checkpoints, corpus, tmp_path, family
 ) -> None:
     whole = open_source(ModelPath(path=str(checkpoints(family)), shown=family), tmp_path, Silent())
+    # As in the files of sentence-transformers' models.
+    whole.tokenizer.backend_tokenizer.enable_padding(length=30)
+    whole.tokenizer.backend_tokenizer.enable_truncation(4)
     kept = keep_vocabulary(whole, corpus, Silent())
     rows = len(kept.encoder.embeddings.words.rows)
     assert rows == kept.config.vocab_size == kept.tokenizer.backend_tokenizer.get_vocab_size()
