@@ -156,7 +156,9 @@ def make_pylate(folder, **settings):
 @pytest.mark.parametrize(
     "settings",
     [
+        # Of these, the vocabulary has the last two. The text "##s" would be three tokens.
         {"query_prefix": "[unused] ", "document_prefix": "cat ", "query_length": 10},
+        {"query_prefix": "##s ", "document_prefix": "cat "},
         {"do_query_expansion": False, "query_length": 9, "document_length": 14},
         {"attend_to_expansion_tokens": True, "skiplist_words": ["cat"], "document_prefix": "[D] "},
         {},
@@ -225,7 +227,7 @@ def test_vectors_of_other_shapes_are_refused(model) -> None:
 def test_deberta_cannot_expand_queries_by_tokens_that_are_not_attended_to(tmp_path) -> None:
     expansion = {"strategy": "fixed", "length": 9, "attend": False}
     folder = save_multi_vector(tmp_path, "deberta-v2", mask={}, query_expansion=expansion)
-    with pytest.raises(CheckpointError, match=r"`deberta-v2` compute no states. Set `attend`"):
+    with pytest.raises(CheckpointError, match=r"`deberta-v2` mask such tokens.* Set `attend`"):
         qdqbert.load(folder)
 
 

@@ -141,11 +141,12 @@ def with_expansion(model: EncoderModel, config: Config, index: int | None) -> En
         CheckpointError: The family computes no states for a token that no token attends to.
     """
     family = family_of(config)
-    if index is not None and family.masks_queries:
+    masks = family.masks_queries or model.embeddings.dropped_id is not None
+    if index is not None and masks:
         raise CheckpointError(
-            "Queries are expanded by tokens that are not attended to, for which models of type "
-            f"`{family.model_type}` compute no states. Set `attend` of `query_expansion` to true, "
-            "as the model may have been trained, or remove `query_expansion`."
+            "Queries are expanded by tokens that are not attended to. Models of type "
+            f"`{family.model_type}` mask such tokens, which is not supported. Set `attend` of "
+            "`query_expansion` to true in a copy of the folder, if the model was trained so."
         )
     return dataclasses.replace(model, expansion_id=index)
 

@@ -82,10 +82,8 @@ def compare(
     if left[0].ndim == 0:
         raise ValueError("Predictions must have equal shapes (channels,), got numbers.")
     cosines = None
-    if is_embedding or is_sparse:
-        cosines = np.array([*map(_cosine, left, right)])
-    elif is_multi_vector:
-        cosines = np.array([*map(_cosine, np.concatenate(left), np.concatenate(right))])
+    if is_embedding or is_sparse or is_multi_vector:
+        cosines = np.concatenate([*map(_cosines, left, right)])
     flips = flips_interval = None
     if decisions is not None:
         if len(decisions[0]) != len(decisions[1]):
@@ -130,13 +128,14 @@ def to_decibels(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
 
 
-def _cosine(left: ArrayLike, right: ArrayLike) -> float:
-    a, b = _float64(left), _float64(right)
-    lengths = np.linalg.norm(a), np.linalg.norm(b)
-    if not any(lengths):
-        # No word of a sparse embedding has a weight.
-        return 1.0
-    return float(a @ b / max(lengths[0] * lengths[1], np.finfo(np.float64).tiny))
+def _cosines(left: ArrayLike, right: ArrayLike) -> NDArray[np.float64]:
+    """Return the cosines of the rows of two predictions, `(rows,)`; a vector is one row."""
+    a, b = (np.atleast_2d(_float64(each)) for each in (left, right))
+    lengths = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
+    products = (a * b).sum(axis=1) / np.maximum(lengths[0] * lengths[1], np.finfo(np.float64).tiny)
+    # No word of a sparse embedding may have a weight.
+    found: NDArray[np.float64] = np.where(lengths[0] + lengths[1] == 0, 1.0, products)
+    return found
 
 
 def _shapes(rows: Sequence[NDArray[np.generic]]) -> str:

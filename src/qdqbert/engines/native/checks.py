@@ -96,7 +96,7 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     if has_padding:
         settings.integer("padding_id", 0, 2**31 - 1)
     for name in ("dropped_id", "expansion_id"):
-        if settings.has(name):
+        if settings.get(name) is not None:
             settings.integer(name, 0, 2**31 - 1)
     words = _shape_of(packed, "words")
     yield from _embeddings(settings, limit + has_padding, words)

@@ -133,7 +133,7 @@ class NativeRunner:
 
         Those that expand queries have some, and may have the mask 0: no token attends to them.
         """
-        mask, expansion = inputs["attention_mask"], self._program.settings.get("expansion_id")
+        mask, expansion = inputs["attention_mask"], self._program.settings["expansion_id"]
         if expansion is None:
             return mask
         kept: Integers = ((mask != 0) | (inputs["input_ids"] == expansion)).astype(np.int64)
