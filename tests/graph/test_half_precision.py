@@ -116,6 +116,19 @@ def test_pooling_stays_in_float32(run_plainly) -> None:
     np.testing.assert_array_equal(result["pooled"][1], 0)  # no tokens: neither NaN nor infinite
 
 
+def test_lengths_of_vectors_stay_in_float32(run_plainly) -> None:
+    half = to_half_precision(
+        model_of(
+            "s = Add (x, x) n = ReduceL2 (s, a) m = Max (n, c) y = Div (s, m)",
+            constants="int64[1] a = {-1}, float c = {1e-12}",
+        )
+    )
+    floats = dict.fromkeys(("ReduceL2", "Max", "Div"), ir.DataType.FLOAT)
+    assert types_of(half) == {"Add": ir.DataType.FLOAT16, **floats}
+    x = np.array([[3, 4, 0, 0], [0, 0, 0, 0]], np.float32)
+    np.testing.assert_allclose(run_plainly(half, {"x": x})["y"], x / 5, atol=1e-3)
+
+
 def test_an_unknown_head_stays_in_float32() -> None:
     model = model_of(
         "y = Mul (x, w) z = Mul (x, w)",

@@ -4,6 +4,7 @@
     an output of the graph                  ->  Cast to float32
     what is computed from an output         ->  float32: it reads that Cast
     an unknown head of an .onnx file        ->  float32, and all that is computed from it
+    the length of a vector                  ->  float32, and all that is computed from it
     the lowest float32, as in a mask        ->  -32768
 
 Inputs and integers keep their types. After an output comes pooling, which sums over tokens, and
@@ -82,7 +83,9 @@ def _kept_in_float(graph: ir.Graph) -> set[ir.Node]:
         is_output = any(value.is_graph_output() for value in node.outputs)
         if readers and not is_output and tail.issuperset(readers):
             tail.add(node)
-    return tail
+    # Vectors of tokens are divided by their lengths, which are at least 1e-12.
+    lengths = {node for node in nodes if node.op_type == "ReduceL2"}
+    return tail | lengths | _descendants(value for node in lengths for value in node.outputs)
 
 
 def _descendants(values: Iterable[ir.Value]) -> set[ir.Node]:
