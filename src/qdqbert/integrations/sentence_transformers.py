@@ -184,7 +184,7 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
         )
         return scorer
     raise UserInputError(
-        f"`path={str(path)!r}` is neither an embedder nor a reranker, for which alone "
-        "sentence-transformers has models. Use `qdqbert.load`.",
+        f"`path={str(path)!r}` is neither an embedder nor a reranker, but for the task "
+        f"{model.task!r}. Only those become models of sentence-transformers. Use `qdqbert.load`.",
         argument="path",
     )

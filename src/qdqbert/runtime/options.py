@@ -37,7 +37,8 @@ class AnswerOptions(Options):
             it. The folder's setting by default.
         prompt: Text that is put before each text to embed.
         prompt_name: Name of the prompt of the folder that is put before each text to embed. The
-            folder's default prompt, if it has one, by default.
+            folder's default prompt, if it has one, by default. Multi-vector embedders take texts as
+            documents, and with "query" as queries.
         chunk_overlap: If given, texts to embed that are longer than the model's limit are embedded
             in chunks that share this number of tokens, and the embeddings of the chunks are
             averaged. By default such texts are cut.
