@@ -348,7 +348,9 @@ def _load_tokenizer(
         raise CheckpointError(
             f"Checkpoint {name!r} has no tokenizer; expected tokenizer.json or a vocabulary."
         )
-    prepare_(tokenizer.backend_tokenizer)
+    # `runtime_tokenizer` refuses tokenizers in Python, by name.
+    if tokenizer.is_fast:
+        prepare_(tokenizer.backend_tokenizer)
     return loaded
 
 
