@@ -34,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,10 +140,13 @@ def server(folder: str, workers: int = 1) -> Iterator[tuple[int, psutil.Process]
     try:
         while True:
             try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+                    # Connections stay with the process that accepted them.
+                    if json.loads(answer.read()).get("workers", 1) == workers:
+                        break
             except OSError:
-                time.sleep(0.1)
+                pass
+            time.sleep(0.1)
         yield port, psutil.Process(started.pid)
     finally:
         os.kill(started.pid, signal.SIGTERM)

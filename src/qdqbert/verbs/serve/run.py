@@ -41,23 +41,23 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
     from qdqbert.serving.metrics import Metrics
 
     start = time.monotonic()
-    with _bound(options) as listener:
+    count = options.workers or _usual_workers()
+    with _bound(options, count) as listeners:
 
         def announce(models: list[ServedModel]) -> None:
             for each in models:
                 _LOGGER.info("Serving %s: %s, %s on %s.", *each)
-            _LOGGER.info("Listening on %s.", _address(listener))
+            _LOGGER.info("Listening on %s.", _address(listeners[0]))
 
-        count = options.workers or _usual_workers()
         if count > 1:
-            with run_workers(options, count, listener, progress, announce) as shared:
+            with run_workers(options, listeners, progress, announce) as shared:
                 return _report(Metrics(shared), time.monotonic() - start)
         metrics = Metrics()
 
         def when_ready(models: Mapping[str, Model]) -> None:
             announce(ServedModel.every(models))
 
-        serve_here(options, listener, metrics, progress, when_ready=when_ready)
+        serve_here(options, listeners[0], metrics, progress, when_ready=when_ready)
     return _report(metrics, time.monotonic() - start)
 
 
@@ -66,30 +66,53 @@ def _usual_workers() -> int:
 
 
 @contextlib.contextmanager
-def _bound(options: ServeOptions) -> Iterator[socket.socket]:
-    """Bind a socket to the address. The server listens when its models are loaded.
+def _bound(options: ServeOptions, count: int) -> Iterator[list[socket.socket]]:
+    """Bind a socket for each process to the address. They listen when the models are loaded.
+
+    Linux divides connections among sockets of one address. On other systems, the processes share
+    one socket, and one of them may take most connections.
+
+    Raises:
+        UserInputError: The address is taken, or is not one of this machine.
+    """
+    with contextlib.ExitStack() as stack:
+        # Alone, so that an address that another server uses is refused.
+        listener = stack.enter_context(_socket(options, options.port))
+        port = listener.getsockname()[1]
+        if count == 1 or sys.platform != "linux":
+            yield [listener] * count
+            return
+        listener.close()
+        yield [stack.enter_context(_socket(options, port, divides=True)) for _ in range(count)]
+
+
+def _socket(options: ServeOptions, port: int, *, divides: bool = False) -> socket.socket:
+    """Return a socket that is bound to the address.
 
     Raises:
         UserInputError: The address is taken, or is not one of this machine.
     """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((options.host, options.port))
-        except OSError as error:
-            is_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-            advice = (
-                "an address of this machine as `host`, or 0.0.0.0 for all of them"
-                if is_host
-                else "another port, or 0 for any"
-            )
-            raise UserInputError(
-                f"Cannot listen on `host={options.host!r}`, `port={options.port}`: "
-                f"{error.strerror or error}. Pass {advice}.",
-                argument="host" if is_host else "port",
-            ) from error
-        yield listener
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if divides:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        made.bind((options.host, port))
+    except OSError as error:
+        made.close()
+        is_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        advice = (
+            "an address of this machine as `host`, or 0.0.0.0 for all of them"
+            if is_host
+            else "another port, or 0 for any"
+        )
+        raise UserInputError(
+            f"Cannot listen on `host={options.host!r}`, `port={options.port}`: "
+            f"{error.strerror or error}. Pass {advice}.",
+            argument="host" if is_host else "port",
+        ) from error
+    return made
 
 
 def _address(listener: socket.socket) -> str:

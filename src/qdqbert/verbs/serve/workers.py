@@ -1,8 +1,8 @@
 """Serve in several processes that share a port, each on cores of its own.
 
 The first process loads the models alone, so that it compiles kernels and packs weights once. A
-process that dies is replaced. All processes accept connections of one socket, which the parent
-keeps open, so that connections that wait are not lost.
+process that dies is replaced. The parent keeps the sockets of all processes open, so that
+connections that wait for one are not lost: the process that replaces it accepts them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,8 +60,7 @@ class ServedModel(NamedTuple):
 @contextlib.contextmanager
 def run_workers(
     options: ServeOptions,
-    count: int,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     progress: Progress,
     announce: Callable[[list[ServedModel]], None],
 ) -> Iterator[Path]:
@@ -69,8 +68,7 @@ def run_workers(
 
     Args:
         options: Options of the server.
-        count: Number of processes.
-        listener: A bound socket.
+        listeners: A bound socket for each process.
         progress: Shows that the processes start.
         announce: Called with the models when all processes accept connections.
 
@@ -78,7 +76,7 @@ def run_workers(
         QdqBertError: The first process cannot start. It is the error of that process.
     """
     with tempfile.TemporaryDirectory(prefix="qdqbert-") as folder:
-        workers = _Workers(options, count, listener, Path(folder))
+        workers = _Workers(options, listeners, Path(folder))
         with handling_signals(workers.stop_soon):
             try:
                 models = workers.start(progress)
@@ -95,7 +93,7 @@ class _Worker:
     """A process, or the pause before the next one.
 
     Attributes:
-        cpus: CPUs that it runs on.
+        place: Number of its socket and of its CPUs.
         process: The process.
         messages: File descriptor that it writes its message to.
         is_ready: Whether it accepts connections.
@@ -103,7 +101,7 @@ class _Worker:
         starts_at: Time to start the next one, monotonic.
     """
 
-    cpus: tuple[int, ...]
+    place: int
     process: subprocess.Popen[bytes]
     messages: int
     is_ready: bool = False
@@ -122,11 +120,12 @@ class _Workers:
     """The processes of a server."""
 
     def __init__(
-        self, options: ServeOptions, count: int, listener: socket.socket, folder: Path
+        self, options: ServeOptions, listeners: Sequence[socket.socket], folder: Path
     ) -> None:
         # A flag: a signal can come while this thread holds the lock of an event.
         self._is_stopping = False
-        self._listener, self._folder, self._seconds = listener, folder, options.shutdown_seconds
+        self._listeners, self._folder, self._seconds = listeners, folder, options.shutdown_seconds
+        count = len(listeners)
         self._cpus = parts_of_cpus(count)
         threads = options.threads or max(1, usable_cores() // count)
         given = {each.name: getattr(options, each.name) for each in dataclasses.fields(options)}
@@ -145,7 +144,7 @@ class _Workers:
             QdqBertError: The first process cannot start.
         """
         with progress.stage("Starting workers", len(self._cpus)) as advance:
-            first = self._open(self._cpus[0])
+            first = self._open(0)
             self._workers.append(first)
             found = self._message(first)
             if found is None:
@@ -154,7 +153,7 @@ class _Workers:
                 kind = getattr(qdqbert.errors, found["kind"], QdqBertError)
                 raise kind(found["error"], argument=found["argument"])
             advance()
-            self._workers += map(self._open, self._cpus[1:])
+            self._workers += map(self._open, range(1, len(self._cpus)))
             for worker in self._workers[1:]:
                 if self._message(worker) is None:
                     return None
@@ -187,7 +186,7 @@ class _Workers:
         if worker.starts_at is not None:
             if time.monotonic() < worker.starts_at:
                 return worker
-            replacing = self._open(worker.cpus)
+            replacing = self._open(worker.place)
             replacing.failures = worker.failures
             return replacing
         if not worker.is_ready and select.select([worker.messages], [], [], 0)[0]:
@@ -215,11 +214,11 @@ class _Workers:
         worker.is_ready, worker.starts_at = False, time.monotonic() + pause
         self._count()
 
-    def _open(self, cpus: tuple[int, ...]) -> _Worker:
+    def _open(self, place: int) -> _Worker:
         from qdqbert.serving.metrics import SHARED_VARIABLE
 
         reading, writing = os.pipe()
-        listening = self._listener.fileno()
+        listening = self._listeners[place].fileno()
         process = subprocess.Popen(
             [sys.executable, "-m", _MODULE],
             stdin=subprocess.PIPE,
@@ -233,7 +232,7 @@ class _Workers:
             "options": self._options,
             "listener": listening,
             "messages": writing,
-            "cpus": cpus,
+            "cpus": self._cpus[place],
             "folder": str(self._folder),
         }
         assert process.stdin is not None
@@ -241,7 +240,7 @@ class _Workers:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             # It stays open: its end tells the process that the parent has died.
             process.stdin.flush()
-        return _Worker(cpus=cpus, process=process, messages=reading)
+        return _Worker(place=place, process=process, messages=reading)
 
     def _message(self, worker: _Worker) -> dict[str, Any] | None:
         """Wait for the message of a process that starts; `None` if the server has to stop."""
