@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qdqbert.evidence.findings import Finding, FindingKind, Storage, find_faults
-from qdqbert.graph.imported.stored_weights import (
+from qdqbert.evidence.stored_weights import (
     StoredInput,
     StoredWeight,
     StoredWeights,

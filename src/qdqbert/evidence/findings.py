@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qdqbert.evidence.saturation import overflow_percent
-from qdqbert.graph.imported.stored_weights import StoredInput, StoredWeight, StoredWeights
+from qdqbert.evidence.stored_weights import StoredInput, StoredWeight, StoredWeights
 from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
 
 FindingKind = Literal[

@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import Choices
-from qdqbert.graph.legality import check_tensorrt_rules
 from qdqbert.graph.writer import make_graph
 from qdqbert.targets.target import Plan
+from qdqbert.targets.tensorrt_rules import check_tensorrt_rules
 
 
 def lower(model: EncoderModel, plan: Plan, choices: Choices) -> ir.Model:

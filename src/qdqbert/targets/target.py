@@ -57,7 +57,7 @@ class Target:
         dynamic: Whether the ranges of activations are computed from each tensor at run time, at the
             inputs of linear layers. Other activations then stay in float.
         per_row: Whether each token has its own range then, instead of the whole tensor.
-        follows_tensorrt_rules: Whether the graph has to pass the checks of `graph.legality`.
+        follows_tensorrt_rules: Whether the graph has to pass `check_tensorrt_rules`.
         last_bits: Relative rounding error of the float type between int8 operators.
         agreement_db: SQNR to PyTorch's fake quantization that each layer should have, dB. It is
             lower if more is computed in int8 than a recipe quantizes.

@@ -5,9 +5,9 @@ import pytest
 
 from qdqbert.encoders.quantize import Choices
 from qdqbert.errors import GraphError
-from qdqbert.graph import legality
-from qdqbert.graph.legality import RULES, check_tensorrt_rules
+from qdqbert.targets import tensorrt_rules
 from qdqbert.targets.lowering import lower
+from qdqbert.targets.tensorrt_rules import RULES, check_tensorrt_rules
 
 LEGAL = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -144,7 +144,7 @@ def test_a_legal_graph_passes() -> None:
 )
 def test_each_rule_names_the_node_that_breaks_it(rule, old, new, message) -> None:
     model = legal_graph(old, new)
-    lines = list(getattr(legality, rule)(model))
+    lines = list(getattr(tensorrt_rules, rule)(model))
     assert lines
     with pytest.raises(GraphError, match=message) as caught:
         check_tensorrt_rules(model)

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from transformers import AutoModelForSequenceClassification
 
-from qdqbert.graph.imported.stored_weights import read_stored_weights
+from qdqbert.evidence.stored_weights import read_stored_weights
 from third_party import FILES, LOUD
 
 LAYERS, PRODUCTS = 14, 4
