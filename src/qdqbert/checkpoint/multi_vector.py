@@ -22,6 +22,7 @@ from qdqbert.checkpoint.sentence import (
     MODEL_SETTINGS,
     MODULES,
     SETTINGS,
+    Kind,
     Layout,
     ReadFile,
     join,
@@ -44,7 +45,6 @@ from qdqbert.json_files import Fields, damaged, parse_object, read_json
 from qdqbert.task_kinds import TaskName
 from qdqbert.tokenizer_files import TOKENIZER_CONFIG
 
-Kind = Literal["query", "document"]
 Strategy = Literal["fixed", "min"]
 
 _MODEL_TYPES = ("MultiVectorEncoder", "ColBERT")

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import tokenizers
 
@@ -57,6 +57,9 @@ _POOLING_CONFIG = f"{_POOLING_FOLDER}/config.json"
 
 # Settings may name a length without a limit.
 _LONGEST = 2**63
+
+Kind = Literal["query", "document"]
+"""What a text is, for models that encode queries and documents differently."""
 
 ReadFile = Callable[[str], str | None]
 """Returns the text of a file of the checkpoint by its path in it, `None` if it does not exist."""

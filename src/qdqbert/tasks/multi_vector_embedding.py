@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.checkpoint.multi_vector import Kind, TokenRules, read_token_rules
-from qdqbert.errors import CheckpointError, UserInputError, naming
+from qdqbert.checkpoint.multi_vector import TokenRules, read_token_rules
+from qdqbert.checkpoint.sentence import Kind
+from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Feature, Results
-from qdqbert.runtime.inputs import check_batch_size, check_text, check_whole, listed_texts
+from qdqbert.runtime.inputs import check_batch_size, listed_texts
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
@@ -28,7 +29,14 @@ from qdqbert.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION
 from qdqbert.tasks.logits import score_answers
 from qdqbert.tasks.max_sim import Vectors, max_sim
-from qdqbert.tasks.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, Prompted, PromptedModel
+from qdqbert.tasks.prompts import (
+    DOCUMENT_PROMPTS,
+    QUERY_PROMPTS,
+    Prompted,
+    PromptedModel,
+    check_kind,
+)
+from qdqbert.tasks.ranked import check_ranking, ranked
 from qdqbert.tasks.scores import correlations
 from qdqbert.tasks.task import Answer, Features, Prediction, Predictions, Score
 from qdqbert.tokenizing.tokenizer import Tokenizer
@@ -244,19 +252,13 @@ class MultiVectorEmbedder(PromptedModel):
         Raises:
             UserInputError: `query` is not a text, or `documents` is not a list of texts.
         """
-        check_whole("top_k", top_k, at_least=1)
-        texts = listed_texts(documents, "documents", takes_one=False)
-        with naming("query"):
-            check_text(query)
+        texts = check_ranking(query, documents, top_k)
         vectors = self.encode_document(
             texts, batch_size=batch_size, show_progress_bar=show_progress_bar
         )
         scores = self.similarity([self.encode_query(query)], vectors)[0]
-        return [
-            {"corpus_id": index, "score": float(scores[index])}
-            | ({"text": texts[index]} if return_documents else {})
-            for index in np.argsort(-scores, kind="stable")[:top_k].tolist()
-        ]
+        values = scores.tolist()
+        return ranked(texts, scores, values, top_k=top_k, return_documents=return_documents)
 
     def job(
         self,
@@ -266,10 +268,7 @@ class MultiVectorEmbedder(PromptedModel):
         task: Kind | None = None,
     ) -> _Encode:
         """Return the job of `encode` with these options, for `stream`."""
-        if task not in (None, *get_args(Kind)):
-            raise UserInputError(
-                f"`task={task!r}` is unknown. Known: query, document.", argument="task"
-            )
+        check_kind(task)
         loaded, rules = self._loaded, self._rules
         length = min(rules.longest(task) or self.max_length, self.max_length)
         is_skipped = (task or "document") in rules.skipped_in

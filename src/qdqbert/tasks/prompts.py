@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
-from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
+from qdqbert.checkpoint.sentence import Kind, choose_prompt, read_model_settings
 from qdqbert.encoding import feature_of
+from qdqbert.errors import UserInputError
 from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.model import Loaded, Model, TextEncoder
 from qdqbert.runtime.scheduler import EncodedItem
@@ -43,6 +44,18 @@ class Prompted(TextEncoder):
 QUERY_PROMPTS = ("query",)
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 """Names of the prompts of queries and of documents in sentence-transformers."""
+
+
+def check_kind(task: Any) -> None:
+    """Refuse something else than a kind of texts or `None`.
+
+    Raises:
+        UserInputError: `task` is something else.
+    """
+    if task not in (None, *get_args(Kind)):
+        raise UserInputError(
+            f"`task={task!r}` is unknown. Known: {', '.join(get_args(Kind))}.", argument="task"
+        )
 
 
 class PromptedModel(Model):

@@ -17,17 +17,14 @@ from numpy.typing import ArrayLike
 
 from qdqbert.checkpoint.cross_encoder import Activation, activation_of
 from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
-from qdqbert.errors import DataFileError, UserInputError, naming
+from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.objects import Rows
 from qdqbert.progress import progress_of
 from qdqbert.runtime.inputs import (
     Text,
     check_batch_size,
-    check_text,
-    check_whole,
     is_pair,
     listed,
-    listed_texts,
     text_or_pair,
 )
 from qdqbert.runtime.model import Loaded
@@ -38,6 +35,7 @@ from qdqbert.tasks.columns import Row, is_number
 from qdqbert.tasks.data import Columns, Dataset, Example, check_each, open_table, read_table
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import apply, check_function, logit_predictions, of_pairs, score_answers
+from qdqbert.tasks.ranked import check_ranking, ranked
 from qdqbert.tasks.ranking_metrics import auc, average_precision, ndcg, rank, reciprocal_rank
 from qdqbert.tasks.scores import score_of
 from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, mean_percent
@@ -367,10 +365,7 @@ class Reranker(TextClassifier):
                 f"`rank` needs a model with one output, and {self.name!r} has "
                 f"{self.num_labels}. Use `predict`."
             )
-        check_whole("top_k", top_k, at_least=1)
-        texts = listed_texts(documents, "documents", takes_one=False)
-        with naming("query"):
-            check_text(query)
+        texts = check_ranking(query, documents, top_k)
         pairs = [(query, each) for each in texts]
         logits = self.predict(
             pairs,
@@ -382,14 +377,7 @@ class Reranker(TextClassifier):
         )
         function = check_function(activation, "activation") or self.activation
         scores = apply(function, logits[:, None])[:, 0]
-        order = np.argsort(-logits, kind="stable")[:top_k]
-        ranked: list[dict[str, Any]] = [
-            {"corpus_id": int(index), "score": scores[index]} for index in order
-        ]
-        if return_documents:
-            for each in ranked:
-                each["text"] = texts[each["corpus_id"]]
-        return ranked
+        return ranked(texts, logits, scores, top_k=top_k, return_documents=return_documents)
 
     def scoring_job(
         self,

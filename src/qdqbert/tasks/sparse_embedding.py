@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.checkpoint.sentence import Kind
 from qdqbert.checkpoint.sparse_encoder import read_query_weights
 from qdqbert.errors import UserInputError
 from qdqbert.json_files import Fields, damaged
@@ -28,14 +29,19 @@ from qdqbert.runtime.scheduler import EncodedItem, Job
 from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION
-from qdqbert.tasks.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, Prompted, PromptedModel
+from qdqbert.tasks.prompts import (
+    DOCUMENT_PROMPTS,
+    QUERY_PROMPTS,
+    Prompted,
+    PromptedModel,
+    check_kind,
+)
 from qdqbert.tasks.task import Prediction
 
 _NAME = "sparse-embedding"
 (_OUTPUT,) = TASK_KINDS[_NAME].outputs
 
 Floats = NDArray[np.float32]
-Kind = Literal["query", "document"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -347,10 +353,7 @@ class SparseEmbedder(PromptedModel):
         max_active_dims: int | None = None,
     ) -> Job[str, SparseVector]:
         """Return the job of `encode` with these options, for `stream`."""
-        if task not in (None, "query", "document"):
-            raise UserInputError(
-                f"`task={task!r}` is unknown. Known: query, document.", argument="task"
-            )
+        check_kind(task)
         check_whole("max_active_dims", max_active_dims, at_least=1)
         loaded = self._loaded
         shared: dict[str, Any] = {
