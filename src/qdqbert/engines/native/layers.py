@@ -62,10 +62,11 @@ class LayerRunner(NativeRunner):
             states: Input of the first layer, `(tokens, channels)`; the embeddings if `None`.
         """
         program, (scratch, *_) = self._program, stream.scratch
-        stream.job.take(texts, 1)
+        shares = divide(texts.starts, program.settings["heads"], 1)
+        stream.job.take(texts, shares)
         if states is not None:
             stream.job.states[:, : states.shape[1]] = states
-        scratch.take(divide(texts.starts, program.settings["heads"], 1), 0)
+        scratch.take(shares, 0)
         model = program.part(layers, embeds=states is None)
         program.functions["forward"](
             model.ctypes.data, stream.job.record.ctypes.data, scratch.record.ctypes.data

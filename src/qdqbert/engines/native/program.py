@@ -54,16 +54,14 @@ _GROUP_COLUMNS = 128
 
 # Where a job's record has its texts.
 _NUMBERS = ("ids", "positions", "token_types")
-_OF_TEXTS = ("word_factors", "starts", "attended", "texts", "threads", "first_only")
-_IDS, _POSITIONS, _TYPES, _FACTORS, _STARTS, _ATTENDED, _TEXTS, _THREADS, _FIRST_ONLY = (
-    JOB.offset(name) // 8 for name in (*_NUMBERS, *_OF_TEXTS)
-)
+_OF_TEXTS = ("word_factors", "starts", "attended", "texts", "threads", "by_columns", "first_only")
+_IDS, _POSITIONS, _TYPES, *_REST = (JOB.offset(name) // 8 for name in (*_NUMBERS, *_OF_TEXTS))
+_FACTORS, _STARTS, _ATTENDED, _TEXTS, _THREADS, _BY_COLUMNS, _FIRST_ONLY = _REST
 
 _PARTS, _PART_COUNT = (THREAD.offset(name) // 8 for name in ("parts", "part_count"))
 
 _CALLED = (
     "forward",
-    "forward_columns",
     "post",
     "serve",
     "finish",
@@ -463,12 +461,12 @@ class Job:
         self._states: dict[str, Any] = {}
         self.record = np.zeros(JOB.size // 8, np.int64)
 
-    def take(self, texts: Texts, threads: int, *, first_only: bool = False) -> None:
+    def take(self, texts: Texts, shares: Shares, *, first_only: bool = False) -> None:
         """Set the texts of the next forward pass.
 
         Args:
             texts: The texts.
-            threads: Number of threads that wait for each other.
+            shares: What each thread has of them.
             first_only: Whether only the last states of the first token of each text are read. The
                 others are undefined then.
         """
@@ -481,7 +479,8 @@ class Job:
             record[_FACTORS] = texts.word_factors.ctypes.data
         record[_STARTS], record[_TEXTS] = texts.starts.ctypes.data, len(texts.starts) - 1
         record[_ATTENDED] = texts.attended.ctypes.data
-        record[_THREADS], record[_FIRST_ONLY] = threads, int(first_only)
+        record[_THREADS] = len(shares.rows) if shares.is_shared else 1
+        record[_BY_COLUMNS], record[_FIRST_ONLY] = int(shares.by_columns), int(first_only)
 
     def record_for(self, scratch: Scratch) -> NDArray[np.int64]:
         """Return the record for another thread that computes all rows, with its own states."""
@@ -525,6 +524,7 @@ class Job:
                 **self._buffers,
                 "texts": 0,
                 "threads": 1,
+                "by_columns": 0,
                 "first_only": 0,
                 "sleep": self._sleep,
             }

@@ -162,6 +162,7 @@ JOB = Record(
     inner=PTR,
     barrier=PTR,  # i64 count of threads that have arrived, i64 number of the round
     threads=I64,  # how many threads wait for each other; 1 if each has its own texts
+    by_columns=I64,  # 1 if threads share few rows: each computes some heads and columns of them
     first_only=I64,  # 1 if only the last states of the first token of each text are read
     sleep=PTR,  # function of an i32: microseconds to sleep
 )
@@ -221,7 +222,6 @@ MAILBOX = Record(
     model=PTR,
     job=PTR,  # null ends the worker
     thread=PTR,
-    by_columns=I64,  # whether to run `forward_columns` instead of `forward`
     sleep=PTR,  # function of an i32: microseconds to sleep
 )
 """Work for a thread."""

@@ -188,8 +188,7 @@ class NativeRunner:
         shares = divide(texts.starts, heads, threads, has_columns=has_columns)
         # Each part of a model with a convolution would take its last layer for the model's.
         first_only = first_only and not (shares.by_columns or self._convolution)
-        waiting = len(shares.rows) if shares.is_shared else 1
-        stream.job.take(texts, waiting, first_only=first_only)
+        stream.job.take(texts, shares, first_only=first_only)
         used = stream.scratch[: len(shares.rows)]
         for thread, scratch in enumerate(used):
             scratch.take(shares, thread)
@@ -198,7 +197,7 @@ class NativeRunner:
             jobs[1:] = [stream.job.record_for(each) for each in used[1:]]
         records = [each.record for each in used]
         if (convolution := self._convolution) is None:
-            stream.team.run(jobs, records, by_columns=shares.by_columns)
+            stream.team.run(jobs, records)
             return
         embeds, first, rest = convolution.parts
         stream.team.run(jobs, records, model=embeds)

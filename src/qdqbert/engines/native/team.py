@@ -23,9 +23,7 @@ Wake = queue.SimpleQueue[None]
 # About 100 us: a caller that asks again soon finds its workers awake.
 _PATIENCE = 2500
 
-_MODEL, _JOB, _THREAD, _BY_COLUMNS = (
-    list(MAILBOX.fields).index(name) for name in ("model", "job", "thread", "by_columns")
-)
+_MODEL, _JOB, _THREAD = (list(MAILBOX.fields).index(name) for name in ("model", "job", "thread"))
 _POSTED, _WAS_ASLEEP = (list(MAILBOX.fields).index(name) for name in ("posted", "was_asleep"))
 _PASSES = list(THREAD.fields).index("passes")
 
@@ -79,7 +77,6 @@ class Team:
         records: Sequence[NDArray[np.int64]],
         *,
         model: NDArray[np.int64] | None = None,
-        by_columns: bool = False,
     ) -> None:
         """Run a forward pass.
 
@@ -87,14 +84,13 @@ class Team:
             jobs: A `JOB` record for each thread that takes part; the first is the caller's.
             records: Their `THREAD` records.
             model: A `MODEL` record of some layers; the whole model by default.
-            by_columns: Whether each thread computes all rows, and some columns.
         """
         model = self._model if model is None else model
         if self._process != os.getpid():
             # A fork copies no threads but the one that calls it.
             self._finalizer.detach()
             self._start()
-        forward = self._functions["forward_columns" if by_columns else "forward"]
+        forward = self._functions["forward"]
         workers = list(zip(self._mailboxes, self._awake, jobs[1:], records[1:], strict=False))
         posted = [int(mailbox[_POSTED]) for mailbox, *_ in workers]
         passes = int(records[0][_PASSES])
@@ -104,7 +100,7 @@ class Team:
             for before, (mailbox, awake, job, record) in zip(posted, workers, strict=True):
                 if mailbox[_POSTED] == before:
                     mailbox[_MODEL], mailbox[_JOB] = model.ctypes.data, job.ctypes.data
-                    mailbox[_THREAD], mailbox[_BY_COLUMNS] = record.ctypes.data, int(by_columns)
+                    mailbox[_THREAD] = record.ctypes.data
                     _post(self._functions, mailbox, awake)
                 elif mailbox[_WAS_ASLEEP]:
                     # Once too often does no harm.
@@ -140,7 +136,6 @@ class Team:
                 "model": self._model,
                 "job": 0,
                 "thread": 0,
-                "by_columns": 0,
                 "sleep": self.sleep,
             }
         )

@@ -9,14 +9,14 @@ the second one:
 
 A thread that has its own texts computes all phases for a few texts, and the first two for a few
 heads, so that its results stay in cache. Threads that share texts wait for each other before and
-after the second phase. Threads that share few rows run `columns` instead. No result depends on how
-rows and items are divided.
+after the second phase. Threads that share few rows have some heads in the first two phases, and
+some columns in the last one (`feed_forward`). No result depends on how the work is divided.
 
 Each linear layer gets the address of the weights that are read after its own, and brings their
 start into the cache.
 
 If only first tokens are read after the last layer, it computes keys and values of all rows, and
-everything else of first tokens. Threads that run `columns` compute all rows there, too: few rows
+everything else of first tokens. Threads that share columns compute all rows there, too: few rows
 take the time in which weights are read.
 """
 
@@ -26,27 +26,26 @@ from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
 from qdqbert.engines.native.kernels.attention import attend, emit_attention
-from qdqbert.engines.native.kernels.columns import emit_columns
-from qdqbert.engines.native.kernels.dot import bytes_of_codes
 from qdqbert.engines.native.kernels.embedding import emit_embedding
+from qdqbert.engines.native.kernels.feed_forward import emit_feed_forward
 from qdqbert.engines.native.kernels.first_tokens import (
     emit_first_tokens,
     most_queries,
     reads_first_only,
 )
-from qdqbert.engines.native.kernels.gate import INNER_BLOCK, emit_gate
+from qdqbert.engines.native.kernels.gate import emit_gate
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
-from qdqbert.engines.native.kernels.norm import emit_norms, normalize_attention
+from qdqbert.engines.native.kernels.norm import emit_norms
 from qdqbert.engines.native.kernels.padding import emit_padding
 from qdqbert.engines.native.kernels.pooling import emit_pooling
 from qdqbert.engines.native.kernels.product import emit_product
 from qdqbert.engines.native.kernels.projections import emit_projections, project_all
 from qdqbert.engines.native.kernels.rotation import emit_rotation
 from qdqbert.engines.native.kernels.round_trip import emit_round_trips
-from qdqbert.engines.native.kernels.second_add import emit_second_add, keep
+from qdqbert.engines.native.kernels.second_add import emit_second_add
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
 from qdqbert.engines.native.kernels.weights import each_layer, first_weights, weights_of
-from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, ROW_SCALE, THREAD
+from qdqbert.engines.native.records import JOB, LAYER, MODEL, THREAD
 
 BLOCK = 128
 """Rows that are computed together: their activations stay in the second-level cache."""
@@ -83,12 +82,12 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
     emit_first_tokens(module)
     emit_pooling(module)
     emit_projections(module, features)
-    _emit_rest(module, features)
+    emit_feed_forward(module, isa, features)
     _emit_texts(module, dynamic=features.dynamic)
     _emit_rows(module, dynamic=features.dynamic)
+    _emit_columns(module)
     with module.function("forward", model=PTR, job=PTR, thread=PTR) as f:
         _forward(f, isa)
-    emit_columns(module, isa, features)
     emit_mailbox(module, isa)
     return module
 
@@ -100,6 +99,8 @@ def _forward(f: Function, isa: InstructionSet) -> None:
     with f.loop(first, last, BLOCK) as row:
         f.call("begin", **records, row=row, rows=(last - row).minimum(BLOCK))
     has_texts = JOB.read(f, f.job, "threads").equals(1)
+    by_columns = JOB.read(f, f.job, "by_columns").equals(1)
+    first_head = by_columns.select(THREAD.read(f, f.thread, "first_head"), f.constant(I64, 0))
     with each_layer(f) as (layer, reader, following):
         with f.when(has_texts):
             parts, count = (THREAD.read(f, f.thread, name) for name in ("parts", "part_count"))
@@ -115,9 +116,12 @@ def _forward(f: Function, isa: InstructionSet) -> None:
                     last=end,
                     following=(part + 1 < count).select(again, next_layer),
                 )
-        with f.when(has_texts ^ 1):
-            weights = first_weights(f, following)
-            f.call("run_rows", **records, layer=layer, reader=reader, following=weights)
+        weights = first_weights(f, following, first_head)
+        arguments = {**records, "layer": layer, "reader": reader, "following": weights}
+        with f.when((has_texts | by_columns) ^ 1):
+            f.call("run_rows", **arguments)
+        with f.when(by_columns):
+            f.call("run_columns", **arguments)
     isa.tiles.end(f)
     THREAD.write(f, f.thread, "passes", THREAD.read(f, f.thread, "passes") + 1)
 
@@ -225,6 +229,34 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
         _rest_of_layer(f, is_first, first, last - first, context, text, end, dynamic=dynamic)
 
 
+def _emit_columns(module: Module) -> None:
+    """Write `run_columns`: a layer for the heads and columns of a thread that shares few rows.
+
+    Its arguments are those of `run_rows`.
+    """
+    with module.function(
+        "run_columns", model=PTR, layer=PTR, job=PTR, thread=PTR, reader=PTR, following=PTR
+    ) as f:
+        rows, first, last, panel = (
+            THREAD.read(f, f.thread, name)
+            for name in ("last_row", "first_head", "last_head", "first_hidden")
+        )
+        start = f.constant(I64, 0)
+        output = weights_of(f, LAYER.read(f, f.layer, "output"), panel)
+        project_all(f, f.layer, start, rows, first, last - first, output)
+        texts = JOB.read(f, f.job, "texts")
+        with f.loop(0, texts) as text, f.loop(first, last) as head:
+            attend(f, f.layer, text, head, MODEL.read(f, f.model, "limit"))
+        f.call("wait", f.job)
+        f.call(
+            "feed_forward_columns",
+            **f.own("model", "layer", "job", "thread", "reader", "following"),
+            row=start,
+            rows=rows,
+            context=JOB.read(f, f.job, "context"),
+        )
+
+
 def _start(f: Function, text: Value) -> Value:
     """Return the index of the first token of a text, or the end of all texts."""
     return f.load(I64, JOB.read(f, f.job, "starts") + text * 8)
@@ -284,108 +316,3 @@ def _rest_of_layer(
         )
     with f.when(is_first):
         f.call("return_first", *states)
-
-
-def _emit_rest(module: Module, features: Features) -> None:
-    """Write `feed_forward`: the part of a layer after attention, for some rows.
-
-    Its arguments are the records, the layer that reads the states, the first row and the number of
-    rows, their contexts, and the weights that are read after those of the layer.
-    """
-    dynamic = features.dynamic
-    with module.function(
-        "feed_forward",
-        model=PTR,
-        layer=PTR,
-        job=PTR,
-        thread=PTR,
-        reader=PTR,
-        row=I64,
-        rows=I64,
-        context=PTR,
-        following=PTR,
-    ) as f:
-        hidden, width, inner = (
-            MODEL.read(f, f.model, name) for name in ("hidden", "width", "inner")
-        )
-        record = {name: LAYER.read(f, f.layer, name) for name in LAYER.fields}
-        x = JOB.read(f, f.job, "x") + f.row * hidden * 4
-        codes, inner_codes, scales = (
-            THREAD.read(f, f.thread, name) for name in ("codes", "inner", "row_scales")
-        )
-        stride = hidden * 4
-        codes_stride, inner_stride = bytes_of_codes(hidden), bytes_of_codes(inner)
-        context, context_stride = f.context, width
-        if dynamic:
-            context, context_stride = inner_codes, bytes_of_codes(width)
-            out = (f.rows, context, context_stride, scales)
-            f.call("quantize_rows", record["context_codes"], f.context, width * 4, width, *out)
-        output, up, down = (record[name] for name in ("output", "up", "down"))
-        up_weights, down_weights = weights_of(f, up), weights_of(f, down)
-        add, attention_add, last_add = "linear_add", output, down
-        if features.rounds_adds:
-            add = "linear_add_rounded"
-            attention_add, last_add = record["attention_add"], record["add"]
-        target = (x, stride, scales)
-        if features.adds_twice:
-            keep(f, x, hidden, f.rows)
-        source = (context, context_stride, f.rows)
-        _linear(f, add, output, *source, *target, attention_add, up_weights)
-        states = (x, stride, hidden, f.rows, codes, codes_stride, scales)
-        normalize_attention(f, features, record, *states)
-        down_codes = record["down_codes"]
-        if dynamic or features.gated:
-            columns = inner * 2 if features.gated else inner
-            kernel = "linear_float" if features.gated else f"linear_{features.activation}"
-            with f.loop(0, f.rows, INNER_BLOCK) as row:
-                count = (f.rows - row).minimum(INNER_BLOCK)
-                floats = THREAD.read(f, f.thread, "inner_float")
-                places = scales + row * ROW_SCALE
-                source = (codes + row * codes_stride, codes_stride, count)
-                target = (floats, columns * 4, places)
-                following = (row + count < f.rows).select(up_weights, down_weights)
-                _linear(f, kernel, up, *source, *target, up, following)
-                if features.gated:
-                    values = (floats, columns * 4)
-                    f.call("gate_rows", *values, count, inner, *values)
-                out = (count, inner_codes + row * inner_stride, inner_stride, places)
-                f.call("quantize_rows", down_codes, floats, columns * 4, inner, *out)
-        else:
-            kernel = f"linear_codes_{features.activation}"
-            source, target = (codes, codes_stride, f.rows), (inner_codes, inner_stride, scales)
-            _linear(f, kernel, up, *source, *target, down_codes, down_weights)
-        source, target = (inner_codes, inner_stride, f.rows), (x, stride, scales)
-        _linear(f, add, down, *source, *target, last_add, f.following)
-        records = f.own("model", "layer", "job", "thread", "reader", "row", "rows")
-        f.call("end_layer", **records)
-
-
-def _linear(
-    f: Function,
-    kernel: str,
-    linear: Value,
-    codes: Value,
-    code_stride: Value,
-    rows: Value,
-    out: Value,
-    out_stride: Value,
-    row_scales: Value,
-    extra: Value,
-    following: Value,
-) -> None:
-    """Write the call of a linear layer's kernel, with all columns."""
-    panels = LINEAR.read(f, linear, "panels")
-    f.call(
-        kernel,
-        linear=linear,
-        first=0,
-        panels=panels,
-        codes=codes,
-        code_stride=code_stride,
-        rows=rows,
-        out=out,
-        out_stride=out_stride,
-        row_scales=row_scales,
-        extra=extra,
-        following=following,
-    )

@@ -36,7 +36,7 @@ def emit_barrier(module: Module, isa: InstructionSet) -> None:
 
 
 def emit_mailbox(module: Module, isa: InstructionSet) -> None:
-    """Write `post`, `serve` and `finish`, which need `forward` and `forward_columns`.
+    """Write `post`, `serve` and `finish`, which need `forward`.
 
     `post` gives a worker the job in the fields `model`, `job` and `thread` of its `MAILBOX`, and
     sets `was_asleep`. `serve` runs posted jobs until none came for a while, or until the job is
@@ -77,11 +77,7 @@ def _serve(f: Function, isa: InstructionSet) -> None:
         job = MAILBOX.read(f, f.mailbox, "job")
         end.leave_if(job.equals(0))
         model, thread = (MAILBOX.read(f, f.mailbox, name) for name in ("model", "thread"))
-        by_columns = MAILBOX.read(f, f.mailbox, "by_columns").differs(0)
-        with f.when(by_columns):
-            f.call("forward_columns", model, job, thread)
-        with f.when(by_columns ^ 1):
-            f.call("forward", model, job, thread)
+        f.call("forward", model, job, thread)
         _store(f, done + 1, _field(f, "done"))
 
 
