@@ -25,12 +25,7 @@ EXCEPTIONS = {
 
 
 # Parts of a layer that more files of the native engine name, and why.
-MORE_FILES = {
-    "output": "rows and columns are computed by kernels of their own",
-    "up": "as `output`",
-    "down": "as `output`",
-    "norm": "embeddings, convolutions and heads have one, too",
-}
+MORE_FILES = {"norm": "embeddings, convolutions and heads have one, too"}
 
 
 def strings_of(path: Path) -> set[str]:

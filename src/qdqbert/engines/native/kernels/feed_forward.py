@@ -162,6 +162,11 @@ def _feed_forward(f: Function, features: Features, *, by_columns: bool) -> None:
     f.call("end_layer", **f.own("model", "layer", "job", "thread", "reader", "row", "rows"))
 
 
+def weights_after_attention(f: Function, panel: Value | int = 0) -> Value:
+    """Return the address of the weights of `f.layer` that are read first after attention."""
+    return weights_of(f, LAYER.read(f, f.layer, "output"), panel)
+
+
 def _emit_add_rows(module: Module, lanes: int) -> None:
     """Write `add_rows`, which adds some float32 to as many others, a multiple of 64."""
     floats = vector(F32, lanes)

@@ -27,7 +27,7 @@ from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
 from qdqbert.engines.native.kernels.attention import attend, emit_attention
 from qdqbert.engines.native.kernels.embedding import emit_embedding
-from qdqbert.engines.native.kernels.feed_forward import emit_feed_forward
+from qdqbert.engines.native.kernels.feed_forward import emit_feed_forward, weights_after_attention
 from qdqbert.engines.native.kernels.first_tokens import (
     emit_first_tokens,
     most_queries,
@@ -44,7 +44,7 @@ from qdqbert.engines.native.kernels.rotation import emit_rotation
 from qdqbert.engines.native.kernels.round_trip import emit_round_trips
 from qdqbert.engines.native.kernels.second_add import emit_second_add
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
-from qdqbert.engines.native.kernels.weights import each_layer, first_weights, weights_of
+from qdqbert.engines.native.kernels.weights import each_layer, first_weights
 from qdqbert.engines.native.records import JOB, LAYER, MODEL, THREAD
 
 BLOCK = 128
@@ -156,7 +156,7 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
         parts = [JOB.read(f, f.job, name) + own * 4 for name in _PROJECTED]
         context = JOB.read(f, f.job, "context") + own * (4 if dynamic else 1)
         stride, records = group * size * 4, f.own("model", "layer", "job", "thread")
-        output = weights_of(f, LAYER.read(f, f.layer, "output"))
+        output = weights_after_attention(f)
         is_first = reads_first_only(f, f.reader)
         most = most_queries(f, is_first)
         with f.loop(0, heads, group) as head:
@@ -209,7 +209,7 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
         )
         heads = MODEL.read(f, f.model, "heads")
         again = first_weights(f, f.layer)
-        output = weights_of(f, LAYER.read(f, f.layer, "output"))
+        output = weights_after_attention(f)
         with f.loop(first, last, BLOCK) as row:
             rows = (last - row).minimum(BLOCK)
             following = (row + rows < last).select(again, output)
@@ -242,7 +242,7 @@ def _emit_columns(module: Module) -> None:
             for name in ("last_row", "first_head", "last_head", "first_hidden")
         )
         start = f.constant(I64, 0)
-        output = weights_of(f, LAYER.read(f, f.layer, "output"), panel)
+        output = weights_after_attention(f, panel)
         project_all(f, f.layer, start, rows, first, last - first, output)
         texts = JOB.read(f, f.job, "texts")
         with f.loop(0, texts) as text, f.loop(first, last) as head:
@@ -302,7 +302,7 @@ def _rest_of_layer(
         f.call("gather_first", *states)
         f.call("gather_first", context, context_bytes, *own)
     count = is_first.select(end - text, rows)
-    output = weights_of(f, LAYER.read(f, f.layer, "output"))
+    output = weights_after_attention(f)
     with f.loop(0, count, BLOCK) as row:
         some = (count - row).minimum(BLOCK)
         following = (row + some < count).select(output, f.following)
