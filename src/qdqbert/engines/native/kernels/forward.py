@@ -45,7 +45,7 @@ from qdqbert.engines.native.kernels.round_trip import emit_round_trips
 from qdqbert.engines.native.kernels.second_add import emit_second_add
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
 from qdqbert.engines.native.kernels.weights import each_layer, first_weights
-from qdqbert.engines.native.records import JOB, LAYER, MODEL, THREAD
+from qdqbert.engines.native.records import JOB, MODEL, THREAD
 
 BLOCK = 128
 """Rows that are computed together: their activations stay in the second-level cache."""
