@@ -79,6 +79,10 @@ class Library:
         self._engine.finalize_object()
         self._arguments = compiled.arguments
 
+    def has(self, name: str) -> bool:
+        """Return whether there is a function of this name."""
+        return name in self._arguments
+
     def function(self, name: str) -> Callable[..., None]:
         """Return a function; calling it releases Python's global lock.
 

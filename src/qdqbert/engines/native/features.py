@@ -24,6 +24,7 @@ class Features:
         drops_words: Whether rows of words are multiplied by a factor of each token.
         rounds_attention: Whether inputs of attention's products are fake-quantized.
         rounds_adds: Whether inputs of residual adds are fake-quantized.
+        scores_words: Whether a head takes the largest score of each word of a vocabulary.
     """
 
     activation: str
@@ -40,6 +41,7 @@ class Features:
     drops_words: bool = False
     rounds_attention: bool = False
     rounds_adds: bool = False
+    scores_words: bool = False
 
     @property
     def relative(self) -> bool:

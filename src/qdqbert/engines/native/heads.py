@@ -1,7 +1,11 @@
-"""Heads: LayerNorm and pooling of the last hidden states, and float layers on each row."""
+"""Heads: LayerNorm and pooling of the last hidden states, and layers on each row.
+
+All layers are in float32. `words` finds in int8 which words of a vocabulary it need not score.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -9,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.engines.native.memory import padded, zeros
-from qdqbert.engines.native.program import Program
+from qdqbert.engines.native.program import Program, scores_words
+from qdqbert.engines.native.team import Team
+from qdqbert.engines.native.words import Words
 
 Rows = NDArray[np.float32]
 
@@ -29,10 +35,13 @@ class Heads:
         self._final_norm: NDArray[np.int64] | None = None
         if program.settings["final_norm"] is not None:
             self._final_norm = program.norm("final_norm", program.settings["final_norm"])
+        self._words: dict[int, Words] = {}
         for index, head in enumerate(self._heads):
             for number, step in enumerate(head["steps"]):
                 name = f"heads.{index}.{number}"
-                if step["kind"] == "linear":
+                if scores_words(head) and number == head["token_steps"] - 1:
+                    self._words[index] = Words(program, name, step)
+                elif step["kind"] == "linear":
                     self._records[name] = program.float_linear(name, step)
                 elif step["kind"] == "norm":
                     self._records[name] = program.norm(name, step)
@@ -51,7 +60,12 @@ class Heads:
         )
 
     def run(
-        self, states: Rows, starts: NDArray[np.int64], wanted: Collection[str]
+        self,
+        states: Rows,
+        starts: NDArray[np.int64],
+        wanted: Collection[str],
+        team: Team,
+        records: Sequence[NDArray[np.int64]],
     ) -> dict[str, tuple[bool, Rows]]:
         """Return outputs, and whether each has a row for each token or for each text.
 
@@ -59,27 +73,35 @@ class Heads:
             states: Hidden states with padding, `(tokens, hidden)`.
             starts: Index of the first token of each text, and of the end.
             wanted: Names of the outputs.
+            team: The threads.
+            records: A `THREAD` record for each of them.
         """
         found: dict[str, tuple[bool, Rows]] = {}
         if self.read_first_only(wanted):
             # What is done to a token before pooling depends on its row only.
             states, starts = np.ascontiguousarray(states[starts[:-1]]), np.arange(len(starts))
         if self._final_norm is not None:
-            states = self._normalized(self._final_norm, states)
+            self._normalize(self._final_norm, states := states.copy())
         for index, head in enumerate(self._heads):
             outputs = [each for each in head["outputs"] if each["name"] in wanted]
             if not outputs:
                 continue
             steps = [(f"heads.{index}.{n}", step) for n, step in enumerate(head["steps"])]
             count, width = head["token_steps"], self._program.settings["hidden"]
-            if head["pooling"] == "sum" or (head["pooling"] == "max" and count):
+            if index in self._words:
+                before = functools.partial(self._take_steps, steps[: count - 1])
+                rows = self._words[index].largest(before, states, starts, team, records)
+                width = steps[count - 1][1]["width"]
+                # No score is negative, so that the next step, ReLU, changes none.
+                count += 1
+            elif head["pooling"] == "sum" or (head["pooling"] == "max" and count):
                 rows, width = self._pool_blocks(
                     steps[:count], states, starts, width, head["pooling"]
                 )
             else:
                 rows, width = self._run_steps(steps[:count], states, width)
                 rows = self._pooled(rows, starts, head["pooling"])
-            rows, width = self._run_steps(steps[count:], rows, width)
+            rows, width = self._run_steps(steps[count:], rows, width, owned=rows is not states)
             for output in outputs:
                 column = output["column"]
                 values = rows[:, :width] if column is None else rows[:, column]
@@ -87,14 +109,35 @@ class Heads:
         return found
 
     def _run_steps(
-        self, steps: Sequence[tuple[str, dict[str, Any]]], rows: Rows, width: int
+        self,
+        steps: Sequence[tuple[str, dict[str, Any]]],
+        rows: Rows,
+        width: int,
+        *,
+        owned: bool = False,
     ) -> tuple[Rows, int]:
+        """Return the rows after some steps, and their number of channels.
+
+        Args:
+            steps: Names and settings of the steps.
+            rows: The rows, with padding.
+            width: Their number of channels.
+            owned: Whether the rows may be overwritten.
+        """
+        if steps and not owned and steps[0][1]["kind"] != "linear":
+            rows = rows.copy()
         for name, step in steps:
             rows, width = self._step(name, step, rows, width)
         return rows, width
 
+    def _take_steps(self, steps: Sequence[tuple[str, dict[str, Any]]], states: Rows) -> Rows:
+        return self._run_steps(steps, states, self._program.settings["hidden"])[0]
+
     def _step(self, name: str, step: dict[str, Any], rows: Rows, width: int) -> tuple[Rows, int]:
-        """Return the rows after a step, with padding, and their number of channels."""
+        """Return the rows after a step, with padding, and their number of channels.
+
+        All but linear layers may overwrite the rows.
+        """
         functions = self._program.functions
         if step["kind"] == "linear":
             out = zeros((len(rows), padded(step["columns"])), np.float32)
@@ -108,14 +151,16 @@ class Heads:
             )
             return out, step["width"]
         if step["kind"] == "norm":
-            return self._normalized(self._records[name], rows), width
+            self._normalize(self._records[name], rows)
+            return rows, width
         if step["name"] == "normalize":
             length = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float32))
             return rows / np.maximum(length, np.float32(1e-12))[:, None], width
         if step["name"] == "log1p":
             # Most weights of a vocabulary are 0.
-            return np.log1p(rows, out=np.zeros_like(rows), where=rows != 0), width
-        rows = rows.copy()
+            flat, places = rows.reshape(-1), np.flatnonzero(rows != 0)
+            flat[places] = np.log1p(flat[places])
+            return rows, width
         functions[f"apply_{step['name']}"](rows.ctypes.data, rows.size)
         # Functions of zero may differ from zero, and padding has to stay zero.
         rows[:, width:] = 0
@@ -166,10 +211,8 @@ class Heads:
         )
         return found
 
-    def _normalized(self, record: NDArray[np.int64], rows: Rows) -> Rows:
-        """Return rows after a LayerNorm."""
-        rows = rows.copy()
+    def _normalize(self, record: NDArray[np.int64], rows: Rows) -> None:
+        """Normalize rows in place."""
         self._program.functions["layer_norm"](
             record.ctypes.data, rows.ctypes.data, rows.strides[0], len(rows)
         )
-        return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.encoders.affine import quantize_weight
 from qdqbert.engines.native.cache import compiled, own_code
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.compiler import Library
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import ACTIVATIONS, shift_of
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes, first_sums
+from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes, first_sums, pack
 from qdqbert.engines.native.kernels.forward import (
     BLOCK,
     SPARE_ROWS,
@@ -24,12 +26,13 @@ from qdqbert.engines.native.kernels.forward import (
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK
 from qdqbert.engines.native.kernels.norm import NORMED_ROWS
 from qdqbert.engines.native.kernels.pooling import POOLINGS
-from qdqbert.engines.native.kernels.product import pack_table
+from qdqbert.engines.native.kernels.product import Table, pack_table, table_blocks
 from qdqbert.engines.native.kernels.split import DEPTH
 from qdqbert.engines.native.memory import aligned, padded, zeros
 from qdqbert.engines.native.records import (
     CODES,
     FLOAT_LINEAR,
+    FUNCTIONS,
     JOB,
     LAYER,
     LINEAR,
@@ -42,6 +45,8 @@ from qdqbert.engines.native.schedule import FEW_ROWS, Shares, divide_evenly
 from qdqbert.engines.native.schema import LINEARS, NORMS, ROUNDINGS
 from qdqbert.engines.native.storage import Packed
 from qdqbert.engines.native.texts import Texts
+from qdqbert.recipes import WEIGHT
+from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
 
 Array = NDArray[Any]
 
@@ -61,7 +66,7 @@ _FACTORS, _STARTS, _ATTENDED, _TEXTS, _THREADS, _BY_COLUMNS, _FIRST_ONLY = _REST
 _PARTS, _PART_COUNT = (THREAD.offset(name) // 8 for name in ("parts", "part_count"))
 
 _CALLED = (
-    "forward",
+    *FUNCTIONS,
     "post",
     "serve",
     "finish",
@@ -71,6 +76,7 @@ _CALLED = (
     "restore_padding",
     *(f"apply_{name}" for name in ACTIVATIONS),
     *(f"pool_{name}" for name in POOLINGS),
+    "quantize_tokens",
 )
 
 
@@ -119,7 +125,7 @@ class Program:
         kernels = compiled(source, functools.partial(build_module, isa, self.features), isa)
         self._library = Library(kernels, isa)
         self.functions: dict[str, Callable[..., None]] = {
-            name: self._library.function(name) for name in _CALLED
+            name: self._library.function(name) for name in _CALLED if self._library.has(name)
         }
         self.products = sum(
             layer[part]["depth"] * layer[part]["columns"]
@@ -269,6 +275,12 @@ class Program:
 
     def _linear(self, name: str, settings: Mapping[str, Any]) -> Array:
         weights, start = (self.arrays[f"{name}.{part}"] for part in ("weights", "start"))
+        factor, bias = (self.arrays[f"{name}.{part}"] for part in ("factor", "bias"))
+        return self._linear_record(weights, start, factor, bias, settings)
+
+    def _linear_record(
+        self, weights: Array, start: Array, factor: Array, bias: Array, settings: Mapping[str, Any]
+    ) -> Array:
         first = first_sums(weights, start, is_signed=self.isa.dot.is_signed)
         return self._keep(
             LINEAR.make(
@@ -279,11 +291,47 @@ class Program:
                     "steps": settings["depth"] // 4,
                     "start": start,
                     "first_sums": self._keep(first),
-                    "factor": self.arrays[f"{name}.factor"],
-                    "bias": self.arrays[f"{name}.bias"],
+                    "factor": factor,
+                    "bias": bias,
                 }
             )
         )
+
+    def weights_by_row(self, name: str, settings: Mapping[str, Any]) -> Table:
+        """Return the weights of a linear layer in float with the rows one after another."""
+        if settings["tied"]:
+            rest, scale = (self.arrays.get(part) for part in ("word_rest", "word_scale"))
+            return self.arrays["words"], rest, scale
+        panels = self.arrays[f"{name}.weights"]
+        rows = np.ascontiguousarray(panels.transpose(0, 2, 1)).reshape(-1, settings["depth"])
+        return self._keep(rows), None, None
+
+    def rounded_linear(self, name: str, settings: Mapping[str, Any], table: Table) -> Array:
+        """Return the record in int8 of a linear layer that is stored in float.
+
+        Its weights get the nearest codes, and its input has dynamic scales.
+
+        Args:
+            name: Start of the names of its arrays.
+            settings: Its settings.
+            table: Its weights.
+        """
+        depth, columns = settings["depth"], settings["columns"]
+        limit = None if self.isa.is_exact else SAFE_ADJACENT_SUM_LIMIT
+        spec = dataclasses.replace(WEIGHT, adjacent_sum_limit=limit)
+        weights = self._keep(zeros((columns // PANEL, depth // 4, PANEL, 4), np.int8))
+        start = self._keep(zeros(columns, np.int32))
+        factor = self._keep(np.ones(columns, np.float32))
+        bias = self._keep(zeros(columns, np.float32))
+        # Padding has to have the score 0: it has no weights in a table of words.
+        bias[: settings["width"]] = self.arrays[f"{name}.bias"][: settings["width"]]
+        for first, floats in table_blocks(*table):
+            codes, scales = quantize_weight(floats, spec, fits_closely=True)
+            some = slice(first, first + len(codes))
+            start[some], factor[some] = -128 * codes.sum(axis=1, dtype=np.int32), scales
+            made = pack(codes, depth)
+            weights[first // PANEL : first // PANEL + len(made)] = made
+        return self._linear_record(weights, start, factor, bias, settings)
 
     def _codes(self, name: str, settings: Mapping[str, Any]) -> Array:
         return self._keep(
@@ -347,6 +395,18 @@ def _features(settings: Mapping[str, Any]) -> Features:
         drops_words=settings["dropped_id"] is not None,
         rounds_attention=_rounds(settings, of_adds=False),
         rounds_adds=_rounds(settings, of_adds=True),
+        scores_words=any(map(scores_words, settings["heads_of_model"])),
+    )
+
+
+def scores_words(head: Mapping[str, Any]) -> bool:
+    """Return whether a head needs the largest score of each word only if it is positive."""
+    kinds = [each.get("name", each["kind"]) for each in head["steps"]]
+    count = head["token_steps"]
+    return (
+        count > 0
+        and head["pooling"] == "max"
+        and kinds[count - 1 : count + 1] == ["linear", "relu"]
     )
 
 

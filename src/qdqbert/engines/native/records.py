@@ -213,6 +213,28 @@ FLOAT_LINEAR = Record(
 )
 """A linear layer in float32."""
 
+WORDS = Record(
+    linear=PTR,  # `LINEAR`
+    first=I64,  # first panel of a thread
+    end=I64,
+    together=I64,  # panels whose weights stay in cache for all texts
+    # The weights as they are stored: float32 (columns, depth); s8, if they are the table of words.
+    table=PTR,
+    rest=PTR,  # s8 (columns, depth): 8 bits more of each code of the table
+    scale=PTR,  # float32 per channel: scale of these codes; null if weights are in float
+    depth=I64,
+    row=PTR,  # float32 (depth,): a buffer for the weights of a word
+    states=PTR,  # float32 (tokens, depth)
+    codes=PTR,  # u8 (tokens + 32, depth), a line between rows
+    code_stride=I64,
+    row_scales=PTR,  # float32 (tokens + 32, 2): see `ROW_SCALE`
+    starts=PTR,  # i64 (texts + 1,): index of the first token of each text, and the end
+    texts=I64,
+    out=PTR,  # float32 (texts, columns): the largest score of each word, which starts at 0
+    out_stride=I64,
+)
+"""The job of `score_words`. It needs no model."""
+
 MAILBOX = Record(
     posted=I64,  # number of jobs that were posted
     done=I64,  # number of jobs that were done
@@ -222,6 +244,10 @@ MAILBOX = Record(
     model=PTR,
     job=PTR,  # null ends the worker
     thread=PTR,
+    function=I64,  # index in `FUNCTIONS` of what to run
     sleep=PTR,  # function of an i32: microseconds to sleep
 )
 """Work for a thread."""
+
+FUNCTIONS = ("forward", "score_words")
+"""What threads run together: functions of a model, a job and a thread."""

@@ -116,7 +116,7 @@ class NativeRunner:
             names = tuple(each for each in names if each in wanted)
         with self._stream() as stream:
             self._forward(stream, batch.texts, first_only=self._heads.read_first_only(names))
-            return self._outputs(stream.job.states, batch, inputs, names)
+            return self._outputs(stream, batch, inputs, names)
 
     def _batch(self, inputs: Mapping[str, NDArray[Any]]) -> Batch:
         arrays = self._checked(inputs)
@@ -167,14 +167,17 @@ class NativeRunner:
 
     def _outputs(
         self,
-        states: Rows,
+        stream: Stream,
         batch: Batch,
         inputs: Mapping[str, NDArray[Any]],
         wanted: Collection[str],
     ) -> Outputs:
         """Return outputs of the heads and of the tail, in the shape of the inputs."""
         outputs = {}
-        for name, (is_token, rows) in self._heads.run(states, batch.texts.starts, wanted).items():
+        states, starts = stream.job.states, batch.texts.starts
+        threads = [each.record for each in stream.scratch]
+        found = self._heads.run(states, starts, wanted, stream.team, threads)
+        for name, (is_token, rows) in found.items():
             whole = self._with_padding(rows, batch.mask) if is_token else rows
             outputs[name] = whole.reshape(batch.shape[:-1] + whole.shape[1:])
         return outputs if self._tail is None else self._tail.add_outputs(inputs, outputs)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.engines.native.memory import zeros
-from qdqbert.engines.native.records import MAILBOX, THREAD
+from qdqbert.engines.native.records import FUNCTIONS, MAILBOX, THREAD
 
 # Each item wakes the worker once. Unlike a semaphore, a finalizer may use it: the garbage collector
 # can call one while the same thread is about to wait.
@@ -23,7 +23,9 @@ Wake = queue.SimpleQueue[None]
 # About 100 us: a caller that asks again soon finds its workers awake.
 _PATIENCE = 2500
 
-_MODEL, _JOB, _THREAD = (list(MAILBOX.fields).index(name) for name in ("model", "job", "thread"))
+_MODEL, _JOB, _THREAD, _FUNCTION = (
+    list(MAILBOX.fields).index(name) for name in ("model", "job", "thread", "function")
+)
 _POSTED, _WAS_ASLEEP = (list(MAILBOX.fields).index(name) for name in ("posted", "was_asleep"))
 _PASSES = list(THREAD.fields).index("passes")
 
@@ -77,20 +79,23 @@ class Team:
         records: Sequence[NDArray[np.int64]],
         *,
         model: NDArray[np.int64] | None = None,
+        function: str = "forward",
     ) -> None:
-        """Run a forward pass.
+        """Run a forward pass, or another one of `FUNCTIONS`.
 
         Args:
-            jobs: A `JOB` record for each thread that takes part; the first is the caller's.
+            jobs: A record for each thread that takes part, of the kind that the function reads; the
+                first is the caller's.
             records: Their `THREAD` records.
             model: A `MODEL` record of some layers; the whole model by default.
+            function: Name of the function.
         """
         model = self._model if model is None else model
         if self._process != os.getpid():
             # A fork copies no threads but the one that calls it.
             self._finalizer.detach()
             self._start()
-        forward = self._functions["forward"]
+        run, number = self._functions[function], FUNCTIONS.index(function)
         workers = list(zip(self._mailboxes, self._awake, jobs[1:], records[1:], strict=False))
         posted = [int(mailbox[_POSTED]) for mailbox, *_ in workers]
         passes = int(records[0][_PASSES])
@@ -100,13 +105,13 @@ class Team:
             for before, (mailbox, awake, job, record) in zip(posted, workers, strict=True):
                 if mailbox[_POSTED] == before:
                     mailbox[_MODEL], mailbox[_JOB] = model.ctypes.data, job.ctypes.data
-                    mailbox[_THREAD] = record.ctypes.data
+                    mailbox[_THREAD], mailbox[_FUNCTION] = record.ctypes.data, number
                     _post(self._functions, mailbox, awake)
                 elif mailbox[_WAS_ASLEEP]:
                     # Once too often does no harm.
                     awake.put(None)
             if records[0][_PASSES] == passes:
-                forward(model.ctypes.data, jobs[0].ctypes.data, records[0].ctypes.data)
+                run(model.ctypes.data, jobs[0].ctypes.data, records[0].ctypes.data)
 
         try:
             run_rest()
@@ -136,6 +141,7 @@ class Team:
                 "model": self._model,
                 "job": 0,
                 "thread": 0,
+                "function": 0,
                 "sleep": self.sleep,
             }
         )

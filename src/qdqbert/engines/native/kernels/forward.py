@@ -45,6 +45,7 @@ from qdqbert.engines.native.kernels.round_trip import emit_round_trips
 from qdqbert.engines.native.kernels.second_add import emit_second_add
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
 from qdqbert.engines.native.kernels.weights import each_layer, first_weights
+from qdqbert.engines.native.kernels.words import emit_words
 from qdqbert.engines.native.records import JOB, MODEL, THREAD
 
 BLOCK = 128
@@ -88,6 +89,8 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
     _emit_columns(module)
     with module.function("forward", model=PTR, job=PTR, thread=PTR) as f:
         _forward(f, isa)
+    if features.scores_words:
+        emit_words(module, isa)
     emit_mailbox(module, isa)
     return module
 

@@ -14,6 +14,7 @@ and store the codes of the next linear layer.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from qdqbert.engines.native.functions import ACTIVATIONS, unsigned_codes
@@ -151,7 +152,13 @@ def _emit(
     finish_name = f"{name}_finish"
     adds_start = isa.tiles.start_at_zero
     _emit_finish(module, finish_name, finish, element, dynamic=dynamic, adds_start=adds_start)
-    with module.function(
+    with kernel_function(module, name) as f:
+        isa.tiles.loop(f, isa, finish_name, element, reads_out=reads_out)
+
+
+def kernel_function(module: Module, name: str) -> contextlib.AbstractContextManager[Function]:
+    """Return a kernel of a linear layer; see `_emit` for its arguments."""
+    return module.function(
         name,
         linear=PTR,
         first=I64,
@@ -164,19 +171,12 @@ def _emit(
         row_scales=PTR,
         extra=PTR,
         following=PTR,
-    ) as f:
-        isa.tiles.loop(f, isa, finish_name, element, reads_out=reads_out)
+    )
 
 
-def _emit_finish(
-    module: Module, name: str, finish: Finish, element: int, *, dynamic: bool, adds_start: bool
-) -> None:
-    """Write the function that turns a tile of sums into results.
-
-    Values of two rows and up to 32 columns are one vector, which LLVM divides into registers. The
-    instructions of these registers alternate, so that none waits for the one before.
-    """
-    with module.function(
+def finish_function(module: Module, name: str) -> contextlib.AbstractContextManager[Function]:
+    """Return a function that turns a tile of sums into results; see `tile.finish_tile`."""
+    return module.function(
         name,
         linear=PTR,
         sums=PTR,
@@ -188,7 +188,18 @@ def _emit_finish(
         out_stride=I64,
         row_scales=PTR,
         extra=PTR,
-    ) as f:
+    )
+
+
+def _emit_finish(
+    module: Module, name: str, finish: Finish, element: int, *, dynamic: bool, adds_start: bool
+) -> None:
+    """Write the function that turns a tile of sums into results.
+
+    Values of two rows and up to 32 columns are one vector, which LLVM divides into registers. The
+    instructions of these registers alternate, so that none waits for the one before.
+    """
+    with finish_function(module, name) as f:
         factors = LINEAR.read(f, f.linear, "factor") + f.column * 4
         biases = LINEAR.read(f, f.linear, "bias") + f.column * 4
         first = LINEAR.read(f, f.linear, "start") + f.column * 4
@@ -213,7 +224,7 @@ def _emit_finish(
                 totals = totals.cast("sitofp", vector(F32, totals.type.lanes))
                 if dynamic:
                     scales, corrections = (
-                        [_row_number(f, row + each, number, floats) for each in range(height)]
+                        [row_number(f, row + each, number, floats) for each in range(height)]
                         for number in range(2)
                     )
                     # The sums have zero point 128.
@@ -231,6 +242,6 @@ def _emit_finish(
         in_blocks(f, f.columns // PANEL, _FINISHED_PANELS, block)
 
 
-def _row_number(f: Function, row: Value, number: int, floats: Type) -> Value:
+def row_number(f: Function, row: Value, number: int, floats: Type) -> Value:
     """Return the dynamic scale of a row, or its zero point's correction, in all lanes."""
     return f.splat(f.load(F32, f.row_scales + (row * ROW_SCALE + 4 * number)), floats.lanes)

@@ -43,12 +43,16 @@ def emit_norms(module: Module, isa: InstructionSet, features: Features) -> None:
     """Write `layer_norm`, `quantize_rows`, and `quantize_normed` or `layer_norm_codes`.
 
     `quantize_normed` is for layers that normalize first, and `layer_norm_codes` for the others.
+    `quantize_tokens` is `quantize_rows` with dynamic scales, for a head that scores words.
     """
     lanes, dynamic = isa.lanes, features.dynamic
     with module.function("layer_norm", norm=PTR, x=PTR, stride=I64, rows=I64) as f:
         _layer_norm(f, lanes)
     with _codes_function(module, "quantize_rows") as f:
         _quantize_rows(f, lanes, dynamic=dynamic)
+    if features.scores_words:
+        with _codes_function(module, "quantize_tokens") as f:
+            _quantize_rows(f, lanes, dynamic=True)
     if features.norms_first:
         with _codes_function(module, "quantize_normed", norm=PTR, normed=PTR) as f:
             _quantize_normed(f, lanes, dynamic=dynamic)

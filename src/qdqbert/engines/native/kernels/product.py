@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from qdqbert.engines.native.kernels.blocks import in_tiles
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.memory import zeros
 from qdqbert.engines.native.records import FLOAT_LINEAR
+
+Table = tuple[NDArray[Any], NDArray[np.int8] | None, NDArray[np.float32] | None]
+"""A table of words, of floats or codes, with the rest and the scale of codes; see `pack_table`."""
 
 # Rows of a table that are converted together.
 _ROWS_TOGETHER = 256 * PANEL
@@ -41,15 +45,26 @@ def pack_table(
     """
     count, width = rows.shape
     panels = zeros((-(-count // PANEL), width, PANEL), np.float32)
-    # A few rows at a time, because a table of floats may have a gigabyte.
-    for first in range(0, count, _ROWS_TOGETHER):
+    for first, floats in table_blocks(rows, rest, scale):
+        made = pack_floats(floats, width)
+        panels[first // PANEL : first // PANEL + len(made)] = made
+    return panels
+
+
+def table_blocks(
+    rows: NDArray[Any], rest: NDArray[np.int8] | None, scale: NDArray[np.float32] | None
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Yield the index of some rows of an embedding table, and the rows in float.
+
+    There are a few rows at a time, because a table of floats may have a gigabyte. See `pack_table`
+    for the arguments.
+    """
+    for first in range(0, len(rows), _ROWS_TOGETHER):
         some = slice(first, first + _ROWS_TOGETHER)
         floats = rows[some]
         if rest is not None and scale is not None:
             floats = joined(rows[some], rest[some], scale)
-        made = pack_floats(floats, width)
-        panels[first // PANEL : first // PANEL + len(made)] = made
-    return panels
+        yield first, floats
 
 
 def emit_product(module: Module, isa: InstructionSet) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import I32, I64, PTR, VOID, Function, Module, Value
-from qdqbert.engines.native.records import JOB, MAILBOX
+from qdqbert.engines.native.records import FUNCTIONS, JOB, MAILBOX
 
 # Rounds of waiting before a thread sleeps; a round takes about 40 ns.
 _PATIENCE = 4096
@@ -36,7 +36,7 @@ def emit_barrier(module: Module, isa: InstructionSet) -> None:
 
 
 def emit_mailbox(module: Module, isa: InstructionSet) -> None:
-    """Write `post`, `serve` and `finish`, which need `forward`.
+    """Write `post`, `serve` and `finish`, which need the `FUNCTIONS` that the model has.
 
     `post` gives a worker the job in the fields `model`, `job` and `thread` of its `MAILBOX`, and
     sets `was_asleep`. `serve` runs posted jobs until none came for a while, or until the job is
@@ -77,7 +77,11 @@ def _serve(f: Function, isa: InstructionSet) -> None:
         job = MAILBOX.read(f, f.mailbox, "job")
         end.leave_if(job.equals(0))
         model, thread = (MAILBOX.read(f, f.mailbox, name) for name in ("model", "thread"))
-        f.call("forward", model, job, thread)
+        function = MAILBOX.read(f, f.mailbox, "function")
+        for index, name in enumerate(FUNCTIONS):
+            if name in f.module.functions:
+                with f.when(function.equals(index)):
+                    f.call(name, model, job, thread)
         _store(f, done + 1, _field(f, "done"))
 
 
