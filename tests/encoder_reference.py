@@ -50,10 +50,12 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 POOLINGS: Mapping[str, Callable[[Array], Array]] = {
     "none": lambda x: x,
     "first": lambda x: x[0],
+    "last": lambda x: x[-1],
     "mean": lambda x: x.mean(axis=0),
     "max": lambda x: x.max(axis=0),
     "mean_sqrt_len_tokens": lambda x: x.sum(axis=0) / math.sqrt(len(x)),
     "sum": lambda x: x.sum(axis=0),
+    "weightedmean": lambda x: np.average(x, axis=0, weights=np.arange(1, len(x) + 1)),
 }
 
 
@@ -203,7 +205,8 @@ def convolve(x: Array, embedded: Array, convolution: Convolution) -> Array:
 
 def run_head(states: Array, head: Head) -> dict[str, Array]:
     x = run_steps(states, head.steps[: head.token_steps])
-    x = run_steps(POOLINGS[head.pooling](x), head.steps[head.token_steps :])
+    pooled = np.concatenate([POOLINGS[each](x) for each in head.poolings], axis=-1)
+    x = run_steps(pooled, head.steps[head.token_steps :])
     return {
         output.name: x if output.column is None else x[..., output.column]
         for output in head.outputs
@@ -267,9 +270,7 @@ def run_encoder(
         run_text(model, ids[i, :length], types[i, :length], per_tensor=per_tensor)
         for i, length in enumerate(lengths)
     ]
-    of_tokens = {
-        output.name: head.pooling == "none" for head in model.heads for output in head.outputs
-    }
+    of_tokens = {output.name: head.is_of_tokens for head in model.heads for output in head.outputs}
     outputs = {}
     for name, is_of_tokens in of_tokens.items():
         rows = [text[name] for text in texts]

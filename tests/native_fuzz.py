@@ -32,13 +32,13 @@ _PARTS: tuple[dict[str, Any], ...] = (
     {"gated": True, "activation": "gelu_tanh", "rounds": ("query_codes", "residual_codes")},
 )
 _HEADS = tuple(
-    Head(pooling=pooling, steps=(), outputs=(HeadOutput(name=pooling),))
+    Head(poolings=(pooling,), steps=(), outputs=(HeadOutput(name=pooling),))
     for pooling in get_args(Pooling)
 )
 # Lengths around the sizes of panels, tiles and blocks.
 _EDGES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 47, 48, 49, 63, 64, 65)
 _LONG = (127, 128, 129, 255, 256, 257, 300)
-_FIRST = tuple(head for head in _HEADS if head.pooling == "first")
+_FIRST = tuple(head for head in _HEADS if head.poolings == ("first",))
 # An error in one channel or row of some tens is seen. Ties of rounding count more in a single row.
 _LEAST_DB, _LEAST_POOLED_DB = 30.0, 20.0
 

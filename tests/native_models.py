@@ -126,7 +126,7 @@ ALL_PARTS = {
 }
 """Small models that have all parts together, by name."""
 
-HIDDEN_STATES = Head(pooling="none", steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
+HIDDEN_STATES = Head(poolings=("none",), steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
 
 
 class _Maker:

@@ -215,7 +215,7 @@ def test_the_manifest_records_how_the_graph_was_made(quantized) -> None:
     assert manifest["seed"] == 0
     assert manifest["checkpoint"]["task"] == "feature-extraction"
     assert manifest["checkpoint"]["model_type"] == "bert"
-    assert manifest["checkpoint"]["sentence_head"]["pooling"] == "mean"
+    assert manifest["checkpoint"]["sentence_head"]["poolings"] == ["mean"]
     assert manifest["max_length"] == 32
     assert manifest["outputs"] == ["last_hidden_state", "sentence_embedding"]
     assert {"python", "qdqbert", "torch", "onnxruntime"} <= set(manifest["versions"])

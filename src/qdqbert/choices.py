@@ -52,7 +52,7 @@ Embeddings = Literal["int8", "float"]
 Precision = Literal["int8", "float"]
 Granularity = Literal["layer", "linear", "site"]
 
-PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens"]
+PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
 
 WeightsFor = Literal["any", "vnni"]

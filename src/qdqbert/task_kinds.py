@@ -26,6 +26,9 @@ TaskName = Literal[
 ]
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 
+ENCODER: TaskName = "feature-extraction"
+"""The task of models that are an encoder alone, whatever is computed of its states."""
+
 CHOICES = 4
 """Choices of an example input of a multiple-choice model, which takes any number."""
 

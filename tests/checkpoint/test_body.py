@@ -12,10 +12,15 @@ from torch import nn
 from qdqbert.checkpoint.body import GraphBody, additive_mask, pool
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.sentence import SentenceHead
+from qdqbert.choices import POOLING_MODES
 from qdqbert.graph.writer import make_graph
 from qdqbert.reference.body import to_numpy
 
-POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens")
+POOLINGS = (
+    *((each,) for each in POOLING_MODES),
+    ("weightedmean", "cls"),
+    ("lasttoken", "max", "mean"),
+)
 # float32 sums in a different order, over at most two layers.
 FLOAT_TOLERANCE = 2e-5
 
@@ -50,15 +55,16 @@ def pool_with_numpy(states, mask, head: SentenceHead) -> np.ndarray:
     """Pool each feature separately, over its tokens without padding."""
     vectors = []
     for tokens, keep in zip(states, mask.astype(bool), strict=True):
-        text = tokens[keep]
-        vectors.append(
-            {
-                "mean": lambda t: t.mean(axis=0),
-                "cls": lambda t: t[0],
-                "max": lambda t: t.max(axis=0),
-                "mean_sqrt_len_tokens": lambda t: t.sum(axis=0) / np.sqrt(len(t)),
-            }[head.pooling](text)
-        )
+        text = tokens[keep].astype(np.float64)
+        ways = {
+            "mean": text.mean(axis=0),
+            "cls": text[0],
+            "max": text.max(axis=0),
+            "mean_sqrt_len_tokens": text.sum(axis=0) / np.sqrt(len(text)),
+            "weightedmean": np.average(text, axis=0, weights=np.arange(len(text)) + 1),
+            "lasttoken": text[-1],
+        }
+        vectors.append(np.concatenate([ways[each] for each in head.poolings]))
     pooled = np.stack(vectors)
     return pooled / np.linalg.norm(pooled, axis=1, keepdims=True) if head.normalize else pooled
 
@@ -125,11 +131,11 @@ def test_the_mask_is_zero_for_text_and_the_lowest_float_for_padding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pooling", "normalize"), [*((each, False) for each in POOLINGS), ("mean", True)]
+    ("poolings", "normalize"), [*((each, False) for each in POOLINGS), (("mean",), True)]
 )
-def test_pooling_agrees_with_numpy(pooling, normalize) -> None:
+def test_pooling_agrees_with_numpy(poolings, normalize) -> None:
     torch.manual_seed(0)
-    head = SentenceHead(pooling=pooling, normalize=normalize, max_length=None)
+    head = SentenceHead(poolings=poolings, normalize=normalize, max_length=None)
     model = TableEncoder().eval()
     inputs = random_inputs(("input_ids", "attention_mask"), (4, 6))
     inputs["input_ids"] %= 50
@@ -158,7 +164,7 @@ def test_a_sentence_embedding_equals_that_of_sentence_transformers(
     np.testing.assert_allclose(actual, expected, atol=FLOAT_TOLERANCE)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "max", "mean_sqrt_len_tokens"])
+@pytest.mark.parametrize("pooling", [each for each in POOLING_MODES if each != "mean"])
 def test_each_pooling_agrees_with_sentence_transformers(
     prepared, checkpoints, tmp_path, pooling
 ) -> None:
@@ -169,7 +175,7 @@ def test_each_pooling_agrees_with_sentence_transformers(
         pytest.skip("sentence-transformers before 6 has no `pooling_mode`")
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
     each = prepared("sentence")
-    head = SentenceHead(pooling=pooling, normalize=True, max_length=None)
+    head = SentenceHead(poolings=(pooling,), normalize=True, max_length=None)
     body = GraphBody(
         each.checkpoint.model,
         task="feature-extraction",

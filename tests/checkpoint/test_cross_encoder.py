@@ -14,11 +14,11 @@ import qdqbert
 from qdqbert.checkpoint.cross_encoder import (
     CrossEncoderFiles,
     activation_of,
-    read_layout,
     write_cross_encoder,
 )
 from qdqbert.checkpoint.load import infer_task, load_checkpoint, reader_of
 from qdqbert.checkpoint.sentence import ModelSettings
+from qdqbert.checkpoint.text_heads import read_layout
 from qdqbert.errors import CheckpointError
 
 PAIRS = [
@@ -116,16 +116,6 @@ def test_a_written_folder_is_read_by_sentence_transformers(saved, theirs, tmp_pa
     write_cross_encoder(bare, folder)
     again = sentence_transformers.CrossEncoder(str(folder), device="cpu")
     np.testing.assert_array_equal(again.predict(PAIRS), theirs.predict(PAIRS))
-
-
-def test_modules_after_the_encoder_are_refused() -> None:
-    modules = [{"path": "", "type": "a.Transformer"}, {"path": "1", "type": "a.LogitScore"}]
-    files = {
-        "modules.json": json.dumps(modules),
-        "config_sentence_transformers.json": json.dumps({"model_type": "CrossEncoder"}),
-    }
-    with pytest.raises(CheckpointError, match="lists Transformer, LogitScore: the scores of this"):
-        read_layout(files.get)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_the_task_is_that_of_the_head_unless_another_is_requested(
 def test_a_sentence_checkpoint_has_its_head_and_length(checkpoints) -> None:
     checkpoint = load_checkpoint(str(checkpoints("sentence")))
     assert checkpoint.max_length == 32
-    assert checkpoint.head.pooling == "mean"
+    assert checkpoint.head.poolings == ("mean",)
     assert checkpoint.head.normalize
 
 
@@ -311,13 +311,13 @@ def test_a_plain_encoder_without_known_pooling_gives_a_notice(checkpoints) -> No
 @pytest.mark.parametrize("pooling", POOLING_MODES)
 def test_the_pooling_of_a_plain_encoder_can_be_given(checkpoints, pooling) -> None:
     checkpoint = load_checkpoint(str(checkpoints("bert")), pooling=pooling)
-    assert checkpoint.head == SentenceHead(pooling=pooling, normalize=False, max_length=None)
+    assert checkpoint.head == SentenceHead(poolings=(pooling,), normalize=False, max_length=None)
     assert checkpoint.notices == ()
 
 
 def test_a_given_pooling_replaces_that_of_the_folder(checkpoints) -> None:
     checkpoint = load_checkpoint(str(checkpoints("sentence")), pooling="cls")
-    assert (checkpoint.head.pooling, checkpoint.head.normalize) == ("cls", True)
+    assert (checkpoint.head.poolings, checkpoint.head.normalize) == (("cls",), True)
     assert checkpoint.notices == (
         "modules.json specifies pooling mean; cls is used, as requested.",
     )

@@ -13,7 +13,7 @@ from qdqbert.checkpoint.multi_vector import (
     read_multi_vector_head,
     read_token_rules,
 )
-from qdqbert.checkpoint.text_heads import embedding_head, read_text_head
+from qdqbert.checkpoint.text_heads import own_head, read_layout
 from qdqbert.errors import CheckpointError, UserInputError
 
 PACKAGE = "sentence_transformers.base.modules"
@@ -51,7 +51,7 @@ def test_modules_and_rules_are_read() -> None:
     read = files(
         *KINDS, Dense=DENSE, Normalize=TOKENS, MultiVectorMask=mask, Transformer=transformer
     )
-    head = read_text_head(read)
+    head = read_layout(read)
     assert [each.name for each in head.modules] == ["Dense", "Normalize"]
     expansion = Expansion(length=32, strategy="min", attends=False, token=None, is_scored=True)
     assert head.rules == TokenRules(
@@ -82,7 +82,11 @@ def test_rules_are_written_and_read(tmp_path) -> None:
         ([KINDS[1]], {}, "the modules Dense; only Transformer"),
         ([*KINDS[:3], KINDS[2]], {"Dense": DENSE}, "lists MultiVectorMask 2 times"),
         ([KINDS[0], KINDS[3]], {"Normalize": {}}, "has no `module_input_name`"),
-        (KINDS[:2], {"Dense": {**DENSE, "module_output_name": "x"}}, "write 'token_embeddings'"),
+        (
+            KINDS[:2],
+            {"Dense": {**DENSE, "module_output_name": "x"}},
+            "and write 'token_embeddings'",
+        ),
         (
             KINDS[:1],
             {"Transformer": {"query_expansion": {"strategy": "all", "length": 3}}},
@@ -105,8 +109,8 @@ def test_models_are_known_by_their_settings_or_modules() -> None:
 
 def test_other_checkpoints_have_no_such_head() -> None:
     with pytest.raises(UserInputError, match="'x' has no files of a multi-vector encoder"):
-        embedding_head(None, "x", "multi-vector-embedding")
-    assert embedding_head(None, "x", "fill-mask") == (None, ())
+        own_head(None, "x", "multi-vector-embedding")
+    assert own_head(None, "x", "fill-mask") == (None, ())
 
 
 def test_a_tokenizer_needs_a_token_that_expands_queries() -> None:

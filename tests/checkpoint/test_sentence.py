@@ -2,12 +2,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
+import flat
+import qdqbert
+from conftest import TEXTS
 from qdqbert.checkpoint.sentence import (
     SentenceHead,
     file_finder,
@@ -19,7 +26,14 @@ from qdqbert.errors import CheckpointError
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
 NORMALIZE = {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
-FLAGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
+FLAGS = {
+    "cls_token": "cls",
+    "max_tokens": "max",
+    "mean_tokens": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "weightedmean_tokens": "weightedmean",
+    "lasttoken": "lasttoken",
+}
 
 
 def head_of(modules: list[dict[str, str]], pooling: dict[str, Any], **files: str) -> Any:
@@ -38,40 +52,89 @@ def flags(*on: str) -> dict[str, bool]:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (flags("cls_token"), "cls"),
-        (flags("mean_tokens"), "mean"),
-        (flags("max_tokens"), "max"),
-        (flags("mean_sqrt_len_tokens"), "mean_sqrt_len_tokens"),
-        ({"pooling_mode": "cls"}, "cls"),
-        ({"pooling_mode": "mean"}, "mean"),
-        ({"pooling_mode": ["max"]}, "max"),
-        ({"pooling_mode": "mean_sqrt_len_tokens"}, "mean_sqrt_len_tokens"),
-        ({**flags("mean_tokens"), "pooling_mode": "cls"}, "cls"),
-    ],
-    ids=[
-        *(f"flag-{flag}" for flag in FLAGS),
-        *("name-cls", "name-mean", "list-max", "name-mean_sqrt_len_tokens", "name-wins"),
+        *((flags(flag), [mode]) for flag, mode in FLAGS.items()),
+        *(({"pooling_mode": mode}, [mode]) for mode in FLAGS.values()),
+        # Vectors are joined in the order of names, and of flags in an order of their own.
+        (flags(*reversed(FLAGS)), [*FLAGS.values()]),
+        ({"pooling_mode": [*reversed(FLAGS.values())]}, [*reversed(FLAGS.values())]),
+        ({"pooling_mode": ["max"]}, ["max"]),
+        ({**flags("mean_tokens"), "pooling_mode": "cls"}, ["cls"]),
+        ({}, ["mean"]),
+        (flags(), ["mean"]),
     ],
 )
-def test_the_pooling_is_read_in_the_old_and_the_new_format(config, expected) -> None:
-    assert head_of([TRANSFORMER, POOLING], config).pooling == expected
+def test_the_pooling_is_read_in_the_old_and_the_new_format(config, expected, tmp_path) -> None:
+    assert head_of([TRANSFORMER, POOLING], config).poolings == tuple(expected)
+    (tmp_path / "config.json").write_text(json.dumps({"word_embedding_dimension": 4, **config}))
+    theirs = Pooling.load(str(tmp_path)).pooling_mode
+    assert ([theirs] if isinstance(theirs, str) else [*theirs]) == expected
+
+
+@pytest.fixture(scope="module")
+def pooled(checkpoints, tmp_path_factory) -> Path:
+    """An embedder that joins the vectors of all poolings."""
+    folder = tmp_path_factory.mktemp("pooled") / "model"
+    shutil.copytree(checkpoints("sentence"), folder)
+    config = {"embedding_dimension": 32, "pooling_mode": [*reversed(FLAGS.values())]}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pooled_int8(pooled) -> Path:
+    folder = pooled.parent / "int8"
+    flat.quantize(
+        pooled,
+        folder,
+        targets=("native", "portable"),
+        calibration_samples=16,
+        benchmark=False,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(pooled) -> np.ndarray:
+    return SentenceTransformer(str(pooled), device="cpu").encode(TEXTS[:8])
+
+
+def test_vectors_of_all_poolings_are_joined(pooled, expected) -> None:
+    with qdqbert.load(pooled, precision="float") as model:
+        np.testing.assert_allclose(model.encode(TEXTS[:8]), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "engine", ["native", "onnxruntime", pytest.param("openvino", marks=pytest.mark.openvino)]
+)
+def test_every_engine_joins_the_vectors_of_all_poolings(pooled_int8, expected, engine) -> None:
+    with qdqbert.load(pooled_int8, engine=engine) as model:
+        found = model.encode(TEXTS[:8])
+    count = len(FLAGS)
+    for one, other in zip(np.hsplit(found, count), np.hsplit(expected, count), strict=True):
+        lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+        assert ((one * other).sum(axis=1) / lengths).min() > 0.99
+    kept = read_sentence_head(reader(pooled_int8))
+    assert kept.poolings == (*reversed(FLAGS.values()),)
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        {},
-        flags(),
-        flags("cls_token", "mean_tokens"),
-        {"pooling_mode": "lasttoken"},
-        {"pooling_mode": ["cls", "mean"]},
-        {"pooling_mode_weightedmean_tokens": True},
+        {"pooling_mode": "median"},
+        {"pooling_mode": ["cls", "median"]},
+        {"pooling_mode": []},
+        {"pooling_mode": [["cls"]]},
     ],
-    ids=["none", "all-off", "two-flags", "last-token", "two-names", "weighted-mean"],
+    ids=["name", "one-of-two", "none", "nested"],
 )
 def test_unsupported_pooling_is_refused(config) -> None:
-    with pytest.raises(CheckpointError, match=r"is not supported; expected one of mean, cls, max"):
+    with pytest.raises(CheckpointError, match=r"is not supported; expected some of mean, cls, max"):
         head_of([TRANSFORMER, POOLING], config)
+
+
+def test_a_missing_pooling_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"1_Pooling/config\.json.* is missing"):
+        read_sentence_head({"modules.json": json.dumps([TRANSFORMER, POOLING])}.get)
 
 
 def test_a_pooling_that_leaves_out_prompts_is_refused() -> None:
@@ -171,7 +234,7 @@ def test_files_of_the_checkpoint_are_copied(tmp_path) -> None:
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_a_head_that_was_given_is_written_as_flags(tmp_path, normalize) -> None:
-    head = SentenceHead(pooling="max", normalize=normalize, max_length=None)
+    head = SentenceHead(poolings=("max",), normalize=normalize, max_length=None)
     write_sentence_head(head, tmp_path, hidden=8, find=file_finder(tmp_path))
     assert read_sentence_head(reader(tmp_path)) == head
     config = json.loads((tmp_path / "1_Pooling" / "config.json").read_text())
@@ -183,7 +246,7 @@ def test_another_pooling_replaces_the_file_of_the_checkpoint(tmp_path) -> None:
     find = file_finder(tmp_path)
     write_sentence_head(head.with_pooling("cls"), tmp_path, hidden=8, find=find)
     found = read_sentence_head(reader(tmp_path))
-    assert (found.pooling, found.normalize) == ("cls", True)
+    assert (found.poolings, found.normalize) == (("cls",), True)
 
 
 def test_the_folder_of_a_quantized_embedder_has_the_head_of_its_checkpoint(

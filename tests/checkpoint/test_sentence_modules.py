@@ -99,7 +99,7 @@ def test_training_refuses_them(projected, checkpoints, tmp_path) -> None:
         ({"activation_function": "code.of.its.own"}, "activation_function='code.of.its.own'"),
         ({"activation_function": "torch.nn.modules.activation.Hardtanh"}, "expected one of"),
         ({"use_residual": True}, "no residual is added"),
-        ({"module_input_name": "token_embeddings"}, "has to read and write 'sentence_embedding'"),
+        ({"module_input_name": "token_embeddings"}, "has to read 'sentence_embedding' and write"),
         ({"out_features": -1}, "out_features"),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from qdqbert.checkpoint.cross_encoder import read_layout, task_of_files
+from qdqbert.checkpoint.cross_encoder import task_of_files
 from qdqbert.checkpoint.sentence import file_finder
 from qdqbert.checkpoint.sparse_encoder import (
     SpladeHead,
@@ -17,6 +17,7 @@ from qdqbert.checkpoint.sparse_encoder import (
     read_splade_head,
     splade_head,
 )
+from qdqbert.checkpoint.text_heads import read_layout
 from qdqbert.errors import CheckpointError
 
 OLD = "sentence_transformers.sparse_encoder.models"
@@ -77,7 +78,7 @@ def router(
 def test_files_of_all_versions_are_read(files, expected) -> None:
     head = read_layout(files.get)
     assert isinstance(head, SpladeHead)
-    assert (head.row_pooling, head.steps(lambda path: None)) == expected
+    assert (*head.row_poolings, head.steps(lambda path: None)) == expected
     assert task_of_files(["BertForMaskedLM"], {}, head) == "sparse-embedding"
 
 

@@ -206,7 +206,7 @@ def test_weights_of_words_are_those_of_scores_without_padding(
 ) -> None:
     model = save_model(variant, "fill-mask", tmp_path)
     steps = ("relu", *["log1p"] * logarithms)
-    found = read(tmp_path, "sparse-embedding", pooling=pooling, steps=steps)
+    found = read(tmp_path, "sparse-embedding", poolings=(pooling,), steps=steps)
     inputs = random_inputs(found, "fill-mask", model.config.pad_token_id)
     with torch.no_grad():
         scores = model(**{name: torch.from_numpy(each) for name, each in inputs.items()}).logits
@@ -265,7 +265,7 @@ def test_embeddings_of_dpr_are_those_of_transformers(name: str, width: int, tmp_
     model = getattr(transformers, name)(config).eval()
     model.save_pretrained(tmp_path)
     # The user's choice counts for other families only.
-    found = read(tmp_path, "feature-extraction", pooling="mean")
+    found = read(tmp_path, "feature-extraction", poolings=("mean",))
     inputs = random_inputs(found, "feature-extraction", config.pad_token_id)
     with torch.no_grad():
         expected = model(**{name: torch.from_numpy(each) for name, each in inputs.items()})

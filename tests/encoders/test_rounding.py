@@ -42,7 +42,7 @@ def test_the_native_engine_computes_what_the_rounded_model_does(
 ) -> None:
     model = save_model(variant, "feature-extraction", tmp_path)
     rounded = round_encoder(
-        read(tmp_path, "feature-extraction", pooling="mean", steps=("normalize",))
+        read(tmp_path, "feature-extraction", poolings=("mean",), steps=("normalize",))
     )
     path = tmp_path / "packed.safetensors"
     save_packed(pack_model(rounded), path)

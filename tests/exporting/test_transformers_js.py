@@ -69,7 +69,7 @@ def test_a_pooling_that_it_does_not_have_is_refused_unless_the_graph_pools(quant
     folder = quantized("sentence").directory
     options = {"target": None, "default": "last_hidden_state", "name": None}
     states = open_source(folder, "onnxruntime", returns=None, **options)
-    largest = SentenceHead(pooling="max", normalize=False, max_length=None)
+    largest = SentenceHead(poolings=("max",), normalize=False, max_length=None)
     with pytest.raises(UserInputError, match="no pooling 'max'") as caught:
         TRANSFORMERS_JS.refuse(dataclasses.replace(states, head=largest))
     assert caught.value.argument == "returns"

@@ -187,7 +187,7 @@ def test_embeddings_are_compared_by_their_direction() -> None:
     [
         (None, lambda states: states[1, :3].mean(axis=0)),
         (
-            SentenceHead(pooling="cls", normalize=True, max_length=None),
+            SentenceHead(poolings=("cls",), normalize=True, max_length=None),
             lambda states: states[1, 0] / np.linalg.norm(states[1, 0]),
         ),
     ],

@@ -8,20 +8,21 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from qdqbert.checkpoint.cross_encoder import ScoreHead
 from qdqbert.checkpoint.families import MaskKind
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.multi_vector import MultiVectorHead
-from qdqbert.checkpoint.sentence import SentenceHead
+from qdqbert.checkpoint.sentence import PooledHead
 from qdqbert.checkpoint.sparse_encoder import SpladeHead
 from qdqbert.checkpoint.text_heads import TextHead
-from qdqbert.encoders.heads import EMBEDDING, POOLINGS, pooled_words
+from qdqbert.encoders.heads import EMBEDDING, pooled_words
 from qdqbert.encoders.model import Head, Step
 from qdqbert.reference.body import pool as pool_states
 from qdqbert.reference.body import run_head, run_steps, tensor_of
 from qdqbert.task_kinds import TASK_KINDS
 
 # The scores that a model of transformers gives the vocabulary for each token.
-_SCORES = Head(pooling="none", steps=(), outputs=())
+_SCORES = Head(poolings=("none",), steps=(), outputs=())
 
 
 class GraphBody(nn.Module):
@@ -29,8 +30,8 @@ class GraphBody(nn.Module):
 
     Attributes:
         model: The transformers model.
-        head: What an embedder computes. Vectors of texts are then the last output.
-        steps: What it computes besides pooling; see `steps` of the `head`.
+        head: What modules of sentence-transformers compute. Vectors of texts are the last output.
+        steps: What they compute besides pooling; see `steps` of the `head`.
         mask: Kind of attention mask that `model` is called with.
         output_names: Names of the tensors that `forward` returns, in order.
     """
@@ -84,10 +85,11 @@ class GraphBody(nn.Module):
         if isinstance(self.head, MultiVectorHead):
             return (run_steps(outputs["last_hidden_state"], self.steps, tensor_of),)
         if isinstance(self.head, SpladeHead):
-            weigher = pooled_words(_SCORES, self.head.row_pooling, self.steps)[0]
+            weigher = pooled_words(_SCORES, self.head.row_poolings, self.steps)[0]
             return (run_head(outputs["logits"], attention_mask, weigher, tensor_of),)
-        main: Tensor = outputs[self.output_names[0]]
-        return main, pool(main, attention_mask, self.head, self.steps)
+        states: Tensor = outputs["last_hidden_state"]
+        pooled = pool(states, attention_mask, self.head, self.steps)
+        return (pooled,) if isinstance(self.head, ScoreHead) else (states, pooled)
 
 
 def additive_mask(attention_mask: Tensor) -> Tensor:
@@ -109,21 +111,19 @@ def additive_mask(attention_mask: Tensor) -> Tensor:
     )
 
 
-def pool(
-    states: Tensor, attention_mask: Tensor, head: SentenceHead, steps: Sequence[Step]
-) -> Tensor:
+def pool(states: Tensor, attention_mask: Tensor, head: PooledHead, steps: Sequence[Step]) -> Tensor:
     """Make one vector per text of token states, as sentence-transformers does.
 
     Args:
         states: Token states `(batch, seq, hidden)`.
         attention_mask: `(batch, seq)`, 0 for [PAD].
-        head: Kind of pooling.
-        steps: What follows the pooling; see `SentenceHead.steps`.
+        head: Kinds of pooling.
+        steps: What follows the pooling; see `steps` of the `head`.
 
     Returns:
         `(batch, channels)`, of as many channels as the last step has.
 
     Source: sentence-transformers, `Pooling.forward` and `Normalize.forward`.
     """
-    pooled = pool_states(states, attention_mask, POOLINGS[head.pooling])
+    pooled = pool_states(states, attention_mask, head.row_poolings)
     return run_steps(pooled, steps, tensor_of)

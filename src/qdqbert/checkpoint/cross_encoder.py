@@ -2,7 +2,8 @@
 
 Version 5.4 and later write modules.json and config_sentence_transformers.json, which names the
 activation function. Versions 4 and 5 named it in config.json, in `sentence_transformers`, and
-versions before in `sbert_ce_default_activation_function`.
+versions before in `sbert_ce_default_activation_function`. The head is transformers', or modules
+after the encoder.
 """
 
 from __future__ import annotations
@@ -11,21 +12,32 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from qdqbert.checkpoint.sentence import (
     MODEL_SETTINGS,
+    POOLING_CONFIG,
     SETTINGS,
     Layout,
     ModelSettings,
+    PooledHead,
     ReadFile,
-    is_cross_encoder,
+    begins_with_pooling,
+    join,
     model_settings,
     read_layout_fields,
     read_modules,
+    read_pooling,
+    shown_kinds,
     write_files,
 )
-from qdqbert.checkpoint.text_heads import TextHead, read_text_head
+from qdqbert.checkpoint.sentence_modules import (
+    MODULES_AFTER_POOLING,
+    SCORES,
+    SENTENCE,
+    FindFile,
+    head_module,
+)
 from qdqbert.errors import CheckpointError
 from qdqbert.task_kinds import TaskName, head_of, task_of_architecture
 
@@ -46,25 +58,72 @@ class CrossEncoderFiles(Layout):
     """The files of a cross-encoder next to its model."""
 
 
-def read_layout(read: ReadFile) -> TextHead | CrossEncoderFiles | None:
-    """Read sentence-transformers' files of a checkpoint; `None` without such files.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreHead(PooledHead):
+    """The modules of a cross-encoder after the encoder, which make one score of a pair."""
 
-    A cross-encoder is known by its config_sentence_transformers.json, also without modules.json.
+    task: ClassVar[TaskName] = "reranking"
+
+    def write(self, folder: Path, *, hidden: int, find: FindFile) -> None:
+        """Write the settings to a folder with graphs.
+
+        There is no modules.json: these graphs have the modules.
+        """
+        del hidden, find
+        for path, text in self.files.items():
+            (folder / path).write_text(text, encoding="utf-8")
+
+
+def read_cross_encoder(read: ReadFile) -> CrossEncoderFiles | ScoreHead:
+    """Read sentence-transformers' files of a cross-encoder, also without modules.json.
 
     Raises:
-        CheckpointError: The files describe something that cannot be quantized.
+        CheckpointError: It has a module or a setting that is not supported.
     """
-    if not is_cross_encoder(read):
-        return read_text_head(read)
     modules = read_modules(read) or [("Transformer", "")]
+    if [kind for kind, _ in modules] != ["Transformer"]:
+        return _read_score_head(read, modules)
+    return CrossEncoderFiles(**read_layout_fields(read, modules[0][1], "classes"))
+
+
+def _read_score_head(read: ReadFile, modules: Sequence[tuple[str, str]]) -> ScoreHead:
+    """Return the head of a cross-encoder, given the kinds and paths of its modules.
+
+    Raises:
+        CheckpointError: It has a module or a setting that is not supported.
+    """
     kinds = [kind for kind, _ in modules]
-    if kinds != ["Transformer"]:
+    if "LogitScore" in kinds:
         raise CheckpointError(
-            f"modules.json lists {', '.join(kinds)}: the scores of this cross-encoder are computed "
-            "by modules after the encoder, which are not supported. Only cross-encoders whose one "
-            "module is Transformer are, with the head in the model."
+            f"modules.json lists {shown_kinds(modules)}: the score of this cross-encoder is made "
+            "of what a causal language model predicts after the pair, which is not supported."
         )
-    return CrossEncoderFiles(**read_layout_fields(read, modules[0][1]))
+    if not begins_with_pooling(modules) or kinds[-1] != "Dense":
+        raise CheckpointError(
+            f"modules.json lists {shown_kinds(modules)}; of cross-encoders only Transformer alone, "
+            "with the head in the model, and Transformer, Pooling and then "
+            f"{', '.join(MODULES_AFTER_POOLING)}, ending with Dense, are supported."
+        )
+    fields, rest = read_pooling(read, modules)
+    # Folders with graphs have no modules, so that nothing reads it there.
+    del fields["files"][POOLING_CONFIG]
+    last = len(rest) - 1
+    found = tuple(
+        head_module(
+            kind,
+            path,
+            read(join(path, "config.json")),
+            result=SCORES if index == last else SENTENCE,
+        )
+        for index, (kind, path) in enumerate(rest)
+    )
+    outputs = found[-1].config["out_features"]
+    if outputs != 1:
+        raise CheckpointError(
+            f"The last Dense of modules.json has out_features={outputs}, which is not supported: "
+            "modules after the encoder have to make one score."
+        )
+    return ScoreHead(modules=found, **fields)
 
 
 def used_files(
@@ -77,13 +136,14 @@ def used_files(
     """
     if head_of(task) != "text-classification":
         return None, ()
-    files = layout if isinstance(layout, CrossEncoderFiles) else None
+    found = layout if isinstance(layout, CrossEncoderFiles | ScoreHead) else None
     if _outputs(config) == 1:
-        activation_of(config, model_settings(files.files.get(MODEL_SETTINGS) if files else None), 1)
-    if files is None or not files.default_prompt:
+        activation_of(config, model_settings(found.files.get(MODEL_SETTINGS) if found else None), 1)
+    files = found if isinstance(found, CrossEncoderFiles) else None
+    if found is None or not found.default_prompt:
         return files, ()
     return files, (
-        f"sentence-transformers puts the prompt {files.default_prompt!r} before the first text of "
+        f"sentence-transformers puts the prompt {found.default_prompt!r} before the first text of "
         "each pair. Data are used as they are: add it to them.",
     )
 
@@ -106,7 +166,7 @@ def task_of_files(
         files: The files of sentence-transformers, if there are some.
     """
     # Embedders were often trained from masked language models, which their configs still name.
-    if isinstance(files, TextHead):
+    if isinstance(files, Layout) and files.task is not None:
         return files.task
     task = task_of_architecture(architectures[0]) if architectures else None
     if task == "text-classification" and is_reranker(config, files):

@@ -17,7 +17,7 @@ from transformers.utils.hub import cached_file
 
 from qdqbert.checkpoint.cross_encoder import (
     CrossEncoderFiles,
-    read_layout,
+    ScoreHead,
     task_of_files,
     used_files,
 )
@@ -26,13 +26,21 @@ from qdqbert.checkpoint.folder import check_config, check_name
 from qdqbert.checkpoint.multi_vector import MultiVectorHead
 from qdqbert.checkpoint.sentence import ReadFile, SentenceHead, prompt_notices, text_reader
 from qdqbert.checkpoint.sentence_modules import FindFile
-from qdqbert.checkpoint.text_heads import TextHead, embedding_head
+from qdqbert.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.checkpoint.weights import check_weights
 from qdqbert.choices import POOLING_MODES, PoolingMode
 from qdqbert.encoders.model import Step
 from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_outputs, head_of, tasks_of
+from qdqbert.task_kinds import (
+    ENCODER,
+    TASK_KINDS,
+    TASK_NAMES,
+    TaskName,
+    check_outputs,
+    head_of,
+    tasks_of,
+)
 
 # Tasks whose heads are all called `classifier`.
 _CLASSIFIERS = {name for name, kind in TASK_KINDS.items() if kind.has_classes or kind.has_choices}
@@ -49,7 +57,7 @@ class Description:
         family: Where its sites are.
         config: The transformers config of the model.
         tokenizer: Its tokenizer.
-        head: What an embedder computes after the model, if it is known.
+        head: What modules of sentence-transformers compute after the model, if they are known.
         cross_encoder: Files of a cross-encoder of sentence-transformers; `None` for other models.
         max_length: Longest input in tokens.
         input_names: Inputs of the model, out of `input_ids`, `attention_mask`, `token_type_ids`.
@@ -70,8 +78,13 @@ class Description:
 
     @property
     def head_steps(self) -> tuple[Step, ...]:
-        """What an embedder computes besides pooling; see `steps` of its `head`."""
+        """What they compute besides pooling; see `steps` of the `head`."""
         return () if self.head is None else self.head.steps(finder_of(self.name))
+
+    @property
+    def model_task(self) -> TaskName:
+        """The task of transformers' model: the encoder alone if modules make the scores."""
+        return ENCODER if isinstance(self.head, ScoreHead) else self.task
 
     @property
     def unattended_id(self) -> int | None:
@@ -187,7 +200,7 @@ def load_described(
     name = found.name
     model, info = _from_transformers(
         name,
-        class_for(_model_class(found.task, found.config), found.config).from_pretrained,
+        class_for(_model_class(found.model_task, found.config), found.config).from_pretrained,
         name,
         subfolder=found.subfolder,
         config=found.config,
@@ -197,7 +210,7 @@ def load_described(
         # Reported by `check_weights`, because transformers' error does not name the weight.
         ignore_mismatched_sizes=True,
     )
-    notices = check_weights(name, model, found.task, info, needs_head=needs_head)
+    notices = check_weights(name, model, found.model_task, info, needs_head=needs_head)
     check_vocabulary(name, found.tokenizer, model.get_input_embeddings().weight.shape[0])
     fields = {each.name: getattr(found, each.name) for each in dataclasses.fields(found)}
     fields |= {"config": model.config, "notices": (*found.notices, *notices)}
@@ -276,7 +289,7 @@ def _choose_head(
                 "it out.",
                 argument="pooling",
             )
-        return embedding_head(layout, name, task)
+        return own_head(layout, name, task)
     if pooling is None and stored is None:
         return None, (
             f"{name!r} has no modules.json, so its pooling is not known: the mean of the token "
@@ -288,12 +301,12 @@ def _choose_head(
         return stored, tuple(notices)
     mode = _pooling_mode(pooling)
     if stored is None:
-        return SentenceHead(pooling=mode, normalize=False, max_length=None), ()
-    if stored.pooling != mode:
-        notices.append(
-            f"modules.json specifies pooling {stored.pooling}; {mode} is used, as requested."
-        )
-    return (stored if stored.pooling == mode else stored.with_pooling(mode)), tuple(notices)
+        return SentenceHead(poolings=(mode,), normalize=False, max_length=None), ()
+    if stored.poolings == (mode,):
+        return stored, tuple(notices)
+    given = ", ".join(stored.poolings)
+    notices.append(f"modules.json specifies pooling {given}; {mode} is used, as requested.")
+    return stored.with_pooling(mode), tuple(notices)
 
 
 def _pooling_mode(pooling: str) -> PoolingMode:
@@ -444,4 +457,7 @@ def _read_configs(name: str) -> tuple[TextHead | CrossEncoderFiles | None, Any]:
     subfolder = stored.subfolder if stored else ""
     _call(name, check_config, name, read, subfolder)
     load_config = transformers.AutoConfig.from_pretrained
-    return stored, _from_transformers(name, load_config, name, subfolder=subfolder)
+    config = _from_transformers(name, load_config, name, subfolder=subfolder)
+    if isinstance(stored, ScoreHead):
+        config.num_labels = 1
+    return stored, config

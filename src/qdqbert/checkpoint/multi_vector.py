@@ -180,7 +180,7 @@ class MultiVectorHead(Layout):
     """
 
     task: ClassVar[TaskName] = "multi-vector-embedding"
-    row_pooling: ClassVar[Pooling] = "none"
+    row_poolings: ClassVar[tuple[Pooling, ...]] = ("none",)
     modules: tuple[HeadModule, ...]
     rules: TokenRules
     marks: tuple[str, ...] = ()
@@ -302,7 +302,7 @@ def read_multi_vector_head(read: ReadFile) -> MultiVectorHead:
         raise CheckpointError(f"modules.json lists {_MASK} {len(masks)} times, and it must be one.")
     if is_pylate:
         found.append(HeadModule(name="Normalize", path="", config={}))
-    layout = read_layout_fields(read, encoder_path)
+    layout = read_layout_fields(read, encoder_path, "states")
     mask = _mask_settings(read, masks[0]) if masks else _pylate_mask(saved) if is_pylate else {}
     return MultiVectorHead(
         modules=tuple(found),
@@ -340,7 +340,7 @@ def _read_stanford(read: ReadFile) -> MultiVectorHead:
         for name, usual in (("query_token_id", "[unused0]"), ("doc_token_id", "[unused1]"))
     )
     prompts = dict(zip(get_args(Kind), marks, strict=True))
-    layout = read_layout_fields(read, "")
+    layout = read_layout_fields(read, "", "states")
     layout["files"] |= {MODEL_SETTINGS: json.dumps({"prompts": prompts}, indent=2) + "\n"}
     sizes = {
         "in_features": config.integer("hidden_size", 1, _LARGEST),

@@ -12,8 +12,10 @@ import tokenizers
 
 from qdqbert.checkpoint.sentence_modules import (
     MODULES_AFTER_POOLING,
+    MODULES_WITHOUT_EFFECT,
     FindFile,
     HeadModule,
+    ModuleName,
     head_module,
     steps_of,
     write_modules,
@@ -27,11 +29,14 @@ from qdqbert.json_files import Fields, damaged, parse_json, parse_object, read_t
 from qdqbert.task_kinds import TaskName
 from qdqbert.tokenizer_files import put_lower_case_first_
 
+# In the order in which sentence-transformers joins their vectors.
 _POOLING_FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
 }
 
 # Package of the module classes in modules.json, which all versions of sentence-transformers read.
@@ -52,14 +57,24 @@ _PLAIN_ARGUMENTS: Mapping[str, tuple[object, ...]] = {
     "return_tensors": ("pt",),
 }
 
+# sentence-transformers' names of the transformer's task, and of what it has to return.
+_TRANSFORMERS: Mapping[Returned, tuple[str, str]] = {
+    "states": ("feature-extraction", "last_hidden_state"),
+    "words": ("fill-mask", "logits"),
+    "classes": ("sequence-classification", "logits"),
+}
+
 _POOLING_FOLDER = "1_Pooling"
-_POOLING_CONFIG = f"{_POOLING_FOLDER}/config.json"
+POOLING_CONFIG = f"{_POOLING_FOLDER}/config.json"
 
 # Settings may name a length without a limit.
 _LONGEST = 2**63
 
 Kind = Literal["query", "document"]
 """What a text is, for models that encode queries and documents differently."""
+
+Returned = Literal["states", "words", "classes"]
+"""What an encoder returns: states of tokens, scores of words for each, or scores of classes."""
 
 ReadFile = Callable[[str], str | None]
 """Returns the text of a file of the checkpoint by its path in it, `None` if it does not exist."""
@@ -97,6 +112,7 @@ class Layout:
     """The encoder's settings in sentence-transformers' files.
 
     Attributes:
+        task: The task of the model; `None` if they do not say it.
         max_length: Longest input in tokens that the checkpoint is meant for; `None` if not given.
         subfolder: Folder of the encoder in the checkpoint; empty for its root.
         lower_case: Whether texts are converted to lower case before they are tokenized.
@@ -104,6 +120,7 @@ class Layout:
         files: Files of the checkpoint to copy, with their texts by path in the new folder.
     """
 
+    task: ClassVar[TaskName | None] = None
     max_length: int | None
     subfolder: str = ""
     lower_case: bool = False
@@ -133,24 +150,22 @@ class Layout:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SentenceHead(Layout):
-    """The modules of sentence-transformers after the encoder.
+class PooledHead(Layout):
+    """Modules of sentence-transformers that begin with a pooling.
 
     Attributes:
-        pooling: How token states become one vector; [PAD] is always ignored.
-        normalize: Whether the vector is scaled to length 1 at the end.
-        modules: What changes the vector before.
+        poolings: How token states become one vector; [PAD] is always ignored. The vectors of
+            several poolings are joined.
+        modules: What changes the vector, in order.
     """
 
-    task: ClassVar[TaskName] = "feature-extraction"
-    pooling: PoolingMode
-    normalize: bool
+    poolings: tuple[PoolingMode, ...]
     modules: tuple[HeadModule, ...] = ()
 
     @property
-    def row_pooling(self) -> Pooling:
-        """The pooling as `encoders.model.Head` names it."""
-        return POOLINGS[self.pooling]
+    def row_poolings(self) -> tuple[Pooling, ...]:
+        """The poolings as `encoders.model.Head` names them."""
+        return tuple(POOLINGS[each] for each in self.poolings)
 
     @property
     def weight_files(self) -> tuple[str, ...]:
@@ -163,7 +178,27 @@ class SentenceHead(Layout):
         Raises:
             CheckpointError: See `sentence_modules.steps_of`.
         """
-        return (*steps_of(self.modules, find), *self.last_steps)
+        return steps_of(self.modules, find)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentenceHead(PooledHead):
+    """The modules of an embedder after the encoder.
+
+    Attributes:
+        normalize: Whether the vector is scaled to length 1 after the modules.
+    """
+
+    task: ClassVar[TaskName] = "feature-extraction"
+    normalize: bool
+
+    def steps(self, find: FindFile) -> tuple[Step, ...]:
+        """Return what follows the pooling as steps of a head, in float.
+
+        Raises:
+            CheckpointError: See `sentence_modules.steps_of`.
+        """
+        return (*super().steps(find), *self.last_steps)
 
     @property
     def last_steps(self) -> tuple[Step, ...]:
@@ -179,8 +214,8 @@ class SentenceHead(Layout):
 
     def with_pooling(self, pooling: PoolingMode) -> SentenceHead:
         """Return the same head with another pooling."""
-        files = {path: text for path, text in self.files.items() if path != _POOLING_CONFIG}
-        return dataclasses.replace(self, pooling=pooling, files=files)
+        files = {path: text for path, text in self.files.items() if path != POOLING_CONFIG}
+        return dataclasses.replace(self, poolings=(pooling,), files=files)
 
 
 def prompt_notices(layout: Layout) -> list[str]:
@@ -258,35 +293,70 @@ def read_sentence_head(read: ReadFile) -> SentenceHead | None:
     found = read_modules(read)
     if found is None or is_cross_encoder(read):
         return None
-    kinds = [kind for kind, _ in found]
-    if kinds[:2] != ["Transformer", "Pooling"] or not {*kinds[2:]} <= {*MODULES_AFTER_POOLING}:
-        known = ", ".join(MODULES_AFTER_POOLING)
+    if not begins_with_pooling(found):
         raise CheckpointError(
-            f"modules.json lists {', '.join(kinds)}; only Transformer, Pooling and then {known} "
-            "are supported. The encoder alone computes other embeddings. To quantize it for "
-            "another use, remove modules.json from a copy of the folder."
+            f"modules.json lists {shown_kinds(found)}; only Transformer, Pooling and then "
+            f"{', '.join(MODULES_AFTER_POOLING)} are supported. The encoder alone computes other "
+            "embeddings. To quantize it for another use, remove modules.json from a copy of the "
+            "folder."
         )
-    (_, encoder_path), (_, pooling_path), *rest = found
-    pooling = read(join(pooling_path, "config.json"))
-    fields = read_layout_fields(read, encoder_path)
-    fields["files"] = {**({} if pooling is None else {_POOLING_CONFIG: pooling}), **fields["files"]}
-    normalize = kinds[-1] == "Normalize"
+    fields, rest = read_pooling(read, found)
+    normalize = bool(rest) and rest[-1][0] == "Normalize"
     return SentenceHead(
-        pooling=_pooling_mode(parse_object(pooling or "{}", _POOLING_CONFIG)),
         normalize=normalize,
         modules=tuple(
-            head_module(kind, path, read(join(path, "config.json")))  # type: ignore[arg-type]
+            head_module(kind, path, read(join(path, "config.json")))
             for kind, path in (rest[:-1] if normalize else rest)
         ),
         **fields,
     )
 
 
-def read_layout_fields(read: ReadFile, subfolder: str) -> dict[str, Any]:
-    """Return the fields of a `Layout`.
+def shown_kinds(modules: Sequence[tuple[str, str]]) -> str:
+    """Return the names of the classes of modules, for messages."""
+    return ", ".join(kind for kind, _ in modules) or "none"
+
+
+def begins_with_pooling(modules: Sequence[tuple[str, str]]) -> bool:
+    """Return whether modules are an encoder, its pooling, and what is known after it."""
+    kinds = [kind for kind, _ in modules]
+    known = {*MODULES_AFTER_POOLING, *MODULES_WITHOUT_EFFECT}
+    return kinds[:2] == ["Transformer", "Pooling"] and {*kinds[2:]} <= known
+
+
+def read_pooling(
+    read: ReadFile, modules: Sequence[tuple[str, str]]
+) -> tuple[dict[str, Any], list[tuple[ModuleName, str]]]:
+    """Return the fields of a `PooledHead` but for `modules`, and what follows the pooling.
+
+    `modules` are the kinds and paths of an encoder, its pooling, and what is known after it.
 
     Raises:
-        CheckpointError: The settings change how texts are tokenized in a way that is not supported.
+        CheckpointError: The pooling or a setting is not supported.
+    """
+    (_, encoder_path), (_, pooling_path), *rest = modules
+    place = join(pooling_path, "config.json")
+    pooling = read(place)
+    if pooling is None:
+        raise damaged(place, "it is missing")
+    fields = read_layout_fields(read, encoder_path, "states")
+    fields["files"] = {POOLING_CONFIG: pooling, **fields["files"]}
+    fields["poolings"] = _pooling_modes(parse_object(pooling, POOLING_CONFIG))
+    kept: Any = [each for each in rest if each[0] not in MODULES_WITHOUT_EFFECT]
+    return fields, kept
+
+
+def read_layout_fields(read: ReadFile, subfolder: str, returned: Returned) -> dict[str, Any]:
+    """Return the fields of a `Layout`.
+
+    Args:
+        read: Reads files of the checkpoint.
+        subfolder: Folder of the encoder.
+        returned: What the encoder has to return.
+
+    Raises:
+        CheckpointError: The settings change how texts are tokenized, or what the transformer
+            returns, in a way that is not supported.
     """
     names = [join(subfolder, name) for name in (SETTINGS, *_OLD_SETTINGS)]
     text = next((text for name in names if (text := read(name)) is not None), None)
@@ -296,6 +366,7 @@ def read_layout_fields(read: ReadFile, subfolder: str) -> dict[str, Any]:
         fields.integer("max_seq_length", 1, _LONGEST)
     if fields.has("do_lower_case"):
         fields.truth("do_lower_case")
+    _check_transformer(fields, *_TRANSFORMERS[returned])
     if fields.has("processing_kwargs"):
         arguments = fields.child("processing_kwargs")
         for name in ("common", "text"):
@@ -309,6 +380,31 @@ def read_layout_fields(read: ReadFile, subfolder: str) -> dict[str, Any]:
         "default_prompt": model_settings(read(MODEL_SETTINGS)).default_prompt,
         "files": {path: text for path, text in files.items() if text is not None},
     }
+
+
+def _check_transformer(fields: Fields, task: str, output: str) -> None:
+    """Refuse a transformer that returns something else, or reads texts as messages of a chat."""
+    named = fields.text("transformer_task") if fields.has("transformer_task") else task
+    if named != task:
+        raise CheckpointError(
+            f"{SETTINGS} has transformer_task={named!r}, which is not supported: these modules "
+            f"need {task!r}."
+        )
+    if not fields.has("modality_config"):
+        return
+    given = fields.child("modality_config")
+    if given.has("message"):
+        raise CheckpointError(
+            f"`modality_config` in {SETTINGS} has 'message': texts are put into a chat template, "
+            "which is not supported. Remove it in a copy of the folder if it does not matter."
+        )
+    text = given.child("text").values
+    expected = {"method": "forward", "method_output_name": output}
+    if text != expected:
+        raise CheckpointError(
+            f"`modality_config` in {SETTINGS} has text={dict(text)}, which is not supported; "
+            f"expected {expected}."
+        )
 
 
 def _length_of(settings: Mapping[str, Any]) -> int | None:
@@ -398,10 +494,10 @@ def write_sentence_head(head: SentenceHead, folder: Path, *, hidden: int, find: 
     modules += write_modules(head.modules, folder, find)
     if head.normalize:
         modules.append(("Normalize", f"{len(modules)}_Normalize"))
-    pooling = {flag: mode == head.pooling for flag, mode in _POOLING_FLAGS.items()}
+    pooling = {flag: mode in head.poolings for flag, mode in _POOLING_FLAGS.items()}
     settings = {"max_seq_length": head.max_length, "do_lower_case": head.lower_case}
     defaults = {
-        _POOLING_CONFIG: {"word_embedding_dimension": hidden, **pooling},
+        POOLING_CONFIG: {"word_embedding_dimension": hidden, **pooling},
         SETTINGS: settings,
     }
     texts = {path: json.dumps(content, indent=2) + "\n" for path, content in defaults.items()}
@@ -424,23 +520,23 @@ def write_files(folder: Path, modules: Sequence[tuple[str, str]], texts: Mapping
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def _pooling_mode(config: dict[str, Any]) -> PoolingMode:
+def _pooling_modes(config: dict[str, Any]) -> tuple[PoolingMode, ...]:
     if not config.get("include_prompt", True):
         raise CheckpointError(
             "The pooling leaves out the tokens of a prompt (`include_prompt: false` in "
-            f"{_POOLING_CONFIG}), but a graph cannot tell them from the text. To run the model "
+            f"{POOLING_CONFIG}), but a graph cannot tell them from the text. To run the model "
             "without prompts, set it to true in a copy of the folder."
         )
-    # sentence-transformers 5 and earlier write a flag for each mode, version 6 writes one name.
-    modes = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)]
-    if "pooling_mode" in config:
-        named = config["pooling_mode"]
-        modes = [mode for mode in POOLING_MODES if mode == named or [mode] == named]
-    if len(modes) != 1:
+    # sentence-transformers 5 and earlier write a flag for each mode, version 6 writes names.
+    named = config.get("pooling_mode")
+    if named is None:
+        return tuple(mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)) or ("mean",)
+    modes = named if isinstance(named, list) else [named]
+    if not modes or any(mode not in POOLING_MODES for mode in modes):
         raise CheckpointError(
-            f"The pooling {config} is not supported; expected one of {', '.join(POOLING_MODES)}."
+            f"The pooling {config} is not supported; expected some of {', '.join(POOLING_MODES)}."
         )
-    return modes[0]
+    return tuple(modes)
 
 
 def _content(read: ReadFile, path: str) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from qdqbert.json_files import Fields, damaged, parse_object
 
 ModuleName = Literal["Dense", "LayerNorm", "Normalize"]
 MODULES_AFTER_POOLING: tuple[ModuleName, ...] = get_args(ModuleName)
+MODULES_WITHOUT_EFFECT = ("Dropout",)
+"""Modules that act in training only."""
 
 FindFile = Callable[[str], Path | None]
 """Returns a file of the checkpoint by its path in it, `None` if it does not exist."""
@@ -31,8 +33,8 @@ _ACTIVATIONS: Mapping[str, Activation | None] = {
     "Tanh": "tanh",
 }
 _DEFAULT = "torch.nn.modules.activation.Tanh"
-# Names of what modules read and write: the vector of a text, or of each token.
-SENTENCE, TOKENS = "sentence_embedding", "token_embeddings"
+# Names of what modules read and write: the vector of a text or of each token, or scores of a pair.
+SENTENCE, TOKENS, SCORES = "sentence_embedding", "token_embeddings", "scores"
 _LARGEST = 2**16
 
 
@@ -52,7 +54,12 @@ class HeadModule:
 
 
 def head_module(
-    name: ModuleName, path: str, config: str | None, *, vector: str = SENTENCE
+    name: ModuleName,
+    path: str,
+    config: str | None,
+    *,
+    vector: str = SENTENCE,
+    result: str | None = None,
 ) -> HeadModule:
     """Return a module, given the text of its config.json.
 
@@ -60,7 +67,8 @@ def head_module(
         name: Name of its class.
         path: Its folder in the checkpoint.
         config: The text of its config.json; `None` without the file.
-        vector: Name of what it has to read and write.
+        vector: Name of what it has to read.
+        result: Name of what it has to write; `None` for the same.
 
     Raises:
         CheckpointError: The config is damaged, or the module computes something else.
@@ -83,11 +91,13 @@ def head_module(
                 raise CheckpointError(
                     f"{place} has {key}={content[key]!r}, which is not supported: {why}."
                 )
-    for key in ("module_input_name", "module_output_name"):
-        if content.get(key) not in (None, vector):
+    read = content.get("module_input_name") or vector
+    found = {"input": read, "output": content.get("module_output_name") or read}
+    for end, expected in (("input", vector), ("output", result or vector)):
+        if found[end] != expected:
             raise CheckpointError(
-                f"{place} has {key}={content[key]!r}, which is not supported: the module has to "
-                f"read and write {vector!r}."
+                f"{place} has module_{end}_name={found[end]!r}, which is not supported: the module "
+                f"has to read {vector!r} and write {result or vector!r}."
             )
     if name == "LayerNorm":
         fields.integer("dimension", 1, _LARGEST)

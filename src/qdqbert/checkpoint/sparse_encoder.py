@@ -79,9 +79,9 @@ class SpladeHead(Layout):
     routes_to_queries: bool = False
 
     @property
-    def row_pooling(self) -> Pooling:
+    def row_poolings(self) -> tuple[Pooling, ...]:
         """The strategy as `encoders.model.Head` names it."""
-        return self.strategy
+        return (self.strategy,)
 
     @property
     def weight_files(self) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ def read_splade_head(read: ReadFile) -> SpladeHead:
     modules = read_modules(read)
     if modules is None:
         # sentence-transformers then takes the usual modules.
-        return SpladeHead(**read_layout_fields(read, ""))
+        return SpladeHead(**read_layout_fields(read, "", "words"))
     if [kind for kind, _ in modules] == ["Router"]:
         return _read_router(read, modules[0][1])
     return _read_documents(read, modules)
@@ -219,7 +219,7 @@ def _read_documents(read: ReadFile, modules: list[tuple[str, str]], **fields: An
     return SpladeHead(
         strategy=settings["pooling_strategy"],
         function=settings["activation_function"],
-        **read_layout_fields(read, encoder_path),
+        **read_layout_fields(read, encoder_path, "words"),
         **fields,
     )
 

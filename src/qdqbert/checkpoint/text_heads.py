@@ -1,7 +1,8 @@
-"""What models of sentence-transformers that embed texts compute after the encoder."""
+"""What models of sentence-transformers compute after the encoder."""
 
 from __future__ import annotations
 
+from qdqbert.checkpoint.cross_encoder import CrossEncoderFiles, ScoreHead, read_cross_encoder
 from qdqbert.checkpoint.multi_vector import (
     MultiVectorHead,
     is_multi_vector,
@@ -10,6 +11,7 @@ from qdqbert.checkpoint.multi_vector import (
 from qdqbert.checkpoint.sentence import (
     ReadFile,
     SentenceHead,
+    is_cross_encoder,
     prompt_notices,
     read_sentence_head,
 )
@@ -22,25 +24,27 @@ from qdqbert.checkpoint.sparse_encoder import (
 from qdqbert.errors import UserInputError
 from qdqbert.task_kinds import TASK_KINDS
 
-TextHead = SentenceHead | SpladeHead | MultiVectorHead
-"""What makes vectors of the states of tokens, or of scores."""
+TextHead = SentenceHead | SpladeHead | MultiVectorHead | ScoreHead
+"""What makes vectors or scores of the states of tokens, or of scores of words."""
 
 
-def read_text_head(read: ReadFile) -> TextHead | None:
-    """Return the head of a model of sentence-transformers; `None` for other folders.
+def read_layout(read: ReadFile) -> TextHead | CrossEncoderFiles | None:
+    """Read sentence-transformers' files of a checkpoint; `None` without such files.
 
     Raises:
         CheckpointError: It has a module or a setting that is not supported.
     """
+    if is_cross_encoder(read):
+        return read_cross_encoder(read)
     if is_multi_vector(read):
         return read_multi_vector_head(read)
     return read_splade_head(read) if is_sparse_encoder(read) else read_sentence_head(read)
 
 
-def embedding_head(
+def own_head(
     layout: object, name: str, task: str
-) -> tuple[SpladeHead | MultiVectorHead | None, tuple[str, ...]]:
-    """Return what sparse and multi-vector embedders compute, and notices; `None` for other tasks.
+) -> tuple[SpladeHead | MultiVectorHead | ScoreHead | None, tuple[str, ...]]:
+    """Return what models compute that are no plain embedders, and notices; `None` for nothing.
 
     Args:
         layout: The files of sentence-transformers, if there are some.
@@ -53,6 +57,9 @@ def embedding_head(
     kind = TASK_KINDS[task]
     if kind.is_sparse:
         return splade_head(layout, name)
+    if isinstance(layout, ScoreHead) and layout.task == task:
+        # `used_files` has the notices of rerankers.
+        return layout, ()
     if not kind.is_multi_vector:
         return None, ()
     if not isinstance(layout, MultiVectorHead):

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.family import Family, Parts, ReadHead
-from qdqbert.encoders.heads import PROJECTION, pooled_words, states, token_vectors
+from qdqbert.encoders.heads import PROJECTION, pooled_words, scores, states, token_vectors
 from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
 from qdqbert.encoders.model import EncoderModel, Head, Layer, Pooling, Step
 from qdqbert.encoders.weights import MissingTensorError, Weights
 from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.task_kinds import TASK_KINDS, TaskName
+from qdqbert.task_kinds import ENCODER, TASK_KINDS, TaskName
 
 # Modules of the heads of transformers' models, of older versions too.
 _HEADS = frozenset(
@@ -49,7 +49,7 @@ def read_encoder(
     config: Config,
     task: TaskName,
     *,
-    pooling: Pooling | None = None,
+    poolings: Sequence[Pooling] = (),
     steps: Sequence[Step] = (),
     reads_token_types: bool = True,
     notices: list[str] | None = None,
@@ -60,11 +60,12 @@ def read_encoder(
         weights: Tensors of the checkpoint.
         config: Its config.
         task: The task. Some have the head of another one; see `TaskKind.head`.
-        pooling: How an embedder makes one vector of the token states; `None` for token states only.
+        poolings: How an embedder makes one vector of the token states; none for token states only.
             Families with a way of their own ignore it. Of sparse embedders, "max" or "sum", "max"
-            if it is `None`.
+            if there is none. Of rerankers, none for transformers' own head.
         steps: What an embedder does with this vector. Of sparse embedders, what makes weights of
-            scores. Of multi-vector embedders, what makes the vector of a token of its state.
+            scores. Of multi-vector embedders, what makes the vector of a token of its state. Of
+            rerankers with poolings, what makes the score of a vector.
         reads_token_types: Whether the tokenizer makes token types.
         notices: Receives sentences for the user about tensors that are left out.
 
@@ -80,14 +81,18 @@ def read_encoder(
         raise config.refuse(
             "is_decoder", "it has to be true for the task `text-generation`, and false for others."
         )
-    parts = family.read(weights, config, has_head=kind.has_head)
+    is_scored_by_steps = kind.has_classes and bool(poolings)
+    own_task = ENCODER if is_scored_by_steps else task
+    parts = family.read(weights, config, has_head=TASK_KINDS[own_task].has_head)
     tensors = parts.root.weights
     path = str(tensors.path)
     refuse_adapter(path, tensors.unused)
     is_inner = _inner_names(parts)
     if kind.is_embedding:
         own = family.embedding
-        heads = states(pooling, *steps) if own is None else own(parts)
+        heads = states(poolings, *steps) if own is None else own(parts)
+    elif is_scored_by_steps:
+        heads = scores(poolings, steps)
     elif kind.is_multi_vector:
         heads = token_vectors(steps)
         if PROJECTION in tensors:
@@ -108,11 +113,11 @@ def read_encoder(
             )
         heads = _read_head(read, parts, task)
         if kind.is_sparse:
-            heads = pooled_words(heads[0], pooling or "max", steps)
+            heads = pooled_words(heads[0], poolings or ("max",), steps)
     left_out = check_left_out(
         path,
         tensors.unused,
-        task,
+        own_task,
         model=f"a model of type `{config.text('model_type')}`",
         is_inner=is_inner,
         without_head=lambda names: [

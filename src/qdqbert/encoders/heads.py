@@ -29,9 +29,11 @@ TOKEN_VECTORS = "token_embeddings"
 
 POOLINGS: Mapping[PoolingMode, Pooling] = {
     "cls": "first",
+    "lasttoken": "last",
     "max": "max",
     "mean": "mean",
     "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "weightedmean": "weightedmean",
 }
 """Poolings by their names in sentence-transformers."""
 
@@ -48,14 +50,20 @@ def logits(
         token_steps: How many of the steps each token takes before pooling.
     """
     outputs = (HeadOutput(name="logits", column=column),)
-    return (Head(pooling=pooling, steps=steps, outputs=outputs, token_steps=token_steps),)
+    return (Head(poolings=(pooling,), steps=steps, outputs=outputs, token_steps=token_steps),)
 
 
 def answer_spans(*steps: Step) -> tuple[Head, ...]:
     """Return the head of a model that scores each token as start and as end of an answer."""
     names = ("start_logits", "end_logits")
     outputs = tuple(HeadOutput(name=name, column=index) for index, name in enumerate(names))
-    return (Head(pooling="none", steps=steps, outputs=outputs),)
+    return (Head(poolings=("none",), steps=steps, outputs=outputs),)
+
+
+def scores(poolings: Sequence[Pooling], steps: Sequence[Step]) -> tuple[Head, ...]:
+    """Return the head of a reranker whose `steps` make a score of the vector of a pair."""
+    outputs = (HeadOutput(name="logits"),)
+    return (Head(poolings=tuple(poolings), steps=tuple(steps), outputs=outputs),)
 
 
 def scored_choice(pooling: Pooling, *steps: Step) -> tuple[Head, ...]:
@@ -63,32 +71,35 @@ def scored_choice(pooling: Pooling, *steps: Step) -> tuple[Head, ...]:
     return logits(pooling, *steps, column=0)
 
 
-def states(pooling: Pooling | None, *steps: Step) -> tuple[Head, ...]:
+def states(poolings: Sequence[Pooling], *steps: Step) -> tuple[Head, ...]:
     """Return the heads of an embedder: token states and, if pooling is known, their embedding.
 
     Args:
-        pooling: How token states become one vector; `None` leaves the embedding out.
+        poolings: How token states become one vector; none leaves the embedding out.
         steps: Steps on the vector.
     """
-    tokens = Head(pooling="none", steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
-    if pooling is None:
+    tokens = Head(poolings=("none",), steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
+    if not poolings:
         return (tokens,)
     outputs = (HeadOutput(name=EMBEDDING),)
-    return tokens, Head(pooling=pooling, steps=steps, outputs=outputs)
+    return tokens, Head(poolings=tuple(poolings), steps=steps, outputs=outputs)
 
 
-def pooled_words(head: Head, pooling: Pooling, steps: Sequence[Step]) -> tuple[Head, ...]:
+def pooled_words(
+    head: Head, poolings: Sequence[Pooling], steps: Sequence[Step]
+) -> tuple[Head, ...]:
     """Return the head of a sparse embedder (Formal et al. 2021, arXiv:2107.05720, SPLADE).
 
     Args:
         head: The head of a masked language model, which scores the vocabulary for each token.
-        pooling: How the weights of a word for all tokens become one: "max" or "sum".
+        poolings: How the weights of a word for all tokens become one: "max" or "sum".
         steps: Functions of a score that give its weight.
     """
     # No step decreases, so the weight of the largest score is the largest weight.
-    count = len(head.steps) + (len(steps) if pooling == "sum" else 0)
+    count = len(head.steps) + (len(steps) if "sum" in poolings else 0)
     outputs = (HeadOutput(name=WORDS),)
-    return (Head(pooling=pooling, steps=(*head.steps, *steps), outputs=outputs, token_steps=count),)
+    every = (*head.steps, *steps)
+    return (Head(poolings=tuple(poolings), steps=every, outputs=outputs, token_steps=count),)
 
 
 def token_vectors(steps: Sequence[Step]) -> tuple[Head, ...]:
@@ -97,7 +108,7 @@ def token_vectors(steps: Sequence[Step]) -> tuple[Head, ...]:
     `steps` make the vector of a token of its state.
     """
     outputs = (HeadOutput(name=TOKEN_VECTORS),)
-    return (Head(pooling="none", steps=tuple(steps), outputs=outputs),)
+    return (Head(poolings=("none",), steps=tuple(steps), outputs=outputs),)
 
 
 def decoder(reader: Reader, name: str, bias: str, embeddings: Embeddings) -> Linear:

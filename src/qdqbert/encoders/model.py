@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
-Pooling = Literal["none", "first", "mean", "max", "mean_sqrt_len_tokens", "sum"]
+Pooling = Literal[
+    "none", "first", "last", "mean", "max", "mean_sqrt_len_tokens", "sum", "weightedmean"
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -315,16 +317,22 @@ class Head:
     """A head on the last hidden states: pooling, and steps on each row.
 
     Attributes:
-        pooling: Which rows the steps read: every token's, or one per text.
+        poolings: Which rows the steps read: every token's if there is only "none", or one per
+            text. The vectors of several poolings are joined, in this order.
         steps: Its operations, in order.
         outputs: Outputs of the model with this result.
         token_steps: How many of the steps each token takes before pooling.
     """
 
-    pooling: Pooling
+    poolings: tuple[Pooling, ...]
     steps: tuple[Step, ...]
     outputs: tuple[HeadOutput, ...]
     token_steps: int = 0
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """Whether each token has a row."""
+        return self.poolings == ("none",)
 
 
 TAIL_STATES = "encoder_states"

@@ -245,7 +245,7 @@ def pooling_of(source: Source, known: Mapping[str, str], runtime: str) -> tuple[
             argument="returns",
         )
     # `load` returns the mean of token states for an encoder without a head.
-    pooling = "mean" if source.head is None else source.head.pooling
+    pooling = "mean" if source.head is None else ", ".join(source.head.poolings)
     if pooling not in known:
         raise UserInputError(
             f"{runtime} no pooling {pooling!r}, only {', '.join(known)}. With "

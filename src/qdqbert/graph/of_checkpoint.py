@@ -32,7 +32,7 @@ def encoder_of(checkpoint: Checkpoint) -> EncoderModel:
         Weights.of_arrays(arrays, Path(checkpoint.name)),
         Config(values=checkpoint.config.to_dict()),
         checkpoint.task,
-        pooling=None if head is None else head.row_pooling,
+        poolings=() if head is None else head.row_poolings,
         steps=checkpoint.head_steps,
     )
     return dataclasses.replace(model, input_names=checkpoint.input_names)

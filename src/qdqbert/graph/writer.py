@@ -25,6 +25,7 @@ from qdqbert.encoders.model import (
     Layer,
     Linear,
     Norm,
+    Pooling,
     Residual,
     Rotary,
     Step,
@@ -440,15 +441,15 @@ class _Writer:
     def _head(self, states: str, head: Head) -> list[ir.Value]:
         """Write a head, and return its outputs."""
         add = self._add
-        if head.pooling == "max":
+        if "max" in head.poolings:
             # A copy of the first token, which changes no maximum, in the place of padding. Where
             # tokens have a score for each word, a mask would need as much memory again.
             kept = add("Cast", add("Unsqueeze", self._mask, _integers(2)), to=ir.DataType.BOOL)
             first = add("Slice", states, _integers(0), _integers(1), _integers(1))
             states = add("Where", kept, states, first)
         x = self._run_steps(states, head.steps[: head.token_steps])
-        x = self._run_steps(self._pool(x, head), head.steps[head.token_steps :])
-        axes: Sequence[str | None] = ["batch", "sequence"] if head.pooling == "none" else ["batch"]
+        x = self._run_steps(self._pool(x, head.poolings), head.steps[head.token_steps :])
+        axes: Sequence[str | None] = ["batch", "sequence"] if head.is_of_tokens else ["batch"]
         made = []
         for output in head.outputs:
             found, own = x, [*axes, None]
@@ -477,22 +478,35 @@ class _Writer:
                 x = self._activate(x, step)
         return x
 
-    def _pool(self, states: str, head: Head) -> str:
+    def _pool(self, states: str, poolings: Sequence[Pooling]) -> str:
+        pooled = [self._pooled(states, each) for each in poolings]
+        return self._add("Concat", *pooled, axis=-1) if len(pooled) > 1 else pooled[0]
+
+    def _pooled(self, states: str, pooling: Pooling) -> str:
         add = self._add
-        if head.pooling == "none":
+        if pooling == "none":
             return states
-        if head.pooling == "first":
+        if pooling == "first":
             return add("Gather", states, np.array(0), axis=1)
-        if head.pooling == "max":
+        if pooling == "max":
             return add("ReduceMax", states, _integers(1), keepdims=0)
-        weights = add("Cast", add("Unsqueeze", self._mask, _integers(2)), to=ir.DataType.FLOAT)
+        weights = self._mask
+        if pooling in ("weightedmean", "last"):
+            # Counted from 1.
+            position = add("CumSum", self._mask, np.array(1))
+            if pooling == "last":
+                last = add("ReduceMax", position, _integers(1))
+                position = add("Cast", add("Equal", position, last), to=ir.DataType.INT64)
+            weights = add("Mul", weights, position)
+        weights = add("Cast", add("Unsqueeze", weights, _integers(2)), to=ir.DataType.FLOAT)
         total = add("ReduceSum", add("Mul", states, weights), _integers(1), keepdims=0)
-        if head.pooling == "sum":
+        if pooling in ("sum", "last"):
             return total
         count = add("ReduceSum", weights, _integers(1), keepdims=0)
         # As sentence-transformers does for texts without a token.
         count = add("Max", count, np.float32(1e-9))
-        return add("Div", total, add("Sqrt", count) if head.pooling != "mean" else count)
+        is_root = pooling == "mean_sqrt_len_tokens"
+        return add("Div", total, add("Sqrt", count) if is_root else count)
 
 
 def _projections(attention: Attention) -> tuple[Linear, Linear, Linear]:

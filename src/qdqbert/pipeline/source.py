@@ -230,7 +230,7 @@ def _read_float(model: ModelPath, found: Description) -> Source:
         Weights(_weights_folder(found)),
         config,
         found.task,
-        pooling=None if head is None else head.row_pooling,
+        poolings=() if head is None else head.row_poolings,
         steps=found.head_steps,
         notices=notices,
     )

@@ -46,16 +46,21 @@ class Body(Protocol):
         ...
 
 
-def pool(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
-    """Pool token states `(texts, seq, hidden)` into one vector per text, unless `pooling` is none.
+def pool(states: Tensor, mask: Tensor, poolings: Sequence[Pooling]) -> Tensor:
+    """Pool token states `(texts, seq, hidden)` into one vector per text, unless there is "none".
 
     Args:
         states: Token states.
         mask: `(texts, seq)`, 0 for [PAD].
-        pooling: How they are pooled.
+        poolings: How they are pooled. The vectors of several poolings are joined.
 
     Source: sentence-transformers, `Pooling.forward`.
     """
+    pooled = [_pool(states, mask, each) for each in poolings]
+    return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
+
+
+def _pool(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
     match pooling:
         case "none":
             return states
@@ -64,11 +69,18 @@ def pool(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
         case "max":
             lowest = torch.finfo(states.dtype).min
             return states.masked_fill((mask == 0)[..., None], lowest).amax(dim=1)
-    total = (states * mask[..., None]).sum(dim=1)
-    if pooling == "sum":
+    weights = mask.to(states.dtype)
+    # Counted from 1.
+    position = mask.cumsum(dim=1)
+    if pooling == "weightedmean":
+        weights = weights * position
+    elif pooling == "last":
+        weights = weights * (position == position[:, -1:])
+    total = (states * weights[..., None]).sum(dim=1)
+    if pooling in ("sum", "last"):
         return total
-    count = mask.sum(dim=1, keepdim=True).to(states.dtype).clamp(min=1e-9)
-    return total / (count if pooling == "mean" else count.sqrt())
+    count = weights.sum(dim=1, keepdim=True).clamp(min=1e-9)
+    return total / (count.sqrt() if pooling == "mean_sqrt_len_tokens" else count)
 
 
 def run_head(states: Tensor, mask: Tensor, head: Head, tensor: TensorOf) -> Tensor:
@@ -81,7 +93,7 @@ def run_head(states: Tensor, mask: Tensor, head: Head, tensor: TensorOf) -> Tens
         tensor: Returns the tensor of an array.
     """
     x = run_steps(states, head.steps[: head.token_steps], tensor)
-    return run_steps(pool(x, mask, head.pooling), head.steps[head.token_steps :], tensor)
+    return run_steps(pool(x, mask, head.poolings), head.steps[head.token_steps :], tensor)
 
 
 def run_steps(x: Tensor, steps: Sequence[Step], tensor: TensorOf) -> Tensor:

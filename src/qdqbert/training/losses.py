@@ -14,7 +14,7 @@ from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.errors import UserInputError
 from qdqbert.tasks.task import IGNORED
 
-MEAN = SentenceHead(pooling="mean", normalize=False, max_length=None)
+MEAN = SentenceHead(poolings=("mean",), normalize=False, max_length=None)
 """The pooling of a plain encoder."""
 
 # Outputs per position above which logits are a language model's, not of tags.

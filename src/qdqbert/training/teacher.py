@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qdqbert.checkpoint.load import Checkpoint
-from qdqbert.checkpoint.sentence import SentenceHead
+from qdqbert.checkpoint.sentence import PooledHead
 from qdqbert.errors import UserInputError
 from qdqbert.models.quantized import load_model
 from qdqbert.reference.sited_model import sited_model
@@ -44,7 +44,7 @@ def load_teacher(name: str, task: Task) -> Checkpoint:
             pooling.
     """
     loaded = load_model(name, task=task.name)
-    if isinstance(loaded.head, SentenceHead) and loaded.head.modules:
+    if isinstance(loaded.head, PooledHead) and loaded.head.modules:
         names = ", ".join(each.name for each in loaded.head.modules)
         raise UserInputError(
             f"`distill_from={name!r}` has {names} after the pooling, which `train` does not run.",

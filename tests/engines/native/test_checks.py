@@ -23,7 +23,7 @@ from qdqbert.errors import CheckpointError
 _ONES = np.ones(24, np.float32)
 HEADS = (
     Head(
-        pooling="mean",
+        poolings=("mean",),
         steps=(
             Linear(weight=np.ones((24, 40), np.float32), weight_scale=None, bias=_ONES, codes=None),
             "gelu",
@@ -175,7 +175,7 @@ def test_every_setting_is_needed(packed) -> None:
         (("layers", 0, "key_norm"), {}, "'layers.0.key_norm' does not fit"),
         (("layers", 0, "norm", "epsilon"), -1.0, "norm.epsilon' is -1.0"),
         (("layers", 0, "norm", "epsilon"), 1e300, "norm.epsilon'"),
-        (("heads_of_model", 0, "pooling"), "last", "pooling' is 'last'"),
+        (("heads_of_model", 0, "poolings"), ["none", "last"], "poolings' is .* 'none' alone"),
         (("heads_of_model", 0, "token_steps"), 5, "token_steps' is 5 .* from 0 to 4"),
         (("heads_of_model", 0, "steps", 0, "width"), 25, "steps.2.width' is 24"),
         (("heads_of_model", 0, "steps", 0, "kind"), "conv", "kind' is 'conv'"),

@@ -24,8 +24,8 @@ from qdqbert.engines.native.storage import save_packed
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs mprotect")
 USABLE = [each.name for each in usable_sets()]
 HEADS = (
-    Head(pooling="none", steps=(), outputs=(HeadOutput(name="states"),)),
-    Head(pooling="mean", steps=("tanh", "normalize"), outputs=(HeadOutput(name="pooled"),)),
+    Head(poolings=("none",), steps=(), outputs=(HeadOutput(name="states"),)),
+    Head(poolings=("mean",), steps=("tanh", "normalize"), outputs=(HeadOutput(name="pooled"),)),
 )
 
 

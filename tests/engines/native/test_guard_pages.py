@@ -41,8 +41,8 @@ def test_kernels_stay_in_their_arrays(kernel_cache, side) -> None:
 def test_a_forward_pass_stays_in_its_buffers(tmp_path, kernel, side, name, dynamic) -> None:
     shape = dataclasses.replace(ALL_PARTS[name], dynamic=dynamic)
     heads = (
-        Head(pooling="none", steps=(), outputs=(HeadOutput(name="states"),)),
-        Head(pooling="mean", steps=("tanh", "normalize"), outputs=(HeadOutput(name="pooled"),)),
+        Head(poolings=("none",), steps=(), outputs=(HeadOutput(name="states"),)),
+        Head(poolings=("mean",), steps=("tanh", "normalize"), outputs=(HeadOutput(name="pooled"),)),
     )
     path = tmp_path / "model.safetensors"
     save_packed(pack_model(random_model(shape, heads)), path)

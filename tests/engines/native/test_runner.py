@@ -192,7 +192,9 @@ def test_one_thread_runs_a_short_text(save, monkeypatch) -> None:
 
 def test_outputs_that_are_not_wanted_are_left_out(tmp_path) -> None:
     poolings = ("none", "first", "mean")
-    heads = [Head(pooling=each, steps=(), outputs=(HeadOutput(name=each),)) for each in poolings]
+    heads = [
+        Head(poolings=(each,), steps=(), outputs=(HeadOutput(name=each),)) for each in poolings
+    ]
     save_with(path := tmp_path / "model", NORMALIZED, tuple(heads))
     runner, batch = NativeRunner(path, threads=1), random_batch(LENGTHS)
     every = runner.run(batch)
@@ -207,8 +209,8 @@ def test_outputs_that_are_not_wanted_are_left_out(tmp_path) -> None:
 @pytest.mark.parametrize("shape", [DEEP, MODERN, TWICE, ROUNDING])
 def test_first_tokens_have_the_same_bits_if_nothing_else_is_read(tmp_path, shape, dynamic) -> None:
     shape, path = dataclasses.replace(shape, dynamic=dynamic), tmp_path / "model"
-    first = Head(pooling="first", steps=("tanh",), outputs=(HeadOutput(name="first"),))
-    states = Head(pooling="none", steps=(), outputs=(HeadOutput(name="states"),))
+    first = Head(poolings=("first",), steps=("tanh",), outputs=(HeadOutput(name="first"),))
+    states = Head(poolings=("none",), steps=(), outputs=(HeadOutput(name="states"),))
     batches = [random_batch(each) for each in (LENGTHS, (LIMIT,) * 9, (LIMIT,), (3, 1), (1,) * 150)]
     found = []
     for own, threads in (((first, states), 1), *(((first,), each) for each in (1, 2, 3))):
@@ -282,7 +284,8 @@ def test_many_callers_at_once_get_the_same_bits(save, streams, threads) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def head_steps(width: int, hidden: int) -> tuple[Any, ...]:
+def head_steps(width: int, hidden: int, *, early: int = 1, late: int = 1) -> tuple[Any, ...]:
+    """Return steps, where several vectors are joined before the first or the fourth one."""
     rng = np.random.default_rng(0)
 
     def linear(rows: int, depth: int) -> Linear:
@@ -292,25 +295,40 @@ def head_steps(width: int, hidden: int) -> tuple[Any, ...]:
 
     weight, bias = rng.standard_normal((2, width)).astype(np.float32)
     norm = Norm(weight=weight, bias=bias, epsilon=1e-5)
-    return linear(width, hidden), "tanh", norm, "silu", "gelu", linear(2, width)
+    first, last = linear(width, early * hidden), linear(2, late * width)
+    return first, "tanh", norm, "silu", "gelu", last
 
 
-@pytest.mark.parametrize("pooling", ["none", "first", "mean", "max", "mean_sqrt_len_tokens"])
-def test_heads_compute_what_numpy_does_in_any_company(tmp_path, pooling) -> None:
+@pytest.mark.parametrize(
+    "poolings",
+    [
+        ("none",),
+        ("first",),
+        ("last",),
+        ("mean",),
+        ("max",),
+        ("mean_sqrt_len_tokens",),
+        ("weightedmean",),
+        ("first", "weightedmean", "mean_sqrt_len_tokens"),
+        ("max", "last"),
+    ],
+    ids="+".join,
+)
+def test_heads_compute_what_numpy_does_in_any_company(tmp_path, poolings) -> None:
     shape = LAYERS["relu"]
     heads = (
         Head(
-            pooling=pooling,
-            steps=head_steps(41, shape.hidden),
+            poolings=poolings,
+            steps=head_steps(41, shape.hidden, early=len(poolings)),
             outputs=(HeadOutput(name="start", column=0), HeadOutput(name="both")),
         ),
         Head(
-            pooling=pooling,
-            steps=head_steps(41, shape.hidden),
+            poolings=poolings,
+            steps=head_steps(41, shape.hidden, late=len(poolings)),
             outputs=(HeadOutput(name="late"),),
             token_steps=3,
         ),
-        Head(pooling=pooling, steps=("normalize",), outputs=(HeadOutput(name="pooled"),)),
+        Head(poolings=poolings, steps=("normalize",), outputs=(HeadOutput(name="pooled"),)),
     )
     path = tmp_path / "model.safetensors"
     model = save_with(path, shape, heads)
@@ -334,7 +352,7 @@ def test_scores_of_tokens_are_pooled_as_numpy_does_in_any_company(
     shape = LAYERS["relu"]
     linear, *_ = head_steps(41, shape.hidden)
     head = Head(
-        pooling=pooling,
+        poolings=(pooling,),
         steps=(linear, "relu", "log1p", "log1p"),
         outputs=(HeadOutput(name="words"),),
         token_steps=token_steps,
@@ -358,7 +376,7 @@ def test_scores_of_words_are_never_kept_for_all_tokens(tmp_path, monkeypatch) ->
     shape = LAYERS["relu"]
     linear, *_ = head_steps(41, shape.hidden)
     head = Head(
-        pooling="sum",
+        poolings=("sum",),
         steps=(linear, "relu", "log1p"),
         outputs=(HeadOutput(name="words"),),
         token_steps=3,
@@ -380,7 +398,7 @@ def test_scores_of_words_are_never_kept_for_all_tokens(tmp_path, monkeypatch) ->
 def test_choices_have_a_score_each(tmp_path) -> None:
     shape = LAYERS["relu"]
     head = Head(
-        pooling="first",
+        poolings=("first",),
         steps=head_steps(8, shape.hidden),
         outputs=(HeadOutput(name="logits", column=0),),
     )

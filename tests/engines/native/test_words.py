@@ -53,7 +53,7 @@ def model_of(kind: str) -> tuple[EncoderModel, Head]:
     )
     linear = Linear(weight=weight, weight_scale=None, bias=bias.astype(np.float32), codes=None)
     head = Head(
-        pooling="max",
+        poolings=("max",),
         steps=(norm, linear, "relu", "log1p"),
         outputs=(HeadOutput(name="words"),),
         token_steps=2,

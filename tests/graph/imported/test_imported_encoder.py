@@ -21,6 +21,7 @@ from qdqbert.checkpoint.body import pool
 from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.choices import POOLING_MODES
+from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.sites import linear_layers_of, sites_of
 from qdqbert.encoding import Batch
 from qdqbert.graph.encoder import read_encoder
@@ -171,7 +172,7 @@ def test_heads_of_each_family_are_read(
     read = check_read(graph, run_plainly, random_inputs((5, 9)))
     (found,) = read.heads
     of_tokens = head in ("MaskedLM", "TokenClassification")
-    assert found.pooling == ("none" if of_tokens else "first")
+    assert found.poolings == ("none" if of_tokens else "first",)
     assert kinds(found.steps) == steps
 
 
@@ -194,7 +195,7 @@ def test_layers_of_modernbert_are_read(make_model, run_plainly, tmp_path, attent
 def pool_in_each_way(outputs: Any, mask: Tensor, *, dense: nn.Module) -> tuple[Tensor, ...]:
     states = outputs.last_hidden_state
     heads = [
-        SentenceHead(pooling=mode, normalize=normalize, max_length=None)
+        SentenceHead(poolings=(mode,), normalize=normalize, max_length=None)
         for mode in POOLING_MODES
         for normalize in (False, True)
     ]
@@ -209,11 +210,11 @@ def test_each_pooling_is_read(make_model, run_plainly, tmp_path) -> None:
     graph = export(tmp_path / "model.onnx", model, ["states", *names, "dense"])
     read = check_read(graph, run_plainly, random_inputs((5, 9)))
     found = {
-        output.name: (head.pooling, kinds(head.steps))
+        output.name: (*head.poolings, kinds(head.steps))
         for head in read.heads
         for output in head.outputs
     }
-    poolings = {mode: "first" if mode == "cls" else mode for mode in POOLING_MODES}
+    poolings = {mode: POOLINGS[mode] for mode in POOLING_MODES}
     expected = {f"{mode}_False": (pooling, []) for mode, pooling in poolings.items()}
     expected |= {f"{mode}_True": (pooling, ["normalize"]) for mode, pooling in poolings.items()}
     # Both means have the same direction.

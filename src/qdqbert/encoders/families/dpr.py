@@ -16,8 +16,8 @@ def embed(parts: Parts) -> tuple[Head, ...]:
     """
     width = parts.config.integer("projection_dim", 0)
     if not width:
-        return states("first")
-    return states("first", parts.root.linear("encode_proj", inputs=parts.hidden, outputs=width))
+        return states(("first",))
+    return states(("first",), parts.root.linear("encode_proj", inputs=parts.hidden, outputs=width))
 
 
 DPR = Family(

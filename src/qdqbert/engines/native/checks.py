@@ -288,16 +288,27 @@ def _tail(settings: Fields) -> Iterator[Expected]:
         yield "tail", np.int8, (padded(tail.integer("bytes", high=_MOST_BYTES), LINE),)
 
 
+def _poolings(head: Fields) -> list[Any]:
+    """Check the poolings of a head, and return them."""
+    found, known = head.list_of("poolings"), get_args(Pooling)
+    if not 0 < len(found) <= len(known) or any(each not in known for each in found):
+        raise head.refuse("poolings", found, f"some of {', '.join(known)}")
+    if len(found) > 1 and "none" in found:
+        raise head.refuse("poolings", found, "'none' alone, or others")
+    return found
+
+
 def _heads(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]:
     """Check the heads: the channels of each step have to fit the step before it."""
     names: list[Any] = []
     is_int8 = settings.child("embeddings").truth("int8")
     for index, head in enumerate(settings.children("heads_of_model")):
         width = settings.integer("hidden")
-        head.choice("pooling", get_args(Pooling))
+        poolings = _poolings(head)
         steps = head.children("steps")
-        head.integer("token_steps", 0, len(steps))
+        token_steps = head.integer("token_steps", 0, len(steps))
         for number, step in enumerate(steps):
+            width *= len(poolings) if number == token_steps else 1
             name = f"heads.{index}.{number}"
             kind = step.choice("kind", ("linear", "norm", "function"))
             if kind == "function":
@@ -307,6 +318,7 @@ def _heads(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]:
             else:
                 yield from _float_linear(step, name, width, words, is_int8=is_int8)
                 width = step.integer("width", high=_MOST_WORDS)
+        width *= len(poolings) if token_steps == len(steps) else 1
         for output in head.children("outputs"):
             names.append(output.get("name"))
             if output.get("column") is not None:

@@ -54,7 +54,7 @@ class Heads:
     def read_first_only(self, wanted: Collection[str]) -> bool:
         """Return whether some outputs depend on the states of first tokens only."""
         return all(
-            head["pooling"] == "first"
+            head["poolings"] == ["first"]
             for head in self._heads
             if any(each["name"] in wanted for each in head["outputs"])
         )
@@ -88,24 +88,23 @@ class Heads:
                 continue
             steps = [(f"heads.{index}.{n}", step) for n, step in enumerate(head["steps"])]
             count, width = head["token_steps"], self._program.settings["hidden"]
+            poolings = head["poolings"]
             if index in self._words:
                 before = functools.partial(self._take_steps, steps[: count - 1])
                 rows = self._words[index].largest(before, states, starts, team, records)
                 width = steps[count - 1][1]["width"]
                 # No score is negative, so that the next step, ReLU, changes none.
                 count += 1
-            elif head["pooling"] == "sum" or (head["pooling"] == "max" and count):
-                rows, width = self._pool_blocks(
-                    steps[:count], states, starts, width, head["pooling"]
-                )
+            elif count and poolings in (["max"], ["sum"]):
+                rows, width = self._pool_blocks(steps[:count], states, starts, width, *poolings)
             else:
                 rows, width = self._run_steps(steps[:count], states, width)
-                rows = self._pooled(rows, starts, head["pooling"])
+                rows, width = self._joined(rows, starts, width, poolings)
             rows, width = self._run_steps(steps[count:], rows, width, owned=rows is not states)
             for output in outputs:
                 column = output["column"]
                 values = rows[:, :width] if column is None else rows[:, column]
-                found[output["name"]] = (head["pooling"] == "none", values)
+                found[output["name"]] = (poolings == ["none"], values)
         return found
 
     def _run_steps(
@@ -195,12 +194,34 @@ class Heads:
                     total += row
         return pooled, wide
 
+    def _joined(
+        self, states: Rows, starts: NDArray[np.int64], width: int, poolings: Sequence[str]
+    ) -> tuple[Rows, int]:
+        """Return a row for each text, with the results of the poolings, or all rows."""
+        found = [self._pooled(states, starts, each) for each in poolings]
+        if len(found) == 1:
+            return found[0], width
+        total = width * len(found)
+        rows = zeros((len(starts) - 1, padded(total)), np.float32)
+        np.concatenate([each[:, :width] for each in found], axis=1, out=rows[:, :total])
+        return rows, total
+
     def _pooled(self, states: Rows, starts: NDArray[np.int64], pooling: str) -> Rows:
         """Return a row for each text, or all rows."""
         if pooling == "none":
             return states
         if pooling == "first":
             return np.ascontiguousarray(states[starts[:-1]])
+        if pooling == "last":
+            return np.ascontiguousarray(states[starts[1:] - 1])
+        if pooling == "sum":
+            return self._pool_blocks((), states, starts, 0, pooling)[0]
+        if pooling == "weightedmean":
+            # The mean of rows times 2 i / (n + 1), as the sum of i is n (n + 1) / 2.
+            lengths = np.diff(starts)
+            places = np.arange(1, starts[-1] + 1) - starts[:-1].repeat(lengths)
+            weights = (2 * places / (lengths + 1).repeat(lengths)).astype(np.float32)
+            states, pooling = states * weights[:, None], "mean"
         found = zeros((len(starts) - 1, states.shape[1]), np.float32)
         self._program.functions[f"pool_{pooling}"](
             states.ctypes.data,

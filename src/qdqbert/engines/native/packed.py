@@ -53,7 +53,7 @@ def pack_model(model: EncoderModel) -> Packed:
         GraphError: The kernels do not compute a part of the model.
     """
     if model.tail is not None and TAIL_STATES in model.tail.inputs:
-        states = Head(pooling="none", steps=(), outputs=(HeadOutput(name=TAIL_STATES),))
+        states = Head(poolings=("none",), steps=(), outputs=(HeadOutput(name=TAIL_STATES),))
         model = dataclasses.replace(model, heads=(*model.heads, states))
     return _Packer(model).pack()
 
@@ -343,7 +343,7 @@ class _Packer:
                 steps.append({"kind": "function", "name": step})
         outputs = [{"name": each.name, "column": each.column} for each in head.outputs]
         return {
-            "pooling": head.pooling,
+            "poolings": list(head.poolings),
             "token_steps": head.token_steps,
             "steps": steps,
             "outputs": outputs,

@@ -405,7 +405,7 @@ def scores_words(head: Mapping[str, Any]) -> bool:
     count = head["token_steps"]
     return (
         count > 0
-        and head["pooling"] == "max"
+        and head["poolings"] == ["max"]
         and kinds[count - 1 : count + 1] == ["linear", "relu"]
     )
 

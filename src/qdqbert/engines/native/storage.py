@@ -22,7 +22,7 @@ from qdqbert.errors import CheckpointError
 from qdqbert.files import write_parts
 from qdqbert.safetensors_header import are_sizes, read_header
 
-FORMAT = 5
+FORMAT = 6
 """Number of the layout of arrays and settings."""
 
 _NAMES = {"int8": "I8", "int32": "I32", "float32": "F32"}

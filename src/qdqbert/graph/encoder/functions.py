@@ -78,7 +78,7 @@ def match_pooling(
     """
     states = _doubles(x.reshape(*is_text.shape, -1))
     for pooling in get_args(Pooling):
-        rows, made = pool(states, tensor_of(is_text), pooling).numpy(), y
+        rows, made = pool(states, tensor_of(is_text), (pooling,)).numpy(), y
         if pooling == "none" and x.size == y.size:
             # States of padding have no meaning, and XLM multiplies by the mask.
             rows, made = rows[is_text], y.reshape(states.shape)[is_text]

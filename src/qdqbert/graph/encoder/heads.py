@@ -95,7 +95,7 @@ def _read_output(
     if end is not states:
         raise refuse(end.producer(), f"gives output `{output.name}`, and is not the last layer")
     head = Head(
-        pooling=pooled[0],
+        poolings=(pooled[0],),
         steps=(*pooled[1], *reversed(steps)),
         outputs=(HeadOutput(name=str(output.name), column=column),),
     )

@@ -11,7 +11,6 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from qdqbert.checkpoint.cross_encoder import (
     CrossEncoderFiles,
-    read_layout,
     task_of_files,
     used_files,
 )
@@ -19,7 +18,7 @@ from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.load import reader_of
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.checkpoint.text_heads import TextHead
+from qdqbert.checkpoint.text_heads import TextHead, read_layout
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.errors import UserInputError, naming
@@ -213,9 +212,10 @@ def _pooling_notices(path: Path, layout: object, runner: GraphRunner) -> tuple[s
             f"embeddings are wrong. {advice}, with `pooling`.",
         )
     left_out = ", ".join(each.name for each in layout.modules)
-    if layout.pooling != "mean" or left_out:
-        is_mean = layout.pooling == "mean"
-        what = f"{left_out} after the pooling" if is_mean else f"pooling {layout.pooling}"
+    is_mean = layout.poolings == ("mean",)
+    if not is_mean or left_out:
+        named = ", ".join(layout.poolings)
+        what = f"{left_out} after the pooling" if is_mean else f"pooling {named}"
         return (
             f"modules.json specifies {what}, but {use} So embeddings are not those of the model. "
             f"{advice}.",

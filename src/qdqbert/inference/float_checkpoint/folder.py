@@ -13,7 +13,7 @@ from qdqbert.checkpoint.multi_vector import MultiVectorHead
 from qdqbert.checkpoint.sentence import file_finder
 from qdqbert.choices import Precision
 from qdqbert.encoders.checkpoint import family_of, read_encoder, with_expansion
-from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.model import EncoderModel, Pooling
 from qdqbert.encoders.quantize import round_encoder
 from qdqbert.encoders.stored import read_stored
 from qdqbert.encoders.weights import Weights
@@ -25,6 +25,7 @@ from qdqbert.inference.float_checkpoint.source import FloatCheckpoint, limits_pa
 from qdqbert.machine import usable_cores
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Target
+from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tokenizer_files import (
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -60,11 +61,13 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
             "`AutoTokenizer.from_pretrained(folder).save_pretrained(folder)`."
         )
     head = checkpoint.head
+    is_embedding = TASK_KINDS[checkpoint.task].is_embedding
+    usual: tuple[Pooling, ...] = ("mean",) if is_embedding else ()
     return read_encoder(
         weights,
         checkpoint.config,
         checkpoint.task,
-        pooling="mean" if head is None else head.row_pooling,
+        poolings=usual if head is None else head.row_poolings,
         steps=() if head is None else head.steps(file_finder(checkpoint.folder)),
         reads_token_types=_reads_token_types(checkpoint.tokenizer_config),
     )

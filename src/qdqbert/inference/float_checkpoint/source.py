@@ -10,9 +10,9 @@ from typing import Any
 
 from qdqbert.artifact import CONFIG
 from qdqbert.cache import kept_digest
-from qdqbert.checkpoint.cross_encoder import read_layout, task_of_files
+from qdqbert.checkpoint.cross_encoder import ScoreHead, task_of_files
 from qdqbert.checkpoint.sentence import SentenceHead, folder_reader, join
-from qdqbert.checkpoint.text_heads import TextHead, embedding_head
+from qdqbert.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.weights import weight_files
 from qdqbert.engines.native.instruction_sets import choose_set
@@ -46,8 +46,8 @@ class FloatCheckpoint:
 
     @property
     def head(self) -> TextHead | None:
-        """What an embedder computes after the model, if it is known."""
-        found, _ = embedding_head(self.layout, str(self.folder), self.task)
+        """What modules of sentence-transformers compute after the model, if they are known."""
+        found, _ = own_head(self.layout, str(self.folder), self.task)
         return found or (self.layout if isinstance(self.layout, SentenceHead) else None)
 
 
@@ -72,7 +72,10 @@ def read_checkpoint(folder: Path, *, task: TaskName | None = None) -> FloatCheck
             f"{str(folder)!r} has an adapter next to the model, which would be left out. Merge it "
             "with PEFT's `merge_and_unload()`, and save the whole model."
         )
-    config = Config(values=read_json(path), path=str(path))
+    values = read_json(path)
+    if isinstance(layout, ScoreHead):
+        values["id2label"] = {"0": "LABEL_0"}
+    config = Config(values=values, path=str(path))
     tokenizer_config = {
         **parse_object(read(join(subfolder, SPECIAL_TOKENS)) or "{}", SPECIAL_TOKENS),
         **parse_object(read(join(subfolder, TOKENIZER_CONFIG)) or "{}", TOKENIZER_CONFIG),

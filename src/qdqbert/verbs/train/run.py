@@ -16,7 +16,7 @@ from torch import nn
 from qdqbert.artifact import TRAINING, TRAINING_FORMAT, read_training, writing
 from qdqbert.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.checkpoint.load import Checkpoint, finder_of
-from qdqbert.checkpoint.sentence import SentenceHead
+from qdqbert.checkpoint.sentence import PooledHead, SentenceHead
 from qdqbert.checkpoint.tokenizer import write_tokenizer
 from qdqbert.errors import MissingExtraError, UserInputError, naming
 from qdqbert.files import json_values, write_json
@@ -143,7 +143,7 @@ def load_student(
             new_head=classes,
             pooling=options.task_options.pooling,
         )
-    if isinstance(checkpoint.head, SentenceHead) and checkpoint.head.modules:
+    if isinstance(checkpoint.head, PooledHead) and checkpoint.head.modules:
         names = ", ".join(each.name for each in checkpoint.head.modules)
         raise UserInputError(
             f"{options.model!r} has {names} after the pooling, which `train` does not train. Train "
