@@ -31,6 +31,7 @@ import torch
 import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from browsers import Browser, find_chromium
 from calibrated import calibrate
 from qdqbert import QuantizeReport, quantize
 from qdqbert.calibration.calibration import CalibrationResult
@@ -660,6 +661,13 @@ def engine(request: pytest.FixtureRequest) -> str:
     if importlib.util.find_spec(request.param) is None:
         pytest.skip(f"{request.param} is not installed")
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    """Headless Chromium. Skips the test where there is none."""
+    folder = tmp_path_factory.mktemp("chromium")
+    return Browser(program=find_chromium(folder), folder=folder)
 
 
 @pytest.fixture

@@ -1,17 +1,23 @@
-"""A model of transformers.js. Node runs it if it is installed."""
+"""A model of transformers.js, which Node and headless Chromium run if there are some.
+
+`apt install nodejs npm` is enough on Linux on x86-64: `browsers` gets Chromium from npm.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import qdqbert
+from browsers import SEND, Browser, npm_install
 from conftest import TEXTS
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.errors import UserInputError
@@ -54,7 +60,7 @@ def test_the_card_has_the_call_with_pooling_and_without_a_folder_of_this_machine
     assert "library_name: transformers.js" in card
     assert 'pipeline("feature-extraction", "sentence", { dtype: "q8" })' in card
     assert 'pooling: "mean", normalize: true' in card
-    assert "localModelPath" not in card
+    assert str(Path(embedder.directory).parent) not in card
     assert str(Path(embedder.directory).parent) in embedder.usage
 
 
@@ -82,35 +88,77 @@ def test_a_pooling_that_it_does_not_have_is_refused_unless_the_graph_pools(quant
 @pytest.fixture(scope="module")
 def node(tmp_path_factory) -> Path:
     """A folder whose scripts can import transformers.js."""
-    if shutil.which("npm") is None:
-        pytest.skip("needs Node: apt install nodejs npm")
-    folder = tmp_path_factory.mktemp("node")
-    (folder / "package.json").write_text("{}")
-    command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", PACKAGE]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    return folder
+    return npm_install(tmp_path_factory.mktemp("node"), PACKAGE)
 
 
-def run_usage(node: Path, usage: str, changes: dict[str, str], result: str) -> np.ndarray:
-    """Run the code of a report with other texts, and return a tensor that it made."""
+Run = Callable[[qdqbert.ExportReport, Mapping[str, str], str], np.ndarray]
+"""Runs the code of an export with other texts, and returns the numbers of an expression."""
+
+
+@pytest.fixture(params=["Node", "Chromium"])
+def run(request, node) -> Run:
+    if request.param == "Node":
+        return functools.partial(run_in_node, node)
+    return functools.partial(run_in_chromium, request.getfixturevalue("chromium"), node)
+
+
+def changed(code: str, changes: Mapping[str, str]) -> str:
     for old, new in changes.items():
-        assert old in usage
-        usage = usage.replace(old, new)
+        assert old in code
+        code = code.replace(old, new)
+    return code
+
+
+def run_in_node(node: Path, report, changes: Mapping[str, str], result: str) -> np.ndarray:
+    """Run the code that the command prints."""
     script = node / "script.mjs"
-    shown = f"\nconsole.log('RESULT' + JSON.stringify({result}.tolist()));\n"
-    script.write_text(usage + shown)
+    shown = f"\nconsole.log('RESULT' + JSON.stringify({result}));\n"
+    script.write_text(changed(report.usage, changes) + shown)
     done = subprocess.run(["node", script], cwd=node, capture_output=True, text=True, check=True)
     return np.array(json.loads(done.stdout.partition("RESULT")[2]))
+
+
+# What a bundler does: find the files of packages. This file of ONNX Runtime has WebAssembly, too.
+IMPORTS = {
+    "@huggingface/transformers": "@huggingface/transformers/dist/transformers.web.js",
+    "onnxruntime-common": "onnxruntime-common/dist/esm/index.js",
+    "onnxruntime-web/webgpu": "onnxruntime-web/dist/ort.webgpu.bundle.min.mjs",
+}
+
+
+def run_in_chromium(
+    chromium: Browser, node: Path, report, changes: Mapping[str, str], result: str
+) -> np.ndarray:
+    """Run the code of the README that needs no hub, from a server that has what it names."""
+    code = (Path(report.directory) / "README.md").read_text().split("```js\n")[2].split("```")[0]
+    models = node / "models"
+    shutil.rmtree(models, ignore_errors=True)
+    shutil.copytree(report.directory, models / report.name)
+    if not (node / "onnxruntime-web").exists():
+        (node / "onnxruntime-web").symlink_to("node_modules/onnxruntime-web/dist")
+    imports = {name: f"/node_modules/{path}" for name, path in IMPORTS.items()}
+    page = node / "page.html"
+    page.write_text(
+        f'<!DOCTYPE html>\n<script type="importmap">{json.dumps({"imports": imports})}</script>\n'
+        f'<script type="module">\n{SEND}\n{changed(code, changes)}\n'
+        'const loaded = performance.getEntriesByType("resource").map((each) => each.name);\n'
+        f"send({{ result: {result}, loaded, origin }});\n</script>\n"
+    )
+    sent = chromium.visit(page).sent
+    assert "error" not in sent, sent["error"]
+    assert [each for each in sent["loaded"] if each.endswith(".wasm")]
+    assert all(each.startswith(f"{sent['origin']}/") for each in sent["loaded"])
+    return np.array(sent["result"])
 
 
 EXAMPLES = '["A fine film.", "A dull one."]'
 
 
 @pytest.mark.slow
-def test_embeddings_in_node_are_those_of_load(node, embedder, quantized) -> None:
+def test_embeddings_are_those_of_load(run, embedder, quantized) -> None:
     texts = TEXTS[:12]
     changes = {EXAMPLES: json.dumps(texts)}
-    found = run_usage(node, embedder.usage, changes, "vectors")
+    found = run(embedder, changes, "vectors.tolist()")
     with qdqbert.load(quantized("sentence").directory, **SETTINGS) as model:
         expected = model.encode(texts)
     cosines = (found * expected).sum(1)
@@ -118,12 +166,12 @@ def test_embeddings_in_node_are_those_of_load(node, embedder, quantized) -> None
 
 
 @pytest.mark.slow
-def test_classes_of_pairs_in_node_are_those_of_load(node, of_pairs, tmp_path) -> None:
+def test_classes_of_pairs_are_those_of_load(run, of_pairs, tmp_path) -> None:
     folder = of_pairs("classifier")
     report = qdqbert.export(folder, to="transformers-js", output=tmp_path / "pairs")
     first, second = TEXTS[:6], TEXTS[6:12]
     changes = {'["A fine film."]': json.dumps(first), '["The film is good."]': json.dumps(second)}
-    found = run_usage(node, report.usage, changes, "logits")
+    found = run(report, changes, "logits.tolist()")
     with qdqbert.load(folder, **SETTINGS) as model:
         pairs = [{"text": a, "text_pair": b} for a, b in zip(first, second, strict=True)]
         answers = model(pairs, top_k=None, function_to_apply="none")
@@ -134,12 +182,11 @@ def test_classes_of_pairs_in_node_are_those_of_load(node, of_pairs, tmp_path) ->
 
 
 @pytest.mark.slow
-def test_classes_in_node_are_those_of_load(node, quantized, tmp_path) -> None:
+def test_classes_are_those_of_load(run, quantized, tmp_path) -> None:
     folder = quantized("classifier").directory
     report = qdqbert.export(folder, to="transformers-js", output=tmp_path / "classes")
-    scores = "\nconst scores = { tolist: () => answers.map((each) => each.score) };"
     changes = {EXAMPLES: json.dumps(TEXTS[:8])}
-    found = run_usage(node, report.usage + scores, changes, "scores")
+    found = run(report, changes, "answers.map((each) => each.score)")
     with qdqbert.load(folder, **SETTINGS) as model:
         expected = [each["score"] for each in model(TEXTS[:8])]
     np.testing.assert_allclose(found, expected, atol=1e-3)

@@ -3,7 +3,7 @@
 DIR/onnx/model_quantized.onnx               the graph, which `dtype: "q8"` names
 DIR/config.json                             with `transformers.js_config`
 DIR/tokenizer.json, tokenizer_config.json   with the folder's limit
-DIR/README.md                               the call that runs it
+DIR/README.md                               the calls that run it
 
 Source: huggingface/transformers.js, `src/utils/dtypes.js` and `src/tokenization_utils.js`.
 """
@@ -43,6 +43,8 @@ _POOLINGS = {"mean": "mean", "cls": "cls"}
 # Its classes of tokenizers give no types of tokens, but for this one and those of a few families.
 _CLASS_WITH_TYPES = "BertTokenizer"
 _FILES = ("config.json", "tokenizer.json", TOKENIZER_CONFIG)
+# Browsers load ONNX Runtime's files from a CDN otherwise.
+_RUNTIME = 'env.backends.onnx.wasm.wasmPaths = "/onnxruntime-web/";\n'
 
 
 def _refuse(source: Source) -> None:
@@ -89,7 +91,23 @@ def _card(source: Source) -> str:
     return (
         f"---\n{data.to_yaml()}\n---\n\n# {source.name}\n\n"
         f"A model in INT8 for transformers.js. Texts are cut at {source.artifact.max_length} "
-        f"tokens.\n\n```js\n{_code(source, source.name)}\n```\n\n{notices}"
+        f"tokens.\n\n```js\n{_code(source, source.name)}\n```\n\n{notices}\n"
+        "## Without the hub\n\n"
+        "In a browser, with this folder at `/models/` of your web server, and the folder `dist` of "
+        "the npm package `onnxruntime-web` at `/onnxruntime-web/`:\n\n"
+        f"```js\n{_code(source, source.name, local=_local('/models/') + _RUNTIME)}\n```\n\n"
+        "With Node, `env.localModelPath` is the folder that this folder is in, and `wasmPaths` is "
+        "not needed.\n"
+    )
+
+
+def _local(folder: str) -> str:
+    """Return lines that load models from a folder, or a path of a web server, only."""
+    return (
+        f"env.localModelPath = {json.dumps(folder)};\n"
+        # Browsers would not.
+        "env.allowLocalModels = true;\n"
+        "env.allowRemoteModels = false;\n"
     )
 
 
@@ -112,11 +130,7 @@ def _check(source: Source, folder: Path) -> Sequence[Agreement]:
 
 
 def _usage(source: Source, folder: Path) -> str:
-    local = (
-        f"env.localModelPath = {json.dumps(str(folder.absolute().parent))};\n"
-        "env.allowRemoteModels = false;\n"
-    )
-    return _code(source, folder.name, local=local)
+    return _code(source, folder.name, local=_local(str(folder.absolute().parent)))
 
 
 def _code(source: Source, name: str, *, local: str = "") -> str:
