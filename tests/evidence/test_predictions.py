@@ -113,7 +113,9 @@ def test_predictions_agree_with_what_was_measured(tiny_artifact, write_file, tas
     fidelity = report.fidelity
     if fidelity.decisions is None:
         assert len(changed) == 20
+        assert report.changed == ()
     else:
+        assert report.changed == changed_examples(changed)
         flips = round(fidelity.flips_percent * fidelity.decisions / 100)
         assert sum(row["changed"] for row in changed) == flips
 

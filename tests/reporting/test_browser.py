@@ -1,89 +1,18 @@
-"""Reports in headless Chromium: nothing in the console, nothing loaded, no overflow, dark mode."""
+"""Reports in headless Chromium: they fit, load nothing, are dark, and can be read by all."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import http.server
-import json
 import re
-import shutil
-import subprocess
-import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from browsers import PHONE
+from qdqbert.reporting.document import Document, Section, Table, bar
 from qdqbert.reporting.page import page
+from qdqbert.reporting.report import Report
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt install chromium"),
-]
-PHONE = 375
-# Shows a page as wide as a phone, and replaces itself by what it sees there.
-VIEWER = """<!DOCTYPE html>
-<iframe src="page.html" width="WIDTH" height="800" style="border: 0"></iframe>
-<script>
-window.onload = () => {
-  const view = document.querySelector("iframe").contentWindow;
-  const style = view.getComputedStyle(view.document.body);
-  document.body.textContent = JSON.stringify({
-    width: view.innerWidth,
-    content: view.document.documentElement.scrollWidth,
-    loaded: view.performance.getEntriesByType("resource").length,
-    background: style.backgroundColor,
-    color: style.color,
-  });
-};
-</script>
-"""
-
-
-def view(text: str, folder: Path, *, width: int = PHONE, dark: bool = False) -> dict[str, Any]:
-    """Open a page, and return what Chromium measured, with the lines of its console."""
-    (folder / "page.html").write_text(text)
-    (folder / "viewer.html").write_text(VIEWER.replace("WIDTH", str(width)))
-    handler = functools.partial(QuietHandler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        done = open_page(f"http://localhost:{server.server_port}/viewer.html", folder, dark=dark)
-        server.shutdown()
-    found = re.search(r"<body>(\{.*\})</body>", done.stdout)
-    assert found is not None, done.stdout + done.stderr
-    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return {**json.loads(found[1]), "console": console}
-
-
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Serve a folder without a log."""
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-def open_page(url: str, folder: Path, *, dark: bool) -> subprocess.CompletedProcess[str]:
-    """Run Chromium until a page is loaded, and print what it became."""
-    return subprocess.run(
-        [
-            str(CHROMIUM),
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--enable-logging=stderr",
-            "--virtual-time-budget=5000",
-            f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-            f"--user-data-dir={folder / 'profile'}",
-            "--dump-dom",
-            url,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=["quantize", "evaluate"])
@@ -106,27 +35,63 @@ def shown(request, quantize_report, evaluate_report, candidates, check) -> str:
 
 
 @pytest.mark.parametrize("width", [PHONE, 1280])
-def test_pages_fit_the_window_and_load_nothing(shown, width, tmp_path) -> None:
-    found = view(shown, tmp_path, width=width)
+def test_pages_fit_the_window_and_load_nothing(chromium, shown, width, tmp_path) -> None:
+    found = chromium.view(shown, tmp_path, width=width)
     assert found["width"] == width
     assert found["content"] <= width
+    assert found["scrolled"] == 0
     assert found["loaded"] == 0
     assert found["console"] == []
 
 
-def test_pages_are_dark_where_the_reader_prefers_it(shown, tmp_path) -> None:
-    light, dark = view(shown, tmp_path), view(shown, tmp_path, dark=True)
+@pytest.mark.parametrize("width", [PHONE, 1280])
+def test_pages_have_no_faults_of_accessibility(chromium, shown, width, tmp_path) -> None:
+    for dark in (False, True):
+        assert chromium.faults(shown, tmp_path, dark=dark, width=width) == []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compared(Report):
+    """A report that compares graphs in a row of bars."""
+
+    graphs: int
+
+    def document(self) -> Document:
+        names = [f"a{'n engine with a long name' * (index % 2)}" for index in range(self.graphs)]
+        cells = [bar(index + 1, "{} ms") for index in range(self.graphs)]
+        columns = " | ".join(f"{name} {{}}" for name in names)
+        table = Table(f" | {columns}", [("latency", *cells)], compares_rows=True)
+        return Document(title="title", sections=[Section("section", table=table)])
+
+
+@pytest.mark.parametrize("width", [PHONE, 1280])
+@pytest.mark.parametrize("graphs", [4, 12])
+def test_bars_that_are_compared_have_one_scale(chromium, graphs, width, tmp_path) -> None:
+    found = chromium.view(page(Compared(graphs=graphs)), tmp_path, width=width)
+    assert len(found["axes"]) == graphs
+    assert len(set(found["axes"])) == 1
+    # Rounded to pixels, as are the numbers in the page to two digits.
+    expected = [found["bars"][-1] * (index + 1) / graphs for index in range(graphs)]
+    assert found["bars"] == pytest.approx(expected, abs=0.5)
+    assert found["scrolled"] == 0
+
+
+def test_pages_are_dark_where_the_reader_prefers_it(chromium, shown, tmp_path) -> None:
+    light, dark = chromium.view(shown, tmp_path), chromium.view(shown, tmp_path, dark=True)
     assert light["background"] == "rgb(255, 255, 255)"
     assert sum(map(int, re.findall(r"\d+", dark["background"]))) < 150
     assert sum(map(int, re.findall(r"\d+", dark["color"]))) > 600
 
 
-def test_faults_of_a_page_are_seen(tmp_path) -> None:
+def test_faults_of_a_page_are_seen(chromium, tmp_path) -> None:
     faulty = (
         "<!DOCTYPE html><body><div style='width: 900px'>wide</div>"
         "<img src='missing.png'><script>console.error('broken')</script></body>"
     )
-    found = view(faulty, tmp_path)
+    found = chromium.view(faulty, tmp_path)
     assert found["content"] >= 900
     assert found["loaded"] == 1
     assert any("broken" in line for line in found["console"])
+    pale = "<!DOCTYPE html><body><p style='color: #ccc; background: #fff'>pale</p></body>"
+    faults = chromium.faults(pale, tmp_path, dark=False, width=PHONE)
+    assert any("color-contrast: p" in fault for fault in faults)

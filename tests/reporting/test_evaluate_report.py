@@ -6,6 +6,7 @@ import dataclasses
 from typing import get_args
 
 from qdqbert.evidence.findings import Finding, FindingKind, Storage
+from qdqbert.evidence.predictions import ChangedExample
 
 
 def test_an_evaluation_is_judged_by_its_limits_only(evaluate_report, check) -> None:
@@ -19,6 +20,16 @@ def test_an_evaluation_is_judged_by_its_limits_only(evaluate_report, check) -> N
     for verdict, level in (("met", "good"), ("missed", "bad"), ("not shown", "bad")):
         limits = (dataclasses.replace(check, verdict=verdict),)
         assert dataclasses.replace(evaluate_report, limits=limits).document().level == level
+
+
+def test_examples_whose_prediction_is_not_the_references_are_shown(evaluate_report) -> None:
+    title = "Which predictions changed?"
+    assert title not in [each.title for each in evaluate_report.document().sections]
+    changed = (ChangedExample(text="a film", before="Negative", after="Positive"),)
+    document = dataclasses.replace(evaluate_report, changed=changed).document()
+    (section,) = [each for each in document.sections if each.title == title]
+    assert section.table.columns == "example | reference | model"
+    assert section.table.rows == [("a film", "Negative", "Positive")]
 
 
 def test_leaked_examples_make_an_evaluation_doubtful(evaluate_report) -> None:

@@ -14,6 +14,8 @@ from qdqbert.pipeline.auto.candidates import reason_of
 from qdqbert.reporting.document import span
 from qdqbert.reporting.graphs import by_speed
 
+FAST = "How fast and how large is it?"
+
 
 def section(report, title: str):
     """Return the section of a title; `None` if the report has none."""
@@ -239,17 +241,25 @@ def test_a_folder_that_was_not_written_or_that_load_does_not_run_is_not_run(thre
         assert section(dataclasses.replace(three, **changes), "How to run it") is None
 
 
+def test_the_float_model_and_the_target_float_have_names_of_their_own(three) -> None:
+    target = dataclasses.replace(three.targets[1], target="float")
+    table = section(dataclasses.replace(three, targets=(*three.targets, target)), FAST).table
+    names = [name for name, _ in table.formats]
+    assert {"float model on openvino", "float on openvino"} < set(names)
+    assert len(set(names)) == len(names)
+
+
 def test_graphs_are_compared_with_float_the_fastest_one_first(three) -> None:
-    table = section(three, "How fast and how large is it?").table
+    table = section(three, FAST).table
     assert [name for name, _ in table.formats] == [
         "",
-        "float on openvino",
+        "float model on openvino",
         "native",
         "openvino",
         "onnxruntime",
     ]
     # 8 texts in 24 and in 8 ms.
-    assert rows(three, "How fast and how large is it?") == {
+    assert rows(three, FAST) == {
         "1 text of 32 tokens": ["6.0 ms", "2.0 ms (3.00 x)", "4.0 ms (1.50 x)", "6.0 ms (1.00 x)"],
         "8 texts of 32 tokens": [
             "24.0 ms",

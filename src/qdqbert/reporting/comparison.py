@@ -7,6 +7,7 @@ from typing import Protocol
 
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
+from qdqbert.evidence.predictions import ChangedExample
 from qdqbert.evidence.word_agreement import WordAgreement
 from qdqbert.reporting.document import (
     Cell,
@@ -228,10 +229,31 @@ def unmet_text(models: Sequence[Compared]) -> str:
     return f"{limit} is missed" if missed else f"too few examples to show {limit}"
 
 
+def changed_sections(
+    examples: Sequence[ChangedExample], model: str, names: tuple[str, str]
+) -> list[Section]:
+    """Show examples whose prediction changed; nothing without any.
+
+    Args:
+        examples: The examples.
+        model: Name of the model whose predictions they are.
+        names: Names of the columns with the predictions of the reference and of the model.
+    """
+    has_labels = any(each.label is not None for each in examples)
+    columns = ["example", *(["label"] if has_labels else []), *names]
+    rows = [(x.text, *([x.label] if has_labels else []), x.before, x.after) for x in examples]
+    text = (
+        f"Examples whose prediction by {model} differs from {names[0]}'s, at most ten, the largest "
+        "change first."
+    )
+    table = Table(" | ".join(columns), rows)
+    return [Section("Which predictions changed?", text, table, is_detail=True)] if rows else []
+
+
 def environment(
     cpu: str, features: Sequence[str], cores: int, versions: Mapping[str, str]
 ) -> Section:
     """Show where something was measured."""
     rows = [("CPU", cpu), ("its features for INT8", ", ".join(features)), ("cores", cores)]
     table = Table("", [*rows, *versions.items()])
-    return Section("Where was it measured?", table=table, is_detail=True)
+    return Section("Where was it measured?", table=table, is_folded=True)

@@ -58,6 +58,13 @@ class Table:
         parts = [each.partition("{") for each in self.columns.split("|")] if self.columns else []
         return [(name.strip(), (brace + rest).strip()) for name, brace, rest in parts]
 
+    def without_empty_columns(self) -> Table:
+        """Return the table without the columns that have a name and nothing else."""
+        names = self.columns.split("|")
+        kept = [i for i in range(len(names)) if any(row[i] is not None for row in self.rows)]
+        rows = [[row[index] for index in kept] for row in self.rows]
+        return dataclasses.replace(self, columns="|".join(names[i] for i in kept), rows=rows)
+
     @property
     def cells(self) -> list[list[Cell]]:
         """The rows as text."""

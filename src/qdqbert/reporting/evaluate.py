@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.findings import Storage
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
+from qdqbert.evidence.predictions import ChangedExample
 from qdqbert.evidence.reports import LatencyReport
 from qdqbert.reporting.comparison import (
     TERMS,
+    changed_sections,
     closeness,
     environment,
     limit_sections,
@@ -56,6 +58,8 @@ class EvaluateReport(Report):
             each shape; none if it was not measured.
         size_bytes: Size of the model: of its file, or of a checkpoint's weights in float32.
         reference_bytes: Size of the reference in the same way, if there is one.
+        changed: Examples whose prediction is not the reference's, at most ten, the largest change
+            first.
         leaked_examples: Number of examples that the model was calibrated on.
         cpu: Name of the CPU.
         cpu_features: Its features that matter for INT8, under Linux' names.
@@ -84,6 +88,7 @@ class EvaluateReport(Report):
     latency: tuple[LatencyReport, ...] = ()
     size_bytes: int | None = None
     reference_bytes: int | None = None
+    changed: tuple[ChangedExample, ...] = ()
     cpu: str
     cpu_features: tuple[str, ...]
     cores: int
@@ -131,13 +136,14 @@ class EvaluateReport(Report):
             facts=facts,
             tiles=tiles,
             sections=[
-                Section("Measurements", table=table),
+                Section("Measurements", table=table.without_empty_columns()),
                 *limit_sections({self.engine: self}),
                 *(
                     []
                     if self.storage is None
                     else [findings_section(self.storage, self.cpu_features)]
                 ),
+                *changed_sections(self.changed, "the model", ("reference", "model")),
                 environment(self.cpu, self.cpu_features, self.cores, self.versions),
                 TERMS,
             ],

@@ -107,7 +107,8 @@ def speed(targets: Sequence[TargetReport], float_bytes: int) -> Section:
     if any(each.units_in_float for each in targets):
         units = ("\n".join(each.units_in_float) for each in targets)
         rows.append(("left in float to meet the limits", None, *units))
-    on = f"float on {float_engine(slow.engine)}" if slow else "float"
+    # The target `float` has a column of its own, "float on openvino".
+    on = f"float model on {float_engine(slow.engine)}" if slow else "float model"
     names = " | ".join(f"{each} {{}}" for each in (on, *map(graph_name, targets)))
     text = "Median latency of one inference. Times as fast as float are in parentheses."
     table = Table(f" | {names}", rows, compares_rows=True)
@@ -206,19 +207,6 @@ def recall_sections(targets: Sequence[TargetReport]) -> list[Section]:
     return [Section("What do small vectors cost?", text, Table(f"vectors | bytes | {names}", rows))]
 
 
-def changed_sections(each: TargetReport) -> list[Section]:
-    """Show examples whose prediction changed."""
-    has_labels = any(x.label is not None for x in each.changed)
-    rows = [(x.text, *([x.label] if has_labels else []), x.before, x.after) for x in each.changed]
-    columns = f"example {'| label ' if has_labels else ''}| float | INT8"
-    text = (
-        f"Held-out examples whose prediction by {graph_name(each)} differs from float's, at most "
-        "ten, the largest change first."
-    )
-    table = Table(columns, rows)
-    return [Section("Which predictions changed?", text, table, is_detail=True)] if rows else []
-
-
 def checks(targets: Sequence[TargetReport]) -> Section:
     """Show whether graphs compute what they should."""
     rows = [
@@ -295,4 +283,4 @@ def length_sections(found: TextLengths | None) -> list[Section]:
     bins = zip(found.edges[:-1], found.edges[1:], found.counts, strict=True)
     rows = [(_range_name(low, high - 1), bar(count, "{}")) for low, high, count in bins]
     table = Table("tokens | texts {}", rows)
-    return [Section("What was it calibrated on?", text, table, is_detail=True)]
+    return [Section("What was it calibrated on?", text, table, is_folded=True)]

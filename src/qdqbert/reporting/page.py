@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -22,12 +23,18 @@ _HEAD = """<!DOCTYPE html>
 _MARKS = {"good": "✓ ", "doubtful": "! ", "bad": "✗ ", "plain": ""}
 # Length of the axis of a drawing, in its own units.
 _AXIS = 120
+# Tables with more columns show a row as lines where there is little room.
+_COLUMNS_IN_LITTLE_ROOM = 2
+# Tables that compare more columns show a row as lines everywhere.
+_COMPARED_COLUMNS = 7
+# A space between a number and its unit, at which no line ends.
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|x|dB|ms|MB)(?!\w))")
 
 
 def page(report: Report) -> str:
     """Return a report as a file for a browser."""
     title = _element("title", escape(report.document().title))
-    body = _element("body", *_parts(report), style="qdqbert")
+    body = _element("body", _element("main", *_parts(report)), style="qdqbert")
     return f"{_HEAD}{title}{_style()}</head>\n{body}</html>\n"
 
 
@@ -43,13 +50,13 @@ def _style() -> str:
 
 def _parts(report: Report) -> Iterator[str]:
     document = report.document()
-    yield _element("h1", escape(document.title))
+    yield _element("h1", _text(document.title))
     if document.summary:
         yield _element("p", _with_code(document.summary), style="summary")
     if document.verdict:
         facts = f": {', '.join(document.facts)}." if document.facts else "."
-        verdict = f"{_MARKS[document.level]}<strong>{escape(document.verdict)}</strong>"
-        yield _element("p", verdict, escape(facts), style=f"verdict {document.level}")
+        verdict = f"{_MARKS[document.level]}<strong>{_text(document.verdict)}</strong>"
+        yield _element("p", verdict, _text(facts), style=f"verdict {document.level}")
     yield _element("div", *(_tile(*each) for each in document.tiles), style="tiles")
     said = [(f"Warning: {each}", "warning") for each in getattr(report, "warnings", ())]
     said += [(each, "") for each in getattr(report, "notices", ())]
@@ -65,46 +72,61 @@ def _parts(report: Report) -> Iterator[str]:
 
 def _tile(name: str, value: str, note: str) -> str:
     parts = (("name", name), ("value", value), ("note", note))
-    shown = (_element("div", escape(text), style=style) for style, text in parts)
+    shown = (_element("div", _text(text), style=style) for style, text in parts)
     return _element("div", *shown, style="tile")
 
 
 def _section(section: Section) -> str:
-    outer, title = ("details", "summary") if section.is_folded else ("section", "h2")
-    parts = [_element(title, escape(section.title))]
+    title = _element("h2", _text(section.title))
+    parts = [_element("summary", title) if section.is_folded else title]
     if section.text:
         parts.append(_element("p", _with_code(section.text), style="text"))
     if section.table is not None:
-        parts.append(_element("div", _table(section.table), style="scroll"))
+        parts.append(_table(section.table))
     if section.code:
         parts.append(_element("pre", escape(section.code)))
-    return _element(outer, *parts)
+    return _element("details" if section.is_folded else "section", *parts)
 
 
 def _table(table: Table) -> str:
-    names = (_element("th", escape(name), scope="col") for name, _ in table.formats)
-    head = _element("thead", _element("tr", *names)) if table.columns else ""
+    names = [name for name, _ in table.formats]
+    titles = (
+        _element("th", _text(name), scope="col") if name else _element("td") for name in names
+    )
+    head = _element("thead", _element("tr", *titles)) if names else ""
     cells = table.cells
     columns = list(zip(*cells, strict=True))
     rows = (
         _element(
             "tr",
             *(
-                _cell(cell, index, row if table.compares_rows else columns[index])
+                _cell(
+                    cell, names[index : index + 1], row if table.compares_rows else columns[index]
+                )
+                if index
+                else _element("th", _text(cell.text), scope="row")
                 for index, cell in enumerate(row)
             ),
         )
         for row in cells
     )
-    return _element("table", head, _element("tbody", *rows))
+    is_wide = table.compares_rows and len(names) > _COMPARED_COLUMNS
+    style = "stacks" if len(names) > _COLUMNS_IN_LITTLE_ROOM else ""
+    shown = _element("table", head, _element("tbody", *rows), style=style)
+    return _element("div", shown, style="scroll narrow" if is_wide else "scroll")
 
 
-def _cell(cell: Cell, index: int, compared: Sequence[Cell]) -> str:
-    """Return a cell, with its number on the axis of the cells that it is compared with."""
-    name, scope = ("td", "") if index else ("th", "row")
+def _cell(cell: Cell, column: Sequence[str], compared: Sequence[Cell]) -> str:
+    """Return a cell, with its number on the axis of the cells that it is compared with.
+
+    Args:
+        cell: The cell.
+        column: Name of its column; empty if columns have no names.
+        compared: The cells that it is compared with.
+    """
     style = "" if cell.level == "plain" else cell.level
-    content = escape(cell.text) + _drawing(cell, compared)
-    return _element(name, content, style=style, scope=scope)
+    content = _text(cell.text) + _drawing(cell, compared)
+    return _element("td", content, style=style, title="".join(column))
 
 
 def _drawing(cell: Cell, compared: Sequence[Cell]) -> str:
@@ -135,14 +157,19 @@ def _drawing(cell: Cell, compared: Sequence[Cell]) -> str:
     return f'<svg viewBox="-5 0 {_AXIS + 10} 10" aria-hidden="true">{mark}</svg>'
 
 
-def _element(name: str, *parts: str, style: str = "", scope: str = "") -> str:
+def _element(name: str, *parts: str, style: str = "", scope: str = "", title: str = "") -> str:
     """Return an element around parts that are HTML."""
-    given = (("class", style), ("scope", scope))
-    attributes = "".join(f' {key}="{value}"' for key, value in given if value)
+    given = (("class", style), ("scope", scope), ("data-title", title))
+    attributes = "".join(f' {key}="{escape(value)}"' for key, value in given if value)
     return f"<{name}{attributes}>{''.join(parts)}</{name}>\n"
+
+
+def _text(text: str) -> str:
+    """Return a text as HTML, in which numbers and their units stay on a line."""
+    return escape(_UNIT.sub("\N{NO-BREAK SPACE}", text))
 
 
 def _with_code(text: str) -> str:
     """Return a text as HTML. What stands between backticks is code."""
-    parts = enumerate(escape(text).split("`"))
+    parts = enumerate(_text(text).split("`"))
     return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in parts)

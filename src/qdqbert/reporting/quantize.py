@@ -11,6 +11,7 @@ from qdqbert.evidence.reports import CandidateReport, TargetReport
 from qdqbert.reporting import graphs
 from qdqbert.reporting.comparison import (
     TERMS,
+    changed_sections,
     closeness,
     environment,
     limit_sections,
@@ -113,12 +114,12 @@ class QuantizeReport(Report):
             )
             table = quality(models, "float", self.float_metrics, self.task)
             sections += [
-                Section("Is it as good as the float model?", text, table),
+                Section("Is it as good as the float model?", text, table.without_empty_columns()),
                 *limit_sections(models),
                 graphs.speed(targets, self.float_size_bytes),
                 *graphs.recall_sections(targets),
                 *graphs.candidate_sections(self.candidates, self.reason),
-                *graphs.changed_sections(targets[0]),
+                *changed_sections(targets[0].changed, graph_name(targets[0]), ("float", "INT8")),
                 graphs.checks(targets),
                 *graphs.layer_sections(targets),
             ]

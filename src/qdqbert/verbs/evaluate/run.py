@@ -109,6 +109,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         latency=latency,
         size_bytes=subject.size_bytes,
         reference_bytes=None if reference is None else reference.size_bytes,
+        changed=() if theirs is None else baseline.changed(ours),
         cpu=cpu_name(),
         cpu_features=cpu_features(),
         cores=usable_cores(),
