@@ -182,3 +182,35 @@ def test_the_largest_changes_are_shown_with_their_texts() -> None:
     assert short.label == "no"
     (unlabeled,) = changed_examples([{**rows[0], "label": None}])
     assert unlabeled.label is None
+
+
+def test_of_predictions_for_each_word_only_those_that_differ_are_shown() -> None:
+    row = {
+        "change": 0.5,
+        "changed": 2,
+        "row": 3,
+        "words": ["Ada", "in", "London"],
+        "labels": ["B-PER", "O", "B-LOC"],
+        "prediction": ["B-ORG", "O", "O"],
+        "scores": [0.6, 0.9, 0.8],
+        "reference": {"prediction": ["B-PER", "O", "B-LOC"], "scores": [0.6, 0.9, 0.8]},
+    }
+    (found,) = changed_examples([row])
+    assert found.text == "Ada in London"
+    assert (found.before, found.after) == ("Ada: B-PER\nLondon: B-LOC", "Ada: B-ORG\nLondon: O")
+    assert found.label == found.before
+    # Tokens of masks have no words.
+    masked = {"text": "a [MASK] b", "labels": ["x"], "prediction": ["y"], "changed": 1}
+    (found,) = changed_examples([{**masked, "reference": {"prediction": ["z"]}}])
+    assert (found.text, found.before, found.after, found.label) == ("a [MASK] b", "z", "y", "x")
+
+
+def test_several_right_answers_are_the_label_and_no_text() -> None:
+    row = {"question": "who?", "labels": ["a", "b"], "prediction": "c"}
+    (found,) = changed_examples([{**row, "reference": {"prediction": "a"}}])
+    assert (found.text, found.label) == ("who?", "a | b")
+    (found,) = changed_examples([{**row, "labels": [], "reference": {"prediction": "a"}}])
+    assert found.label is None
+    ranked = {"rows": [1, 2], "query": "q", "documents": ["x", "y"], "labels": [1.0, 0.0]}
+    (found,) = changed_examples([{**ranked, "prediction": "x", "reference": {"prediction": "y"}}])
+    assert (found.text, found.label) == ("q | x | y", None)

@@ -20,7 +20,7 @@ CHANGED = "changed.jsonl"
 _SHOWN = 10
 _LONGEST = 300
 # Columns of a row that are no text.
-_NO_TEXTS = ("change", "changed", "row", "id", "label", "reference")
+_NO_TEXTS = ("change", "changed", "row", "rows", "id", "label", "labels", "reference")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,10 @@ class ChangedExample:
 
     Attributes:
         text: Its text or texts, shortened.
-        before: Prediction of the float model.
-        after: Prediction of the quantized model.
-        label: What is right, shortened; `None` if it is not known.
+        before: Prediction of the float model, shortened. Of one for each word, what differs, with
+            one word in a line.
+        after: Prediction of the quantized model, in the same form.
+        label: What is right, in the same form; `None` if it is not known.
     """
 
     text: str
@@ -83,25 +84,52 @@ def changed_rows(
 
 
 def changed_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[ChangedExample, ...]:
-    """Return the texts and both predictions of the largest changes."""
-    examples = []
-    for row in rows[:_SHOWN]:
-        before = row["reference"]
-        texts = [
-            str(value)
-            for name, value in row.items()
-            if name not in _NO_TEXTS and name not in before and value is not None
+    """Return the texts and both predictions of the largest changes.
+
+    Of predictions for each word or masked token, only those that differ are shown, with the word.
+    """
+    return tuple(_changed_example(row) for row in rows[:_SHOWN])
+
+
+def _changed_example(row: Mapping[str, Any]) -> ChangedExample:
+    before = row["reference"]
+    after = {name: row.get(name) for name in before}
+    texts = [
+        _joined(value, " " if name == "words" else " | ")
+        for name, value in row.items()
+        if name not in _NO_TEXTS and name not in before and value is not None
+    ]
+    label = row.get("label")
+    # A label of each word or token, or several right answers.
+    labels = row.get("labels") or ()
+    ours, theirs = after.get("prediction"), before.get("prediction")
+    if isinstance(ours, list) and isinstance(theirs, list):
+        words = row.get("words") or [None] * len(ours)
+        places = [
+            index for index, pair in enumerate(zip(theirs, ours, strict=True)) if pair[0] != pair[1]
         ]
-        label = row.get("label")
-        examples.append(
-            ChangedExample(
-                text=_shortened(" | ".join(texts)),
-                before=_prediction(before),
-                after=_prediction({name: row.get(name) for name in before}),
-                label=None if label is None else _shortened(str(label)),
-            )
-        )
-    return tuple(examples)
+        shown = [_at(places, each, words) for each in (theirs, ours)]
+        label = _at(places, labels, words) if labels else None
+    else:
+        shown = [_prediction(each) for each in (before, after)]
+        if labels and all(isinstance(each, str) for each in labels):
+            label = _joined(labels, " | ")
+    return ChangedExample(
+        text=_shortened(" | ".join(texts)),
+        before=_shortened(shown[0]),
+        after=_shortened(shown[1]),
+        label=None if label is None else _shortened(str(label)),
+    )
+
+
+def _joined(value: Any, separator: str) -> str:
+    return separator.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _at(places: Sequence[int], values: Sequence[Any], words: Sequence[str | None]) -> str:
+    """Return the values at some places, each after the word there, if it is known."""
+    pairs = ((words[place], values[place]) for place in places)
+    return "\n".join(f"{value}" if word is None else f"{word}: {value}" for word, value in pairs)
 
 
 def _shortened(text: str) -> str:

@@ -230,22 +230,19 @@ def unmet_text(models: Sequence[Compared]) -> str:
 
 
 def changed_sections(
-    examples: Sequence[ChangedExample], model: str, names: tuple[str, str]
+    examples: Sequence[ChangedExample], models: str, names: tuple[str, str]
 ) -> list[Section]:
     """Show examples whose prediction changed; nothing without any.
 
     Args:
         examples: The examples.
-        model: Name of the model whose predictions they are.
+        models: Names of the reference and the model, in a sentence.
         names: Names of the columns with the predictions of the reference and of the model.
     """
     has_labels = any(each.label is not None for each in examples)
     columns = ["example", *(["label"] if has_labels else []), *names]
     rows = [(x.text, *([x.label] if has_labels else []), x.before, x.after) for x in examples]
-    text = (
-        f"Examples whose prediction by {model} differs from {names[0]}'s, at most ten, the largest "
-        "change first."
-    )
+    text = f"Examples that {models} predict differently, at most ten, the largest change first."
     table = Table(" | ".join(columns), rows)
     return [Section("Which predictions changed?", text, table, is_detail=True)] if rows else []
 

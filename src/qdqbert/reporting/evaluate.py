@@ -143,7 +143,9 @@ class EvaluateReport(Report):
                     if self.storage is None
                     else [findings_section(self.storage, self.cpu_features)]
                 ),
-                *changed_sections(self.changed, "the model", ("reference", "model")),
+                *changed_sections(
+                    self.changed, "the reference and the model", ("reference", "model")
+                ),
                 environment(self.cpu, self.cpu_features, self.cores, self.versions),
                 TERMS,
             ],

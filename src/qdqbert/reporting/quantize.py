@@ -119,7 +119,9 @@ class QuantizeReport(Report):
                 graphs.speed(targets, self.float_size_bytes),
                 *graphs.recall_sections(targets),
                 *graphs.candidate_sections(self.candidates, self.reason),
-                *changed_sections(targets[0].changed, graph_name(targets[0]), ("float", "INT8")),
+                *changed_sections(
+                    targets[0].changed, f"float and {graph_name(targets[0])}", ("float", "INT8")
+                ),
                 graphs.checks(targets),
                 *graphs.layer_sections(targets),
             ]
