@@ -256,7 +256,7 @@ def random_model(
         layers=tuple(layer() for _ in range(layers)),
         heads=(
             parts.Head(
-                pooling=arguments.pooling,
+                poolings=(arguments.pooling,),
                 steps=() if arguments.pooling == "none" else ("normalize",),
                 outputs=(parts.HeadOutput(name="output"),),
             ),
