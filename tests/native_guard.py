@@ -112,6 +112,7 @@ def guarded(guard: Guard) -> Iterator[None]:
         mock.patch.object(convolution, "zeros", guard.zeros),
         mock.patch.object(program, "aligned", guard.copy),
         mock.patch.object(schedule, "PRODUCTS_ALONE", 0),
+        mock.patch.object(schedule, "PRODUCTS_OF_A_SLICE", 0),
         mock.patch.object(runner, "Texts", guarded_texts),
     ):
         yield

@@ -18,7 +18,7 @@ from qdqbert.engines.native import schedule
 from qdqbert.serving.batcher import Batcher
 
 # Threads share the work of a small model, too.
-schedule.PRODUCTS_ALONE = 0
+schedule.PRODUCTS_ALONE = schedule.PRODUCTS_OF_A_SLICE = 0
 FEW, MANY = ["a cat"], [f"a dog {i} in the rain " * (1 + i % 9) for i in range(150)]
 model = qdqbert.load(sys.argv[1], engine=sys.argv[2], threads=2)
 

@@ -43,7 +43,8 @@ def _without_old_copies() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _divided(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let threads share the work of small models, too."""
-    monkeypatch.setattr(schedule, "PRODUCTS_ALONE", 0)
+    for name in ("PRODUCTS_ALONE", "PRODUCTS_OF_A_SLICE"):
+        monkeypatch.setattr(schedule, name, 0)
 
 
 @pytest.fixture(scope="session", params=USABLE)

@@ -33,6 +33,7 @@ from qdqbert.engines.native import heads, schedule
 from qdqbert.engines.native.instruction_sets import choose_set, usable_sets
 from qdqbert.engines.native.kernels.short_products import ShortProducts
 from qdqbert.engines.native.packed import pack_model
+from qdqbert.engines.native.program import Job
 from qdqbert.engines.native.records import MAILBOX, THREAD
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import save_packed
@@ -188,6 +189,21 @@ def test_one_thread_runs_a_short_text(save, monkeypatch) -> None:
         states_of(runner, random_batch((length,)))
         passes.append([int(each.record[place]) for each in stream.scratch])
     assert passes == [[1, 0], [2, 1], [3, 1]]
+
+
+def test_one_thread_runs_short_texts_for_a_while_after_threads_had_to_sleep(
+    save, monkeypatch
+) -> None:
+    monkeypatch.setattr(schedule, "PRODUCTS_OF_A_SLICE", 2**29)
+    monkeypatch.setattr(Job, "has_slept", lambda job: True)
+    runner = NativeRunner(save(Shape()), threads=2)
+    stream = runner._free.get()
+    runner._free.put(stream)
+    place, bits = THREAD.offset("passes") // 8, set()
+    for _ in range(schedule.CALLS_ALONE + 2):
+        bits.add(states_of(runner, random_batch((8,))).tobytes())
+    assert [int(each.record[place]) for each in stream.scratch] == [schedule.CALLS_ALONE + 2, 2]
+    assert len(bits) == 1
 
 
 def test_outputs_that_are_not_wanted_are_left_out(tmp_path) -> None:

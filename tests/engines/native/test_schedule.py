@@ -81,6 +81,11 @@ def test_one_thread_computes_few_products(monkeypatch) -> None:
     assert useful_threads(500, 100, 1) == 1
 
 
+def test_one_thread_computes_more_products_if_a_core_is_busy(monkeypatch) -> None:
+    monkeypatch.setattr(schedule, "PRODUCTS_OF_A_SLICE", 2000)
+    assert [useful_threads(each, 100, 3, is_busy=True) for each in (20, 21)] == [1, 3]
+
+
 @given(count=st.integers(0, 3000), parts=st.integers(1, 40), multiple=st.sampled_from((1, 16, 64)))
 def test_a_range_is_divided_into_parts_of_about_equal_length(count, parts, multiple) -> None:
     found = divide_evenly(count, parts, multiple)

@@ -550,6 +550,12 @@ class Job:
             found[JOB.offset(name) // 8] = own
         return found
 
+    def has_slept(self) -> bool:
+        """Return whether a thread has slept at a barrier since the last call of this method."""
+        barrier = self._buffers["barrier"]
+        slept, barrier[2] = bool(barrier[2]), 0
+        return slept
+
     @property
     def states(self) -> NDArray[np.float32]:
         """The hidden states, `(tokens, hidden)`. The next forward pass overwrites them."""
@@ -574,7 +580,7 @@ class Job:
             "context": zeros((rows, program.width), context),
             "sums": zeros((2, FEW_ROWS, program.hidden), np.float32),
             "inner": inner,
-            "barrier": zeros(2, np.int64),
+            "barrier": zeros(3, np.int64),
         }
         self._states = program.states(tokens)
         self.record = JOB.make(

@@ -160,7 +160,8 @@ JOB = Record(
     # For threads that share rows: u8 (tokens, inner) with a line between rows; float32 (tokens,
     # inner) if scales are dynamic, and (tokens, 2 * inner) with a gate.
     inner=PTR,
-    barrier=PTR,  # i64 count of threads that have arrived, i64 number of the round
+    # i64 count of threads that have arrived, i64 number of the round, i64 sleeps of waiting threads
+    barrier=PTR,
     threads=I64,  # how many threads wait for each other; 1 if each has its own texts
     by_columns=I64,  # 1 if threads share few rows: each computes some heads and columns of them
     first_only=I64,  # 1 if only the last states of the first token of each text are read
@@ -246,6 +247,7 @@ MAILBOX = Record(
     thread=PTR,
     function=I64,  # index in `FUNCTIONS` of what to run
     sleep=PTR,  # function of an i32: microseconds to sleep
+    sleeps=I64,  # how often a caller has slept while it waited for the worker
 )
 """Work for a thread."""
 

@@ -18,7 +18,7 @@ from qdqbert.engines.native.convolution import Convolution
 from qdqbert.engines.native.heads import Heads, Rows
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.program import Job, Program, Scratch
-from qdqbert.engines.native.schedule import divide, useful_threads
+from qdqbert.engines.native.schedule import CALLS_ALONE, divide, useful_threads
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.native.tail import TailRunner
 from qdqbert.engines.native.team import Team
@@ -52,6 +52,8 @@ class Stream:
     """The resources of one forward pass at a time: threads and their buffers."""
 
     def __init__(self, program: Program, threads: int) -> None:
+        # Forward passes left that threads do not share if one of them is enough.
+        self.calls_alone = 0
         self.team = Team(program.functions, program.model, threads)
         self.job = Job(program, self.team.sleep)
         self.scratch = [Scratch(program, each, threads) for each in range(threads)]
@@ -187,7 +189,10 @@ class NativeRunner:
         # Without all heads, a thread cannot normalize over them, and columns are of whole models.
         has_columns = not (self._program.features.normalizes_heads or self._convolution)
         tokens = int(texts.starts[-1])
-        threads = useful_threads(tokens, self._program.products, stream.team.threads)
+        is_busy = stream.calls_alone > 0
+        stream.calls_alone -= is_busy
+        products, threads = self._program.products, stream.team.threads
+        threads = useful_threads(tokens, products, threads, is_busy=is_busy)
         shares = divide(texts.starts, heads, threads, has_columns=has_columns)
         # Each part of a model with a convolution would take its last layer for the model's.
         first_only = first_only and not (shares.by_columns or self._convolution)
@@ -201,6 +206,8 @@ class NativeRunner:
         records = [each.record for each in used]
         if (convolution := self._convolution) is None:
             stream.team.run(jobs, records)
+            if len(used) > 1 and stream.job.has_slept():
+                stream.calls_alone = CALLS_ALONE
             return
         embeds, first, rest = convolution.parts
         stream.team.run(jobs, records, model=embeds)

@@ -22,6 +22,12 @@ It takes a fraction of a millisecond. Threads wait for each other in each layer,
 gain at most a tenth of that, and lose milliseconds if another process has a core.
 """
 
+PRODUCTS_OF_A_SLICE = 2**29
+"""Up to this number, one thread takes less time than another process may keep a core."""
+
+CALLS_ALONE = 50
+"""Forward passes that one thread runs alone after threads have waited for a busy core."""
+
 # How much more than its share a thread may get before threads share texts instead.
 _IMBALANCE = 1.15
 # Attention of a token costs this many times as much for each other token as for itself.
@@ -49,15 +55,17 @@ class Shares:
     by_columns: bool = False
 
 
-def useful_threads(tokens: int, products: int, threads: int) -> int:
+def useful_threads(tokens: int, products: int, threads: int, *, is_busy: bool = False) -> int:
     """Return how many threads run a forward pass.
 
     Args:
         tokens: Number of tokens.
         products: Number of products of codes and weights for each token.
         threads: Number of threads there are.
+        is_busy: Whether another process has kept a core of these threads.
     """
-    return 1 if tokens * products <= PRODUCTS_ALONE else threads
+    most = max(PRODUCTS_ALONE, PRODUCTS_OF_A_SLICE if is_busy else 0)
+    return 1 if tokens * products <= most else threads
 
 
 def divide(

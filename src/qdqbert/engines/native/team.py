@@ -143,6 +143,7 @@ class Team:
                 "thread": 0,
                 "function": 0,
                 "sleep": self.sleep,
+                "sleeps": 0,
             }
         )
         awake: Wake = queue.SimpleQueue()

@@ -32,7 +32,7 @@ def emit_barrier(module: Module, isa: InstructionSet) -> None:
                 _store(f, 0, count)
                 _store(f, before + 1, present)
             with f.when(is_last ^ 1):
-                _wait_for(f, isa, present, before, JOB.read(f, f.job, "sleep"))
+                _wait_for(f, isa, present, before, JOB.read(f, f.job, "sleep"), count + 16)
 
 
 def emit_mailbox(module: Module, isa: InstructionSet) -> None:
@@ -55,7 +55,7 @@ def emit_mailbox(module: Module, isa: InstructionSet) -> None:
         with f.repeat_while() as end:
             done = _load(f, _field(f, "done"))
             end.leave_if(done.equals(posted))
-            _wait_for(f, isa, _field(f, "done"), done, sleep)
+            _wait_for(f, isa, _field(f, "done"), done, sleep, _field(f, "sleeps"))
 
 
 def _serve(f: Function, isa: InstructionSet) -> None:
@@ -85,14 +85,17 @@ def _serve(f: Function, isa: InstructionSet) -> None:
         _store(f, done + 1, _field(f, "done"))
 
 
-def _wait_for(f: Function, isa: InstructionSet, place: Value, old: Value, sleep: Value) -> None:
-    """Wait until a number changes; sleep if that takes long."""
+def _wait_for(
+    f: Function, isa: InstructionSet, place: Value, old: Value, sleep: Value, sleeps: Value
+) -> None:
+    """Wait until a number changes; sleep if that takes long, and count these sleeps."""
     tries = f.variable(f.constant(I64, 0))
     with f.repeat_while() as end:
         end.leave_if(_load(f, place).differs(old))
         _pause(f, isa)
         tries.set(tries.get() + 1)
         with f.when(tries.get() > _PATIENCE):
+            _add(f, sleeps, 1)
             f.emit(I32, f"call i32 {sleep.text}(i32 {_SLEEP})")
 
 
