@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,27 @@ def test_training_refuses_it(modular, ranking, tmp_path) -> None:
         qdqbert.train(modular, tmp_path / "out", train_data=ranking)
 
 
+def test_several_scores_are_classes(modular) -> None:
+    ranker = CrossEncoder(str(modular), device="cpu")
+    torch.manual_seed(0)
+    last = Dense(48, 3, activation_function=nn.Identity(), module_output_name="scores")
+    theirs = CrossEncoder(modules=[*list(ranker)[:-1], last], device="cpu")
+    expected = theirs.predict(PAIRS, apply_softmax=True)
+    with qdqbert.load(theirs, precision="float") as model:
+        assert model.task == "text-classification"
+        found = model(PAIRS, top_k=None)
+    scores = [{each["label"]: each["score"] for each in row} for row in found]
+    rows = [[row[f"LABEL_{index}"] for index in range(3)] for row in scores]
+    np.testing.assert_allclose(rows, expected, atol=1e-5)
+
+
+def test_modules_of_another_width_are_refused(modular, tmp_path) -> None:
+    folder = Path(shutil.copytree(modular, tmp_path / "copy"))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "cls"}))
+    with pytest.raises(CheckpointError, match="reads vectors of 64 channels, and gets 32"):
+        qdqbert.load(folder)
+
+
 LAST = {"in_features": 4, "out_features": 1, "module_output_name": "scores"}
 
 
@@ -150,11 +172,10 @@ LAST = {"in_features": 4, "out_features": 1, "module_output_name": "scores"}
         (("Dense",), LAST, "lists Transformer, Dense; of cross-encoders only Transformer alone"),
         (("Pooling", "Normalize"), LAST, "Normalize; of cross-encoders only"),
         (("Pooling", "CNN", "Dense"), LAST, "lists Transformer, Pooling, CNN, Dense; of cross"),
-        (("Pooling", "Dense"), {**LAST, "out_features": 3}, "out_features=3"),
         (("Pooling", "Dense"), {**LAST, "module_output_name": None}, "and write 'scores'"),
         (("Pooling", "Dense", "Dense"), LAST, "module_output_name='scores'.* and write 'sentence_"),
     ],
-    ids=["logits", "no-pooling", "no-score", "cnn", "classes", "unnamed", "two-scores"],
+    ids=["logits", "no-pooling", "no-score", "cnn", "unnamed", "two-scores"],
 )
 def test_other_modules_are_refused_by_name(kinds, last, message) -> None:
     modules = [

@@ -19,6 +19,7 @@ from conftest import TEXTS
 from qdqbert.checkpoint.sentence import file_finder, folder_reader, read_sentence_head
 from qdqbert.checkpoint.sentence_modules import head_module, steps_of
 from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.reference.body import run_steps, tensor_of
 
 SAMPLE = TEXTS[:8]
 
@@ -98,7 +99,7 @@ def test_training_refuses_them(projected, checkpoints, tmp_path) -> None:
     [
         ({"activation_function": "code.of.its.own"}, "activation_function='code.of.its.own'"),
         ({"activation_function": "torch.nn.modules.activation.Hardtanh"}, "expected one of"),
-        ({"use_residual": True}, "no residual is added"),
+        ({"use_residual": True}, "a residual is added with GELU, Identity, ReLU, SiLU only"),
         ({"module_input_name": "token_embeddings"}, "has to read 'sentence_embedding' and write"),
         ({"out_features": -1}, "out_features"),
     ],
@@ -107,6 +108,20 @@ def test_a_module_that_computes_something_else_is_refused(changes, message) -> N
     config = {"in_features": 4, "out_features": 2, **changes}
     with pytest.raises(CheckpointError, match=message):
         head_module("Dense", "2_Dense", json.dumps(config))
+
+
+@pytest.mark.parametrize("outputs", [6, 4], ids=["same-width", "other-width"])
+@pytest.mark.parametrize("activation", [nn.Identity(), nn.GELU(), nn.ReLU(), nn.SiLU()], ids=repr)
+def test_a_residual_is_added_as_in_sentence_transformers(activation, outputs, tmp_path) -> None:
+    torch.manual_seed(0)
+    dense = Dense(6, outputs, activation_function=activation, use_residual=True)
+    dense.save(str(tmp_path))
+    module = head_module("Dense", "", (tmp_path / "config.json").read_text())
+    x = 3 * torch.randn(5, 6)
+    with torch.inference_mode():
+        expected = dense({"sentence_embedding": x.clone()})["sentence_embedding"]
+        found = run_steps(x, steps_of((module,), file_finder(tmp_path)), tensor_of)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_weights_have_to_be_safetensors_of_the_shape_in_the_config(projected, tmp_path) -> None:

@@ -12,7 +12,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from qdqbert.checkpoint.sentence import (
     MODEL_SETTINGS,
@@ -60,9 +60,17 @@ class CrossEncoderFiles(Layout):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreHead(PooledHead):
-    """The modules of a cross-encoder after the encoder, which make one score of a pair."""
+    """The modules of a cross-encoder after the encoder, which make scores of a pair."""
 
-    task: ClassVar[TaskName] = "reranking"
+    @property
+    def outputs(self) -> int:
+        """The number of scores."""
+        return int(self.modules[-1].config["out_features"])
+
+    @property
+    def task(self) -> TaskName:
+        """The task: to rank by one score, or to choose among classes."""
+        return "reranking" if self.outputs == 1 else "text-classification"
 
     def write(self, folder: Path, *, hidden: int, find: FindFile) -> None:
         """Write the settings to a folder with graphs.
@@ -117,12 +125,6 @@ def _read_score_head(read: ReadFile, modules: Sequence[tuple[str, str]]) -> Scor
         )
         for index, (kind, path) in enumerate(rest)
     )
-    outputs = found[-1].config["out_features"]
-    if outputs != 1:
-        raise CheckpointError(
-            f"The last Dense of modules.json has out_features={outputs}, which is not supported: "
-            "modules after the encoder have to make one score."
-        )
     return ScoreHead(modules=found, **fields)
 
 

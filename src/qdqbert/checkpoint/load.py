@@ -459,5 +459,5 @@ def _read_configs(name: str) -> tuple[TextHead | CrossEncoderFiles | None, Any]:
     load_config = transformers.AutoConfig.from_pretrained
     config = _from_transformers(name, load_config, name, subfolder=subfolder)
     if isinstance(stored, ScoreHead):
-        config.num_labels = 1
+        config.num_labels = stored.outputs
     return stored, config

@@ -112,7 +112,6 @@ class Layout:
     """The encoder's settings in sentence-transformers' files.
 
     Attributes:
-        task: The task of the model; `None` if they do not say it.
         max_length: Longest input in tokens that the checkpoint is meant for; `None` if not given.
         subfolder: Folder of the encoder in the checkpoint; empty for its root.
         lower_case: Whether texts are converted to lower case before they are tokenized.
@@ -120,12 +119,16 @@ class Layout:
         files: Files of the checkpoint to copy, with their texts by path in the new folder.
     """
 
-    task: ClassVar[TaskName | None] = None
     max_length: int | None
     subfolder: str = ""
     lower_case: bool = False
     default_prompt: str = ""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def task(self) -> TaskName | None:
+        """The task of the model; `None` if they do not say it."""
+        return None
 
     def longest_input(self, given: int | None) -> int | None:
         """Return the longest input in tokens; `None` for any.

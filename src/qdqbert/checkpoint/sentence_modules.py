@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.model import Activation, Linear, Norm, Step
+from qdqbert.encoders.model import Activation, Floats, Linear, Norm, Step
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.weights import WEIGHTS, Weights
 from qdqbert.errors import CheckpointError
@@ -32,6 +34,8 @@ _ACTIVATIONS: Mapping[str, Activation | None] = {
     "SiLU": "silu",
     "Tanh": "tanh",
 }
+# Functions f of which x is f(x) - f(-x), and no function.
+_KEEP_INPUTS = _ACTIVATIONS.keys() - {"Tanh"}
 _DEFAULT = "torch.nn.modules.activation.Tanh"
 # Names of what modules read and write: the vector of a text or of each token, or scores of a pair.
 SENTENCE, TOKENS, SCORES = "sentence_embedding", "token_embeddings", "scores"
@@ -85,7 +89,11 @@ def head_module(
         is_known = str(activation).startswith("torch.") and _class(activation) in _ACTIVATIONS
         for key, is_supported, why in (
             ("activation_function", is_known, f"expected one of torch's {known}"),
-            ("use_residual", not content.get("use_residual"), "no residual is added"),
+            (
+                "use_residual",
+                not content.get("use_residual") or _class(activation) in _KEEP_INPUTS,
+                f"a residual is added with {', '.join(sorted(_KEEP_INPUTS))} only",
+            ),
         ):
             if not is_supported:
                 raise CheckpointError(
@@ -135,10 +143,37 @@ def steps_of(modules: tuple[HeadModule, ...], find: FindFile) -> tuple[Step, ...
         has_bias = config.get("bias", True)
         bias = reader.tensor("linear.bias", (outputs,)) if has_bias else reader.zeros(outputs)
         weight = reader.tensor("linear.weight", (outputs, inputs))
-        steps.append(Linear(weight=weight, weight_scale=None, bias=bias, codes=None))
         activation = _ACTIVATIONS[_class(config.get("activation_function", _DEFAULT))]
-        steps += [activation] if activation else []
+        if not config.get("use_residual"):
+            steps += _dense(weight, bias, activation)
+        elif inputs == outputs:
+            one = np.eye(outputs, dtype=np.float32)
+            steps += _residual_dense(weight, bias, activation, one)
+        else:
+            residual = reader.tensor("residual.weight", (outputs, inputs))
+            steps += _residual_dense(weight, bias, activation, residual)
     return tuple(steps)
+
+
+def _dense(weight: Floats, bias: Floats, activation: Activation | None) -> list[Step]:
+    linear = Linear(weight=weight, weight_scale=None, bias=bias, codes=None)
+    return [linear, activation] if activation else [linear]
+
+
+def _residual_dense(
+    weight: Floats, bias: Floats, activation: Activation | None, residual: Floats
+) -> list[Step]:
+    """Return steps that add the product of the input and `residual`, `(out, in)`, to a Dense."""
+    if activation is None:
+        return _dense(weight + residual, bias, None)
+    # See `_KEEP_INPUTS`: a second layer takes what is added out of the activations.
+    count = len(bias)
+    every = np.concatenate([weight, residual, -residual])
+    one, none = np.eye(count, dtype=np.float32), np.zeros(count, np.float32)
+    return [
+        *_dense(every, np.concatenate([bias, none, none]), activation),
+        *_dense(np.concatenate([one, one, -one], axis=1), none, None),
+    ]
 
 
 def write_modules(

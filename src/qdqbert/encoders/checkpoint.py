@@ -10,7 +10,7 @@ from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.family import Family, Parts, ReadHead
 from qdqbert.encoders.heads import PROJECTION, pooled_words, scores, states, token_vectors
 from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
-from qdqbert.encoders.model import EncoderModel, Head, Layer, Pooling, Step
+from qdqbert.encoders.model import EncoderModel, Head, Layer, Linear, Norm, Pooling, Step
 from qdqbert.encoders.weights import MissingTensorError, Weights
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.task_kinds import ENCODER, TASK_KINDS, TaskName
@@ -70,8 +70,9 @@ def read_encoder(
         notices: Receives sentences for the user about tensors that are left out.
 
     Raises:
-        CheckpointError: The family is unknown, a tensor or a field is missing or not supported, or
-            other code computes with tensors of the file that this model does not have.
+        CheckpointError: The family is unknown, a tensor or a field is missing or not supported,
+            steps do not fit the states, or other code computes with tensors of the file that this
+            model does not have.
         UserInputError: The family has no such head.
     """
     family = family_of(config)
@@ -87,6 +88,7 @@ def read_encoder(
     tensors = parts.root.weights
     path = str(tensors.path)
     refuse_adapter(path, tensors.unused)
+    _check_widths(steps, parts.hidden * max(1, len(poolings)), path)
     is_inner = _inner_names(parts)
     if kind.is_embedding:
         own = family.embedding
@@ -154,6 +156,25 @@ def with_expansion(model: EncoderModel, config: Config, index: int | None) -> En
             "`query_expansion` to true in a copy of the folder, if the model was trained so."
         )
     return dataclasses.replace(model, expansion_id=index)
+
+
+def _check_widths(steps: Sequence[Step], width: int, path: str) -> None:
+    """Refuse steps that read vectors of another width than they get.
+
+    Raises:
+        CheckpointError: There is one. The error names `path`, the file of the encoder.
+    """
+    for step in steps:
+        if not isinstance(step, Linear | Norm):
+            continue
+        reads = step.weight.shape[-1]
+        if reads != width:
+            raise CheckpointError(
+                f"A module after the encoder reads vectors of {reads} channels, and gets {width}: "
+                f"it does not belong to {path!r}, or to its pooling. Save the model with "
+                "sentence-transformers again."
+            )
+        width = step.weight.shape[0]
 
 
 def _read_head(read: ReadHead, parts: Parts, task: TaskName) -> tuple[Head, ...]:

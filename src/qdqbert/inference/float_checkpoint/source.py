@@ -73,8 +73,8 @@ def read_checkpoint(folder: Path, *, task: TaskName | None = None) -> FloatCheck
             "with PEFT's `merge_and_unload()`, and save the whole model."
         )
     values = read_json(path)
-    if isinstance(layout, ScoreHead):
-        values["id2label"] = {"0": "LABEL_0"}
+    if isinstance(layout, ScoreHead) and len(values.get("id2label") or ()) != layout.outputs:
+        values["id2label"] = {str(each): f"LABEL_{each}" for each in range(layout.outputs)}
     config = Config(values=values, path=str(path))
     tokenizer_config = {
         **parse_object(read(join(subfolder, SPECIAL_TOKENS)) or "{}", SPECIAL_TOKENS),
