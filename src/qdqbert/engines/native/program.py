@@ -279,9 +279,15 @@ class Program:
         return self._linear_record(weights, start, factor, bias, settings)
 
     def _linear_record(
-        self, weights: Array, start: Array, factor: Array, bias: Array, settings: Mapping[str, Any]
+        self,
+        weights: Array,
+        start: Array,
+        factor: Array,
+        bias: Array,
+        settings: Mapping[str, Any],
+        margin: Array | int = 0,
     ) -> Array:
-        first = first_sums(weights, start, is_signed=self.isa.dot.is_signed)
+        first = first_sums(weights, start, is_signed=self.isa.dot.is_signed) + margin
         return self._keep(
             LINEAR.make(
                 {
@@ -306,10 +312,12 @@ class Program:
         rows = np.ascontiguousarray(panels.transpose(0, 2, 1)).reshape(-1, settings["depth"])
         return self._keep(rows), None, None
 
-    def rounded_linear(self, name: str, settings: Mapping[str, Any], table: Table) -> Array:
-        """Return the record in int8 of a linear layer that is stored in float.
+    def words(self, name: str, settings: Mapping[str, Any], table: Table) -> Array:
+        """Return the record for estimates in int8 of the scores of a layer that is stored in float.
 
-        Its weights get the nearest codes, and its input has dynamic scales.
+        Its weights get the nearest codes, and its input has dynamic scales. Sums start from two
+        standard deviations of what rounding does to them, so that few estimates are too low. Codes
+        of inputs count as large as those of weights there.
 
         Args:
             name: Start of the names of its arrays.
@@ -321,7 +329,7 @@ class Program:
         spec = dataclasses.replace(WEIGHT, adjacent_sum_limit=limit)
         weights = self._keep(zeros((columns // PANEL, depth // 4, PANEL, 4), np.int8))
         start = self._keep(zeros(columns, np.int32))
-        factor = self._keep(np.ones(columns, np.float32))
+        factor, margin = self._keep(np.ones(columns, np.float32)), np.zeros(columns, np.int32)
         bias = self._keep(zeros(columns, np.float32))
         # Padding has to have the score 0: it has no weights in a table of words.
         bias[: settings["width"]] = self.arrays[f"{name}.bias"][: settings["width"]]
@@ -329,9 +337,12 @@ class Program:
             codes, scales = quantize_weight(floats, spec, fits_closely=True)
             some = slice(first, first + len(codes))
             start[some], factor[some] = -128 * codes.sum(axis=1, dtype=np.int32), scales
+            # Each product has two errors of up to half a code, with the variance 1 / 12.
+            variance = np.square(codes, dtype=np.float32).sum(axis=1) * (2 / 12)
+            margin[some] = np.rint(2 * np.sqrt(variance))
             made = pack(codes, depth)
             weights[first // PANEL : first // PANEL + len(made)] = made
-        return self._linear_record(weights, start, factor, bias, settings)
+        return self._linear_record(weights, start, factor, bias, settings, margin)
 
     def _codes(self, name: str, settings: Mapping[str, Any]) -> Array:
         return self._keep(

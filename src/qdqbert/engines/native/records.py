@@ -54,7 +54,9 @@ LINEAR = Record(
     panels=I64,
     steps=I64,  # depth / 4
     start=PTR,  # int32 per column: -zero_point * sum of the weights; zero point 128 if dynamic
-    first_sums=PTR,  # int32 per column: what tiles of vectors start from; see `kernels.dot`
+    # int32 per column: what tiles of vectors start from, see `kernels.dot`. Estimates of scores
+    # have a margin there.
+    first_sums=PTR,
     factor=PTR,  # float32 per column: scale of the weights, times the codes' scale if it is static
     bias=PTR,  # float32 per column
 )

@@ -44,7 +44,7 @@ class Words:
         self._program = program
         self._depth, self._columns = settings["depth"], settings["columns"]
         self._table = program.weights_by_row(name, settings)
-        self._linear = program.rounded_linear(name, settings, self._table)
+        self._linear = program.words(name, settings, self._table)
         self._ones = np.ones(self._depth, np.float32)
         self._codes = CODES.make({"multiplier": self._ones, "shift": 0.0})
         panels = _TOGETHER // (PANEL * self._depth)

@@ -57,7 +57,8 @@ def test_positive_scores_are_exact_and_others_are_zero(
     exact = joined(table, rest, scale)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     out = np.zeros((len(lengths), columns), np.float32)
-    first = first_sums(packed, start, is_signed=kernels.isa.dot.is_signed)
+    margin = rng.integers(0, 1000, columns).astype(np.int32)
+    first = first_sums(packed, start, is_signed=kernels.isa.dot.is_signed) + margin
     linear = LINEAR.make(
         {
             "weights": packed,
@@ -95,7 +96,7 @@ def test_positive_scores_are_exact_and_others_are_zero(
         )
         kernels("score_words", 0, job, thread)
     assert thread[list(THREAD.fields).index("passes")] == 2
-    sums = codes[:tokens, :depth].astype(np.float64) @ weights.T.astype(np.float64) + start
+    sums = codes[:tokens, :depth].astype(np.float64) @ weights.T.astype(np.float64) + start + margin
     scales, corrections = row_scales[:tokens].astype(np.float64).T
     rough = (sums + corrections[:, None] * start) * scales[:, None] * factor + bias
     scores = states.astype(np.float64) @ exact.T.astype(np.float64) + bias

@@ -4,11 +4,12 @@ A sparse embedder scores about 30,000 words for each token, keeps the largest sc
 a text, and drops those below 0, which are nearly all. All words are scored in int8, and the maximum
 is taken while the sums of a tile are in cache, so that no score of a token is stored:
 
-    largest = max over tokens of (codes @ weights + start * zero_point / 128) * scale
+    largest = max over tokens of (codes @ weights + margin + start * zero_point / 128) * scale
     score = largest * factor + bias
 
 Factors are positive, so that the largest value has the largest score. Then the few words with a
 positive score are scored again in float32, so that their weights have no error of 8-bit codes.
+The margin raises the scores by more than most of these errors, so that few words are missed.
 """
 
 from __future__ import annotations
@@ -70,22 +71,23 @@ def emit_words(module: Module, isa: InstructionSet) -> None:
 def _emit_finish(module: Module, *, adds_start: bool) -> None:
     """Write `linear_largest_finish`, which keeps the largest scores."""
     with finish_function(module, "linear_largest_finish") as f:
-        factors, biases, starts = (
-            LINEAR.read(f, f.linear, name) + f.column * 4 for name in ("factor", "bias", "start")
+        factors, biases, starts, sums = (
+            LINEAR.read(f, f.linear, name) + f.column * 4
+            for name in ("factor", "bias", "start", "first_sums")
         )
 
         def block(panel: Value, width: int) -> None:
             floats, integers = (vector(each, PANEL * width) for each in (F32, I32))
             column = panel * (4 * PANEL)
-            start = f.load(integers, starts + column)
-            shift = start.cast("sitofp", floats)
+            shift = f.load(integers, starts + column).cast("sitofp", floats)
+            first = f.load(integers, sums + column)
             largest = f.variable(f.constant(floats, float("-inf")))
 
             def rows(row: Value, height: int) -> None:
                 for each in range(height):
                     total = f.load(integers, f.sums + ((row + each) * f.sum_stride + column))
                     if adds_start:
-                        total = total + start
+                        total = total + first
                     scale, correction = (
                         row_number(f, row + each, number, floats) for number in range(2)
                     )
