@@ -206,9 +206,11 @@ def measure(
 
 
 @contextlib.contextmanager
-def worker(way: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], float]]:
+def worker(
+    way: dict[str, Any], *, script: str = __file__
+) -> Iterator[Callable[[dict[str, Any]], float]]:
     """Start a process that runs one way, and return a function that asks it for a time."""
-    command = [sys.executable, __file__, "--worker", json.dumps(way)]
+    command = [sys.executable, script, "--worker", json.dumps(way)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
