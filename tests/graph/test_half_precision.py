@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
+from qdqbert.encoders.heads import scores
 from qdqbert.errors import GraphError
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.edit import constant_array
@@ -211,6 +213,24 @@ def test_each_family_computes_the_same(prepared, run_plainly, name) -> None:
     assert sqnr_db(expected[text], result[text]) >= 55
     # The original graph is unchanged.
     np.testing.assert_array_equal(run_plainly(whole, inputs)["last_hidden_state"], expected)
+
+
+def test_scores_of_pooled_states_are_computed_in_float32(prepared, run_plainly) -> None:
+    each = prepared("sentence")
+    heads = scores(("mean", "weightedmean"), ("normalize",))
+    model = dataclasses.replace(each.encoder, heads=heads)
+    inputs = each.batches[0].inputs
+    expected = run_plainly(make_graph(model), inputs)["logits"]
+    half = to_half_precision(make_graph(model))
+    sums = [node for node in half.graph if node.op_type == "ReduceSum"]
+    assert len(sums) == 4
+    # Neither sums nor their weights, which are as large as a text is long.
+    assert {value.dtype for node in sums for value in node.inputs[:1]} == {ir.DataType.FLOAT}
+    weights = [node for node in half.graph if node.op_type == "CumSum"]
+    assert weights[0].outputs[0].dtype == ir.DataType.INT64
+    layers = [node for node in half.graph if node.op_type == "MatMul"]
+    assert {node.outputs[0].dtype for node in layers} == {ir.DataType.FLOAT16}
+    np.testing.assert_allclose(run_plainly(half, inputs)["logits"], expected, atol=2e-3)
 
 
 def test_embeddings_of_sentences_are_pooled_in_float32(prepared, run_plainly) -> None:

@@ -5,11 +5,12 @@
     what is computed from an output         ->  float32: it reads that Cast
     an unknown head of an .onnx file        ->  float32, and all that is computed from it
     the length of a vector                  ->  float32, and all that is computed from it
+    a sum over tokens, as in pooling        ->  float32, and all that is computed from it
     the lowest float32, as in a mask        ->  -32768
 
-Inputs and integers keep their types. After an output comes pooling, which sums over tokens, and
-divides by 1e-9 where there are none. A mask is added to scores, so it leaves half of float16's
-range to them: a row of sums that are all -inf would become NaN.
+Inputs and integers keep their types. Pooling divides by 1e-9 where there are no tokens. A mask is
+added to scores, so it leaves half of float16's range to them: a row of sums that are all -inf would
+become NaN.
 
 Refuses a constant that float16 cannot represent, a scale that it represents with an error above
 1 %, and nodes that contain graphs.
@@ -84,8 +85,22 @@ def _kept_in_float(graph: ir.Graph) -> set[ir.Node]:
         if readers and not is_output and tail.issuperset(readers):
             tail.add(node)
     # Vectors of tokens are divided by their lengths, which are at least 1e-12.
-    lengths = {node for node in nodes if node.op_type == "ReduceL2"}
-    return tail | lengths | _descendants(value for node in lengths for value in node.outputs)
+    found = {node for node in nodes if node.op_type == "ReduceL2"} | _sums(nodes)
+    return tail | found | _descendants(value for node in found for value in node.outputs)
+
+
+def _sums(nodes: Iterable[ir.Node]) -> set[ir.Node]:
+    """Return the sums of floats, with the products that they add and what these are weighed by."""
+    found = {
+        node
+        for node in nodes
+        if node.op_type == "ReduceSum" and node.outputs[0].dtype == ir.DataType.FLOAT
+    }
+    for kind in ("Mul", "Cast"):
+        values = [value for node in found for value in node.inputs if value is not None]
+        makers = (value.producer() for value in values)
+        found |= {node for node in makers if node is not None and node.op_type == kind}
+    return found
 
 
 def _descendants(values: Iterable[ir.Value]) -> set[ir.Node]:
