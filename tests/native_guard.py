@@ -99,7 +99,7 @@ class Mirror:
 @contextlib.contextmanager
 def guarded(guard: Guard) -> Iterator[None]:
     """Allocate all buffers of models between pages, and divide the shortest texts among threads."""
-    from qdqbert.engines.native import convolution, heads, program, runner, schedule
+    from qdqbert.engines.native import convolution, heads, program, runner, schedule, words
 
     texts = runner.Texts
 
@@ -110,6 +110,7 @@ def guarded(guard: Guard) -> Iterator[None]:
         mock.patch.object(program, "zeros", guard.zeros_apart),
         mock.patch.object(heads, "zeros", guard.zeros),
         mock.patch.object(convolution, "zeros", guard.zeros),
+        mock.patch.object(words, "zeros", guard.zeros),
         mock.patch.object(program, "aligned", guard.copy),
         mock.patch.object(schedule, "PRODUCTS_ALONE", 0),
         mock.patch.object(schedule, "PRODUCTS_OF_A_SLICE", 0),

@@ -7,12 +7,13 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import native_guard
 from native_guard import digest, run_apart
-from native_models import ALL_PARTS, LIMIT, random_batch, random_model
-from qdqbert.encoders.model import Head, HeadOutput
+from native_models import ALL_PARTS, LIMIT, VOCABULARY, random_batch, random_model
+from qdqbert.encoders.model import Head, HeadOutput, Linear
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import save_packed
@@ -35,6 +36,15 @@ def test_kernels_stay_in_their_arrays(kernel_cache, side) -> None:
     assert "passed" in found
 
 
+def _decoder(hidden: int) -> Linear:
+    rng = np.random.default_rng(0)
+    weight, bias = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((VOCABULARY, hidden), (VOCABULARY,))
+    )
+    return Linear(weight=weight, weight_scale=None, bias=bias, codes=None)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", ALL_PARTS)
 @pytest.mark.parametrize("side", SIDES)
@@ -43,6 +53,12 @@ def test_a_forward_pass_stays_in_its_buffers(tmp_path, kernel, side, name, dynam
     heads = (
         Head(poolings=("none",), steps=(), outputs=(HeadOutput(name="states"),)),
         Head(poolings=("mean",), steps=("tanh", "normalize"), outputs=(HeadOutput(name="pooled"),)),
+        Head(
+            poolings=("max",),
+            steps=(_decoder(shape.hidden), "relu"),
+            outputs=(HeadOutput(name="words"),),
+            token_steps=1,
+        ),
     )
     path = tmp_path / "model.safetensors"
     save_packed(pack_model(random_model(shape, heads)), path)

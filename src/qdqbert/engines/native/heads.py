@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.native.memory import padded, zeros
 from qdqbert.engines.native.program import Program, scores_words
-from qdqbert.engines.native.team import Team
-from qdqbert.engines.native.words import Words
+from qdqbert.engines.native.words import Threads, Words
 
 Rows = NDArray[np.float32]
 
@@ -64,8 +63,7 @@ class Heads:
         states: Rows,
         starts: NDArray[np.int64],
         wanted: Collection[str],
-        team: Team,
-        records: Sequence[NDArray[np.int64]],
+        threads: Threads,
     ) -> dict[str, tuple[bool, Rows]]:
         """Return outputs, and whether each has a row for each token or for each text.
 
@@ -73,8 +71,7 @@ class Heads:
             states: Hidden states with padding, `(tokens, hidden)`.
             starts: Index of the first token of each text, and of the end.
             wanted: Names of the outputs.
-            team: The threads.
-            records: A `THREAD` record for each of them.
+            threads: What scores words.
         """
         found: dict[str, tuple[bool, Rows]] = {}
         if self.read_first_only(wanted):
@@ -91,7 +88,7 @@ class Heads:
             poolings = head["poolings"]
             if index in self._words:
                 before = functools.partial(self._take_steps, steps[: count - 1])
-                rows = self._words[index].largest(before, states, starts, team, records)
+                rows = self._words[index].largest(before, states, starts, threads)
                 width = steps[count - 1][1]["width"]
                 # No score is negative, so that the next step, ReLU, changes none.
                 count += 1

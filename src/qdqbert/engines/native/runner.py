@@ -23,6 +23,7 @@ from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.native.tail import TailRunner
 from qdqbert.engines.native.team import Team
 from qdqbert.engines.native.texts import Texts
+from qdqbert.engines.native.words import Threads
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import UserInputError
 from qdqbert.machine import usable_cores
@@ -177,8 +178,12 @@ class NativeRunner:
         """Return outputs of the heads and of the tail, in the shape of the inputs."""
         outputs = {}
         states, starts = stream.job.states, batch.texts.starts
-        threads = [each.record for each in stream.scratch]
-        found = self._heads.run(states, starts, wanted, stream.team, threads)
+        threads = Threads(
+            team=stream.team,
+            records=[each.record for each in stream.scratch],
+            is_busy=stream.calls_alone > 0,
+        )
+        found = self._heads.run(states, starts, wanted, threads)
         for name, (is_token, rows) in found.items():
             whole = self._with_padding(rows, batch.mask) if is_token else rows
             outputs[name] = whole.reshape(batch.shape[:-1] + whole.shape[1:])

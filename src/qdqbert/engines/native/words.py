@@ -6,6 +6,7 @@ become 8-bit codes with a scale for each word when a model is loaded, so that a 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,21 @@ _PANELS = 6
 _BLOCK = 256
 
 Rows = NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Threads:
+    """What scores words.
+
+    Attributes:
+        team: The threads.
+        records: A `THREAD` record for each of them.
+        is_busy: Whether another process has kept a core of these threads.
+    """
+
+    team: Team
+    records: Sequence[NDArray[np.int64]]
+    is_busy: bool
 
 
 class Words:
@@ -55,8 +71,7 @@ class Words:
         steps: Callable[[Rows], Rows],
         states: Rows,
         starts: NDArray[np.int64],
-        team: Team,
-        records: Sequence[NDArray[np.int64]],
+        threads: Threads,
     ) -> Rows:
         """Return the largest score of each word over the tokens of each text, `(texts, columns)`.
 
@@ -66,13 +81,12 @@ class Words:
             steps: Returns what the decoder reads of some hidden states.
             states: Hidden states with padding, `(tokens, hidden)`.
             starts: Index of the first token of each text, and of the end.
-            team: The threads.
-            records: A `THREAD` record for each of them.
+            threads: The threads.
         """
         tokens, stride = len(states), bytes_of_codes(self._depth)
         codes = zeros((tokens + SPARE_ROWS, stride), np.uint8)
         scales = zeros((tokens + SPARE_ROWS, 2), np.float32)
-        read = np.empty((tokens, self._depth), np.float32)
+        read = zeros((tokens, self._depth), np.float32)
         for first in range(0, tokens, _BLOCK):
             rows = steps(states[first : first + _BLOCK])
             read[first : first + _BLOCK] = rows
@@ -82,8 +96,9 @@ class Words:
             )
         found = zeros((len(starts) - 1, self._columns), np.float32)
         table, rest, scale = self._table
-        threads = useful_threads(tokens, self._depth * self._columns, len(records))
-        panels = divide_evenly(self._columns // PANEL, threads, _PANELS)
+        products, records = self._depth * self._columns, threads.records
+        count = useful_threads(tokens, products, len(records), is_busy=threads.is_busy)
+        panels = divide_evenly(self._columns // PANEL, count, _PANELS)
         buffers = [zeros(self._depth, np.float32) for _ in panels]
         jobs = [
             WORDS.make(
@@ -109,5 +124,5 @@ class Words:
             )
             for each, buffer in zip(panels, buffers, strict=True)
         ]
-        team.run(jobs, records[:threads], function="score_words")
+        threads.team.run(jobs, records[:count], function="score_words")
         return found
