@@ -17,6 +17,10 @@ from qdqbert.tasks.task import Prediction, identity
 Decisions = Sequence[Hashable]
 
 
+MANY_CHANGED_PERCENT = 5.0
+"""Share of changed predictions from which a model is far from float."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fidelity:
     """Agreement of predictions with the float model's, over held-out texts.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from qdqbert.engines.runner import install_command, is_installed
+from qdqbert.evidence.fidelity import MANY_CHANGED_PERCENT
 from qdqbert.evidence.lowering import LoweringCheck
 from qdqbert.evidence.reports import TargetReport
 from qdqbert.evidence.saturation import Overflow
@@ -18,7 +19,6 @@ _FEWEST_CALIBRATED = 16
 # Below this SQNR, or if the interval of changed predictions is above this percentage, a model is
 # hardly usable. A few changed predictions of a few show little, such as 4 of 64 answers.
 _LOW_SQNR_DB = 10.0
-_HIGH_CHANGED_PERCENT = 5.0
 # What to do about a graph that is far from float, by where its ranges come from.
 _HINTS: Mapping[RangeKind, str] = {
     "calibrated": "Calibrate on more and typical examples",
@@ -57,7 +57,7 @@ def fidelity_warnings(report: TargetReport, ranges: RangeKind = "calibrated") ->
     fidelity = report.fidelity
     interval = fidelity.flips_interval
     surely_changed = 0.0 if interval is None else interval.low
-    if fidelity.sqnr_db >= _LOW_SQNR_DB and surely_changed <= _HIGH_CHANGED_PERCENT:
+    if fidelity.sqnr_db >= _LOW_SQNR_DB and surely_changed <= MANY_CHANGED_PERCENT:
         return []
     found = f"{fidelity.sqnr_db:.1f} dB SQNR"
     if fidelity.flips_percent is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from qdqbert.evidence.fidelity import Fidelity
+from qdqbert.evidence.fidelity import MANY_CHANGED_PERCENT, Fidelity
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
 from qdqbert.evidence.predictions import ChangedExample
 from qdqbert.evidence.word_agreement import WordAgreement
@@ -185,6 +185,12 @@ def closeness(
         name, level = f"SQNR to {reference}", f"{span([each.sqnr_db for each in found], '.1f')} dB"
         return (name, level, "more is better"), f"{name} {level}"
     return None
+
+
+def is_shown_close(model: Compared) -> bool:
+    """Return whether the texts are enough to show that few predictions change."""
+    interval = None if model.fidelity is None else model.fidelity.flips_interval
+    return interval is None or interval.high <= MANY_CHANGED_PERCENT
 
 
 def limit_sections(models: Mapping[str, Compared]) -> list[Section]:

@@ -14,6 +14,7 @@ from qdqbert.reporting.comparison import (
     changed_sections,
     closeness,
     environment,
+    is_shown_close,
     limit_sections,
     quality,
     unmet_text,
@@ -172,7 +173,11 @@ class QuantizeReport(Report):
             return "bad", f"{reason}, so nothing was written"
         if self.warnings or not all(each.lowering.is_exact for each in self.targets):
             return "doubtful", "Read the warnings and notes before you use it"
-        return "good", "All limits are met" if has_limits else "INT8 is close to float"
+        if has_limits:
+            return "good", "All limits are met"
+        if not all(is_shown_close(each) for each in self.targets):
+            return "doubtful", "Too few texts to tell whether INT8 is close to float"
+        return "good", "INT8 is close to float"
 
     def _tiles(self) -> list[tuple[str, str, str]]:
         """Return the most important numbers: speed, metric, closeness and size."""

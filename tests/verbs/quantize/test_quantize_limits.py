@@ -117,7 +117,7 @@ def test_the_report_is_a_page_if_its_name_says_so(quantized, tmp_path) -> None:
     path = tmp_path / "missed.HTML"
     report = quantize(quantized("classifier"), tmp_path / "int8", min_sqnr=300, report=path)
     assert path.read_text() == page(report)
-    assert "SQNR of at least 300 dB is missed" in path.read_text()
+    assert "SQNR of at least 300\N{NO-BREAK SPACE}dB is missed" in path.read_text()
 
 
 def test_targets_that_run_everything_in_int8_can_only_miss_a_limit(quantized, tmp_path) -> None:
