@@ -52,7 +52,6 @@ CASES: tuple[tuple[str, Recipe, Calibrator], ...] = (
     ("linear, only LayerNorms' outputs smoothed", with_smoothing("linear", NORMS_ONLY), Max()),
     ("linear, not smoothed", with_smoothing("linear", None), Max()),
     ("linear", build_recipe("linear"), Percentile(99.999)),
-    ("linear, alpha 0.7", with_smoothing("linear", at_alpha(0.7)), Percentile(99.999)),
     ("linear", build_recipe("linear"), Mse()),
     ("linear", build_recipe("linear"), Entropy()),
     ("ffn", build_recipe("ffn"), Percentile(99.999)),
