@@ -51,6 +51,17 @@ def test_a_model_runs_without_the_extra(printed) -> None:
     assert printed[0] == "(2, 32)"
 
 
+@pytest.mark.parametrize("precision", ["int8", "float"])
+def test_a_checkpoint_runs_without_the_extra(precision, checkpoints, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path))
+    done = run_without(f"""
+import qdqbert
+with qdqbert.load({str(checkpoints("sentence"))!r}, precision={precision!r}) as model:
+    print(model.encode(["the cat", "a dog"]).shape)
+""")
+    assert (done.returncode, done.stdout) == (0, "(2, 32)\n"), done.stderr
+
+
 def test_everything_else_names_the_extra_in_one_line(printed) -> None:
     names = ("`quantize`", "`evaluate`", "`qdqbert.prepare`", "`qdqbert.QDQBertModel`")
     assert len(printed) == 1 + len(names)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from qdqbert.errors import MissingExtraError
 
 QUANTIZE = (
-    "onnx_ir",
     "onnxscript",
     "safetensors",
     "torch",
