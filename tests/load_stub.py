@@ -17,7 +17,7 @@ from qdqbert.inference import load as module
 from qdqbert.tasks.registry import TASKS
 
 STUB = Path(qdqbert.__file__).parent / "inference" / "typed_load.pyi"
-HEAD = '''"""What type checkers see of `qdqbert.load`: the class that it returns for each task.
+HEAD = '''"""Types of `qdqbert.load` for type checkers: the class that it returns for each task.
 
 Written by tests/load_stub.py. It has one signature for each task, as type checkers read no tables.
 """

@@ -94,7 +94,7 @@ def kept_digest(path: Path) -> str:
     kept = cache_folder() / _DIGESTS / own
     times = (found.st_mtime_ns, found.st_ctime_ns)
     state = [found.st_size, found.st_dev, found.st_ino, *times]
-    # A file of another form is as good as none.
+    # A damaged file counts as missing.
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         entry = json.loads(kept.read_bytes())
         if entry["state"] == state:
@@ -118,7 +118,7 @@ def kept_models() -> list[Path]:
         found = list(models_folder().iterdir())
     except FileNotFoundError:
         return []
-    # Those that are being written start with a dot.
+    # Names of incomplete folders start with a dot.
     return [each for each in found if not each.name.startswith(".")]
 
 

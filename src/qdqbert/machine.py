@@ -95,7 +95,7 @@ def cpu_features(root: Path = _ROOT) -> tuple[str, ...]:
     """Return the CPU features that matter for INT8, under Linux' names; empty where unknown.
 
     macOS and Windows have no `/proc/cpuinfo`, and some containers hide it. LLVM, which the native
-    engine needs anyway, asks the CPU, but not Apple's; macOS lists the features of that.
+    engine needs anyway, asks the CPU. It does not know Apple's CPUs: macOS lists their features.
 
     Args:
         root: Root of the file system, for tests.

@@ -36,7 +36,7 @@ class Rows:
 
     Attributes:
         values: The object that has the rows.
-        kind: How its rows are read: as those of pandas, polars or `datasets`, or one by one.
+        kind: How its rows are read: as pandas, polars or `datasets`, or one by one.
     """
 
     def __init__(

@@ -313,8 +313,8 @@ class Calibration(Options):
         recalibrate: Calibrate again, even if the checkpoint's own quantizers have ranges.
         recalibrate_weights: Take the ranges of weights from the weights, even if the checkpoint
             stores some.
-        ray: Calibrate on a Ray cluster, or on the one with this address. Ray is started on this
-            machine if there is none.
+        ray: Calibrate on a Ray cluster, or on the cluster with this address. If there is none, Ray
+            is started on this machine.
     """
 
     calibrator: CalibratorName | None = None
@@ -366,7 +366,7 @@ def check_percentile(options: Calibration, calibrator: CalibratorName) -> None:
     if value < _LEAST_PERCENTILE:
         example = f"{100 * value:g}" if value <= 1 else "99.99"
         raise UserInputError(
-            f"`percentile={value}` is too small: it is in percent, so that `percentile={example}` "
+            f"`percentile={value}` is too small: it is in percent, so `percentile={example}` "
             f"covers {example} % of the magnitudes. Pass at least {_LEAST_PERCENTILE}.",
             argument="percentile",
         )
@@ -435,7 +435,7 @@ class Declared(NamedTuple):
 
 @functools.cache
 def declared_options(options: type) -> tuple[Declared, ...]:
-    """Return the options of a function: its own first, then those of its groups in their order."""
+    """Return the options of a function: its own first, then its groups' in their order."""
     found = [each for each in own_options(options) if not each.settings.get("python_only")]
     for parameter, (group, without) in groups_of(options).items():
         found += [
@@ -471,7 +471,7 @@ def own_options(options: type) -> tuple[Declared, ...]:
 
 
 def _own_first(options: type) -> list[dataclasses.Field[Any]]:
-    """Return the fields that a class adds, and then those of its bases."""
+    """Return the fields that a class adds, and then the fields of its bases."""
     classes = options.__mro__
     return sorted(
         dataclasses.fields(options),

@@ -220,7 +220,7 @@ class QuantizerOptions(QuantizerChanges):
 
     Patterns are regular expressions, searched in the names of quantizers and of the linear layers
     that these belong to. Disabling patterns apply first, then `quant_enable_layer_module`: together
-    with `quant_disable`, only its modules are quantized. The other options are those of
+    with `quant_disable`, only its modules are quantized. For the other options, see
     `Quantizers`.
 
     Attributes:

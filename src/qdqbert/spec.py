@@ -426,7 +426,7 @@ def is_weight(name: str) -> bool:
     return name.endswith("._weight_quantizer")
 
 
-# How the names of both sites of a residual add end.
+# Ends of the names of the two sites of a residual add.
 LOCAL, RESIDUAL = ".add_local_input_quantizer", ".add_residual_input_quantizer"
 
 

@@ -98,8 +98,8 @@ class TaskSettings:
         doc_stride: Tokens that two consecutive windows of one context share. Question answering.
         n_best_size: How many start and end positions are paired. Question answering.
         max_answer_length: Longest answer in tokens. Question answering.
-        null_score_diff_threshold: "No answer" is returned if its score exceeds that of the best
-            answer by more than this. Question answering with unanswerable questions.
+        null_score_diff_threshold: "No answer" is returned if its score exceeds the best answer's by
+            more than this. Question answering with unanswerable questions.
         mlm_probability: Share of the tokens that are masked. Masked language models.
         seed: Seed of the choice of masked tokens.
     """

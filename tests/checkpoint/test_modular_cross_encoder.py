@@ -168,7 +168,7 @@ LAST = {"in_features": 4, "out_features": 1, "module_output_name": "scores"}
 @pytest.mark.parametrize(
     ("kinds", "last", "message"),
     [
-        (("LogitScore",), LAST, "of what a causal language model predicts after the pair"),
+        (("LogitScore",), LAST, "token that a causal language model predicts next"),
         (("Dense",), LAST, "lists Transformer, Dense; of cross-encoders only Transformer alone"),
         (("Pooling", "Normalize"), LAST, "Normalize; of cross-encoders only"),
         (("Pooling", "CNN", "Dense"), LAST, "lists Transformer, Pooling, CNN, Dense; of cross"),

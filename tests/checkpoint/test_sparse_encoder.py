@@ -159,7 +159,7 @@ def test_weights_of_queries_are_kept_in_a_folder(tmp_path) -> None:
     assert found.is_default
     # Rows of the table of words that no token has.
     np.testing.assert_array_equal(found.weights, [*weights, 0, 0])
-    with pytest.raises(CheckpointError, match="weights of 7 tokens, and not of 6"):
+    with pytest.raises(CheckpointError, match="weights of 7 tokens, expected 6"):
         read_query_weights(folder, vocabulary=6)
     assert read_query_weights(source, vocabulary=9) is None
 

@@ -130,7 +130,7 @@ def test_help_lists_the_commands_and_version_prints_it() -> None:
         (["--target", "onnxruntime", "--recipe", "Linear"], "`--recipe Linear` is unknown"),
         (
             ["--calibrator", "percentile", "--percentile", "0.999"],
-            "it is in percent, so that `--percentile 99.9` covers 99.9 % of the magnitudes",
+            "it is in percent, so `--percentile 99.9` covers 99.9 % of the magnitudes",
         ),
         (
             ["--task", "text-classification"],
@@ -168,7 +168,7 @@ def test_a_percentile_out_of_range_is_refused(quantize) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["evaluate", "model"], "`--data` is missing. Pass labeled examples, or the float"),
+        (["evaluate", "model"], "`--data` is missing. Pass labeled examples. Or pass the float"),
         (["evaluate"], "`MODEL` is missing. Folder that `quantize` wrote"),
         (["benchmark"], "`MODELS` is missing"),
     ],

@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
     ("state", "error", "message"),
     [
         ({"num_bits": [4, 3]}, GraphError, r"query\._weight_quantizer` has no codes: num_bits="),
-        ({"axis": 1}, GraphError, "axis=1 is not that of its channels"),
+        ({"axis": 1}, GraphError, "axis=1 is not the axis of its channels"),
         ({"unsigned": True}, GraphError, "weights need signed codes"),
         ({"symmetric": False}, GraphError, "weights need signed codes"),
         ({"num_bits": 99}, GraphError, "between 2 and 8"),

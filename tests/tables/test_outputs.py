@@ -201,7 +201,7 @@ def test_the_format_follows_the_name(output, given, expected) -> None:
 @pytest.mark.parametrize(
     ("output", "given", "message"),
     [
-        ("a.txt", None, "answers have several columns, which a .txt file has not"),
+        ("a.txt", None, "a .txt file cannot hold the columns of answers"),
         ("a.out", None, "must end in one of .jsonl"),
         ("a.parquet.gz", None, "cannot be compressed with gzip"),
         ("-", "parquet", "stdout can be jsonl, csv or tsv"),

@@ -10,9 +10,9 @@ the residual add, so this LayerNorm feeds the next residual too and cannot chang
 stays at the quantizer, like pytorch-quantization's `pre_quant_scale`, which runtimes fuse with it.
 
 The formula of SmoothQuant looks at the largest values only. Rounding spreads its errors over all
-values, so the factors are moved towards those that add the least noise (decision 16). They stop
-short of them, since these let many channels reach the end of the range, where other texts are cut
-off.
+values, so the factors are moved towards factors that add the least noise (decision 16). They move
+only a part of the way: with the best factors for the calibration data, many channels reach the end
+of the range, where values of other texts are cut off.
 
 Inputs of residual adds have no weight. They are divided by the factor again after the Q/DQ pair,
 so that the factor can make all channels equally wide, like a scale per channel.

@@ -103,8 +103,8 @@ def _read_score_head(read: ReadFile, modules: Sequence[tuple[str, str]]) -> Scor
     kinds = [kind for kind, _ in modules]
     if "LogitScore" in kinds:
         raise CheckpointError(
-            f"modules.json lists {shown_kinds(modules)}: the score of this cross-encoder is made "
-            "of what a causal language model predicts after the pair, which is not supported."
+            f"modules.json lists {shown_kinds(modules)}: this cross-encoder scores a pair by the "
+            "token that a causal language model predicts next, which is not supported."
         )
     if not begins_with_pooling(modules) or kinds[-1] != "Dense":
         raise CheckpointError(
@@ -146,7 +146,7 @@ def used_files(
         return files, ()
     return files, (
         f"sentence-transformers puts the prompt {found.default_prompt!r} before the first text of "
-        "each pair. Data are used as they are: add it to them.",
+        "each pair. qdqbert does not: add it to the data.",
     )
 
 

@@ -171,7 +171,7 @@ class Family:
             if before is None:
                 raise CheckpointError(
                     f"config.json has no `pad_token_id`, after which `{self.model_type}` numbers "
-                    "positions. Add that of the tokenizer."
+                    "positions. Add the tokenizer's `pad_token_id`."
                 )
         if not rows or before is None:
             return rows
@@ -252,8 +252,8 @@ def family_of(model_type: str) -> Family:
         return Family(model_type=model_type, sites=None, mask="plain")
     if model_type in _RUN_ONLY:
         raise CheckpointError(
-            f"Checkpoints of type `{model_type}` are not quantized for other runtimes. "
-            "`qdqbert.load` runs them in INT8 as they are."
+            f"`quantize` does not support checkpoints of type `{model_type}`. `qdqbert.load` runs "
+            "them in INT8."
         )
     if model_type not in FAMILIES:
         raise CheckpointError(

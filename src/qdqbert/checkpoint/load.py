@@ -78,7 +78,7 @@ class Description:
 
     @property
     def head_steps(self) -> tuple[Step, ...]:
-        """What they compute besides pooling; see `steps` of the `head`."""
+        """Steps of the `head` besides pooling; none without a head."""
         return () if self.head is None else self.head.steps(finder_of(self.name))
 
     @property
@@ -280,7 +280,7 @@ def _inferred_task(config: Any, stored: TextHead | CrossEncoderFiles | None) -> 
 def _choose_head(
     name: str, layout: object, task: TaskName, pooling: str | None
 ) -> tuple[TextHead | None, tuple[str, ...]]:
-    """Return what an embedder computes after the model, and notices about it."""
+    """Return the head after the model, if it has one, and notices about it."""
     stored = layout if isinstance(layout, SentenceHead) else None
     if not TASK_KINDS[task].is_embedding:
         if pooling is not None:

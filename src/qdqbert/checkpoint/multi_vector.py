@@ -171,10 +171,10 @@ class TokenRules:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MultiVectorHead(Layout):
-    """What a multi-vector encoder computes after the encoder.
+    """The modules of a multi-vector encoder after the encoder.
 
     Attributes:
-        modules: What changes the vector of each token, in order.
+        modules: Modules that change the vector of each token, in order.
         rules: Which tokens count.
         marks: Starts of prompts that are one token if the vocabulary has it.
     """
@@ -191,7 +191,7 @@ class MultiVectorHead(Layout):
         return tuple(join(each.path, WEIGHTS) for each in self.modules)
 
     def steps(self, find: FindFile) -> tuple[Step, ...]:
-        """Return what each token state becomes as steps of a head, in float.
+        """Return the modules as steps of a head, in float.
 
         Raises:
             CheckpointError: See `sentence_modules.steps_of`.
@@ -379,7 +379,7 @@ def _module(name: ModuleName, path: str, config: str | None) -> HeadModule:
     module = head_module(name, path, config, vector=TOKENS)
     if name == "Normalize" and module.config.get("module_input_name") is None:
         raise CheckpointError(
-            f"{path}/config.json has no `module_input_name`, so that no vectors of tokens are "
+            f"{path}/config.json has no `module_input_name`, so no vectors of tokens are "
             f"normalized. Set it to {TOKENS!r} in a copy of the folder, or remove the module."
         )
     return module
@@ -442,7 +442,7 @@ def _lengths(
 
 
 def _pylate_lengths(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return PyLate's settings as those of sentence-transformers' Transformer."""
+    """Convert PyLate's settings to settings of sentence-transformers' Transformer."""
     found = {
         name: saved[name]
         for name in ("query_length", "document_length", "query_expansion")

@@ -71,10 +71,10 @@ POOLING_CONFIG = f"{_POOLING_FOLDER}/config.json"
 _LONGEST = 2**63
 
 Kind = Literal["query", "document"]
-"""What a text is, for models that encode queries and documents differently."""
+"""Kind of a text, for models that encode queries and documents differently."""
 
 Returned = Literal["states", "words", "classes"]
-"""What an encoder returns: states of tokens, scores of words for each, or scores of classes."""
+"""Output of an encoder: states of tokens, scores of words for each token, or of classes."""
 
 ReadFile = Callable[[str], str | None]
 """Returns the text of a file of the checkpoint by its path in it, `None` if it does not exist."""
@@ -176,7 +176,7 @@ class PooledHead(Layout):
         return tuple(f"{each.path}/{WEIGHTS}" for each in self.modules)
 
     def steps(self, find: FindFile) -> tuple[Step, ...]:
-        """Return what follows the pooling as steps of a head, in float.
+        """Return the modules after the pooling as steps of a head, in float.
 
         Raises:
             CheckpointError: See `sentence_modules.steps_of`.
@@ -196,7 +196,7 @@ class SentenceHead(PooledHead):
     normalize: bool
 
     def steps(self, find: FindFile) -> tuple[Step, ...]:
-        """Return what follows the pooling as steps of a head, in float.
+        """Return the modules after the pooling as steps of a head, in float.
 
         Raises:
             CheckpointError: See `sentence_modules.steps_of`.
@@ -205,7 +205,7 @@ class SentenceHead(PooledHead):
 
     @property
     def last_steps(self) -> tuple[Step, ...]:
-        """What follows the modules: all of `steps` if there are none."""
+        """Steps after the modules: all of `steps` if there are no modules."""
         return ("normalize",) if self.normalize else ()
 
     def write(self, folder: Path, *, hidden: int, find: FindFile) -> None:
@@ -321,7 +321,7 @@ def shown_kinds(modules: Sequence[tuple[str, str]]) -> str:
 
 
 def begins_with_pooling(modules: Sequence[tuple[str, str]]) -> bool:
-    """Return whether modules are an encoder, its pooling, and what is known after it."""
+    """Return whether modules are an encoder, its pooling, and known modules after it."""
     kinds = [kind for kind, _ in modules]
     known = {*MODULES_AFTER_POOLING, *MODULES_WITHOUT_EFFECT}
     return kinds[:2] == ["Transformer", "Pooling"] and {*kinds[2:]} <= known
@@ -330,9 +330,9 @@ def begins_with_pooling(modules: Sequence[tuple[str, str]]) -> bool:
 def read_pooling(
     read: ReadFile, modules: Sequence[tuple[str, str]]
 ) -> tuple[dict[str, Any], list[tuple[ModuleName, str]]]:
-    """Return the fields of a `PooledHead` but for `modules`, and what follows the pooling.
+    """Return the fields of a `PooledHead` but for `modules`, and the modules after the pooling.
 
-    `modules` are the kinds and paths of an encoder, its pooling, and what is known after it.
+    `modules` are the kinds and paths of an encoder, its pooling, and known modules after it.
 
     Raises:
         CheckpointError: The pooling or a setting is not supported.
@@ -510,8 +510,8 @@ def write_sentence_head(head: SentenceHead, folder: Path, *, hidden: int, find: 
 def write_files(folder: Path, modules: Sequence[tuple[str, str]], texts: Mapping[str, str]) -> None:
     """Write modules.json, the folders of the modules, and other files.
 
-    `modules` are the names of their classes with their paths, and `texts` those of the other files
-    by their paths.
+    `modules` are the names of their classes with their paths, and `texts` the contents of the other
+    files by their paths.
     """
     listed = [
         {"idx": index, "name": str(index), "path": path, "type": f"{_PACKAGE}.{kind}"}

@@ -85,11 +85,11 @@ class SpladeHead(Layout):
 
     @property
     def weight_files(self) -> tuple[str, ...]:
-        """Paths in the checkpoint of weights besides those of the model."""
+        """Paths in the checkpoint of weights outside the model."""
         return () if self.query_path is None else (join(self.query_path, WEIGHTS),)
 
     def steps(self, find: FindFile) -> tuple[Step, ...]:
-        """Return what makes weights of scores."""
+        """Return the steps that make weights of scores."""
         del find
         return _STEPS[self.function]
 
@@ -148,7 +148,7 @@ def read_query_weights(folder: Path, *, vocabulary: int) -> QueryWeights | None:
     fields = Fields(read_json(path), lambda reason: damaged(path, reason))
     weights = np.array(fields.numbers("weights"), np.float32)
     if len(weights) > vocabulary:
-        raise damaged(path, f"it has weights of {len(weights)} tokens, and not of {vocabulary}")
+        raise damaged(path, f"it has weights of {len(weights)} tokens, expected {vocabulary}")
     # The table of words of a model may have more rows than its tokenizer has tokens.
     padded = np.pad(weights, (0, vocabulary - len(weights)))
     return QueryWeights(weights=padded, is_default=fields.truth("is_default"))

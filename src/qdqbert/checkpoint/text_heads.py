@@ -1,4 +1,4 @@
-"""What models of sentence-transformers compute after the encoder."""
+"""Heads of sentence-transformers' models: the modules after the encoder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.task_kinds import TASK_KINDS
 
 TextHead = SentenceHead | SpladeHead | MultiVectorHead | ScoreHead
-"""What makes vectors or scores of the states of tokens, or of scores of words."""
+"""A head, which makes vectors or scores of token states, or of scores of words."""
 
 
 def read_layout(read: ReadFile) -> TextHead | CrossEncoderFiles | None:
@@ -44,7 +44,7 @@ def read_layout(read: ReadFile) -> TextHead | CrossEncoderFiles | None:
 def own_head(
     layout: object, name: str, task: str
 ) -> tuple[SpladeHead | MultiVectorHead | ScoreHead | None, tuple[str, ...]]:
-    """Return what models compute that are no plain embedders, and notices; `None` for nothing.
+    """Return the head of a model that is no plain embedder, if it has one, and notices.
 
     Args:
         layout: The files of sentence-transformers, if there are some.

@@ -33,7 +33,7 @@ from qdqbert.tokenizing.tokenizer import Tokenizer
 
 # A class of this name, which versions 4 and 5 of transformers know, takes the file as it is.
 _AS_STORED = "PreTrainedTokenizerFast"
-# Texts beyond the samples can show a difference of these. The others act on all texts alike.
+# A difference in these may show only in other texts than the samples. Other parts act on all texts.
 _STEPS = frozenset({"normalizer", "pre-tokenizer"})
 _SAMPLES: Sequence[str] = (*HARD.values(), SPECIAL_TOKENS)
 
@@ -70,8 +70,8 @@ def load_tokenizer(name: str, *, subfolder: str = "") -> LoadedTokenizer:
             raise
         reason = str(error).strip().partition("\n")[0]
         notice = (
-            f"transformers {_version()} cannot build this tokenizer, so that tokenizer.json is "
-            f"used as it is, as by other runtimes. The reason: {reason}"
+            f"transformers {_version()} cannot build this tokenizer ({reason}). tokenizer.json is "
+            "used as it is, as by other runtimes."
         )
         return LoadedTokenizer(_as_stored(name, places, own, None), (notice,))
     if built.is_fast and _parts(built.backend_tokenizer) == _parts(own):

@@ -151,7 +151,7 @@ def _parameter(
 
 
 def _metavar(option: Declared) -> str | None:
-    """Return the word for a value in the help, where it is not that of the type."""
+    """Return the word for a value in the help; `None` for the default of the type."""
     if option.is_mapping:
         return "NAME=VALUE"
     if option.is_sequence:

@@ -19,7 +19,7 @@ class PlainConsole(Console):
 
         Args:
             file: The stream.
-            width: Width of tables; that of the terminal by default.
+            width: Width of tables; the terminal's by default.
         """
         super().__init__(file=file, width=width, markup=False, emoji=False, highlight=False)
 

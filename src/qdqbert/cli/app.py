@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. Entry point of the `qdqbert` script.
 
     Args:
-        arguments: Words after `qdqbert`; those of the process if `None`.
+        arguments: Words after `qdqbert`; the process's own if `None`.
     """
     signal.signal(signal.SIGTERM, _terminate)
     _set_up_process()

@@ -47,8 +47,8 @@ def tables_of(model: EncoderModel) -> tuple[Table, ...]:
 def parent_of(linear: Linear) -> str:
     """Return the path of the module that contains a linear layer.
 
-    That around the query computes the matmuls of the attention. Those around the last layers of
-    the two parts of an encoder layer add their outputs to the states.
+    The module of the query computes the matmuls of the attention. The modules of the last layers
+    of the two parts of an encoder layer add their outputs to the states.
     """
     return linear.module.rpartition(".")[0]
 

@@ -194,7 +194,7 @@ class _Reader:
         try:
             found = spec_of(state)
             if found is not None and found.axis not in (None, site.channel_axis):
-                raise SpecError(f"axis={found.axis} is not that of its channels.")
+                raise SpecError(f"axis={found.axis} is not the axis of its channels.")
             if found is not None and site.kind == "weight" and not found.signed:
                 raise SpecError("weights need signed codes around 0.")
         except (SpecError, TypeError) as error:

@@ -153,7 +153,7 @@ def find_faults(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Measures:
-    """What is wrong with one weight, each `None` if it does not have it."""
+    """Faults of one weight. `None` for a fault that it does not have."""
 
     clipped: float | None
     clipped_inputs: float | None

@@ -51,7 +51,7 @@ def changed_rows(
     references: Sequence[Answer],
     decisions: tuple[Decisions, Decisions] | None,
 ) -> list[dict[str, Any]]:
-    """Return the answers that differ from those of the reference, the largest change first.
+    """Return the answers that differ from the reference's, the largest change first.
 
     Args:
         answers: Answers of the model.

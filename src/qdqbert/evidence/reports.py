@@ -1,4 +1,4 @@
-"""What is measured of a graph, as reports have it."""
+"""Measurements of a graph, as they appear in reports."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Find linear layers whose int8 sums would saturate on x86 CPUs without VNNI.
 
 Such CPUs add two adjacent products of an unsigned and a signed code in 16 bits, with saturation
-(`vpmaddubsw`). Weights with an `adjacent_sum_limit` cannot saturate. Those for VNNI can, depending
-on the inputs.
+(`vpmaddubsw`). Weights with an `adjacent_sum_limit` cannot saturate. Weights for VNNI can,
+depending on the inputs.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class StoredWeight:
     """The weight of a linear layer, or a table.
 
     Attributes:
-        name: Its name, or that of its node if the exporter numbered the weights.
+        name: Its name, or the name of its node if the exporter numbered the weights.
         size: Number of values.
         bits: Bits of a value.
         is_float: Whether it is stored in float.
@@ -102,13 +102,13 @@ class StoredWeight:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredWeights:
-    """What a graph multiplies with.
+    """The factors of a graph's matrix products.
 
     Attributes:
         linears: Weights of the linear layers.
         tables: Tables of embeddings.
-        products: Names of the products of two activations: those of attention.
-        products_in_int8: Those of them that are products of codes.
+        products: Names of the products of two activations, as in attention.
+        products_in_int8: Names of such products of codes.
         size_bytes: Size of the file, with its weights in other files.
     """
 

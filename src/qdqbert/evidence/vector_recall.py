@@ -14,7 +14,7 @@ from qdqbert.tasks.small_vectors import VectorRanges, Vectors, quantize_vectors,
 # With fewer texts, most of them are among the nearest ones anyway.
 _FEWEST_TEXTS = 50
 _MOST_TEXTS = 1000
-# The time of MaxSim is that of products of all tokens.
+# MaxSim multiplies all pairs of tokens.
 _MOST_TOKENS = 20_000
 _NEIGHBORS = 10
 

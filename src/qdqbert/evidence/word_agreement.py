@@ -21,8 +21,8 @@ class WordAgreement:
 
     Attributes:
         top: Number of words with the largest weights that are compared.
-        overlap_percent: Mean share of these words of the float model that are among those of the
-            other one, %. Texts without a weight do not count.
+        overlap_percent: Mean share of these words of the float model that the other model has
+            among its own, %. Texts without a weight do not count.
         active: Mean number of words with a weight.
         float_active: The same of the float model.
         recall_percent: Recall@10, by products of embeddings: the mean share of the 10 nearest other

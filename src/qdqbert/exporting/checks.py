@@ -82,7 +82,7 @@ def check_tokens(source: Source, tokenize: Tokenize, *, converter: str, prompt: 
     if found:
         raise UserInputError(
             f"{converter} gives other tokens than the library `tokenizers` for {', '.join(found)}. "
-            "The model would compute other results for such texts, so that nothing is written. "
+            "The model would compute other results for such texts, so nothing was written. "
             'Choose another format in `to`; "triton" takes every tokenizer.',
             argument="to",
         )

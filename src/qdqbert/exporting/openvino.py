@@ -149,7 +149,7 @@ def _notices(source: Source) -> Sequence[str]:
     if source.is_reranker:
         notices.append(
             "TextRerankPipeline applies a sigmoid to a single output, and a softmax to several. "
-            "The order of documents is that of `rank`, and scores can differ from it."
+            "The order of documents is the same as from `rank`, but scores can differ."
         )
     if _is_pooled_by_pipeline(source):
         notices.append(

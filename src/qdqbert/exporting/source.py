@@ -230,8 +230,8 @@ def pooling_of(source: Source, known: Mapping[str, str], runtime: str) -> tuple[
 
     Args:
         source: The embedder.
-        known: Names of poolings in the pipeline, by those of sentence-transformers.
-        runtime: The name of what pools, for errors.
+        known: Names of poolings in the pipeline, by their names in sentence-transformers.
+        runtime: The name of the runtime that pools, for errors.
 
     Raises:
         UserInputError: It has no such pooling, or the model has modules between its pooling and

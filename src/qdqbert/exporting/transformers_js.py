@@ -40,7 +40,7 @@ GRAPH = Path("onnx/model_quantized.onnx")
 
 # How transformers.js names the ways to pool.
 _POOLINGS = {"mean": "mean", "cls": "cls"}
-# Its classes of tokenizers give no types of tokens, but for this one and those of a few families.
+# Its tokenizer classes give no token types, except this one and the classes of a few families.
 _CLASS_WITH_TYPES = "BertTokenizer"
 _FILES = ("config.json", "tokenizer.json", TOKENIZER_CONFIG)
 # Browsers load ONNX Runtime's files from a CDN otherwise.

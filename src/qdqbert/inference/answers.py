@@ -15,7 +15,7 @@ from qdqbert.tables.rows import Column
 from qdqbert.tasks.columns import Columns as Requested
 from qdqbert.tasks.columns import Table, quoted, resolve_columns
 
-# Put before the name of an answer's column that the rows have, too.
+# Prefix of an answer's column whose name the rows already have.
 _PREFIX = "predicted_"
 
 

@@ -101,7 +101,7 @@ def _best(artifact: Artifact, engines: Sequence[EngineName]) -> tuple[EngineName
 
 
 def _times_as_fast(artifact: Artifact, best: EngineName, chosen: EngineName) -> str:
-    """Return how much faster the best engine is by the folder's report, in brackets."""
+    """Return the speedup of the best engine by the folder's report, in parentheses."""
     means = _mean_latencies(_read_report(artifact), [best, chosen])
     if len(means) < 2 or means[best] >= means[chosen]:
         return ""

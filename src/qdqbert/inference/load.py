@@ -95,8 +95,8 @@ def load(
             engine.
         batch_invariant: Run each input alone and without padding, so that its result does not
             depend on other inputs. It is slower, most for short inputs. The report of `quantize`
-            says how much results depend on the batch without it. Those of the native engine never
-            do, so that it changes nothing there.
+            says how much results depend on the batch without it. Results of the native engine
+            never do.
         precision: How a float checkpoint runs: in "int8" on the native engine, or in "float" on
             ONNX Runtime, to compare with. "float" is the same as the target "float".
         check: Whether a float checkpoint is compared with INT8 on 16 built-in texts. A message of
@@ -135,7 +135,7 @@ def load(
     if precision == "float":
         if target not in (None, "float"):
             raise UserInputError(
-                f"`precision='float'` runs no INT8, as `target={target!r}` does. Pass one of them.",
+                f"`precision='float'` contradicts the INT8 target `target={target!r}`. Pass one.",
                 argument="precision",
             )
         target = "float"
@@ -368,6 +368,4 @@ def _check_files(artifact: Artifact, model: Path) -> None:
     is_intact = require_intact(artifact.directory, names)
     # What this package made of a float checkpoint has no calibration, and no checksums either.
     if not is_intact and artifact.quantization["calibration"]:
-        _LOGGER.info(
-            "%s has no %s, so that its files are not checked.", artifact.directory, CHECKSUMS
-        )
+        _LOGGER.info("%s has no %s, so its files are not checked.", artifact.directory, CHECKSUMS)

@@ -1,4 +1,4 @@
-"""What type checkers see of `qdqbert.load`: the class that it returns for each task.
+"""Types of `qdqbert.load` for type checkers: the class that it returns for each task.
 
 Written by tests/load_stub.py. It has one signature for each task, as type checkers read no tables.
 """
@@ -201,8 +201,8 @@ def load(
             engine.
         batch_invariant: Run each input alone and without padding, so that its result does not
             depend on other inputs. It is slower, most for short inputs. The report of `quantize`
-            says how much results depend on the batch without it. Those of the native engine never
-            do, so that it changes nothing there.
+            says how much results depend on the batch without it. Results of the native engine
+            never do.
         precision: How a float checkpoint runs: in "int8" on the native engine, or in "float" on
             ONNX Runtime, to compare with. "float" is the same as the target "float".
         check: Whether a float checkpoint is compared with INT8 on 16 built-in texts. A message of

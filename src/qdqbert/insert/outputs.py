@@ -2,7 +2,7 @@
 
 The outputs of linear layers, of the softmax and of LayerNorms are read by quantizers of the group
 `layer`. Four tensors of a layer are not: the attention scores, both sums in front of a LayerNorm,
-and the input of the activation function. In the last layer a fifth one is not: its result.
+and the input of the activation function. In the last layer, its result is a fifth one.
 
 Source: onnxruntime-inference-examples, `quantization/qat/transformer_qat/qat_utils.py`.
 """
@@ -29,7 +29,7 @@ def check_outputs(family: Family) -> None:
     """
     if family.sites is None or family.sites.activation is None:
         raise CheckpointError(
-            "Quantizers on all outputs need encoder layers like BERT's, and those of family "
+            "Quantizers on all outputs need encoder layers like BERT's, and the layers of family "
             f"`{family.model_type}` differ. Choose another `recipe`.",
             argument="recipe",
         )

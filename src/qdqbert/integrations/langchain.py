@@ -28,8 +28,8 @@ from langchain_core.embeddings import Embeddings
 class QdqbertEmbeddings(Embeddings):
     """An embedder that LangChain's vector stores and retrievers take.
 
-    Documents get the folder's prompt for documents, and queries that for queries, if it has them,
-    as in sentence-transformers.
+    Documents get the folder's document prompt, and queries its query prompt, if it has them, as in
+    sentence-transformers.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ from pydantic import PrivateAttr
 class QdqbertEmbedding(BaseEmbedding):  # type: ignore[misc]
     """An embedder that LlamaIndex's indexes and retrievers take.
 
-    Texts get the folder's prompt for documents, and queries that for queries, if it has them, as in
+    Texts get the folder's document prompt, and queries its query prompt, if it has them, as in
     sentence-transformers.
     """
 

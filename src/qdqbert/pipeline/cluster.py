@@ -71,7 +71,7 @@ def cluster_run(
     batches: Sequence[Batch],
     advance: Advance,
 ) -> Iterator[Run]:
-    """Yield what runs a model over all batches, on a Ray cluster.
+    """Yield a function that runs a model over all batches, on a Ray cluster.
 
     Raises:
         UserInputError: Ray cannot run.

@@ -85,7 +85,7 @@ def make_report(
 ) -> QuantizeReport:
     """Return the report of a call.
 
-    `targets` are those of which engines that are not installed are named.
+    The report names the engines of `targets` that are not installed.
     """
     ready, source = evidence.ready, evidence.ready.source
     count = calibrated_texts(ready)

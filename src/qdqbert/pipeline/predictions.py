@@ -132,7 +132,7 @@ class Comparison:
     Attributes:
         fidelity: How close the model is to the reference.
         metrics: Metrics of the model, the main one first; none without labels.
-        differences: These metrics minus those of the reference.
+        differences: These metrics minus the reference's.
     """
 
     fidelity: Fidelity
@@ -226,7 +226,7 @@ class Baseline:
     def batch_invariance(
         self, runner: Runner, together: Predictions, *, texts: int
     ) -> BatchInvariance:
-        """Run some features alone, without padding, and compare them with those of the batches.
+        """Run some features alone, without padding, and compare the results with the batches'.
 
         Args:
             runner: A model.

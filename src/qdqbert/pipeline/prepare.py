@@ -192,7 +192,7 @@ def find_embedding_ranges(
 ) -> VectorRanges:
     """Return the ranges of the embeddings of the calibration data, which was not run here.
 
-    They are those of the earlier call if the ranges of this call are.
+    If the ranges of this call come from an earlier call, so do these.
     """
     if ranges.earlier is not None:
         stored = ranges.earlier.quantization.get("embedding_ranges")

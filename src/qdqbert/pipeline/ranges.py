@@ -202,7 +202,7 @@ def _calibrate(
 
 
 def _rounded_weights(plans: Sequence[Plan], *, smooths: bool) -> frozenset[tuple[str, TensorSpec]]:
-    """Return the rounded weights of the plans whose recipe smooths, or of those whose does not."""
+    """Return the rounded weights of the plans whose recipe smooths, or does not smooth."""
     return frozenset().union(
         *(plan.rounded_weights for plan in plans if (plan.recipe.smoothing is not None) is smooths)
     )
@@ -237,7 +237,7 @@ def _earlier_calibration(
     if theirs.get("parameters_sha256") != sited.parameters_sha256:
         raise UserInputError(
             f"{given} contains ranges for the weights of {theirs['name']!r}, which differ from "
-            f"those of {source.name!r}. Leave it out to calibrate.",
+            f"the weights of {source.name!r}. Leave it out to calibrate.",
             argument="ranges_from",
         )
     calibration = read_ranges(earlier.directory / RANGES)

@@ -23,7 +23,7 @@ _DATA = ("data", "calibration_data", "train_data", "eval_data")
 
 
 def check_data(given: Any) -> None:
-    """Check the data of a call as far as no model is needed for it, before one is loaded.
+    """Check the data of a call as far as possible without a model, before one is loaded.
 
     Raises:
         UserInputError: A file does not exist or is not UTF-8, or a column does not exist.
@@ -42,7 +42,7 @@ def check_model(
     takes_quantized: bool = False,
     advice: str = "",
 ) -> None:
-    """Check the path of a model as far as it has to be no name on the hub, before it is loaded.
+    """Check the path of a model, unless it can be a name on the hub, before it is loaded.
 
     Args:
         given: The model of a call; nothing is checked without one.

@@ -53,7 +53,7 @@ class SitedSource:
         *,
         output_names: Sequence[str],
     ) -> None:
-        """Make what runs the model, with quantizers that stay disabled."""
+        """Make the model in PyTorch, with quantizers that stay disabled."""
         self.encoder = encoder
         self._output_names = tuple(output_names)
         self._body = SitedEncoder(encoder, groups, open_tail(encoder))
@@ -111,14 +111,14 @@ class SitedSource:
 
     @property
     def runner(self) -> Runner:
-        """What computes the outputs in float."""
+        """Runner of the float model."""
         return TorchRunner(self._body, self.encoder.input_names)
 
     @contextlib.contextmanager
     def quantized_runner(self, plan: Plan, calibration: CalibrationResult) -> Iterator[Runner]:
-        """Yield what computes the outputs under a plan, with fake quantization.
+        """Yield a runner of the model with the fake quantization of a plan.
 
-        Used to compare plans. It is near to what the graph of a target computes, not equal.
+        Used to compare plans. Its outputs are close to a target's graph, but not equal.
         """
         with self._quantizing(plan, calibration):
             yield self.runner

@@ -160,7 +160,7 @@ class Source:
         return SitedSource(self.encoder, groups, output_names=self.output_names)
 
     def _with_stored(self, groups: Collection[SiteGroup]) -> Collection[SiteGroup]:
-        """Return groups of sites, and those of the checkpoint's own quantizers."""
+        """Return groups of sites, and the sites of the checkpoint's own quantizers."""
         if self.stored is None:
             return groups
         every = sites_of(self.encoder, ("layer", "table", "output"))

@@ -32,7 +32,7 @@ def version_of(module: str) -> str | None:
     except metadata.PackageNotFoundError:
         if importlib.util.find_spec(module) is None:
             return None
-    # The package has another name: that of the module onnxruntime can be onnxruntime-gpu. Finding
+    # The package can have another name: the module onnxruntime is in onnxruntime-gpu, too. Finding
     # it takes a second, as the files of all installed packages are read.
     packages = metadata.packages_distributions().get(module, ())
     return metadata.version(packages[0]) if packages else None

@@ -71,7 +71,7 @@ def keep_vocabulary(source: Source, path: str | Path, progress: Progress) -> Sou
     notice = (
         f"Kept {len(ids):,} of {before:,} tokens: all that {counted(len(lines), 'line')} of "
         f"{Path(path).name!r} use, and those that the tokenizer needs. Each line was tokenized "
-        "again: its tokens are the same, and so are their vectors. Other words fall apart into "
+        "again: its tokens are the same, and so are their vectors. Other words are split into "
         "more tokens or characters."
     )
     return dataclasses.replace(

@@ -20,7 +20,7 @@ class ClipFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Pass gradients of values inside the ends, and sum those outside for the ends."""
+        """Pass gradients of values inside the ends, and sum gradients outside for the ends."""
         x, low, high = ctx.saved_tensors
         if low.numel() != 1 or high.numel() != 1:
             raise ValueError(

@@ -166,7 +166,7 @@ class SitedEncoder(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Return the outputs for the states after the last layer, `(texts, seq, hidden)`.
 
-        The other arguments are those of `forward`.
+        The other arguments are the same as of `forward`.
         """
         model, shape = self._model, input_ids.shape
         mask = attention_mask.reshape(-1, shape[-1])

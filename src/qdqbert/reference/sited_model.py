@@ -3,7 +3,7 @@
     with observing(sited, observe): ...                     # calibration
     with quantizing(sited, specs, ranges, scales): ...      # emulate INT8
 
-Quantizers are disabled outside of these, so that the model computes in float.
+Outside of these contexts, quantizers are disabled, and the model computes in float.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class AnalyzeReport(Report):
     notices: tuple[str, ...]
 
     def document(self) -> Document:
-        """Return what each unit costs, the most costly one first."""
+        """Return the costs of the units, the most costly one first."""
         metric = self.metric
         rows: list[tuple[str, float, str, str]] = [
             ("everything", 100.0, _cost(self.whole, metric), ""),

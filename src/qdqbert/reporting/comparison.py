@@ -102,7 +102,7 @@ def quality(
 
 
 def _quality(model: Compared, reference: str, task: str) -> dict[str, Cell]:
-    """Return what says how good a model is, by name."""
+    """Return the measures of a model's quality, by name."""
     cells = {each.name: Cell(text=f"{each.value:.2f}") for each in model.metrics}
     for each in model.differences:
         cells[f"{each.name}, difference (95 %)"] = Cell(
@@ -218,7 +218,7 @@ def _limit_text(model: Compared, check: LimitCheck) -> str:
 
 
 def _limit_result(model: Compared, check: LimitCheck) -> tuple[str, Cell]:
-    """Return what was measured, and the verdict. A loss is shown as the difference elsewhere is."""
+    """Return the measured value and the verdict. A loss is shown as a signed difference."""
     verdict = Cell(text=check.verdict, level=_LEVELS[check.verdict])
     if check.option == "max_drop":
         return difference_text(model.differences[0]), verdict

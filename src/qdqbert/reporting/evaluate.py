@@ -104,7 +104,7 @@ class EvaluateReport(Report):
         return all(each.verdict == "met" for each in self.limits)
 
     def document(self) -> Document:
-        """Return what people read of the report."""
+        """Return the report as text and tables."""
         graph = "" if self.target is None else f", graph for {self.target}"
         compared = "" if self.reference is None else f" It is compared with {self.reference}."
         close = closeness([self], self.task, "the reference")

@@ -34,7 +34,7 @@ class ExportReport(Report):
         inputs: Names of what the exported model takes.
         outputs: Names of what it returns.
         max_length: Longest input in tokens. Longer ones are cut.
-        agreement: How close its results are to those of the folder, each on the same texts.
+        agreement: How close its results are to the folder's, on the same texts.
         files: Sizes of the files in bytes, by path in the output folder.
         size_bytes: Size of all files.
         usage: How to run it.

@@ -1,4 +1,4 @@
-"""What is wrong with the file of a quantized model, in words."""
+"""Describe the faults of a quantized model file in words."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def findings_section(storage: Storage, cpu_features: Sequence[str]) -> Section:
         "weights have 8 bits or fewer."
     )
     if any("vnni" in each for each in cpu_features):
-        text += " This CPU has VNNI, so that no sum was cut off in the measurements."
+        text += " This CPU has VNNI, so no sum was cut off in the measurements."
     if not storage.findings:
         return Section("What is wrong with the file?", f"Nothing was found. {text}")
     rows = [_row(each) for each in storage.findings]

@@ -75,7 +75,7 @@ def find_winner(
 
 
 def _best_float(timed: Sequence[TargetReport]) -> TargetReport:
-    """Return the graph next to which the float model was fastest."""
+    """Return the graph whose timing of the float model is the fastest."""
     return min(timed, key=lambda each: _mean_ms(each, "float_ms"))
 
 
@@ -133,7 +133,7 @@ def _range_name(low: float, high: float) -> str:
 
 
 def _at(each: TargetReport, shape: LatencyReport) -> LatencyReport | None:
-    """Return the latency at the shape of another one."""
+    """Return the latency at the same shape as another one."""
     sizes = (shape.batch, shape.sequence)
     return next((x for x in each.latency if (x.batch, x.sequence) == sizes), None)
 
@@ -162,7 +162,7 @@ def candidate_sections(found: Sequence[CandidateReport], reason: str | None) -> 
         columns, rows = columns.removesuffix(" | reason"), [row[:-1] for row in rows]
     text = (
         f"{reason or ''} Relative time is the geometric mean of the times for one text and for "
-        "many, divided by that of the fastest candidate."
+        "many, divided by the time of the fastest candidate."
     )
     return [Section("What was it chosen from?", text, Table(columns, rows))] if rows else []
 
@@ -200,8 +200,8 @@ def recall_sections(targets: Sequence[TargetReport]) -> list[Section]:
         for name, (title, bits) in _KINDS_OF_VECTORS.items()
     ]
     text = (
-        f"Recall@10: the share of the 10 texts of {texts:,} held-out ones that are nearest by the "
-        "float model's embeddings, which are among the 10 nearest by vectors of INT8, too."
+        f"Recall@10 on {texts:,} held-out texts: the share of the 10 nearest texts by the float "
+        "model's embeddings that are also among the 10 nearest by vectors of INT8."
     )
     names = " | ".join(f"{name} {{}}" for name, _ in known)
     return [Section("What do small vectors cost?", text, Table(f"vectors | bytes | {names}", rows))]
@@ -227,7 +227,7 @@ def checks(targets: Sequence[TargetReport]) -> Section:
     text = (
         "Every layer is compared with PyTorch's fake quantization, by SQNR. Each text ran in a "
         "batch with other texts and padding, and alone. CPUs without VNNI add int8 products in 16 "
-        "bits, which can be too few; in parentheses is the SQNR to exact arithmetic."
+        "bits, which can overflow; in parentheses is the SQNR to exact arithmetic."
     )
     return Section("Does it compute what it should?", text, Table(columns, rows), is_folded=True)
 
@@ -257,8 +257,8 @@ def layer_sections(targets: Sequence[TargetReport]) -> list[Section]:
         same.setdefault((*after, *only), {})[each.target] = None
     text = (
         "SQNR to float, of PyTorch's fake quantization. After a layer, it contains the noise of "
-        "all layers before. With only one part in INT8, it is that of the outputs: the shortest "
-        "bar is the part that costs most. The command analyze does the same for each linear layer."
+        "all layers before. With only one part in INT8, it is the SQNR of the outputs: the part "
+        "with the shortest bar costs most. The command analyze measures each linear layer."
     )
     return [
         Section(

@@ -104,7 +104,7 @@ class QuantizeReport(Report):
         return "'qdqbert[openvino]'" if engines == {"openvino"} else "qdqbert"
 
     def document(self) -> Document:
-        """Return what people read of the report, the fastest graph first."""
+        """Return the report as text and tables, the fastest graph first."""
         targets = by_speed(self.targets)
         models = {graph_name(each): each for each in targets}
         sections = self._usage()

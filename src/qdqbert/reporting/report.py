@@ -20,7 +20,7 @@ class Report(abc.ABC):
 
     @abc.abstractmethod
     def document(self) -> Document:
-        """Return what people read of the report."""
+        """Return the report as text and tables."""
 
     @property
     def meets_limits(self) -> bool:

@@ -25,7 +25,7 @@ class ServeReport(Report):
     seconds: float
 
     def document(self) -> Document:
-        """Return what the server did."""
+        """Return the totals of the server."""
         answered = f"Answered {counted(self.requests, 'request')} with "
         inputs = f"{counted(self.inputs, 'input')} ({self.tokens:,} tokens)"
         return Document(title=f"{answered}{inputs} in {self.seconds:.0f} s.")

@@ -20,7 +20,7 @@ _STYLES = {"good": "green", "doubtful": "yellow", "bad": "bold red", "plain": ""
 
 
 def plain_text(report: Report) -> str:
-    """Return what a terminal shows, without colors."""
+    """Return the text of a report for a terminal, without colors."""
     stream = io.StringIO()
     width = shutil.get_terminal_size((WIDTH, 0)).columns
     console = Console(file=stream, width=width, color_system=None, force_jupyter=False)
@@ -29,7 +29,7 @@ def plain_text(report: Report) -> str:
 
 
 def rendered(report: Report, spelled: Callable[[str], str] = str) -> RenderableType:
-    """Return what a terminal shows: the result first, and how to run it last.
+    """Return a report for a terminal: the result first, the command that runs it last.
 
     Args:
         report: The report.

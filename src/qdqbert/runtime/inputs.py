@@ -161,7 +161,7 @@ def check_batch_size(value: int | None) -> None:
 def described(value: Any) -> str:
     """Return a value and its type, for messages."""
     if isinstance(value, str) and not is_text(value):
-        return f"a string with a lone surrogate, which no encoding has: {value!r:.60}"
+        return f"a string with a lone surrogate, which cannot be encoded: {value!r:.60}"
     return f"{type(value).__name__} {value!r:.60}"
 
 

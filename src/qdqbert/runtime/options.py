@@ -1,4 +1,4 @@
-"""Options of what runs a model on rows: which columns, on what, and which answers."""
+"""Options of functions that run a model on rows: columns, engine and answers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class AnswerOptions(Options):
         truncate_dim: Number of leading dimensions of embeddings to keep, for models trained for
             it. The folder's setting by default.
         prompt: Text that is put before each text to embed.
-        prompt_name: Name of the prompt of the folder that is put before each text to embed. The
-            folder's default prompt, if it has one, by default. Multi-vector embedders take texts as
+        prompt_name: Name of the prompt of the folder that is put before each text to embed. By
+            default the folder's default prompt, if it has one. Multi-vector embedders take texts as
             documents, and with "query" as queries.
         chunk_overlap: If given, texts to embed that are longer than the model's limit are embedded
             in chunks that share this number of tokens, and the embeddings of the chunks are
@@ -46,8 +46,8 @@ class AnswerOptions(Options):
             dimension, by ranges that `quantize` stored in the folder, "binary" and "ubinary" a bit
             for each, eight to a byte.
         top_k: Number of answers to write for each row, best first: classes, spans, or tokens for a
-            mask. By default 1, and 5 tokens. Of sparse embeddings, the largest weights to keep: all
-            by default.
+            mask. By default 1, or 5 for tokens. For sparse embeddings, the number of the largest
+            weights to keep; all by default.
         threshold: Write all classes whose score is above it, instead of the best ones. 0.5 is usual
             for models with any number of classes for each text.
         aggregation_strategy: How tokens are joined to entities; "simple" by default. See
@@ -78,7 +78,7 @@ class RowOptions(TextColumnOptions, AnswerOptions):
             made for the engine.
         threads: Number of threads in all. By default one for each core.
         batch_invariant: Run each row alone and without padding, so that its answer does not depend
-            on the other rows. This is slower, except on the native engine, where it never does.
+            on the other rows. This is slower. The native engine does not need it.
     """
 
     model: PathOption = option(kw_only=False)

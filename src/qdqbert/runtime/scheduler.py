@@ -255,7 +255,7 @@ class Scheduler:
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     def _threads(self) -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
-        """Return the thread that tokenizes, which uses all cores, and those of the streams."""
+        """Return the thread that tokenizes, which uses all cores, and the threads of streams."""
         with self._lock:
             if self._pools is None:
                 self._pools = (

@@ -1,7 +1,7 @@
 """OpenAI's routes for embeddings.
 
-Fields that this server does not know, such as `input_type`, are ignored, as they are by other
-servers of this protocol: clients send those of the service that they were written for.
+Fields that this server does not know, such as `input_type`, are ignored, as other servers of this
+protocol do: clients send fields of the service that they were written for.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class EmbeddingsBody(Vectors):
     )
     encoding_format: Literal["float", "base64"] | None = Field(
         None,
-        description="`float` by default. `base64` is that of the values of `output_dtype`; float32 "
-        "with the least significant byte first.",
+        description="`float` by default. `base64` encodes the bytes of the values of "
+        "`output_dtype`; float32 has its least significant byte first.",
     )
     dimensions: int | None = Field(
         None, ge=1, description="Leading dimensions to keep, for models trained for it."

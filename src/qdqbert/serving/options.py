@@ -30,10 +30,10 @@ class ServerOptions(Options):
             no key is needed.
         allow_origin: Origin whose pages may use the server from a browser, such as
             "https://example.org"; "*" for all. By default none.
-        max_body: Largest body of a request in bytes. Larger ones get status 413.
-        max_texts: Number of inputs in a request. More get status 413.
-        max_queued: Number of inputs that may wait for a model. Requests that find more waiting get
-            status 429, with the time to wait.
+        max_body: Largest body of a request in bytes. A larger body gets status 413.
+        max_texts: Largest number of inputs in a request. A request with more gets status 413.
+        max_queued: Largest number of inputs that wait for a model. While more are waiting, requests
+            get status 429, with the time to wait.
     """
 
     models: Several[str] = option(kw_only=False)
@@ -65,5 +65,5 @@ class ServerOptions(Options):
 
     @property
     def key(self) -> str | None:
-        """The key that requests need, or that of the environment; `None` if there is neither."""
+        """The key that requests need, by default from the environment; `None` for no key."""
         return self.api_key or os.environ.get(_KEY_VARIABLE) or None

@@ -24,7 +24,7 @@ of what it returns describes the body."""
 
 
 class Health(TypedDict):
-    """That the server answers, and how many of its worker processes run, if it has several."""
+    """The state of the server, and the number of its running processes if it has several."""
 
     status: Literal["ok"]
     workers: NotRequired[int]

@@ -108,7 +108,7 @@ class Router:
 
 
 def error_form_of(found: Found, path: str) -> ErrorForm:
-    """Return how errors about a request are written."""
+    """Return the form of errors about a request."""
     if found is not None:
         return found[0].error_form
     return openai_error if path.startswith(_OPENAI_PREFIX) else plain_error

@@ -22,7 +22,7 @@ _SPECIAL_TOKENS = 4
 
 
 class ServedInfo(TypedDict):
-    """What `/info` says about a model."""
+    """The answer of `/info` about a model."""
 
     name: str
     task: str

@@ -2,7 +2,7 @@
 
     POST /token-classification {"inputs": "...", "parameters": {"aggregation_strategy": "first"}}
 
-Answers are those of transformers' pipelines. A list of inputs gets a list of answers.
+Answers are the same as from transformers' pipelines. A list of inputs gets a list of answers.
 """
 
 from __future__ import annotations

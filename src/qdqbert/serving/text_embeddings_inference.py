@@ -44,7 +44,7 @@ class Truncation(BaseModel):
     )
     truncation_direction: Direction | None = Field(
         None,
-        description="The end of inputs that is cut off. That of the model's tokenizer by default.",
+        description="The end of inputs that is cut off. By default, the tokenizer decides.",
     )
 
     @property

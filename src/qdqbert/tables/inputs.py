@@ -199,8 +199,8 @@ def _check_schemas(files: tuple[Path, ...]) -> None:
     for path in files[1:]:
         if schema_of(path) != first:
             raise DataFileError(
-                f"Files of one run must have the same columns and types, and those of `{path}` "
-                f"differ from those of `{files[0]}`. Run them one by one.",
+                f"Files of one run must have the same columns and types, and `{path}` differs "
+                f"from `{files[0]}`. Run them one by one.",
                 argument="input",
             )
 

@@ -143,8 +143,8 @@ def format_of(output: str, given: OutputFormat | None) -> tuple[OutputFormat, bo
 def _by_suffix(output: str, suffix: str) -> OutputFormat:
     if suffix == ".txt":
         raise UserInputError(
-            f"`output={output!r}`: answers have several columns, which a .txt file has not. "
-            "Write .jsonl or .csv instead.",
+            f"`output={output!r}`: a .txt file cannot hold the columns of answers. Write .jsonl "
+            "or .csv instead.",
             argument="output",
         )
     if suffix not in _SUFFIXES:

@@ -195,7 +195,7 @@ def join_blocks(sources: Sequence[Path], outputs: Sequence[tuple[Path, Sequence[
 
     Args:
         sources: All blocks, a file each; empty files are left out.
-        outputs: Paths of the finished files, each with those of `sources` that it contains.
+        outputs: Paths of the finished files, each with the `sources` that it contains.
     """
     pyarrow = import_pyarrow()
     schema = _common_schema([table.schema for table in _blocks(sources, with_rows=False)])

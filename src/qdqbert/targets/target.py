@@ -144,7 +144,7 @@ class Plan:
     def rounded_weights(self) -> frozenset[tuple[str, TensorSpec]]:
         """Sites and specs of the weights that are rounded by the moments of their inputs.
 
-        Those are the weights of linear layers whose inputs are quantized too.
+        They are the weights of linear layers whose inputs are quantized too.
         """
         return frozenset(
             (name, spec)

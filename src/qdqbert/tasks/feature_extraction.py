@@ -359,16 +359,16 @@ class Embedder(PromptedModel):
                 folder's setting by default.
             chunk_overlap: If given, texts that are longer than `max_length` are embedded in chunks
                 that share this number of tokens, 0 or more, instead of being cut. Each chunk has
-                the prompt. The embedding of the text is the mean of those of its chunks, weighted
-                by their numbers of tokens of the text, and scaled to length 1 if theirs are.
+                the prompt. The embedding of the text is the mean of its chunks' embeddings,
+                weighted by their numbers of tokens, and scaled to length 1 if these are.
             output_dtype: Kind of the values, float32 by default. "int8" and "uint8" have a byte for
                 each dimension: the place of the value in the range of the dimension, in 256 steps.
                 "binary" (int8) and "ubinary" (uint8) have a bit, which is 1 for values above 0,
-                eight bits to a byte. The values are those of sentence-transformers'
+                eight bits to a byte. The values equal sentence-transformers'
                 `quantize_embeddings`.
             precision: Name of `output_dtype` in sentence-transformers.
             ranges: Smallest and largest value of each dimension for "int8" and "uint8", `(2,
-                dimensions)`. By default those of `embedding_ranges`.
+                dimensions)`. By default `embedding_ranges`.
             batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
                 Texts of similar length are put into batches by their tokens.
             show_progress_bar: Whether to show a bar on stderr.
@@ -546,8 +546,8 @@ class Embedder(PromptedModel):
     ) -> Job[str, SmallEmbedding]:
         """Return the job of `encode` with these options, for `stream`.
 
-        With `keep_length`, embeddings of length 1 have it also with fewer dimensions, which those
-        of sentence-transformers do not.
+        With `keep_length`, embeddings of length 1 are scaled to length 1 again after a cut to fewer
+        dimensions, unlike in sentence-transformers.
         """
         if output_dtype not in OUTPUT_DTYPES:
             raise UserInputError(

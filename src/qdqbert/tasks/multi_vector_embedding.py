@@ -208,7 +208,7 @@ class MultiVectorEmbedder(PromptedModel):
 
         Returns:
             float32 `(queries, documents)`: MaxSim, the sum over the vectors of a query of their
-            largest products with those of a document; or their mean, if the folder's
+            largest products with vectors of a document; or their mean, if the folder's
             `similarity_fn_name` is "meanmaxsim". A document without vectors has -1e9.
 
         Raises:
@@ -292,7 +292,7 @@ class MultiVectorEmbedder(PromptedModel):
         return self.job(task=task, **self._with_prompt(names, {"prompt": prompt}))
 
     def job_of_prompt(self, prompt_name: str | None, prompt: str | None = None) -> _Encode:
-        """Return the job for texts, which are documents unless the prompt is that of queries.
+        """Return the job for texts, which are documents unless the prompt is for queries.
 
         Args:
             prompt_name: Name of the prompt, if one was named.
@@ -336,7 +336,7 @@ def _skipped_ids(rules: TokenRules, tokenizer: Tokenizer) -> NDArray[np.int64]:
 
 
 def _listed(given: Any, name: str) -> list[Vectors]:
-    """Return vectors of texts as arrays; those of a single text as the only one."""
+    """Return the vectors of texts as a list of arrays, which has one array for a single text."""
     is_one = isinstance(given, np.ndarray) and given.ndim == 2
     found = [np.asarray(each, np.float32) for each in ([given] if is_one else given)]
     if wrong := [each.shape for each in found if each.ndim != 2]:

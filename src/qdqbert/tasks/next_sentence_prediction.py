@@ -52,7 +52,7 @@ def read_pairs(data: str | Rows, *, columns: Columns, max_examples: int | None) 
 
 
 def _name_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
-    """Say how labels are read that do not say themselves which class they mean."""
+    """Add a notice on the meaning of labels that are numbers or truth values."""
     del id2label
     labels = {(each.label or "").strip().lower().removesuffix(".0") for each in dataset.examples}
     unclear = sorted(labels & {"0", "1", "true", "false"})

@@ -1,4 +1,4 @@
-"""Models that put a prompt before each text, as those of sentence-transformers do."""
+"""Models that put a prompt before each text, as sentence-transformers does."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Window:
     Attributes:
         example: Index of the example.
         offsets: For each token, the position in the context of its first character and of the
-            character after its last one; -1 for special tokens and those of the question. Shape
+            character after its last one; -1 for special tokens and tokens of the question. Shape
             `(tokens, 2)`.
     """
 
@@ -378,7 +378,7 @@ class QuestionAnswerer(Model):
         handle_impossible_answer: bool | None = None,
         batch_size: int | None = None,
     ) -> Any:
-        """SpanAnswer questions, as transformers 4's pipeline "question-answering" does.
+        """Answer questions, as transformers 4's pipeline "question-answering" does.
 
         A long context is read in windows, and the best span of all windows is the answer. It is
         the one that `evaluate` scores.

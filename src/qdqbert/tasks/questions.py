@@ -213,7 +213,7 @@ def _field(row: object, name: str, kind: type[_T], where: str) -> _T:
     got = kind_of(value) if isinstance(row, Mapping) and name in row else "none"
     raise DataFileError(
         f"{where} must have `{name}`: {_KINDS[kind]}, got {got}. Expected SQuAD's layout in a "
-        ".json file, or that of Hugging Face's `squad` in a .jsonl file, a data set or dicts."
+        ".json file, or the layout of Hugging Face's `squad` in a .jsonl file, a data set or dicts."
     )
 
 

@@ -37,7 +37,7 @@ def average_precision(ranked: Relevance) -> float:
 
 
 def ndcg(ranked: Relevance, *, k: int) -> float:
-    """Return the discounted cumulative gain of the first `k` documents over that of the best order.
+    """Return the discounted cumulative gain of the first `k` documents over the best order's.
 
     The gain of a document is its relevance, or 0 if that is negative. It is divided by
     `log2(rank + 1)`, for ranks from 1. The result is 0 if no document is relevant.

@@ -1,6 +1,6 @@
 """Embeddings in fewer bytes: a byte or a bit for each dimension.
 
-The codes are those of `quantize_embeddings` of sentence-transformers.
+The codes equal `quantize_embeddings` of sentence-transformers.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def shared_limits(limits: Vectors) -> Vectors:
     """Return one range for all dimensions, with which codes of "int8" are multiples of the values.
 
     A code is `127 * value / bound`, rounded, where `bound` is the largest absolute value of
-    `limits`. So cosines and products of the codes compare vectors as those of the values do.
+    `limits`. So cosines and products of the codes compare vectors as the values do.
     """
     step = np.abs(limits).max() / np.float32(127)
     # Codes are cut off, not rounded, and the first of the 255 steps of the range belongs to -128.

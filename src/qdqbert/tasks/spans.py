@@ -30,8 +30,8 @@ class SpanPrediction:
         n_best: The best spans, best first, with `start_logit`, `end_logit`, `text`, `probability`.
         spans: Position in the context of the first character of each span of `n_best`, and of the
             character after its last one. `(0, 0)` for no answer.
-        null_odds: Score of "no answer" minus that of the best answer; `None` if all questions have
-            an answer.
+        null_odds: Score of "no answer" minus the score of the best answer; `None` if all questions
+            have an answer.
     """
 
     text: str

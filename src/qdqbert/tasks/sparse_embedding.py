@@ -293,7 +293,7 @@ class SparseEmbedder(PromptedModel):
 
         Returns:
             For each embedding, pairs of a token of the vocabulary and its weight. The token is
-            `None` if the vocabulary of the model is larger than that of its tokenizer.
+            `None` for an id that is not in the vocabulary of the tokenizer.
 
         Raises:
             UserInputError: `top_k` is below 1.

@@ -219,9 +219,9 @@ class Task:
             correlation with equal scores. Called after `check_labels`, before a model is
             evaluated.
         predictions: Returns the prediction for each feature of a batch that ran.
-        scores: Returns the results that metrics are computed from, those of the main metric first,
-            from predictions, features, the config's `id2label` and options. The labels are those
-            that `read_labels` returns.
+        scores: Returns the results that metrics are computed from, the main metric's first. Takes
+            predictions, features, the config's `id2label` and options. The labels come from
+            `read_labels`.
         decisions: Returns what the model answers, one value for each example or position. Two
             models are compared by the number of decisions that differ. `None` if the answers are
             not choices.

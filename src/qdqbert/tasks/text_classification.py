@@ -77,7 +77,7 @@ def _scores(
     id2label: Mapping[int, str],
     options: TaskSettings,
 ) -> list[Score]:
-    """Return accuracy first; `f1` is that of class 1, as in GLUE."""
+    """Return accuracy first. `f1` is the F1 score of class 1, as in GLUE."""
     del options
     logits = np.stack(predictions)
     if logits.shape[1] == 1:

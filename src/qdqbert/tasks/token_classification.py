@@ -180,7 +180,7 @@ def _of_counts(name: str) -> Compute:
 
 
 def _are_entity_tags(names: Iterable[str]) -> bool:
-    """Return whether tags are those of entities: some like `B-PER`, or all letters of BIOES."""
+    """Return whether tags mark entities: some like `B-PER`, or all letters of BIOES."""
     tags = set(names)
     return tags <= {OUTSIDE, *"BIES"} or any(
         tag.startswith(("B-", "I-", "E-", "S-")) for tag in tags
@@ -335,8 +335,8 @@ class TokenClassifier(Model):
                 list of such lists.
             aggregation_strategy: How tokens are joined to entities: not at all ("none"), tokens
                 with the same tag ("simple"), or words with the same tag, where the tag of a word is
-                that of its first token ("first"), that of its most confident token ("max"), or that
-                with the highest mean score ("average").
+                the tag of its first token ("first"), of its most confident token ("max"), or the
+                one with the highest mean score ("average").
             ignore_labels: Names of classes that are left out.
             stride: Number of tokens that neighboring windows share. A quarter of `max_length` by
                 default. Where windows overlap, the longer entity counts, and the more confident one

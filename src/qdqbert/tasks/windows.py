@@ -109,7 +109,7 @@ def context_offsets(window: tokenizers.Encoding) -> NDArray[np.int32]:
 
     Returns:
         The position of the first character and of the one after the last; -1 for special tokens
-        and those of the question. Shape `(tokens, 2)`.
+        and tokens of the question. Shape `(tokens, 2)`.
     """
     offsets = np.array(window.offsets, dtype=np.int32)
     offsets[[sequence != 1 for sequence in window.sequence_ids]] = -1

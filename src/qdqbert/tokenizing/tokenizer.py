@@ -185,7 +185,7 @@ class Tokenizer:
         is_known = 0 <= largest <= _LARGEST_ID and self.backend.id_to_token(largest) is not None
         if kept is None or not is_known or min(ids) < 0:
             raise UserInputError(
-                f"Token ids must be those of the model's own tokenizer, with its special tokens; "
+                f"Token ids must come from the model's own tokenizer, with its special tokens; "
                 f"got {str(list(ids[:8])).rstrip(']')}{', ...' * (len(ids) > 8)}]. Send texts. "
                 "LangChain's OpenAIEmbeddings does so with `check_embedding_ctx_length=False`.",
                 argument="input",

@@ -1,4 +1,4 @@
-"""Take tokens out of a tokenizer, so that texts without them keep their tokens.
+"""Remove tokens from a tokenizer, so that texts without them keep their tokens.
 
 The ids that remain are numbered again in their order.
 """
@@ -50,7 +50,7 @@ def trimmed(
 
 
 def _needed(model: Mapping[str, Any], used: Collection[int]) -> set[int]:
-    """Return the ids that a model needs besides those of texts."""
+    """Return the ids that a model needs besides the ids of texts."""
     kind, vocabulary = model["type"], _vocabulary(model)
     words = {token: word for word, token in vocabulary.items()}
     characters = set("".join(words.get(token, "") for token in used))
@@ -64,7 +64,7 @@ def _needed(model: Mapping[str, Any], used: Collection[int]) -> set[int]:
         found.add(vocabulary[model["unk_token"]])
     if kind == "Unigram":
         scores = [score for _, score in model["vocab"]]
-        # The lowest score is that of unknown characters.
+        # Unknown characters get the lowest score.
         found |= {scores.index(min(scores)), *({model["unk_id"]} - {None})}
     if kind == "BPE":
         # The 256 characters of bytes.
@@ -82,7 +82,7 @@ def _vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
         case "Unigram":
             return {word: index for index, (word, _) in enumerate(model["vocab"])}
     raise CheckpointError(
-        f"The tokenizer has a model of type {model['type']!r}, whose tokens cannot be taken out."
+        f"The tokenizer has a model of type {model['type']!r}, from which no token can be removed."
     )
 
 

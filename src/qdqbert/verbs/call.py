@@ -50,7 +50,7 @@ class TaskCall(Call):
     Attributes:
         task: Name of the task in transformers. Inferred from the model by default.
         max_length: Longest input in tokens. By default the limit that the model was trained or
-            quantized with, or that of the task or the checkpoint.
+            quantized with, or the limit of the task or the checkpoint.
         columns: Columns of the data, where their names do not tell.
         task_options: Settings of the task.
     """
@@ -65,8 +65,8 @@ class BatchCall(TaskCall):
     """Common options.
 
     Attributes:
-        batch_size: Number of examples in a batch. `evaluate` runs folders of `quantize` in the
-            batches of `load`.
+        batch_size: Number of examples in a batch. `evaluate` ignores it for folders of `quantize`,
+            which run in the batches of `load`.
         onnx: Names and the tokenizer of an .onnx file.
     """
 
@@ -78,8 +78,8 @@ class CalibratingCall(BatchCall):
     """Common options.
 
     Attributes:
-        recipe: Which tensors to quantize. By default those of the checkpoint's own quantizers, or
-            the target's default recipe.
+        recipe: Which tensors to quantize. By default the checkpoint's own quantizers decide,
+            or else the target's default recipe.
         calibration_data: Examples to calibrate on: a .csv, .jsonl, .parquet or .txt file, a
             folder of classes, CoNLL columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or
             `datasets.Dataset`. Built-in English sentences by default.

@@ -123,7 +123,7 @@ def test_a_gate_needs_the_codes_of_what_it_multiplies() -> None:
     gate = model.layers[1].gate
     codes = dataclasses.replace(gate.codes, zero_point=gate.codes.zero_point ^ 1)
     changed = dataclasses.replace(model.layers[1], gate=dataclasses.replace(gate, codes=codes))
-    with pytest.raises(GraphError, match="gate of layer 1 has other codes"):
+    with pytest.raises(GraphError, match="gate of layer 1 and its factor have different codes"):
         pack_model(dataclasses.replace(model, layers=(model.layers[0], changed)))
 
 

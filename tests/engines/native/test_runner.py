@@ -466,7 +466,7 @@ def test_wrong_inputs_are_refused(save, changes, message, argument) -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((0, 3), r"`input_ids` has the shape \(0, 3\), so that there are no tokens"),
+        ((0, 3), r"`input_ids` has the shape \(0, 3\), so there are no tokens"),
         ((2, 0), "there are no tokens"),
         ((3,), r"has the shape \(3,\); .* \(batch, seq\)"),
         ((1, 2, 3), r"has the shape \(1, 2, 3\)"),

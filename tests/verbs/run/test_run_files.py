@@ -257,7 +257,7 @@ def test_only_folders_of_parts_are_replaced(classifier, reviews, tmp_path) -> No
         ({"threshold": 0.5, "top_k": 2}, "`threshold=0.5` writes all classes above it, and"),
         ({"threshold": 1.0}, "`threshold` must be at least 0 and below 1, got 1.0"),
         ({"output": "a.npy"}, ".npy files are for embeddings"),
-        ({"output": "a.txt"}, "which a .txt file has not"),
+        ({"output": "a.txt"}, "a .txt file cannot hold"),
         ({"output": "rows.jsonl", "overwrite": True}, "is a file of the input"),
         ({"text_column": "missing"}, "must be a column of"),
         ({"input": "missing.csv"}, "does not exist"),

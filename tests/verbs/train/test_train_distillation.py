@@ -86,11 +86,11 @@ def test_a_teacher_with_quantizers_is_refused(classifier, with_quantizers, out) 
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
-        ("bert", {"num_labels": 3}, r"\['LABEL_0', .* student \['bad', 'good'"),
+        ("bert", {"num_labels": 3}, r"\['LABEL_0', .* student's \['bad', 'good'"),
         (
             "bert",
             {"problem_type": "multi_label_classification", **SENTIMENT},
-            r"`problem_type` of .* is 'multi_label_classification', that of the student None",
+            r"`problem_type` of .* is 'multi_label_classification', the student's None",
         ),
         ("roberta", SENTIMENT, "vocabulary"),
         ("bert", {"hidden_size": 48, **SENTIMENT}, r"distill.hidden` needs a teacher"),

@@ -102,7 +102,7 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     yield from _embeddings(settings, limit + has_padding, words)
     yield from _convolution(settings, words)
     yield from _optional_norm(settings, "final_norm", "final_norm", settings.integer("hidden"))
-    # Positions of tokens start at 1 where those of padding tokens are 0, and rotations at 0.
+    # Positions of tokens start at 1 if padding tokens have position 0. Rotations start at 0.
     rotations = settings.integer("rotations", 0, 0 if has_padding else _MOST_ROTATIONS)
     for index in range(rotations):
         settings.integer("head_size", multiple=2 * PANEL)

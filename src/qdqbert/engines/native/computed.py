@@ -38,7 +38,7 @@ def check_parts(model: EncoderModel) -> None:
         ):
             raise GraphError(
                 "The native engine needs either no norms of queries and keys or two RMSNorms over "
-                f"all of their channels; those of layer {index} differ."
+                f"all of their channels; the norms of layer {index} differ."
             )
         _check_relative(layer.attention.relative, model, index)
 
@@ -53,7 +53,7 @@ def check_model(model: EncoderModel) -> None:
     for index, layer in enumerate(model.layers):
         attention = layer.attention
         if layer.gate is not None and not same_codes((layer.up, layer.gate)):
-            raise GraphError(f"The gate of layer {index} has other codes than what it multiplies.")
+            raise GraphError(f"The gate of layer {index} and its factor have different codes.")
         linears = (attention.query, attention.key, attention.value, attention.output)
         if any(each.codes is None for each in (*linears, layer.up, layer.down)):
             raise GraphError(f"The native engine needs all linear layers in int8; layer {index}.")
@@ -92,7 +92,7 @@ def _check_relative(relative: RelativePositions | None, model: EncoderModel, ind
     ):
         raise GraphError(
             "The native engine needs equal relative positions in all layers, in the order of the "
-            f"distance; those of layer {index} differ."
+            f"distance; the positions of layer {index} differ."
         )
 
 

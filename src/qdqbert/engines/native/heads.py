@@ -170,7 +170,7 @@ class Heads:
         width: int,
         pooling: str,
     ) -> tuple[Rows, int]:
-        """Return the maximum or the sum of what steps give for the rows of each text.
+        """Return the maximum or the sum of the results of steps, over the rows of each text.
 
         A block of rows takes the steps at a time.
         """

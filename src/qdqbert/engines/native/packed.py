@@ -309,7 +309,7 @@ class _Packer:
         }
 
     def _layer_norm(self, name: str, norm: Norm | None, part: NormPart) -> dict[str, Any] | None:
-        """Add a norm of a layer. That of heads is over the channels of all, padding included."""
+        """Add a norm of a layer. A norm of heads is over the channels of all, with padding."""
         if norm is None or part.width != "heads":
             return self._optional_norm(name, norm)
         count = self._sizes["heads"]

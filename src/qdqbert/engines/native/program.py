@@ -316,8 +316,8 @@ class Program:
         """Return the record for estimates in int8 of the scores of a layer that is stored in float.
 
         Its weights get the nearest codes, and its input has dynamic scales. Sums start from two
-        standard deviations of what rounding does to them, so that few estimates are too low. Codes
-        of inputs count as large as those of weights there.
+        standard deviations of their rounding error, so that few estimates are too low. For this
+        margin, the codes of inputs count as large as the codes of weights.
 
         Args:
             name: Start of the names of its arrays.

@@ -150,7 +150,7 @@ JOB = Record(
     texts=I64,  # number of texts
     x=PTR,  # float32 (tokens, hidden)
     # u8 (copies, code_rows, hidden) with a line between rows: what the next layer projects; three
-    # copies if those of query, key and value differ
+    # copies if query, key and value read different codes
     codes=PTR,
     row_scales=PTR,  # float32 (copies, code_rows, 2) of these codes: see `ROW_SCALE`
     code_rows=I64,
@@ -254,4 +254,4 @@ MAILBOX = Record(
 """Work for a thread."""
 
 FUNCTIONS = ("forward", "score_words")
-"""What threads run together: functions of a model, a job and a thread."""
+"""Functions that threads run together, each of a model, a job and a thread."""

@@ -134,7 +134,7 @@ class NativeRunner:
     def _kept(self, inputs: Mapping[str, Integers]) -> Integers:
         """Return the mask of the tokens that have states, `(texts, seq)`.
 
-        Those that expand queries have some, and may have the mask 0: no token attends to them.
+        Tokens that expand queries have states, even with mask 0, where no token attends to them.
         """
         mask, expansion = inputs["attention_mask"], self._program.settings["expansion_id"]
         if expansion is None:
@@ -163,7 +163,7 @@ class NativeRunner:
                 )
         if not arrays["input_ids"].size:
             raise UserInputError(
-                f"`input_ids` has the shape {shape}, so that there are no tokens.",
+                f"`input_ids` has the shape {shape}, so there are no tokens.",
                 argument="input_ids",
             )
         return arrays

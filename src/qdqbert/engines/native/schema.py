@@ -1,7 +1,7 @@
 """The parts of a layer that are stored, as tables.
 
-What packs a part, checks it, and binds it to kernels is made of these tables. A part has a name,
-the sizes of its arrays, and the part of an encoder's layer that it is made of.
+Packing, checking and binding to kernels follow these tables. A part has a name, the sizes of its
+arrays, and the part of an encoder's layer that it is made of.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Rows = NDArray[np.float32]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Threads:
-    """What scores words.
+    """The threads that score words.
 
     Attributes:
         team: The threads.

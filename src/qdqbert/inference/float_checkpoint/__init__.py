@@ -42,7 +42,7 @@ def has_settings(folder: Path) -> bool:
 
 
 def check_settings(folder: Path) -> None:
-    """Refuse a checkpoint of which the settings say that it is not run. Weights are not read.
+    """Refuse a checkpoint that cannot run, by its settings. Weights are not read.
 
     Raises:
         CheckpointError: The family is not supported, or a setting is missing or damaged.

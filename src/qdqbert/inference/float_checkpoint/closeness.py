@@ -20,8 +20,7 @@ class Closeness:
     Attributes:
         texts: Number of texts.
         sqnr_db: Signal-to-quantization-noise ratio of the output, dB.
-        worst_cosine: Lowest cosine of an embedding to that of the float model; `None` for other
-            outputs.
+        worst_cosine: Lowest cosine of an embedding to the float model's; `None` for other outputs.
     """
 
     texts: int

@@ -27,7 +27,7 @@ _TEXTS, _LONGEST_TEXT = 16, 128
 
 
 def measure_closeness(checkpoint: FloatCheckpoint, packed: Path) -> Closeness:
-    """Compare the last output of INT8 on the native engine with that of float on ONNX Runtime.
+    """Compare the last output of INT8 on the native engine with float on ONNX Runtime.
 
     Args:
         checkpoint: The checkpoint.

@@ -76,12 +76,12 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
 def write_folder(
     checkpoint: FloatCheckpoint, folder: Path, *, key: str, precision: Precision
 ) -> None:
-    """Write what runs a checkpoint, in the form of the folders of `quantize`.
+    """Write a folder that runs a checkpoint, in the form of the folders of `quantize`.
 
     Args:
         checkpoint: The checkpoint.
         folder: An empty folder.
-        key: What tells it from others: it depends on the weights.
+        key: Identifies the checkpoint: it depends on the weights.
         precision: Whether linear layers are int8, for the native engine, or all is float, for ONNX
             Runtime.
 
@@ -160,8 +160,7 @@ def _packed(checkpoint: FloatCheckpoint, weights: Weights, model: EncoderModel) 
     except (CalibrationError, GraphError) as error:
         raise CheckpointError(
             f"{str(checkpoint.folder)!r} cannot be run with the quantizers that it stores. {error} "
-            "`quantize` makes a model of the checkpoint with other quantizers (its `recipe`), or "
-            "for another runtime (its `targets`)."
+            "Quantize the checkpoint with another `recipe`, or for other `targets`."
         ) from error
 
 

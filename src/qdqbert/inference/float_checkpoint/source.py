@@ -46,7 +46,7 @@ class FloatCheckpoint:
 
     @property
     def head(self) -> TextHead | None:
-        """What modules of sentence-transformers compute after the model, if they are known."""
+        """The modules of sentence-transformers after the model, if they are known."""
         found, _ = own_head(self.layout, str(self.folder), self.task)
         return found or (self.layout if isinstance(self.layout, SentenceHead) else None)
 
@@ -104,7 +104,7 @@ def _task(config: Config, layout: Any, wanted: TaskName | None) -> TaskName:
 
 
 def limits_pairs() -> bool:
-    """Return whether this CPU runs weights much faster whose pairs are limited; see rounding."""
+    """Return whether limits on pairs of weights make this CPU much faster; see rounding."""
     return not choose_set().is_exact
 
 
@@ -113,7 +113,7 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
 
     Args:
         checkpoint: The checkpoint.
-        settings: What else the content of the folder depends on.
+        settings: Other settings that the content of the folder depends on.
     """
     digest = hashlib.sha256(settings.encode())
     names = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS)

@@ -48,7 +48,7 @@ class Standing:
     Attributes:
         index: Its position among the candidates.
         sample: Medians of the last round that it took part in.
-        relative_time: Median of `Sample.mean_ms`, divided by that of the fastest one, turn by turn.
+        relative_time: Median of `Sample.mean_ms` divided by the fastest candidate's, turn by turn.
     """
 
     index: int

@@ -32,7 +32,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot_costs(report: AnalyzeReport, path: Path) -> None:
-    """Plot the SQNR of each unit alone, and of what is left if those above it stay in float.
+    """Plot the SQNR of each unit alone, and of the rest if the units above it stay in float.
 
     Args:
         report: Result of `analyze`.

@@ -49,7 +49,7 @@ def find_storage(options: EvaluateOptions, task: str, batch: Batch) -> Storage |
 def _record(
     path: Path, names: list[str], options: EvaluateOptions, task: str, batch: Batch
 ) -> dict[str, NDArray[np.float32]]:
-    """Run texts on ONNX Runtime, and return some inner values by name, without those of [PAD].
+    """Run texts on ONNX Runtime, and return some inner values by name, without [PAD] tokens.
 
     Return nothing for a graph with fixed sizes.
     """

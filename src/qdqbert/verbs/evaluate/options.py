@@ -29,9 +29,9 @@ class EvaluateOptions(BatchCall):
             reference, examples need no labels, and built-in English sentences are the default.
         reference: Float checkpoint, .onnx file or model in memory to compare with, example by
             example. An .onnx file runs on ONNX Runtime.
-        engine: Library that runs the model. By default the one that `load` takes for a quantized
-            folder, ONNX Runtime for an .onnx file, and PyTorch for a checkpoint, which the native
-            engine runs in INT8, as `load` does.
+        engine: Library that runs the model. By default the engine that `load` chooses for a
+            quantized folder, ONNX Runtime for an .onnx file, and PyTorch for a checkpoint. "native"
+            runs a checkpoint in INT8, as `load` does.
         provider: Execution provider of ONNX Runtime; "cpu" by default.
         target: Graph to evaluate, if a folder has several for one engine. By default the one that
             was made for the engine.
@@ -73,8 +73,8 @@ class EvaluateOptions(BatchCall):
             )
         if self.data is None and self.reference is None:
             raise UserInputError(
-                "`data` is missing. Pass labeled examples, or the float model as `reference`, with "
-                "which the model is compared on built-in sentences.",
+                "`data` is missing. Pass labeled examples. Or pass the float model as `reference`, "
+                "to compare with it on built-in sentences.",
                 argument="data",
             )
         check_columns(self.columns, [self.data], "`data`")

@@ -88,8 +88,8 @@ class Request:
     Attributes:
         parameter: Name of the parameter that gave the model: `model` or `reference`.
         max_length: `max_length` of the call.
-        usual_length: Longest input in tokens without `max_length`; for a reference, that of the
-            model. `None` for what was stored with the model.
+        usual_length: Longest input in tokens without `max_length`; for a reference, the model's.
+            `None` for the length that was stored with the model.
         tokenizer: Folder or hub id of the tokenizer of an .onnx file.
         names: Names of inputs and outputs of .onnx files.
     """
@@ -152,7 +152,7 @@ def reference_request(options: EvaluateOptions, request: Request, subject: Subje
     return Request(
         parameter="reference",
         task=subject.task.name,
-        # The notice about `max_length` is that of the model.
+        # The notice about `max_length` was already given for the model.
         max_length=None,
         usual_length=subject.max_length,
         pooling=request.pooling,
@@ -178,7 +178,7 @@ def load_subject(name: str, request: Request) -> Subject:
 
 
 def _load_rounded(name: str, request: Request) -> Subject:
-    """Load a float checkpoint in INT8, to be run on what the float model would be run on."""
+    """Load a float checkpoint in INT8."""
     # Refuses targets that a float checkpoint is not made for.
     artifact = open_folder(name, check=False, target=request.target)
     if artifact.calibration_fingerprints or not artifact.model_for("native").is_file():

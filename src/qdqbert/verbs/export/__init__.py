@@ -26,9 +26,9 @@ PACKAGES: Mapping[ExportFormat, Sequence[str]] = {
 def export(options: ExportOptions, progress: Progress) -> ExportReport:
     """Write a quantized folder in the format of another runtime or server, with its tokenizer.
 
-    Embedders, rerankers, and classifiers of texts or pairs of texts can be exported. The exported
-    model runs on texts of many scripts before the folder is written. Its tokens have to be those of
-    the library `tokenizers`, and its results those of `load`.
+    Embedders, rerankers, and classifiers of texts or pairs of texts can be exported. Before
+    the folder is written, the exported model runs on texts of many scripts. It must
+    give the same tokens as the library `tokenizers`, and the same results as `load`.
 
     Returns:
         The files with their sizes, how close the results are, and how to run the exported model.

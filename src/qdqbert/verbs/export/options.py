@@ -17,7 +17,7 @@ class ExportOptions(Call):
         model: Folder that `quantize` wrote.
         to: Format to write: "openvino" for OpenVINO GenAI and OpenVINO Model Server,
             "transformers-js" for browsers and Node, "triton" for a model repository of Triton.
-        output: Folder to write. By default that of the model, with the format added to its name.
+        output: Folder to write. By default the model's folder, with the format added to its name.
         target: Graph to export, if the folder has several. By default the one that was made for the
             runtime.
         returns: What an embedder returns. By default what the runtime needs: embeddings for

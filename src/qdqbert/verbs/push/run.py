@@ -38,7 +38,7 @@ def run(options: PushOptions, progress: Progress) -> PushReport:
     files = {
         name: path.stat().st_size
         for name, path in zip(names, paths, strict=True)
-        # Hidden files are those of other programs.
+        # Hidden files belong to other programs.
         if not f"/{name}".count("/.")
     }
     url = None
@@ -126,8 +126,8 @@ def _reason(error: Exception) -> str:
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if isinstance(error, LocalTokenNotFoundError) or status in _REFUSED:
         return (
-            "the hub does not know you, or you may not write there. Log in with `hf auth login`, "
-            "or set HF_TOKEN to a token with write access."
+            "you are not logged in, or may not write there. Log in with `hf auth login`, or set "
+            "HF_TOKEN to a token with write access."
         )
     if status is not None:
         return f"the hub answered with status {status}. Try again later."

@@ -26,18 +26,18 @@ class QuantizeOptions(CalibratingCall):
         model: Checkpoint: a local folder or a hub id; or an .onnx file. In Python also `(model,
             tokenizer)` of transformers, a pipeline, a `SentenceTransformer` or a `CrossEncoder`. By
             default the packaged all-MiniLM-L6-v2 (extra `demo`).
-        output: Folder to write: by default, the name of the model and `-int8`, in the current
-            folder.
-        targets: Runtimes to write a graph for, all from one calibration. By default those of the
+        output: Folder to write. By default the name of the model with `-int8` at its end, in the
+            current folder.
+        targets: Runtimes to write a graph for, all from one calibration. By default the
             engines that are installed here: "native", "onnxruntime" and "openvino". "auto" measures
             all of these engines on the calibration data, and writes the fastest graph that is close
             enough to float.
         eval_data: Labeled examples to compare INT8 with float on, in the form of
             `calibration_data`. If only one of the two is given, it is split: a part calibrates, and
             INT8 is compared with float on the rest, with metrics if there are labels.
-        keep_vocabulary: Text file with a text in each line. Tokens that no line needs are taken out
-            of the tokenizer and of the model, which makes multilingual models much smaller. The
-            lines keep their tokens; other words may fall apart into more of them.
+        keep_vocabulary: Text file with a text in each line. Tokens that no line needs are removed
+            from the tokenizer and the model, which makes multilingual models much smaller. The
+            lines keep their tokens. Other words may be split into more tokens.
         benchmark: Measure the latency of INT8 and of float, which takes 10 seconds or more for each
             graph and engine. Measured by default.
         overwrite: Replace an output folder that an earlier call wrote.
@@ -45,7 +45,7 @@ class QuantizeOptions(CalibratingCall):
             ends in .html, JSON otherwise.
         verification_data: Inputs that are stored with their results in float, for `verify`.
             "built-in" are English sentences of this package. "held-out" are examples of
-            `calibration_data` or `eval_data`, whose tokens can be turned back into their texts.
+            `calibration_data` or `eval_data`: their texts can be restored from the stored tokens.
         limits: Limits that are met, if need be, by leaving linear layers in float.
     """
 

@@ -3,7 +3,7 @@
     files ─► tasks that read windows of rows ─► actors that answer them ─► blocks, in order
 
 Each window is a row of a data set of Ray, whose value is pickled. Thus the rows, the answers and
-the order are those of a run without Ray. If an actor dies, Ray starts another one and repeats its
+the order are the same as without Ray. If an actor dies, Ray starts another one and repeats its
 windows. What goes wrong with the input travels as a value, too, because the first error in the
 order of the rows has to be reported.
 """
@@ -114,7 +114,7 @@ class WindowWorker:
         if isinstance(rows, UserInputError):
             return rows
         try:
-            # Not the first rows: few of them are run as those of any other window.
+            # A short window runs like any other one, and not like a short input.
             (block,) = self._loaded().blocks(rows, continues=True)
         except UserInputError as error:
             return error

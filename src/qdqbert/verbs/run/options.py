@@ -29,8 +29,8 @@ class RunOptions(RowOptions, Call):
             next to the output, `OUTPUT.errors.jsonl`.
         resume: Continue a run that was interrupted, if there is one.
         overwrite: Replace the output if it exists, and discard an interrupted run.
-        ray: Run on a Ray cluster, or on the one with this address. Ray is started on this machine
-            if there is none.
+        ray: Run on a Ray cluster, or on the cluster with this address. If there is none, Ray is
+            started on this machine.
     """
 
     input: PathOption = option(kw_only=False, short="i", takes_dash=True)

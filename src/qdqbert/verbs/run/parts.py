@@ -138,7 +138,7 @@ def is_finished(output: Path, read: Iterable[Path]) -> bool:
 
 
 def remove_rest(output: Path) -> None:
-    """Remove what a run has left that was killed after its output was complete."""
+    """Remove the files of a run that was killed after its output was complete."""
     path = parts_path(output)
     if path.is_dir():
         with _locked(path, output):
@@ -149,12 +149,12 @@ def remove_rest(output: Path) -> None:
 def open_parts(
     output: Path, identity: Mapping[str, Any], *, resume: bool, overwrite: bool
 ) -> Iterator[Parts]:
-    """Yield the parts of an output: none, or those of an interrupted run.
+    """Yield the parts of an output: none, or the parts of an interrupted run.
 
     Args:
         output: The file or folder that the parts become.
-        identity: What has to be equal for a run to be continued, as values of JSON by the names
-            that messages use: those of options are in backquotes.
+        identity: Values of JSON that must be equal for a run to be continued, by the names that
+            messages use. Names of options are in backquotes.
         resume: Whether to continue an interrupted run, if there is one.
         overwrite: Whether to discard an interrupted run, and to replace the output.
 

@@ -173,7 +173,7 @@ def _write(pipeline: Pipeline) -> RunReport:
             raise
         if _identity(pipeline) != identity:
             raise UserInputError(
-                f"`input={options.input!r}` or the model changed during the run, so that the "
+                f"`input={options.input!r}` or the model changed during the run, so the "
                 "answers may belong to different versions. Pass `overwrite=True` to start again.",
                 argument="input",
             )

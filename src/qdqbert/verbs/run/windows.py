@@ -87,7 +87,7 @@ class RowRun:
         reject: Callable[[BadRow], None] = lambda row: None,
         advance: Advance = lambda **done: None,
     ) -> Iterator[Block]:
-        """Yield the answers to each window of rows. What is read ahead of them is bounded.
+        """Yield the answers to each window of rows. A limited number of rows is read ahead.
 
         Rows that cannot be used go through the model's stream, too, so that each window has the
         same number of rows, however many of them are bad.

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def serve(options: ServeOptions, progress: Progress) -> ServeReport:
     """Serve models in INT8 over HTTP, until the process gets SIGINT or SIGTERM.
 
-    Requests of many clients run together in batches. Routes are those of OpenAI's embeddings, of
-    reranking by Jina, Cohere and vLLM, of text-embeddings-inference and SageMaker, and one for each
-    task. The page at `/` has a call of each model.
+    Requests of many clients run together in batches. The routes follow OpenAI
+    (embeddings), Jina, Cohere and vLLM (reranking), text-embeddings-inference and SageMaker. Each
+    task also has a route of its own. The page at `/` shows an example call of each model.
 
     Returns:
         Numbers of requests and inputs that were answered.

@@ -17,8 +17,8 @@ class ServeOptions(ServerOptions, Call):
         host: Address to listen on. "0.0.0.0" accepts requests from other machines.
         port: Port to listen on; 0 takes any free one.
         workers: Number of processes that answer requests, each with its share of the cores. They
-            share the port. One process feeds about 16 cores with small requests. By default 1 up
-            to 8 cores, and above that one for each 8. Not on Windows.
+            share the port. One process feeds about 16 cores with small requests. By default one
+            for each 8 cores, and at least one. Not on Windows.
         shutdown_seconds: Time to answer the accepted requests after a signal to stop.
     """
 

@@ -86,9 +86,9 @@ def serve_here(
 
 @contextlib.contextmanager
 def _handled_signals() -> Iterator[None]:
-    """Do nothing about the signals that stop the server, once it has stopped.
+    """Ignore the signals that stop the server, once it has stopped.
 
-    uvicorn sends them again then, to the handlers from before.
+    uvicorn then sends them again, to the earlier handlers.
     """
     with handling_signals(lambda: None):
         yield

@@ -44,7 +44,7 @@ _END_SECONDS = 5.0
 
 
 class ServedModel(NamedTuple):
-    """What is said of a model when the server has started."""
+    """Facts about a model that are printed when the server has started."""
 
     name: str
     task: str
@@ -53,7 +53,7 @@ class ServedModel(NamedTuple):
 
     @classmethod
     def every(cls, models: Mapping[str, Model]) -> list[ServedModel]:
-        """Return what is said of some models."""
+        """Return the facts about each model."""
         return [cls(name, model.task, model.target, model.engine) for name, model in models.items()]
 
 

@@ -133,7 +133,7 @@ def read_examples(task: Task, options: TrainOptions, *, progress: Progress) -> E
 
 
 def new_classes(task: Task, dataset: Dataset, teacher: Checkpoint | None) -> list[str]:
-    """Return the classes of a new head: the teacher's in their order, or those of the data."""
+    """Return the classes of a new head: the teacher's in their order, or the data's."""
     if task.class_names is None:
         return []
     if teacher is not None:

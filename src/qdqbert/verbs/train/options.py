@@ -46,7 +46,7 @@ class Optimization(Options):
         warmup: Fraction of the steps in which the learning rate rises.
         weight_decay: Weight decay of AdamW.
         batch_size: Number of model inputs in a batch of each process.
-        gradient_accumulation: Number of batches in a step.
+        gradient_accumulation: Number of batches for each update of the weights.
         dropout: Keep the checkpoint's dropout, or turn it off.
         eval_steps: Number of steps after which the model is evaluated and saved. A quarter of the
             run by default.

@@ -31,11 +31,11 @@ def pack(weights: NDArray[np.int8], depth: int) -> NDArray[np.int8]:
 def first_sums(
     weights: NDArray[np.int8], start: NDArray[np.int32], *, is_signed: bool
 ) -> NDArray[np.int32]:
-    """Return what the sums of tiles start from, int32 `(columns,)`.
+    """Return the start values of the sums of tiles, int32 `(columns,)`.
 
     Args:
         weights: Weights in panels.
-        start: What is added to the sums of products, `(columns,)`.
+        start: Offsets of the sums of products, `(columns,)`.
         is_signed: Whether 128 is subtracted from codes before they are multiplied.
     """
     if not is_signed:

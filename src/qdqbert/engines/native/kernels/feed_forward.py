@@ -25,10 +25,10 @@ _READ_NEXT = {"output": "up", "up": "down"}
 
 
 def emit_feed_forward(module: Module, isa: InstructionSet, features: Features) -> None:
-    """Write `feed_forward`, for all columns, and `feed_forward_columns`, for those of a thread.
+    """Write `feed_forward`, for all columns, and `feed_forward_columns`, for a thread's columns.
 
     Their arguments are the records, the layer that reads the states, the first row and the number
-    of rows, their contexts, and the weights that are read after those of the layer.
+    of rows, their contexts, and the weights that are read next.
     """
     _emit_add_rows(module, isa.lanes)
     for name, by_columns in (("feed_forward", False), ("feed_forward_columns", True)):

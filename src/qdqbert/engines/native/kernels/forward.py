@@ -133,7 +133,7 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
     """Write `run_texts`: a layer for some texts of a thread.
 
     Its arguments are the records, the layer that reads the states, the first text, the end of the
-    texts, and the weights that are read after those of the layer.
+    texts, and the weights that are read after the layer's own.
 
     Queries, keys and values of a few heads at a time stay in the second-level cache. All parts of
     a thread's texts have them at the same place.
@@ -201,7 +201,7 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
     """Write `run_rows`: a layer for some rows and items of a thread that shares texts.
 
     Its arguments are the records, the layer that reads the states, and the weights that are read
-    after those of the layer.
+    after the layer's own.
     """
     with module.function(
         "run_rows", model=PTR, layer=PTR, job=PTR, thread=PTR, reader=PTR, following=PTR
@@ -235,7 +235,7 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
 def _emit_columns(module: Module) -> None:
     """Write `run_columns`: a layer for the heads and columns of a thread that shares few rows.
 
-    Its arguments are those of `run_rows`.
+    It takes the same arguments as `run_rows`.
     """
     with module.function(
         "run_columns", model=PTR, layer=PTR, job=PTR, thread=PTR, reader=PTR, following=PTR
@@ -289,7 +289,7 @@ def _rest_of_layer(
     Args:
         f: The function.
         is_first: Whether only first tokens are computed.
-        first_row: The first row; that of the first text then.
+        first_row: The first row; with `is_first`, the row of the first text.
         rows: Number of rows.
         context: Contexts of these rows.
         text: The first text that starts there.

@@ -287,7 +287,7 @@ def _store(f: Function, rows: Sequence[Value], channel: Value, values: Sequence[
 
 
 def _codes(f: Function, lanes: int, row: Value, count: int) -> Write:
-    """Return what writes the codes of some rows with static scales, from a row on."""
+    """Return a writer of the codes of `count` rows from `row` on, with static scales."""
     floats = vector(F32, lanes)
     multiplier = CODES.read(f, f.extra, "multiplier")
     shift = f.splat(CODES.read(f, f.extra, "shift"), lanes)

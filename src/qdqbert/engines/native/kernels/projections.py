@@ -20,8 +20,8 @@ _CHANGED = 2
 def emit_projections(module: Module, features: Features) -> None:
     """Write `quantize_states`, `begin`, `end_layer` and `project`, which need `embed`.
 
-    `quantize_states` writes the codes of rows of hidden states that a layer reads, from those of
-    its first, second or third projection on. `begin` writes the embeddings of some rows, and the
+    `quantize_states` writes the codes of rows of hidden states that a layer reads, from the codes
+    of its first, second or third projection on. `begin` writes the embeddings of some rows, and the
     codes that the first layer reads. `end_layer` normalizes rows of hidden states, and writes the
     codes that the next layer reads, `reader`; that is null if there is none.
 
@@ -165,7 +165,7 @@ def project_all(
         rows: Number of rows.
         head: The first head.
         heads: Number of heads.
-        following: The weights that are read after those of these heads.
+        following: The weights that are read next.
     """
     width, size = (MODEL.read(f, f.model, name) for name in ("width", "head_size"))
     offset = (row * width + head * size) * 4

@@ -55,7 +55,7 @@ class ShortProducts(FloatProducts):
             _pack_keys(f)
 
     def bytes_of_key(self, size: Value) -> Value:
-        """Return the bytes of a key, with those of its scale."""
+        """Return the size of a key and its scale in bytes."""
         return padded_to(size, _DEPTH) * 2 + 4
 
     def prepared(
@@ -145,7 +145,7 @@ def _folded(vectors: list[Value], fold: Fold) -> Value:
     """Return the sum or the largest lane of each vector, as a vector of them."""
     part = vectors[0].type.lanes
     while part > 1:
-        # Each vector has the results of some vectors in parts, and gets those of twice as many.
+        # Each vector has partial results of some vectors, and then of twice as many.
         half = part // 2
         first = [each for each in range(2 * vectors[0].type.lanes) if each % part < half]
         second = [each + half for each in first]

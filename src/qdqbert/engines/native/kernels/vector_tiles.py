@@ -136,7 +136,7 @@ class VectorTiles:
                     f.store(total.get(), f.sums + (f.sum_stride * row + 4 * lanes * each))
 
     def _codes(self, f: Function, isa: InstructionSet, place: Value) -> list[Value]:
-        """Write the load of a row's codes, and return those of each step in all lanes."""
+        """Write the load of a row's codes, and return the codes of each step in all lanes."""
         loaded = f.load(vector(I32, self.steps_together), place)
         if isa.dot.is_signed:
             loaded = loaded ^ _SIGN_BITS
