@@ -37,6 +37,11 @@ def shortened(text: str) -> str:
     return f"{text[: _LONGEST - _KEPT_AT_END]} [...] {text[-_KEPT_AT_END:]}"
 
 
+def one_line(message: object) -> str:
+    """Return the start of an error's message on one line, without a full stop."""
+    return " ".join(str(message).split())[:200].rstrip(".")
+
+
 class QdqBertError(Exception):
     """Base class of all errors that this package raises.
 

@@ -254,21 +254,30 @@ def check_positions(config: Any) -> None:
 def _choose_task(
     task: str | None, config: Any, stored: TextHead | CrossEncoderFiles | None
 ) -> TaskName:
-    known = ", ".join(TASK_NAMES)
     if task is not None:
-        if task not in TASK_NAMES:
-            raise UserInputError(
-                f"`task={task!r}` is unknown. Known tasks: {known}.", argument="task"
-            )
-        return task
+        return known_task(task)
     inferred = _inferred_task(config, stored)
     if inferred is None:
         raise UserInputError(
             f"The task of architecture `{config.architectures[0]}` is not known. Pass `task`, one "
-            f"of: {known}.",
+            f"of: {', '.join(TASK_NAMES)}.",
             argument="task",
         )
     return inferred
+
+
+def known_task(task: str) -> TaskName:
+    """Return a task that the user named.
+
+    Raises:
+        UserInputError: It is unknown.
+    """
+    for name in TASK_NAMES:
+        if name == task:
+            return name
+    raise UserInputError(
+        f"`task={task!r}` is unknown. Known tasks: {', '.join(TASK_NAMES)}.", argument="task"
+    )
 
 
 def _inferred_task(config: Any, stored: TextHead | CrossEncoderFiles | None) -> TaskName | None:

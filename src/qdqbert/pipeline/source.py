@@ -24,6 +24,7 @@ from qdqbert.checkpoint.load import (
     load_described,
 )
 from qdqbert.checkpoint.text_heads import TextHead
+from qdqbert.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.choices import PoolingMode
 from qdqbert.encoders.checkpoint import read_encoder, with_expansion
 from qdqbert.encoders.config import Config
@@ -34,7 +35,6 @@ from qdqbert.engines.runner import Runner
 from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.imported_model import import_onnx
-from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.outputs import check_outputs
 from qdqbert.options import Onnx, is_onnx_file
@@ -202,7 +202,8 @@ def _read_onnx(model: ModelPath, scratch: Path) -> Source:
         output_names=model.onnx.output_names or {},
         scratch=scratch,
     )
-    found = load_tokenizer_and_config(path, task=task, tokenizer=tokenizer, runner=imported.runner)
+    facts = imported.runner.facts()
+    found = load_tokenizer_and_config(path, task=task, tokenizer=tokenizer, graph=facts)
     encoder = imported.read(longest=found.max_length)
     return Source(
         model=model,

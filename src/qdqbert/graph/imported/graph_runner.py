@@ -14,14 +14,15 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from qdqbert.checkpoint.tokenizer_and_config import GraphFacts
 from qdqbert.choices import EngineName
+from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.engines.runner import Outputs, Runner, open_runner
-from qdqbert.errors import CheckpointError, QdqBertError, UserInputError
+from qdqbert.errors import CheckpointError, QdqBertError, UserInputError, one_line
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.imported.file_errors import file_errors, one_line
 from qdqbert.graph.imported.fixed_shapes import FixedSizes, at_any_size, fixed_sizes
-from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
-from qdqbert.graph.imported.onnx_file import load_graph, stored_bytes
+from qdqbert.graph.imported.input_output_names import check_rank, name_inputs, name_outputs
+from qdqbert.graph.imported.onnx_file import file_errors, load_graph, stored_bytes
 from qdqbert.graph.imported.tables import longest_input, vocabulary_size
 from qdqbert.task_kinds import TASK_KINDS
 
@@ -43,6 +44,9 @@ class GivenNames:
 
 
 NO_NAMES = GivenNames()
+
+# Heads are padded to a multiple of 8 or 64 rows, for speed.
+_ROW_PADDING = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,7 @@ class GraphRunner:
         runner = opened()
         self._runner: Runner | None = runner
         self._path, self._open, self._reopens = path, opened, reopens
+        self._task = copy.task
         self.vocabulary_size, self.matched_names = copy.vocabulary_size, copy.matched_names
         self.max_length, self.size_bytes = copy.max_length, copy.size_bytes
         self.input_names, self.output_names = runner.input_names, runner.output_names
@@ -116,6 +121,36 @@ class GraphRunner:
         with engine_errors(self._path):
             self._runner = self._runner or self._open()
             return self._runner.run(inputs, wanted)
+
+    def facts(self) -> GraphFacts:
+        """Return what the graph shows of its tokenizer and its config.
+
+        It is run once: the shape that the file declares for an output may be missing or wrong.
+
+        Raises:
+            UserInputError: The output does not fit the task.
+        """
+        kind, name = TASK_KINDS[self._task], self.output_names[0]
+        size = (1, 2, 4) if kind.has_choices else (1, 4)
+        # Some models have a single token type.
+        inputs = {each: np.full(size, int(each != "token_type_ids")) for each in self.input_names}
+        shape = self.run(inputs)[name].shape
+        output = f"The output of graph {self._path.name!r}"
+        check_rank(output, len(shape), self._task, is_pooled=name == EMBEDDING)
+        rows = self.vocabulary_size
+        if kind.predicts_words and rows is not None and rows - shape[-1] >= _ROW_PADDING:
+            raise UserInputError(
+                f"Graph {self._path.name!r} returns {shape[-1]} numbers per token, and task "
+                f"`{self._task}` reads one for each of its {rows} token ids. Pass another `task`.",
+                argument="task",
+            )
+        return GraphFacts(
+            input_names=tuple(self.input_names),
+            outputs=shape[-1],
+            is_pooled=EMBEDDING in self.output_names,
+            vocabulary_size=rows,
+            max_length=self.max_length,
+        )
 
     def release(self) -> None:
         """Free the engine's memory until the next `run`, if the graph can be loaded again."""

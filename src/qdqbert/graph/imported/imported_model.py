@@ -13,13 +13,12 @@ from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.sites import tables_of
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import Runner
-from qdqbert.errors import UserInputError
+from qdqbert.errors import UserInputError, one_line
 from qdqbert.graph.encoder import ReadGraph, read_encoder
 from qdqbert.graph.imported.canonical_form import to_canonical_form
-from qdqbert.graph.imported.file_errors import file_errors, one_line
 from qdqbert.graph.imported.fixed_shapes import FixedSizes
 from qdqbert.graph.imported.graph_runner import GivenNames, GraphRunner, write_renamed_copy
-from qdqbert.graph.imported.onnx_file import read_graph
+from qdqbert.graph.imported.onnx_file import file_errors, read_graph
 from qdqbert.graph.imported.same_values import check_same_values, tolerance_of
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import graphlib
 import math
 from collections.abc import Iterator, Mapping
@@ -15,9 +16,8 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import version_converter
 from onnx_ir.passes import common
 
-from qdqbert.errors import UserInputError
+from qdqbert.errors import QdqBertError, UserInputError, one_line
 from qdqbert.graph.edit import MICROSOFT
-from qdqbert.graph.imported.file_errors import file_errors, one_line
 from qdqbert.graph.writer import OPSET
 
 # BERT's operators differ before this opset, which transformers' exporters started with.
@@ -38,6 +38,35 @@ _QUANTIZED = (
     *("QAttention", "QGemm", "QuantizeWithOrder", "MatMulNBits", "MatMulBnb4"),
 )
 _QUANTIZED_PREFIXES = ("QLinear", "QOrdered", "QEmbed")
+
+
+@contextlib.contextmanager
+def file_errors(path: Path) -> Iterator[None]:
+    """Raise every exception as one line that names the file.
+
+    Raises:
+        UserInputError: Anything was raised.
+    """
+    try:
+        yield
+    except QdqBertError as error:
+        text = " ".join(str(error).split())
+        names_file = repr(path.name) in text and text == str(error)
+        # An error about an option is not about the file.
+        is_about_names = error.argument in ("input_names", "output_names")
+        if isinstance(error, UserInputError) and (names_file or is_about_names):
+            raise
+        raise UserInputError(
+            f"Graph {path.name!r} cannot be used: {text}", argument=error.argument
+        ) from error
+    except OSError as error:
+        raise UserInputError(f"Graph {path.name!r} cannot be used: {error}.") from error
+    # Which library fails, and with which class, depends on the file.
+    except Exception as error:
+        raise UserInputError(
+            f"Graph {path.name!r} cannot be used: it is damaged in a way that no check names "
+            f"({type(error).__name__}: {one_line(error)}). Export it again."
+        ) from error
 
 
 def read_graph(path: Path) -> ir.Model:

@@ -14,9 +14,8 @@ from qdqbert.engines.runner import open_runner
 from qdqbert.evidence.findings import Storage, find_faults
 from qdqbert.evidence.stored_weights import read_stored_weights
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.imported.file_errors import file_errors
 from qdqbert.graph.imported.graph_runner import copy_to_run, engine_errors
-from qdqbert.graph.imported.onnx_file import load_graph
+from qdqbert.graph.imported.onnx_file import file_errors, load_graph
 from qdqbert.options import is_onnx_file
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.evaluate.subject import names_of

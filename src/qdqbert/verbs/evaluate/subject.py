@@ -12,11 +12,11 @@ from qdqbert.artifact import Artifact, is_artifact, open_artifact, read_training
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.folder import check_name
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName
 from qdqbert.engines.runner import Runner, check_engine
 from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.imported.graph_runner import NO_NAMES, GivenNames, open_graph_file
-from qdqbert.graph.imported.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.inference.engine_choice import choose_engine
 from qdqbert.inference.load import open_folder, open_graph
 from qdqbert.models.quantized import load_model
@@ -261,7 +261,9 @@ def _load_onnx(path: Path, request: Request) -> Subject:
         provider=request.provider,
         names=request.names,
     )
-    found = load_tokenizer_and_config(path, task=task, tokenizer=request.tokenizer, runner=runner)
+    found = load_tokenizer_and_config(
+        path, task=task, tokenizer=request.tokenizer, graph=runner.facts()
+    )
     length, notices = request.input_length(TASKS[task].max_length, found.max_length)
     return Subject(
         name=path.name,

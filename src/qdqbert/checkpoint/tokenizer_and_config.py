@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from qdqbert.checkpoint.cross_encoder import (
@@ -16,23 +15,38 @@ from qdqbert.checkpoint.cross_encoder import (
 )
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.hub import check_hub_model
-from qdqbert.checkpoint.load import reader_of
+from qdqbert.checkpoint.load import known_task, reader_of
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.checkpoint.text_heads import TextHead, read_layout
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
-from qdqbert.encoders.heads import EMBEDDING
-from qdqbert.errors import UserInputError, naming
-from qdqbert.graph.imported.file_errors import one_line
-from qdqbert.graph.imported.graph_runner import GraphRunner
-from qdqbert.graph.imported.input_output_names import check_rank
+from qdqbert.errors import UserInputError, naming, one_line
 from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_outputs
 
 _DEFAULT_LENGTH = 512
 # Tokenizers without a limit have a `model_max_length` far above this.
 _UNLIMITED = 1_000_000
-# Embedding tables and heads are padded to a multiple of 8 or 64 rows, for speed.
+# Embedding tables are padded to a multiple of 8 or 64 rows, for speed.
 _ROW_PADDING = 64
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphFacts:
+    """What a graph shows of its tokenizer and its config.
+
+    Attributes:
+        input_names: transformers' names of its inputs.
+        outputs: Numbers that its first output has for each text or token.
+        is_pooled: Whether it makes one embedding of each text.
+        vocabulary_size: Rows of its table of word embeddings, if there is such a table.
+        max_length: Longest input in tokens that it takes; `None` for any.
+    """
+
+    input_names: tuple[str, ...]
+    outputs: int
+    is_pooled: bool
+    vocabulary_size: int | None
+    max_length: int | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,12 +83,8 @@ def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskN
         UserInputError: The task is unknown, or is missing and cannot be inferred, or .onnx files
             of its models are not read.
     """
-    known = ", ".join(TASK_NAMES)
-    for each in TASK_NAMES:
-        if each == task:
-            return _supported(each, path)
     if task is not None:
-        raise UserInputError(f"`task={task!r}` is unknown. Pass one of: {known}.", argument="task")
+        return _supported(known_task(task), path)
     fields = _config_fields(tokenizer, path)
     architectures = [each for each in fields.get("architectures") or [] if isinstance(each, str)]
     inferred = task_of_files(architectures, fields, _read_layout(tokenizer, path))
@@ -86,7 +96,7 @@ def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskN
         )
         raise UserInputError(
             f"`task` is missing, and cannot be inferred for graph {path.name!r}: {reason}. Pass "
-            f"one of: {known}.",
+            f"one of: {', '.join(TASK_NAMES)}.",
             argument="task",
         )
     return _supported(inferred, path)
@@ -130,7 +140,7 @@ def _unusable_config(tokenizer: str | None, path: Path, error: Exception) -> Use
 
 
 def load_tokenizer_and_config(
-    path: Path, *, task: TaskName, tokenizer: str | None, runner: GraphRunner
+    path: Path, *, task: TaskName, tokenizer: str | None, graph: GraphFacts
 ) -> TokenizerAndConfig:
     """Load the tokenizer and the config of an .onnx file, and check that they fit it.
 
@@ -139,29 +149,27 @@ def load_tokenizer_and_config(
         task: transformers' name of its task.
         tokenizer: Folder or hub id of its tokenizer, and of its config if there is one; the
             file's own folder if `None`.
-        runner: The graph, loaded. It shows how many classes and token ids there are.
+        graph: What the graph shows of them.
 
     Raises:
         UserInputError: There is no tokenizer, or tokenizer or config belong to another model.
     """
     (loaded, token_notices), config, has_labels = _load(tokenizer, path)
     # The tokenizer has to return the graph's inputs: RoBERTa's returns no token types.
-    loaded.model_input_names = list(runner.input_names)
-    _check_vocabulary(path, runner.vocabulary_size, config)
-    shape = _output_shape(runner, path, task)
-    _check_language_model(path, task, shape, runner.vocabulary_size)
-    classes = shape[-1] if TASK_KINDS[task].has_classes else None
-    check_outputs(task, shape[-1])
+    loaded.model_input_names = list(graph.input_names)
+    _check_vocabulary(path, graph.vocabulary_size, config)
+    classes = graph.outputs if TASK_KINDS[task].has_classes else None
+    check_outputs(task, graph.outputs)
     notices: tuple[str, ...] = ()
     model_type = getattr(config, "model_type", None)
     layout: TextHead | CrossEncoderFiles | None = None
     # A pooled graph is complete, whatever modules it was made of.
-    if TASK_KINDS[task].is_of_whole_texts and EMBEDDING not in runner.output_names:
+    if TASK_KINDS[task].is_of_whole_texts and not graph.is_pooled:
         layout = _read_layout(tokenizer, path)
     if layout:
         layout.prepare_tokenizer_(loaded.backend_tokenizer)
     stored_length = layout.max_length if layout else None
-    lengths = (_max_length(loaded, config), runner.max_length, stored_length)
+    lengths = (_max_length(loaded, config), graph.max_length, stored_length)
     if config is None:
         config = PretrainedConfig(vocab_size=len(loaded))
         if classes is not None:
@@ -180,8 +188,8 @@ def load_tokenizer_and_config(
             argument="tokenizer",
         )
     cross_encoder, pair_notices = used_files(layout, config.to_dict(), task)
-    is_embedding = TASK_KINDS[task].is_embedding
-    pooling_notices = _pooling_notices(path, layout, runner) if is_embedding else ()
+    pools = TASK_KINDS[task].is_embedding and not graph.is_pooled
+    pooling_notices = _pooling_notices(path, layout) if pools else ()
     return TokenizerAndConfig(
         tokenizer=loaded,
         config=config,
@@ -197,10 +205,8 @@ def _read_layout(tokenizer: str | None, path: Path) -> TextHead | CrossEncoderFi
     return read_layout(reader_of(tokenizer or str(path.parent)))
 
 
-def _pooling_notices(path: Path, layout: object, runner: GraphRunner) -> tuple[str, ...]:
-    """Return notices about the pooling of an embedder, if it may be wrong."""
-    if EMBEDDING in runner.output_names:
-        return ()
+def _pooling_notices(path: Path, layout: object) -> tuple[str, ...]:
+    """Return notices about the pooling of token states, if it may be wrong."""
     use = f"graph {path.name!r} returns token states only, and their mean is used."
     advice = (
         "Export the graph with an output `sentence_embedding`, or quantize the checkpoint instead"
@@ -238,21 +244,6 @@ def _max_length(tokenizer: Any, config: Any) -> int:
     return int(min(known)) if known else _DEFAULT_LENGTH
 
 
-def _output_shape(runner: GraphRunner, path: Path, task: str) -> tuple[int, ...]:
-    """Run the graph once and return the shape of its first output.
-
-    The shape that the file declares may be missing or wrong.
-    """
-    size = (1, 2, 4) if TASK_KINDS[task].has_choices else (1, 4)
-    # Some models have a single token type.
-    inputs = {each: np.full(size, int(each != "token_type_ids")) for each in runner.input_names}
-    name = runner.output_names[0]
-    shape: tuple[int, ...] = runner.run(inputs)[name].shape
-    output = f"The output of graph {path.name!r}"
-    check_rank(output, len(shape), task, is_pooled=name == EMBEDDING)
-    return shape
-
-
 def _check_vocabulary(path: Path, rows: int | None, config: Any) -> None:
     """Refuse a config with another vocabulary.
 
@@ -266,19 +257,6 @@ def _check_vocabulary(path: Path, rows: int | None, config: Any) -> None:
         f"the tokenizer has `vocab_size` {size}. Pass the `tokenizer` of this model.",
         argument="tokenizer",
     )
-
-
-def _check_language_model(
-    path: Path, task: str, shape: tuple[int, ...], vocabulary_size: int | None
-) -> None:
-    if not TASK_KINDS[task].predicts_words or vocabulary_size is None:
-        return
-    if vocabulary_size - shape[-1] >= _ROW_PADDING:
-        raise UserInputError(
-            f"Graph {path.name!r} returns {shape[-1]} numbers per token, and task `{task}` reads "
-            f"one for each of its {vocabulary_size} token ids. Pass another `task`.",
-            argument="task",
-        )
 
 
 def _load(given: str | None, path: Path) -> tuple[LoadedTokenizer, Any, bool]:

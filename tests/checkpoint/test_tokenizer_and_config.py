@@ -1,16 +1,17 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
-import numpy as np
 import pytest
 
 from conftest import add_sentence_files
-from qdqbert.errors import UserInputError
-from qdqbert.graph.imported.tokenizer_and_config import (
+from qdqbert.checkpoint.tokenizer_and_config import (
+    GraphFacts,
     choose_task,
     load_tokenizer_and_config,
 )
+from qdqbert.errors import UserInputError
 
 
 @pytest.fixture
@@ -67,17 +68,13 @@ def test_a_damaged_config_is_not_a_missing_one(graph, content) -> None:
 # Files of sentence-transformers next to the tokenizer.
 
 
-class Graph:
-    """Returns an output of a shape for any input."""
-
-    input_names = ("input_ids", "attention_mask")
-    vocabulary_size, max_length = None, None
-
-    def __init__(self, name: str, *shape: int) -> None:
-        self.output_names, self.shape = (name,), shape
-
-    def run(self, inputs: object, wanted: object = None) -> dict[str, np.ndarray]:
-        return {self.output_names[0]: np.zeros(self.shape, np.float32)}
+STATES = GraphFacts(
+    input_names=("input_ids", "attention_mask"),
+    outputs=32,
+    is_pooled=False,
+    vocabulary_size=None,
+    max_length=None,
+)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +102,7 @@ def test_the_pooling_of_token_states_is_said_where_it_may_be_wrong(
         folder / "m.onnx",
         task="feature-extraction",
         tokenizer=None,
-        runner=Graph("last_hidden_state", 1, 4, 32),
+        graph=STATES,
     )
     assert found.max_length == (32 if pooling else 64)
     if expected is None:
@@ -120,7 +117,7 @@ def test_a_pooled_output_needs_no_pooling(checkpoint_copy) -> None:
         folder / "m.onnx",
         task="feature-extraction",
         tokenizer=None,
-        runner=Graph("sentence_embedding", 1, 32),
+        graph=dataclasses.replace(STATES, is_pooled=True),
     )
     assert found.notices == ()
 
@@ -136,7 +133,10 @@ def test_a_cross_encoder_keeps_its_files(checkpoint_copy) -> None:
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     assert choose_task(folder / "m.onnx", task=None, tokenizer=None) == "reranking"
     found = load_tokenizer_and_config(
-        folder / "m.onnx", task="reranking", tokenizer=None, runner=Graph("logits", 1, 1)
+        folder / "m.onnx",
+        task="reranking",
+        tokenizer=None,
+        graph=dataclasses.replace(STATES, outputs=1),
     )
     (text,) = found.cross_encoder.files.values()
     assert json.loads(text) == settings
@@ -152,6 +152,6 @@ def test_positions_follow_the_padding_token_of_the_config(
         folder / "m.onnx",
         task="feature-extraction",
         tokenizer=None,
-        runner=Graph("last_hidden_state", 1, 4, 32),
+        graph=STATES,
     )
     assert found.max_length == expected
