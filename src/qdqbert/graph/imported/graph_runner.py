@@ -283,5 +283,5 @@ def write_renamed_copy(
         matched_names=frozenset((*names.inputs, *names.outputs)),
         sizes=sizes,
         vocabulary_size=vocabulary_size(model),
-        max_length=sizes.sequence or longest_input(model, choices=TASK_KINDS[task].has_choices),
+        max_length=sizes.sequence or longest_input(model),
     )

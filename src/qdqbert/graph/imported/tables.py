@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import warnings
 
 import numpy as np
@@ -34,8 +35,6 @@ _POSITIONS = {
 }
 # Positions are computed from sizes and ids by a few dozen nodes. A longer chain is something else.
 _MAX_NODES = 200
-# Tokens of the first of two inputs of which the rows are compared.
-_FEW = 7
 
 
 def vocabulary_size(model: ir.Model) -> int | None:
@@ -58,7 +57,7 @@ def vocabulary_size(model: ir.Model) -> int | None:
     return None
 
 
-def longest_input(model: ir.Model, *, choices: bool = False) -> int | None:
+def longest_input(model: ir.Model) -> int | None:
     """Return the longest input in tokens that all tables of positions allow.
 
     The numbers of the positions are computed as the graph does, because they depend on the family:
@@ -66,16 +65,14 @@ def longest_input(model: ir.Model, *, choices: bool = False) -> int | None:
 
     Args:
         model: A float or quantized graph with dynamic sizes whose inputs have transformers' names.
-        choices: Whether its inputs are `(batch, choices, tokens)`.
 
     Returns:
         The number, or `None` if no table limits it.
     """
-    limits = [_limit_of(model, node, 3 if choices else 2) for node in model.graph]
-    return min(filter(None, limits), default=None)
+    return min(filter(None, (_limit_of(model, node) for node in model.graph)), default=None)
 
 
-def _limit_of(model: ir.Model, node: ir.Node, rank: int) -> int | None:
+def _limit_of(model: ir.Model, node: ir.Node) -> int | None:
     """Return the longest input in tokens that the table of a lookup node allows."""
     if node.op_type not in _POSITIONS or node.attributes.get_int("axis", 0) != 0:
         return None
@@ -86,81 +83,47 @@ def _limit_of(model: ir.Model, node: ir.Node, rank: int) -> int | None:
     rows = _rows_of(table)
     if rows is None or index is None:
         return rows
-    evaluator = None if index.is_graph_input() else _evaluator_of(model, index)
-    if evaluator is None:
+    inputs = list(model.graph.inputs)
+    if index in inputs or any(each.name not in INPUTS for each in inputs):
         return None
-    short, longer = (_rows_read(evaluator, tokens, rank) for tokens in (_FEW, _FEW + 1))
-    if short is None or longer is None or longer.size <= 2:
+    part = ir.convenience.extract(model.graph, inputs, [index])
+    if len(part) > _MAX_NODES:
         return None
-    # Row of the first token. Tables of distances have an index for each pair of tokens.
-    first = int(longer.max()) - longer.size // 2 + 1
-    if (
-        longer.size not in (short.size, short.size + 2)
-        or short.max() != first + short.size // 2 - 1
-    ):
+    try:
+        evaluator = ReferenceEvaluator(ir.to_proto(ir.Model(part, ir_version=model.ir_version)))
+    # The reference has no class of its own, and knows no operators of other domains.
+    except Exception:
         return None
-    lengths = range(max(rows - first, 0), 0, -1)
-    # A constant list of positions may be shorter than the text.
-    fits = (
-        tokens
-        for tokens in lengths
-        if (read := _rows_read(evaluator, tokens, rank)) is not None and read.size == 2 * tokens
-    )
-    return next(fits, None)
+    leading = (1,) * (len(inputs[0].shape or "12") - 1)
 
-
-def _rows_read(evaluator: ReferenceEvaluator, tokens: int, rank: int) -> NDArray[np.int64] | None:
-    """Return the rows that texts of a length read, `None` if they cannot be computed."""
-    shape = (1,) * (rank - 1) + (tokens,)
-    found = []
-    # One of the two may be the padding token, which is not counted.
-    for token in (1, 2):
-        inputs = {
-            "input_ids": np.full(shape, token),
-            "attention_mask": np.ones(shape, np.int64),
-            "token_type_ids": np.zeros(shape, np.int64),
-        }
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                (rows,) = evaluator.run(
-                    None, {name: inputs[name] for name in evaluator.input_names}
-                )
-        # The reference has no class of its own, and a text that is too long may fail before.
-        except Exception:
-            return None
-        found.append(np.asarray(rows, np.int64).reshape(-1))
-    return np.concatenate(found)
-
-
-def _evaluator_of(model: ir.Model, value: ir.Value) -> ReferenceEvaluator | None:
-    """Return an evaluator of a value by the inputs; `None` if it is no plain arithmetic of them."""
-    nodes: set[ir.Node] = set()
-    needed: set[ir.Value] = set()
-    waiting = [value]
-    while waiting and len(nodes) <= _MAX_NODES:
-        each = waiting.pop()
-        node = each.producer()
-        if node is None:
-            needed |= {each} if each.is_graph_input() else set()
-        elif node not in nodes:
-            nodes.add(node)
-            waiting += [given for given in node.inputs if given is not None]
-    if len(nodes) > _MAX_NODES or any(
-        node.domain not in ("", "ai.onnx")
-        or any(
-            each.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-            for each in node.attributes.values()
+    def is_too_long(tokens: int) -> bool:
+        # One of the two may be the padding token, which is not counted.
+        return not all(
+            read is not None and read.size == tokens and read.max() < rows
+            for read in (_rows_read(evaluator, (*leading, tokens), token) for token in (1, 2))
         )
-        for node in nodes
-    ):
+
+    # Tables of distances have an index for each pair of tokens, and those of ids take any length.
+    limit = bisect.bisect_left(range(2, rows + 2), True, key=is_too_long) + 1
+    return limit if 1 < limit <= rows else None
+
+
+def _rows_read(
+    evaluator: ReferenceEvaluator, shape: tuple[int, ...], token: int
+) -> NDArray[np.int64] | None:
+    """Return the rows that a text of equal tokens reads, `None` if they cannot be computed."""
+    values = (token, 1, 0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            (rows,) = evaluator.run(
+                None,
+                {name: np.full(shape, each) for name, each in zip(INPUTS, values, strict=True)},
+            )
+    # A text that is too long may fail before the rows are read.
+    except Exception:
         return None
-    inputs = [each for each in model.graph.inputs if each in needed]
-    if any(each.name not in INPUTS for each in inputs):
-        return None
-    part = ir.convenience.extract(model.graph, inputs, [value])
-    whole = ir.Model(part, ir_version=model.ir_version)
-    return ReferenceEvaluator(ir.to_proto(whole))
+    return np.asarray(rows, np.int64)
 
 
 def _rows_of(value: ir.Value | None) -> int | None:
