@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -10,10 +11,13 @@ from numpy.typing import NDArray
 
 from qdqbert.encoders.model import Attention, Linear, Rotary
 from qdqbert.graph.edit import producer_of
+from qdqbert.graph.encoder.probe import Array, Probe
 from qdqbert.graph.encoder.refusal import refuse
-from qdqbert.graph.encoder.rotation import read_rotary
 from qdqbert.graph.encoder.scores import read_scores
 from qdqbert.graph.encoder.view import GraphView, numbered
+
+# Rotations that are equal for so many tokens are equal for all.
+_START = 128
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,7 @@ class _Projection:
     linear: Linear
     end: ir.Value
     source: ir.Value
-    size: tuple[int, int]
+    size: tuple[int, ...]
     factor: float
     rotary: Rotary | None
 
@@ -59,13 +63,12 @@ def read_attention(
     context = producer_of(merged, "MatMul")
     if context is None or merged in view.linear_layers:
         raise refuse(merged.producer(), "is where the matmul of probabilities and values should be")
-    value = _read_projection(view, context, 1, tokens_axis=2, limit=limit)
-    if value.factor != 1 or value.rotary is not None:
-        raise refuse(context, "reads values that are multiplied by a factor")
     scores = read_scores(view, _probabilities(view, context), limit=limit)
-    query, key = (
-        _read_projection(view, scores.matmul, index, tokens_axis=2 + index, limit=limit)
-        for index in (0, 1)
+    query, key, value = (
+        _read_projection(
+            view, matmul, index, is_transposed=matmul is not context and index == 1, limit=limit
+        )
+        for matmul, index in ((scores.matmul, 0), (scores.matmul, 1), (context, 1))
     )
     for part in (key, value):
         if part.size != query.size:
@@ -76,11 +79,7 @@ def read_attention(
             )
     if query.rotary is not key.rotary:
         raise refuse(scores.matmul, "reads keys that are rotated by other angles than queries")
-    (heads, width), (texts, tokens) = query.size, view.probe.ids.shape
-    x = numbered((texts, heads, tokens, width))
-    expected = x.transpose(0, 2, 1, 3).ravel()
-    if not np.array_equal(view.evaluate(contexts, {merged: x}).ravel(), expected):
-        raise refuse(contexts.producer(), "does not put the contexts of the heads together")
+    heads, width = query.size
     is_one = query.end is key.end is value.end
     query_layer, key_layer, value_layer = (
         dataclasses.replace(
@@ -108,21 +107,16 @@ def read_attention(
 
 def _probabilities(view: GraphView, context: ir.Node) -> ir.Node:
     """Return the Softmax in front of a context's matmul."""
-    first = context.inputs[0]
-    assert first is not None
-    end = view.source(first, "the probabilities")
+    assert context.inputs[0] is not None
+    end = view.source(context.inputs[0], "the probabilities")
     softmax = producer_of(end, "Softmax")
     if softmax is None or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         raise refuse(end.producer(), "is where a Softmax over keys should be")
-    texts, tokens = view.probe.ids.shape
-    x = numbered((texts, 1, tokens, tokens)) / (texts * tokens * tokens)
-    if not np.array_equal(view.evaluate(first, {end: x}), x):
-        raise refuse(first.producer(), "changes the probabilities")
     return softmax
 
 
 def _read_projection(
-    view: GraphView, matmul: ir.Node, index: int, *, tokens_axis: int, limit: int
+    view: GraphView, matmul: ir.Node, index: int, *, is_transposed: bool, limit: int
 ) -> _Projection:
     """Read an input of one of the two matmuls.
 
@@ -130,7 +124,7 @@ def _read_projection(
         view: The graph.
         matmul: The matmul.
         index: Index of the input.
-        tokens_axis: Which axis of the input runs over tokens: 2, or 3 if it is transposed.
+        is_transposed: Whether its last axis runs over tokens.
         limit: Longest text in tokens.
     """
     value = matmul.inputs[index]
@@ -139,47 +133,89 @@ def _read_projection(
     if end not in view.linear_layers:
         raise refuse(end.producer(), "is where a linear layer of query, key or value should be")
     linear, source = view.linear(end)
-    texts, tokens = view.probe.ids.shape
-    shape = view.shape(end)
-    ones, numbers = (
-        view.evaluate(value, {end: x}) for x in (np.ones(shape, np.float32), numbered(shape))
-    )
-    if ones.ndim == 3 and len(ones) % texts == 0:
-        # The first axis has all heads of all texts.
-        ones, numbers = (x.reshape(texts, -1, *x.shape[1:]) for x in (ones, numbers))
-    if ones.ndim != 4 or ones.shape[0] != texts or ones.shape[tokens_axis] != tokens:
-        raise refuse(matmul, "does not multiply tensors (batch, heads, tokens, width)")
-    factor = float(ones.flat[0])
+
+    def heads_of(x: Array, probe: Probe) -> Array:
+        """Compute heads `(texts, heads, tokens, width)` of outputs of the linear layer."""
+        made, (texts, tokens) = view.evaluate(value, {end: x}, probe), probe.ids.shape
+        if made.ndim == 3 and len(made) % texts == 0:
+            # The first axis has all heads of all texts.
+            made = made.reshape(texts, -1, *made.shape[1:])
+        if is_transposed and made.ndim == 4:
+            made = made.swapaxes(2, 3)
+        if made.ndim != 4 or (made.shape[0], made.shape[2]) != (texts, tokens):
+            raise refuse(matmul, "does not multiply tensors (batch, heads, tokens, width)")
+        return made
+
+    x = numbered(view.shape(end))
+    ones, made = (heads_of(each, view.probe) for each in (np.ones_like(x), x))
     # A rotation leaves the first token of a text as it is.
-    is_rotated = bool((ones != factor).any())
-    kept = 1 if is_rotated else tokens
-    ones, numbers = (np.moveaxis(x, tokens_axis, 2)[:, :, :kept] for x in (ones, numbers))
-    if (ones != factor).any() or not factor > 0:
+    factor = float(ones[0, 0, 0, 0])
+    columns = np.rint(made[0, :, 0].astype(np.float64) / (factor or 1)).astype(np.int64)
+    if not factor > 0 or columns.max() >= len(linear.weight):
         raise refuse(value.producer(), "computes heads that are not outputs of a linear layer")
-    places = np.rint(numbers.astype(np.float64) / factor).astype(np.int64)
-    rows, columns = np.divmod(places, len(linear.weight))
-    expected = np.arange(texts * tokens).reshape(texts, 1, tokens, 1)[:, :, :kept]
-    if (rows != expected).any() or (columns != columns[:1, :, :1]).any():
-        raise refuse(value.producer(), "does not split the outputs of a linear layer into heads")
+    plain = x.reshape(*view.probe.ids.shape, -1)[..., columns].swapaxes(1, 2) * factor
     rotary = None
-    if is_rotated:
-        rotary = read_rotary(
-            view,
-            value,
-            end,
-            columns=columns[0, :, 0],
-            factor=factor,
-            tokens_axis=tokens_axis,
-            limit=limit,
-        )
+    if not np.allclose(made, plain, 1e-6):
+
+        def rotated(x: Array, probe: Probe) -> Array:
+            return heads_of(x, probe) / np.float32(factor)
+
+        rotary = _read_rotary(view, end, rotated, columns, limit)
+        x = np.random.default_rng(0).standard_normal(x.shape, np.float32)
+        heads = x.reshape(*view.probe.ids.shape, -1)[..., columns].swapaxes(1, 2)
+        if not np.allclose(rotated(x, view.probe), rotate(heads, rotary), 1e-4, 1e-4):
+            raise refuse(value.producer(), "computes heads that are not outputs of a linear layer")
     return _Projection(
-        linear=take_outputs(linear, columns[0, :, 0].ravel()),
+        linear=take_outputs(linear, columns.ravel()),
         end=end,
         source=view.state(source, "the states that an attention reads"),
-        size=(places.shape[1], places.shape[3]),
+        size=columns.shape,
         factor=factor,
         rotary=rotary,
     )
+
+
+def _read_rotary(
+    view: GraphView,
+    end: ir.Value,
+    rotated: Callable[[Array, Probe], Array],
+    columns: NDArray[np.int64],
+    limit: int,
+) -> Rotary:
+    """Return the rotation of queries or keys. Equal rotations are one object.
+
+    Args:
+        view: The graph. A new rotation is added to it.
+        end: Output of the linear layer.
+        rotated: Computes the rotated heads of such outputs.
+        columns: The outputs in the order of the heads, `(heads, width)`.
+        limit: Longest text in tokens.
+    """
+    half = columns.shape[1] // 2
+
+    def table(tokens: int) -> tuple[Array, Array]:
+        probe = view.long_probe(tokens)
+        # Ones in the first half of each head, and zeros in the second one.
+        x = np.zeros(view.shape(end, probe), np.float32)
+        x[..., columns[:, :half]] = 1
+        made = np.ascontiguousarray(rotated(x, probe)[0, 0])
+        return made[:, :half].copy(), made[:, half : 2 * half].copy()
+
+    cos, sin = table(min(limit, _START))
+    for known in view.rotations:
+        pairs = ((known.cos, cos), (known.sin, sin))
+        if all(np.array_equal(each[: len(cos)], start) for each, start in pairs):
+            return known
+    cos, sin = table(limit)
+    view.rotations.append(Rotary(cos=cos, sin=sin))
+    return view.rotations[-1]
+
+
+def rotate(x: Array, rotary: Rotary) -> Array:
+    """Rotate heads `(..., tokens, head size)` of texts that start at the first position."""
+    cos, sin = (each[: x.shape[-2]] for each in (rotary.cos, rotary.sin))
+    a, b = np.split(x, [x.shape[-1] // 2], axis=-1)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 def take_outputs(linear: Linear, columns: NDArray[np.int64], *, first: int = 0) -> Linear:

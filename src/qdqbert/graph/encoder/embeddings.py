@@ -140,15 +140,14 @@ def _read_positions(view: GraphView, index: ir.Value, rows: Floats) -> _Rows:
     # RoBERTa counts from the row after the padding token's, whose number is its id.
     ids = view.probe.ids.copy()
     ids[:, 2] = first - 1
-    read = view.before(index, through_shapes=False)
-    reads_ids = any(each.is_graph_input() and each.name == "input_ids" for each in read)
-    padding_id = first - 1 if reads_ids and first else None
-    for given in (ids, view.probe.ids):
-        probe = make_probe(view.graph.inputs, texts=len(given), tokens=given.shape[1], ids=given)
-        counted = given != padding_id
+    probe = make_probe(view.graph.inputs, texts=len(ids), tokens=ids.shape[1], ids=ids)
+    for padding_id in (None, first - 1):
+        counted = ids != padding_id
         expected = np.where(counted, first + np.cumsum(counted, axis=1) - 1, first - 1)
-        if not _equals(view.evaluate(index, probe=probe), expected, probe):
-            raise refuse(index.producer(), "looks up embeddings of neither words nor positions")
+        if _equals(view.evaluate(index, probe=probe), expected, probe):
+            break
+    else:
+        raise refuse(index.producer(), "looks up embeddings of neither words nor positions")
     long = view.long_probe(len(rows) - first)
     longest = view.evaluate(index, probe=long).reshape(-1)[: long.ids.shape[1]]
     # A constant with the numbers of positions may be shorter than the table.

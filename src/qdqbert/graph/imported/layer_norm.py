@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx.reference import ReferenceEvaluator
 
 from qdqbert.graph.edit import add_constant, constant_array, only_consumer, replace, tidy
+from qdqbert.graph.encoder.node_runner import NodeRunner
 
 Array = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ def _fuse_layer_norm(model: ir.Model, x: ir.Value) -> bool:
     ]
     probe = _probe(_width(x, constants))
     try:
-        values = _compute(nodes, x, probe, dict(model.opset_imports))
+        values = _compute(nodes, x, probe.astype(np.float32), NodeRunner(model.opset_imports))
     # onnx raises many classes, some of them not public.
     except Exception:
         return False
@@ -106,23 +106,13 @@ def _find_region(start: ir.Value) -> list[ir.Node]:
 
 
 def _compute(
-    nodes: Collection[ir.Node], start: ir.Value, x: Array, opsets: dict[str, int]
-) -> dict[ir.Value, Array]:
-    """Compute the outputs of nodes in float64, given the content of the value they start from."""
-    known: dict[ir.Value, Array] = {start: x}
+    nodes: Collection[ir.Node], start: ir.Value, x: NDArray[np.float32], run: NodeRunner
+) -> dict[ir.Value, NDArray[Any]]:
+    """Compute the outputs of nodes, given the content of the value that they start from."""
+    known: dict[ir.Value, NDArray[Any]] = {start: x}
     for node in nodes:
-        given: dict[str, NDArray[Any]] = {}
-        for value in filter(None, node.inputs):
-            array: NDArray[Any] | None = known.get(value, constant_array(value))
-            assert array is not None
-            given[str(value.name)] = array.astype(np.float64) if array.dtype.kind == "f" else array
-        if node.op_type == "Cast":
-            (made,) = given.values()
-        else:
-            evaluator = ReferenceEvaluator(ir.serde.serialize_node(node), opsets=opsets)
-            with np.errstate(all="ignore"):
-                (made,) = map(np.asarray, evaluator.run(None, given))
-        known[node.outputs[0]] = made
+        arrays = (known.get(each, constant_array(each)) for each in node.inputs if each is not None)
+        (known[node.outputs[0]],) = run(node, [each for each in arrays if each is not None])
     return known
 
 
