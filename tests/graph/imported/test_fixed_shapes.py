@@ -100,10 +100,10 @@ def test_graphs_of_exports_with_fixed_shapes_are_dynamic_and_give_the_same_numbe
     path, task = exported(*which), TASKS[which[0]]
     imported = import_onnx(path, task=task, input_names={}, scratch=tmp_path)
     longest = which[-1][1]
-    assert imported.runner.max_length == longest
+    assert imported.runner.copy.max_length == longest
     assert any(f"up to {longest} tokens" in notice for notice in imported.notices)
     original = open_graph_file(path, task=task, engine="onnxruntime")
-    assert original.max_length == longest
+    assert original.copy.max_length == longest
     # As for a tokenizer with a lower limit.
     encoder = imported.read(longest=longest - 2)
     assert encoder.limit == longest

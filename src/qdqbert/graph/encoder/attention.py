@@ -70,15 +70,8 @@ def read_attention(
         )
         for matmul, index in ((scores.matmul, 0), (scores.matmul, 1), (context, 1))
     )
-    for part in (key, value):
-        if part.size != query.size:
-            raise refuse(scores.matmul, "has heads of different sizes, or shares keys or values")
-        if part.source is not query.source:
-            raise refuse(
-                part.source.producer(), "is read by keys or values, but not by their queries"
-            )
-    if query.rotary is not key.rotary:
-        raise refuse(scores.matmul, "reads keys that are rotated by other angles than queries")
+    if not query.size == key.size == value.size:
+        raise refuse(scores.matmul, "has heads of different sizes, or shares keys or values")
     heads, width = query.size
     is_one = query.end is key.end is value.end
     query_layer, key_layer, value_layer = (

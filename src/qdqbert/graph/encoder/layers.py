@@ -133,14 +133,14 @@ def _read_layer(
     """
     down, inner = view.linear(second.local, f"{path}.output.dense")
     activation, up, gate, wide = _read_wide(view, inner, f"{path}.intermediate")
-    up_norm = _norm_between(view, wide, second.states, "a feed-forward part")
+    up_norm = _norm_between(view, wide, second.states)
     if first is None:
         raise refuse(
             second.states.producer(), "is where the residual add after an attention should be"
         )
     attention, source = read_attention(view, first.local, limit=limit, path=f"{path}.attention")
     return Layer(
-        attention_norm=_norm_between(view, source, first.states, "an attention"),
+        attention_norm=_norm_between(view, source, first.states),
         attention=attention,
         attention_residual=first.residual,
         up_norm=up_norm,
@@ -152,23 +152,16 @@ def _read_layer(
     )
 
 
-def _norm_between(view: GraphView, value: ir.Value, states: ir.Value, what: str) -> Norm | None:
+def _norm_between(view: GraphView, value: ir.Value, states: ir.Value) -> Norm | None:
     """Return the LayerNorm of states that a part of a layer reads; `None` if it reads the states.
 
     Args:
         view: The graph.
         value: Input of the part.
         states: The states of its residual add.
-        what: The part, for messages.
     """
-    if value is states:
-        return None
-    node = producer_of(value, "LayerNormalization")
-    if node is not None:
-        norm, source = view.norm(node)
-        if source is states:
-            return norm
-    raise refuse(value.producer(), f"is read by {what}, but its residual add reads other states")
+    node = None if value is states else producer_of(value, "LayerNormalization")
+    return None if node is None else view.norm(node)[0]
 
 
 def _read_wide(
@@ -191,10 +184,7 @@ def _read_wide(
     linears, read = zip(*(view.linear(end, f"{path}.dense") for end in ends), strict=True)
     samples = [np.roll(sample(view.shape(end)), 7 * place) for place, end in enumerate(ends)]
     made = view.evaluate(value, dict(zip(ends, samples, strict=True)))
-    states = {view.state(each, "the input of a feed-forward part") for each in read}
-    if len(states) > 1:
-        raise refuse(node, "multiplies by a gate that reads other states")
-    (source,) = states
+    source = view.state(read[0], "the input of a feed-forward part")
     parts = list(zip(linears, samples, strict=True))
     if len(ends) == 1 and made.size == samples[0].size:
         rows = match_rows(samples[0], made)

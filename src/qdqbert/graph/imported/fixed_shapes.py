@@ -61,11 +61,6 @@ def fixed_sizes(model: ir.Model) -> FixedSizes:
     return FixedSizes(batch=batch, sequence=sequence)
 
 
-def at_any_size(runner: Runner, sizes: FixedSizes, task: str) -> Runner:
-    """Return a runner that takes any shape, up to the sizes that the graph fixes."""
-    return runner if sizes.are_dynamic else FixedShapeRunner(runner, sizes, task)
-
-
 class FixedShapeRunner:
     """A `Runner` that takes any shape up to the fixed shape of a graph.
 

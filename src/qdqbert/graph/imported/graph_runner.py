@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.engines.runner import Outputs, Runner, open_runner
 from qdqbert.errors import CheckpointError, QdqBertError, UserInputError, one_line
 from qdqbert.graph.check import save_graph
-from qdqbert.graph.imported.fixed_shapes import FixedSizes, at_any_size, fixed_sizes
+from qdqbert.graph.imported.fixed_shapes import FixedShapeRunner, FixedSizes, fixed_sizes
 from qdqbert.graph.imported.input_output_names import check_rank, name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import file_errors, load_graph, stored_bytes
 from qdqbert.graph.imported.tables import longest_input, vocabulary_size
@@ -82,32 +82,52 @@ class GraphRunner:
     It takes inputs of any size, which it pads if the graph has fixed shapes.
 
     Attributes:
-        vocabulary_size, matched_names, max_length, size_bytes: See `RenamedCopy`.
+        copy: The copy of the graph that it runs.
     """
 
     def __init__(
-        self, path: Path, copy: RenamedCopy, open_copy: Callable[[], Runner], *, reopens: bool
+        self,
+        path: Path,
+        copy: RenamedCopy,
+        engine: EngineName = "onnxruntime",
+        *,
+        provider: str | None = None,
+        reopens: bool,
     ) -> None:
         """Load a graph.
 
         Args:
             path: The user's file, for messages.
             copy: Its copy.
-            open_copy: Loads the copy.
+            engine: The engine to run it on.
+            provider: Execution provider of ONNX Runtime.
             reopens: Whether the copy can be loaded again after `release`.
+
+        Raises:
+            UserInputError: It does not run on the engine.
         """
+        self.copy, self._path, self._reopens = copy, path, reopens
+        self._engine, self._provider = engine, provider
+        self._runner: Runner | None = self._open()
+        self.input_names, self.output_names = self._runner.input_names, self._runner.output_names
+        self.precision = self._runner.precision
 
-        def opened() -> Runner:
-            return at_any_size(open_copy(), copy.sizes, copy.task)
-
-        runner = opened()
-        self._runner: Runner | None = runner
-        self._path, self._open, self._reopens = path, opened, reopens
-        self._task = copy.task
-        self.vocabulary_size, self.matched_names = copy.vocabulary_size, copy.matched_names
-        self.max_length, self.size_bytes = copy.max_length, copy.size_bytes
-        self.input_names, self.output_names = runner.input_names, runner.output_names
-        self.precision = runner.precision
+    def _open(self) -> Runner:
+        try:
+            runner = open_runner(self._engine, self.copy.path, provider=self._provider)
+        # Engines' exceptions have no common class.
+        except Exception as error:
+            # A `CheckpointError` names the copy.
+            if isinstance(error, QdqBertError) and not isinstance(error, CheckpointError):
+                raise
+            reason = one_line(str(error).rpartition(" failed:")[2])
+            raise UserInputError(
+                f"Graph {self._path.name!r} does not run on {self._engine}: {reason}. "
+                + ("Export it again." if self._reopens else "Pass another `engine`."),
+                argument=None if self._reopens else "engine",
+            ) from error
+        sizes = self.copy.sizes
+        return runner if sizes.are_dynamic else FixedShapeRunner(runner, sizes, self.copy.task)
 
     def run(
         self, inputs: Mapping[str, NDArray[Any]], wanted: Collection[str] | None = None
@@ -117,7 +137,7 @@ class GraphRunner:
         Raises:
             UserInputError: The engine fails, or a token id has no embedding.
         """
-        check_token_ids(inputs, f"Graph {self._path.name!r}", self.vocabulary_size)
+        check_token_ids(inputs, f"Graph {self._path.name!r}", self.copy.vocabulary_size)
         with engine_errors(self._path):
             self._runner = self._runner or self._open()
             return self._runner.run(inputs, wanted)
@@ -130,18 +150,19 @@ class GraphRunner:
         Raises:
             UserInputError: The output does not fit the task.
         """
-        kind, name = TASK_KINDS[self._task], self.output_names[0]
+        kind, name = TASK_KINDS[self.copy.task], self.output_names[0]
         size = (1, 2, 4) if kind.has_choices else (1, 4)
         # Some models have a single token type.
         inputs = {each: np.full(size, int(each != "token_type_ids")) for each in self.input_names}
         shape = self.run(inputs)[name].shape
         output = f"The output of graph {self._path.name!r}"
-        check_rank(output, len(shape), self._task, is_pooled=name == EMBEDDING)
-        rows = self.vocabulary_size
+        check_rank(output, len(shape), self.copy.task, is_pooled=name == EMBEDDING)
+        rows = self.copy.vocabulary_size
         if kind.predicts_words and rows is not None and rows - shape[-1] >= _ROW_PADDING:
             raise UserInputError(
                 f"Graph {self._path.name!r} returns {shape[-1]} numbers per token, and task "
-                f"`{self._task}` reads one for each of its {rows} token ids. Pass another `task`.",
+                f"`{self.copy.task}` reads one for each of its {rows} token ids. Pass another "
+                "`task`.",
                 argument="task",
             )
         return GraphFacts(
@@ -149,7 +170,7 @@ class GraphRunner:
             outputs=shape[-1],
             is_pooled=EMBEDDING in self.output_names,
             vocabulary_size=rows,
-            max_length=self.max_length,
+            max_length=self.copy.max_length,
         )
 
     def release(self) -> None:
@@ -218,22 +239,7 @@ def open_graph_file(
     """
     with tempfile.TemporaryDirectory() as scratch:
         copy = copy_to_run(path, Path(scratch) / path.name, task=task, names=names)
-
-        def open_copy() -> Runner:
-            try:
-                return open_runner(engine, copy.path, provider=provider)
-            # Engines' exceptions have no common class.
-            except Exception as error:
-                # A `CheckpointError` names the copy.
-                if isinstance(error, QdqBertError) and not isinstance(error, CheckpointError):
-                    raise
-                raise UserInputError(
-                    f"Graph {path.name!r} does not run on {engine}: {one_line(error)}. Pass "
-                    "another `engine`.",
-                    argument="engine",
-                ) from error
-
-        return GraphRunner(path, copy, open_copy, reopens=False)
+        return GraphRunner(path, copy, engine, provider=provider, reopens=False)
 
 
 def copy_to_run(path: Path, copy: Path, *, task: str, names: GivenNames = NO_NAMES) -> RenamedCopy:

@@ -11,9 +11,6 @@ import onnx_ir as ir
 
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.sites import tables_of
-from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
-from qdqbert.engines.runner import Runner
-from qdqbert.errors import UserInputError, one_line
 from qdqbert.graph.encoder import ReadGraph, read_encoder
 from qdqbert.graph.imported.canonical_form import to_canonical_form
 from qdqbert.graph.imported.fixed_shapes import FixedSizes
@@ -100,21 +97,12 @@ def import_onnx(
         return ImportedModel(
             path=path,
             graph=model,
-            runner=GraphRunner(path, copy, lambda: _open_float(copy.path), reopens=True),
+            runner=GraphRunner(path, copy, reopens=True),
             input_names=copy.input_names,
             output_names=copy.output_names,
             notices=_of_fixed(copy.sizes),
             tolerance=tolerance,
         )
-
-
-def _open_float(path: Path) -> Runner:
-    try:
-        return OnnxRuntimeRunner(path)
-    # ONNX Runtime's exceptions have no common class.
-    except Exception as error:
-        reason = one_line(str(error).rpartition(" failed:")[2])
-        raise UserInputError(f"it does not run on ONNX Runtime: {reason}") from error
 
 
 def _of_fixed(sizes: FixedSizes) -> tuple[str, ...]:

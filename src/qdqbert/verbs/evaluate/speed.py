@@ -40,7 +40,7 @@ def time_both(
             files.append(Path(scratch) / f"{name}.onnx")
             _write(model, files[-1], subject.task.name, options)
         runner = subject.runner
-        vocabulary = runner.vocabulary_size if isinstance(runner, GraphRunner) else None
+        vocabulary = runner.copy.vocabulary_size if isinstance(runner, GraphRunner) else None
         candidates = [
             Candidate(
                 name=path.stem,

@@ -275,9 +275,9 @@ def _load_onnx(path: Path, request: Request) -> Subject:
         id2label=found.config.id2label,
         max_length=length,
         stored_task_options={},
-        size_bytes=runner.size_bytes,
+        size_bytes=runner.copy.size_bytes,
         notices=(*found.notices, *notices),
-        matched_names=runner.matched_names,
+        matched_names=runner.copy.matched_names,
     )
 
 
