@@ -14,9 +14,8 @@ import onnx_ir as ir
 
 from qdqbert.encoders.model import EncoderModel, Head, Linear, Table
 from qdqbert.graph.encoder.embeddings import read_embeddings
-from qdqbert.graph.encoder.heads import read_heads
 from qdqbert.graph.encoder.layers import read_adds, read_layers
-from qdqbert.graph.encoder.tail import read_tail
+from qdqbert.graph.encoder.outputs import read_outputs
 from qdqbert.graph.encoder.view import GraphView
 
 
@@ -46,30 +45,21 @@ def read_encoder(model: ir.Model, outputs: Collection[str], *, longest: int) -> 
         GraphError: The graph has a part that is not known. The message names the node.
     """
     view = GraphView(model)
-    heads = read_heads(view)
-    adds, start, final_norm = read_adds(view, heads.states)
+    ends = read_outputs(view, outputs)
+    adds, start, final_norm = read_adds(view, ends.states)
     embeddings, rows = read_embeddings(view, start)
     limit = view.tokens or rows or longest
-    known = [each for each in model.graph.outputs if each not in heads.unknown]
-    tail = read_tail(view, heads.states, heads.unknown, known)
-    dropped = {
-        str(value.name): error
-        for value, error in heads.unknown.items()
-        if tail is None or value.name not in tail.outputs
-    }
-    for name in dropped.keys() & set(outputs):
-        raise dropped[name]
     encoder = EncoderModel(
         embeddings=embeddings,
         layers=read_layers(view, adds, limit),
         final_norm=final_norm,
-        heads=tuple(_with_table(head, embeddings.words) for head in heads.heads),
+        heads=tuple(_with_table(head, embeddings.words) for head in ends.heads),
         limit=limit,
         input_names=tuple(str(value.name) for value in model.graph.inputs),
         has_choices=view.has_choices,
-        tail=tail,
+        tail=ends.tail,
     )
-    return ReadGraph(encoder=encoder, dropped=tuple(dropped))
+    return ReadGraph(encoder=encoder, dropped=ends.dropped)
 
 
 def _with_table(head: Head, words: Table) -> Head:

@@ -140,7 +140,7 @@ def _read_positions(view: GraphView, index: ir.Value, rows: Floats) -> _Rows:
     # RoBERTa counts from the row after the padding token's, whose number is its id.
     ids = view.probe.ids.copy()
     ids[:, 2] = first - 1
-    probe = make_probe(view.graph.inputs, texts=len(ids), tokens=ids.shape[1], ids=ids)
+    probe = make_probe(view.graph, texts=len(ids), tokens=ids.shape[1], ids=ids)
     for padding_id in (None, first - 1):
         counted = ids != padding_id
         expected = np.where(counted, first + np.cumsum(counted, axis=1) - 1, first - 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,6 @@ class Probe:
         token_types: Token types, of that shape.
         is_text: Which tokens are not padding, of that shape.
         batch: Shape of the inputs without their last axis.
-        sizes: Sizes of the named dimensions of the inputs.
         arrays: The inputs, and values of the graph that depend on them only.
         shapes: Shapes of values of the graph.
     """
@@ -40,31 +38,17 @@ class Probe:
     token_types: Array
     is_text: NDArray[np.bool_]
     batch: tuple[int, ...]
-    sizes: Mapping[str, int]
     arrays: dict[ir.Value, Array]
-    shapes: dict[ir.Value, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-
-    def resolve(self, shape: ir.Shape | None) -> tuple[int, ...] | None:
-        """Return the sizes of a declared shape; `None` if the inputs do not have its dimensions."""
-        if shape is None:
-            return None
-        sizes = [each if isinstance(each, int) else self.sizes.get(str(each)) for each in shape]
-        known = tuple(size for size in sizes if size is not None)
-        return known if len(known) == len(sizes) else None
+    shapes: dict[ir.Value, tuple[int, ...]]
 
 
 def make_probe(
-    inputs: Sequence[ir.Value],
-    *,
-    texts: int,
-    tokens: int,
-    padded: bool = True,
-    ids: Array | None = None,
+    graph: ir.Graph, *, texts: int, tokens: int, padded: bool = True, ids: Array | None = None
 ) -> Probe:
     """Return random inputs, with the sizes that the graph fixes where it does.
 
     Args:
-        inputs: Inputs of the graph, each `(batch, seq)` or `(batch, choices, seq)`.
+        graph: The graph. Its inputs are `(batch, seq)` or `(batch, choices, seq)`.
         texts: Number of texts. A multiple of 3 if inputs have choices.
         tokens: Tokens of each text.
         padded: Whether texts are padded on the right, all but the first of several.
@@ -73,6 +57,7 @@ def make_probe(
     Raises:
         GraphError: The graph has other inputs, or inputs of another rank.
     """
+    inputs = graph.inputs
     for value in inputs:
         rank = 0 if value.shape is None else len(value.shape)
         is_known = value.name in INPUTS and rank in (2, 3) and rank == len(inputs[0].shape or ())
@@ -97,22 +82,26 @@ def make_probe(
     is_text = np.arange(tokens) < lengths[:, None]
     token_types = generator.integers(0, 2, (texts, tokens))
     given = dict(zip(INPUTS, (ids, is_text, token_types), strict=True))
-    arrays: dict[ir.Value, Array] = {}
-    sizes: dict[str, int] = {}
-    for value in inputs:
-        assert value.shape is not None
-        assert value.dtype is not None
-        arrays[value] = (
-            given[str(value.name)].reshape(rows, *choices, tokens).astype(value.dtype.numpy())
-        )
-        for dim, size in zip(value.shape, arrays[value].shape, strict=True):
-            if not isinstance(dim, int) and dim.value is not None:
-                sizes[str(dim)] = size
+    shape = (rows, *choices, tokens)
+    arrays = {
+        value: given[str(value.name)].reshape(shape).astype(value.dtype.numpy())
+        for value in inputs
+        if value.dtype is not None
+    }
+    # Sizes of the named dimensions.
+    sizes = {
+        str(dim): size for each in inputs for dim, size in zip(each.shape or (), shape, strict=True)
+    }
+    shapes = {}
+    for value in (each for node in graph for each in node.outputs):
+        dims = None if value.shape is None else [sizes.get(str(dim), dim) for dim in value.shape]
+        if dims is not None and all(isinstance(dim, int) for dim in dims):
+            shapes[value] = tuple(dims)
     return Probe(
         ids=ids,
         token_types=token_types,
         is_text=is_text,
-        batch=(rows, *choices),
-        sizes=sizes,
+        batch=shape[:-1],
         arrays=arrays,
+        shapes=shapes | dict.fromkeys(inputs, shape),
     )

@@ -62,7 +62,7 @@ class GraphView:
         self.rotations: list[Rotary] = []
         self._run = NodeRunner(model.opset_imports)
         self._long_probes: dict[int, Probe] = {}
-        self.probe = make_probe(model.graph.inputs, texts=6, tokens=5)
+        self.probe = make_probe(model.graph, texts=6, tokens=5)
 
     def long_probe(self, tokens: int) -> Probe:
         """Return one text with a number of tokens, the same in each call, without padding.
@@ -70,9 +70,7 @@ class GraphView:
         Values that depend on nothing else are computed once.
         """
         if tokens not in self._long_probes:
-            self._long_probes[tokens] = make_probe(
-                self.graph.inputs, texts=1, tokens=tokens, padded=False
-            )
+            self._long_probes[tokens] = make_probe(self.graph, texts=1, tokens=tokens, padded=False)
         return self._long_probes[tokens]
 
     def before(
@@ -239,7 +237,7 @@ class GraphView:
             GraphError: It is not declared, and a node cannot be computed.
         """
         probe = probe or self.probe
-        if value not in probe.shapes and probe.resolve(value.shape) is None:
+        if value not in probe.shapes:
             # Each part needs the shapes of those just before it, and not of all.
             for node in self.graph:
                 if node is value.producer():
@@ -250,9 +248,7 @@ class GraphView:
 
     def _shape(self, value: ir.Value, probe: Probe) -> tuple[int, ...]:
         if value not in probe.shapes:
-            declared = probe.resolve(value.shape)
-            found = self._find_shape(value, probe) if declared is None else declared
-            probe.shapes[value] = found
+            probe.shapes[value] = self._find_shape(value, probe)
         return probe.shapes[value]
 
     def _find_shape(self, value: ir.Value, probe: Probe) -> tuple[int, ...]:
