@@ -109,7 +109,7 @@ def _read_add(view: GraphView, states: ir.Value) -> ResidualAdd:
     candidates = [
         (local, other)
         for local, other in itertools.permutations(terms, 2)
-        if local in view.linear_layers and view.depends_on(local, other)
+        if local in view.linear_layers and other in view.before(local, {other})[1:]
     ]
     if len(candidates) != 1:
         raise refuse(

@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from qdqbert.encoders.model import Floats
 from qdqbert.graph.edit import producer_of
@@ -33,20 +32,10 @@ class Scores:
     """
 
     matmul: ir.Node
-    factor: float = 1.0
+    factor: float
     is_causal: bool
     window: int | None
     bias: Floats
-
-    def allowed(self, tokens: int) -> NDArray[np.bool_]:
-        """Return whether each query of a text without padding reads each key."""
-        distances = _distances(tokens)
-        allowed = np.ones_like(distances, bool)
-        if self.is_causal:
-            allowed &= distances <= 0
-        if self.window is not None:
-            allowed &= np.abs(distances) <= self.window
-        return allowed
 
 
 def read_scores(view: GraphView, softmax: ir.Node, *, limit: int) -> Scores:
@@ -63,61 +52,51 @@ def read_scores(view: GraphView, softmax: ir.Node, *, limit: int) -> Scores:
     """
     value = softmax.inputs[0]
     assert value is not None
-    ends = view.sources(value)
-    for end in ends:
-        if producer_of(end, "MatMul") is None or end in view.linear_layers:
-            raise refuse(end.producer(), "is where the matmul of queries and keys should be")
-    if len(ends) != 1:
-        raise refuse(softmax, "does not read the scores of one matmul of queries and keys")
-    (products,), probe = ends, view.probe
+    products = view.source(value, "the scores")
+    if producer_of(products, "MatMul") is None or products in view.linear_layers:
+        raise refuse(products.producer(), "is where the matmul of queries and keys should be")
     longest = limit if view.tokens else min(limit, _LONG)
-    found = _read_distances(view, softmax, products, longest)
+    found = _read_scores(view, softmax, products, longest)
     if longest < limit and found.bias.any():
-        found = _read_distances(view, softmax, products, limit)
-    texts, tokens = probe.ids.shape
-    x = np.random.default_rng(0).normal(size=(texts, 1, tokens, tokens)).astype(np.float32)
-    zero, one = (view.evaluate(value, {products: scores}) for scores in (np.zeros_like(x), x))
-    is_text = probe.is_text[:, None, :, None] & probe.is_text[:, None, None, :]
-    # Masked scores may be infinite.
-    allowed = np.broadcast_to(is_text & found.allowed(tokens), one.shape)
-    x, zero, one = (np.broadcast_to(each, one.shape)[allowed] for each in (x, zero, one))
-    factor = float(np.median((one - zero) / x))
-    if not factor > 0:
-        raise refuse(softmax, "reads scores that are not multiplied by one factor")
-    return dataclasses.replace(found, factor=factor)
-
-
-def _read_distances(view: GraphView, softmax: ir.Node, products: ir.Value, tokens: int) -> Scores:
-    """Read the bias and the mask of a text without padding, but no factor."""
-    value, matmul = softmax.inputs[0], products.producer()
-    assert value is not None
-    assert matmul is not None
-    # A single zero broadcasts. Only dimensions along which the bias differs become larger than 1.
-    zero = np.zeros((1, 1, 1, 1), np.float32)
-    added = view.evaluate(value, {products: zero}, view.long_probe(tokens))[0]
-    added = np.broadcast_to(added, (len(added), tokens, tokens))
-    last = added[:, -1, ::-1] > _LOW
-    reach = int(last.all(axis=0).argmin()) if not last.all() else tokens
-    # The last row of the scores, and the first one.
-    table = np.concatenate([added[:, -1, :-1], added[:, 0, :]], axis=-1)
-    found = Scores(
-        matmul=matmul,
-        is_causal=reach > 1 and not (added[:, 0, 1] > _LOW).any(),
-        window=reach - 1 if reach < tokens else None,
-        bias=np.where(table > _LOW, table, np.float32(0)),
-    )
-    allowed = found.allowed(tokens)
-    if reach == 0 or ((added > _LOW) != allowed).any():
-        raise refuse(softmax, "has a mask that is neither of padding nor causal nor a window")
-    distance = _distances(tokens) + tokens - 1
-    for scores, row in zip(added, found.bias, strict=True):
-        # A row at a time: with a table of distances, one of all pairs would take 8 times as much.
-        if (scores != row[distance])[allowed].any():
-            raise refuse(softmax, "adds a bias that is not one of the distance of two tokens")
+        found = _read_scores(view, softmax, products, limit)
     return found
 
 
-def _distances(tokens: int) -> NDArray[np.int32]:
-    """Return key minus query, `(queries, keys)`."""
+def _read_scores(view: GraphView, softmax: ir.Node, products: ir.Value, tokens: int) -> Scores:
+    """Read what is done to the scores of a text without padding."""
+    value, matmul = softmax.inputs[0], products.producer()
+    assert value is not None
+    assert matmul is not None
+    # A single number broadcasts. Only dimensions along which the bias differs become larger than 1.
+    zero = np.zeros((1, 1, 1, 1), np.float32)
+    added = view.evaluate(value, {products: zero}, view.long_probe(tokens))
+    if added.ndim != 4:
+        raise refuse(softmax, "does not read scores (batch, heads, queries, keys)")
+    added = np.broadcast_to(added[0], (added.shape[1], tokens, tokens))
+    last = added[:, -1, ::-1] > _LOW
+    reach = int(last.all(axis=0).argmin()) if not last.all() else tokens
+    is_causal = reach > 1 and not (added[:, 0, 1] > _LOW).any()
+    window = reach - 1 if reach < tokens else None
     places = np.arange(tokens, dtype=np.int32)
-    return places - places[:, None]
+    # Key minus query, `(queries, keys)`.
+    distances = places - places[:, None]
+    allowed = np.abs(distances) <= (tokens if window is None else window)
+    if is_causal:
+        allowed &= distances <= 0
+    if reach == 0 or ((added > _LOW) != allowed).any():
+        raise refuse(softmax, "has a mask that is neither of padding nor causal nor a window")
+    # The last row of the scores, and the first one.
+    table = np.concatenate([added[:, -1, :-1], added[:, 0, :]], axis=-1)
+    bias = np.where(table > _LOW, table, np.float32(0))
+    distances += tokens - 1
+    for scores, row in zip(added, bias, strict=True):
+        # A row at a time: with a table of distances, one of all pairs would take 8 times as much.
+        if (scores != row[distances])[allowed].any():
+            raise refuse(softmax, "adds a bias that is not one of the distance of two tokens")
+    # Each token attends to itself.
+    first, second = (view.evaluate(value, {products: each})[0] for each in (zero, zero + 1))
+    own = np.diagonal(second - first, axis1=1, axis2=2)[:, : view.probe.is_text[0].sum()]
+    factor = float(np.median(own))
+    if not factor > 0:
+        raise refuse(softmax, "does not multiply scores by a positive factor")
+    return Scores(matmul=matmul, factor=factor, is_causal=is_causal, window=window, bias=bias)

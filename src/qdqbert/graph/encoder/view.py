@@ -134,10 +134,6 @@ class GraphView:
             return value
         return self.source(value, what)
 
-    def depends_on(self, value: ir.Value, earlier: ir.Value) -> bool:
-        """Return whether a value is computed from another one."""
-        return value is not earlier and earlier in self.before(value, {earlier})
-
     def linear(self, end: ir.Value, module: str = "") -> tuple[Linear, ir.Value]:
         """Read the linear layer that a value is the output of.
 
