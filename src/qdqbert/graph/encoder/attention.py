@@ -63,7 +63,12 @@ def read_attention(
     context = producer_of(merged, "MatMul")
     if context is None or merged in view.linear_layers:
         raise refuse(merged.producer(), "is where the matmul of probabilities and values should be")
-    scores = read_scores(view, _probabilities(view, context), limit=limit)
+    assert context.inputs[0] is not None
+    probabilities = view.source(context.inputs[0], "the probabilities")
+    softmax = producer_of(probabilities, "Softmax")
+    if softmax is None or softmax.attributes.get_int("axis", -1) not in (-1, 3):
+        raise refuse(probabilities.producer(), "is where a Softmax over keys should be")
+    scores = read_scores(view, softmax, limit=limit)
     query, key, value = (
         _read_projection(
             view, matmul, index, is_transposed=matmul is not context and index == 1, limit=limit
@@ -96,16 +101,6 @@ def read_attention(
         position_bias=bias if bias.any() else None,
     )
     return attention, query.source
-
-
-def _probabilities(view: GraphView, context: ir.Node) -> ir.Node:
-    """Return the Softmax in front of a context's matmul."""
-    assert context.inputs[0] is not None
-    end = view.source(context.inputs[0], "the probabilities")
-    softmax = producer_of(end, "Softmax")
-    if softmax is None or softmax.attributes.get_int("axis", -1) not in (-1, 3):
-        raise refuse(end.producer(), "is where a Softmax over keys should be")
-    return softmax
 
 
 def _read_projection(
@@ -144,7 +139,7 @@ def _read_projection(
     # A rotation leaves the first token of a text as it is.
     factor = float(ones[0, 0, 0, 0])
     columns = np.rint(made[0, :, 0].astype(np.float64) / (factor or 1)).astype(np.int64)
-    if not factor > 0 or columns.max() >= len(linear.weight):
+    if not factor > 0 or columns.min() < 0 or columns.max() >= len(linear.weight):
         raise refuse(value.producer(), "computes heads that are not outputs of a linear layer")
     plain = x.reshape(*view.probe.ids.shape, -1)[..., columns].swapaxes(1, 2) * factor
     rotary = None
@@ -154,10 +149,6 @@ def _read_projection(
             return heads_of(x, probe) / np.float32(factor)
 
         rotary = _read_rotary(view, end, rotated, columns, limit)
-        x = np.random.default_rng(0).standard_normal(x.shape, np.float32)
-        heads = x.reshape(*view.probe.ids.shape, -1)[..., columns].swapaxes(1, 2)
-        if not np.allclose(rotated(x, view.probe), rotate(heads, rotary), 1e-4, 1e-4):
-            raise refuse(value.producer(), "computes heads that are not outputs of a linear layer")
     return _Projection(
         linear=take_outputs(linear, columns.ravel()),
         end=end,
@@ -202,13 +193,6 @@ def _read_rotary(
     cos, sin = table(limit)
     view.rotations.append(Rotary(cos=cos, sin=sin))
     return view.rotations[-1]
-
-
-def rotate(x: Array, rotary: Rotary) -> Array:
-    """Rotate heads `(..., tokens, head size)` of texts that start at the first position."""
-    cos, sin = (each[: x.shape[-2]] for each in (rotary.cos, rotary.sin))
-    a, b = np.split(x, [x.shape[-1] // 2], axis=-1)
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 def take_outputs(linear: Linear, columns: NDArray[np.int64], *, first: int = 0) -> Linear:
