@@ -18,7 +18,7 @@ Inputs = dict[str, NDArray[np.int64]]
 
 # The library's encodings take about a hundred times the memory of their ids.
 _CHUNK_SIZE = 64
-# Of most inputs, the mask and the types of the tokens are views of these.
+# The masks and token types of most inputs are views of these arrays.
 _ONES, _ZEROS = np.ones(4096, np.int32), np.zeros(4096, np.int32)
 _ONES.flags.writeable = _ZEROS.flags.writeable = False
 

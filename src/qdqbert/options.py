@@ -594,7 +594,7 @@ def check_arguments(
         _check(declared, value)
 
 
-# What a value has to be, in words, by the type of the option.
+# Words for the accepted values, by the type of the option.
 _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     str: ((str,), "a string or a path"),
     bool: ((bool,), "True or False"),

@@ -30,8 +30,8 @@ class GraphBody(nn.Module):
 
     Attributes:
         model: The transformers model.
-        head: What modules of sentence-transformers compute. Vectors of texts are the last output.
-        steps: What they compute besides pooling; see `steps` of the `head`.
+        head: The modules of sentence-transformers. Vectors of texts are the last output.
+        steps: Their steps besides pooling; see `steps` of the `head`.
         mask: Kind of attention mask that `model` is called with.
         output_names: Names of the tensors that `forward` returns, in order.
     """
@@ -118,7 +118,7 @@ def pool(states: Tensor, attention_mask: Tensor, head: PooledHead, steps: Sequen
         states: Token states `(batch, seq, hidden)`.
         attention_mask: `(batch, seq)`, 0 for [PAD].
         head: Kinds of pooling.
-        steps: What follows the pooling; see `steps` of the `head`.
+        steps: Steps after the pooling; see `steps` of the `head`.
 
     Returns:
         `(batch, channels)`, of as many channels as the last step has.

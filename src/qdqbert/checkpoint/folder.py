@@ -25,7 +25,7 @@ def check_name(name: str) -> None:
     """Refuse a name that is no model, a file, and a folder without safetensors weights.
 
     Raises:
-        CheckpointError: `name` is one of these.
+        CheckpointError: `name` is refused.
     """
     folder = Path(name)
     if not folder.exists():
@@ -60,7 +60,7 @@ def check_config(name: str, read: ReadFile, subfolder: str) -> None:
     """Refuse a checkpoint without a config, of an unknown family, of custom code, or an adapter.
 
     Raises:
-        CheckpointError: It is one of these.
+        CheckpointError: The checkpoint is refused.
     """
     text = read(join(subfolder, _CONFIG))
     has_adapter = any(read(join(each, _ADAPTER)) is not None for each in {"", subfolder})

@@ -57,7 +57,7 @@ class Description:
         family: Where its sites are.
         config: The transformers config of the model.
         tokenizer: Its tokenizer.
-        head: What modules of sentence-transformers compute after the model, if they are known.
+        head: The modules of sentence-transformers after the model, if they are known.
         cross_encoder: Files of a cross-encoder of sentence-transformers; `None` for other models.
         max_length: Longest input in tokens.
         input_names: Inputs of the model, out of `input_ids`, `attention_mask`, `token_type_ids`.

@@ -98,7 +98,7 @@ class TokenRules:
         text_length: Longest text in tokens; `None` for the model's limit.
         query_length: Longest query, if queries have a length of their own.
         document_length: Longest document, if documents have a length of their own.
-        expansion: What is put after queries; `None` for nothing.
+        expansion: Tokens that are put after queries; `None` for none.
         skipped_words: Tokens without vectors.
         skipped_in: Kinds of texts that these words are skipped in.
         kept_ids: Ids of the only tokens that have vectors, except in queries; `None` for all.

@@ -57,7 +57,7 @@ _PLAIN_ARGUMENTS: Mapping[str, tuple[object, ...]] = {
     "return_tensors": ("pt",),
 }
 
-# sentence-transformers' names of the transformer's task, and of what it has to return.
+# sentence-transformers' names of the transformer's task, and of its output.
 _TRANSFORMERS: Mapping[Returned, tuple[str, str]] = {
     "states": ("feature-extraction", "last_hidden_state"),
     "words": ("fill-mask", "logits"),
@@ -159,7 +159,7 @@ class PooledHead(Layout):
     Attributes:
         poolings: How token states become one vector; [PAD] is always ignored. The vectors of
             several poolings are joined.
-        modules: What changes the vector, in order.
+        modules: Modules that change the vector, in order.
     """
 
     poolings: tuple[PoolingMode, ...]
@@ -355,7 +355,7 @@ def read_layout_fields(read: ReadFile, subfolder: str, returned: Returned) -> di
     Args:
         read: Reads files of the checkpoint.
         subfolder: Folder of the encoder.
-        returned: What the encoder has to return.
+        returned: The output that the encoder must have.
 
     Raises:
         CheckpointError: The settings change how texts are tokenized, or what the transformer

@@ -37,7 +37,7 @@ _ACTIVATIONS: Mapping[str, Activation | None] = {
 # Functions f of which x is f(x) - f(-x), and no function.
 _KEEP_INPUTS = _ACTIVATIONS.keys() - {"Tanh"}
 _DEFAULT = "torch.nn.modules.activation.Tanh"
-# Names of what modules read and write: the vector of a text or of each token, or scores of a pair.
+# Names of inputs and outputs of modules: the vector of a text or of each token, or a pair's scores.
 SENTENCE, TOKENS, SCORES = "sentence_embedding", "token_embeddings", "scores"
 _LARGEST = 2**16
 
@@ -71,8 +71,8 @@ def head_module(
         name: Name of its class.
         path: Its folder in the checkpoint.
         config: The text of its config.json; `None` without the file.
-        vector: Name of what it has to read.
-        result: Name of what it has to write; `None` for the same.
+        vector: Name of the input that it must read.
+        result: Name of the output that it must write; `None` for the same name.
 
     Raises:
         CheckpointError: The config is damaged, or the module computes something else.

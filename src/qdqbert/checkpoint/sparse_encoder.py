@@ -67,7 +67,7 @@ class SpladeHead(Layout):
 
     Attributes:
         strategy: How the weights of a word for all tokens become one. [PAD] is ignored.
-        function: What makes a weight of a score, besides a last `log1p`.
+        function: Function from scores to weights, apart from a last `log1p`.
         query_path: Folder of the weights of tokens in queries; `None` if the model runs on them.
         routes_to_queries: Whether texts count as queries by default.
     """

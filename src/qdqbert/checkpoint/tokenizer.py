@@ -96,7 +96,7 @@ def runtime_tokenizer(tokenizer: Any) -> Tokenizer:
     transformers converts most tokenizers that have only a vocabulary. Others run Python code.
 
     Raises:
-        CheckpointError: It is one of these.
+        CheckpointError: The tokenizer runs Python code.
     """
     name = tokenizer.name_or_path
     if not tokenizer.is_fast:

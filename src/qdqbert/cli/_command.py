@@ -37,7 +37,7 @@ class Command:
         positional: Names of the options that are arguments without a flag.
         example: A command line for `--help`.
         first: Names of the options that `--help` begins with; all that are in no group if empty.
-        after_interrupt: What is left when the command is interrupted.
+        after_interrupt: A sentence on what an interruption leaves.
         runs_artifacts: Whether the command needs no transformers, and shows messages of the log.
         rewrite: Returns the words of a command line as they are parsed. It adds values to options
             that may have none.

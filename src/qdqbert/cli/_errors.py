@@ -82,7 +82,7 @@ def run_safely(
         call: The function.
         options: Options of the command, whose names are translated.
         as_json: Whether to print errors as JSON, too.
-        left: What is left after an interruption.
+        left: A sentence on what an interruption leaves.
     """
     try:
         return call()

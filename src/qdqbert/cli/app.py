@@ -24,7 +24,7 @@ from qdqbert.cli._console import PlainConsole
 from qdqbert.cli._errors import ExitCode, Terminated, fail
 from qdqbert.options import declared_options
 
-# What an option of other commands is called in a command.
+# Names that options of other commands have in a command.
 _MEANT = {"quantize": {"--engine": "--target", "--data": "--calibration-data"}}
 
 # How long PyTorch's threads wait for each other before they sleep. With the default of some
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             _call(words)
         finally:
-            # What is left to write may have no reader, either.
+            # The rest of the output may have no reader, either.
             sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes the stream when it ends.

@@ -63,9 +63,9 @@ def read_encoder(
         poolings: How an embedder makes one vector of the token states; none for token states only.
             Families with a way of their own ignore it. Of sparse embedders, "max" or "sum", "max"
             if there is none. Of rerankers, none for transformers' own head.
-        steps: What an embedder does with this vector. Of sparse embedders, what makes weights of
-            scores. Of multi-vector embedders, what makes the vector of a token of its state. Of
-            rerankers with poolings, what makes the score of a vector.
+        steps: Steps of an embedder after the pooling. For sparse embedders, from scores to weights.
+            For multi-vector embedders, from the state of a token to its vector. For rerankers with
+            poolings, from the pooled vector to the score.
         reads_token_types: Whether the tokenizer makes token types.
         notices: Receives sentences for the user about tensors that are left out.
 

@@ -302,7 +302,7 @@ class RoundedModule:
     Attributes:
         weight: Codes, or floats, `(out, in)`, of the weight divided by the scale of its input.
         scale: Scale of the codes, `()` or `(out,)`; `None` for floats.
-        bias: `(out,)`, which takes back the mean of what rounding does.
+        bias: `(out,)`, which corrects the mean error of rounding.
     """
 
     weight: NDArray[np.int8] | Floats

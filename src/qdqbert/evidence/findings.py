@@ -50,7 +50,7 @@ class Finding:
     """One thing that is wrong, over all layers that have it.
 
     Attributes:
-        kind: What it is.
+        kind: Its kind.
         count: Number of layers, tables or products that have it.
         total: Number of them in the graph.
         worst: Name of the one that has most of it.
@@ -82,7 +82,7 @@ class Storage:
         linear_layers: Number of its linear layers.
         int8_percent: Share of the weights of its linear layers that are stored in 8 bits or
             fewer, %.
-        findings: What is wrong.
+        findings: The faults.
     """
 
     linear_layers: int

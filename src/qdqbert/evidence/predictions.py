@@ -32,7 +32,7 @@ class ChangedExample:
         before: Prediction of the float model, shortened. Of one for each word, what differs, with
             one word in a line.
         after: Prediction of the quantized model, in the same form.
-        label: What is right, in the same form; `None` if it is not known.
+        label: The right answer, in the same form; `None` if it is not known.
     """
 
     text: str

@@ -104,7 +104,7 @@ class TargetReport:
         latency: Latency next to the float graph's, one entry for each shape.
         verification_db: SQNR on the rows that `verify` runs again, dB. `None` if there are none.
         changed: Examples whose prediction changed, at most ten, the largest change first.
-        recall: What small vectors cost, on held-out texts; `None` for tasks other than embeddings,
+        recall: Recall of small vectors on held-out texts; `None` for tasks other than embeddings,
             and for fewer than 50 texts.
     """
 

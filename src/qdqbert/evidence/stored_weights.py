@@ -81,7 +81,7 @@ class StoredWeight:
         bits: Bits of a value.
         is_float: Whether it is stored in float.
         is_signed: Whether its codes are signed.
-        scales: What has a scale of its own.
+        scales: The parts that have a scale of their own.
         reads_codes: Whether its layer multiplies with inputs in 8 bits, too.
         input: How these become codes; `None` if they have no step of their own in the graph.
         load: Reads the codes `(in, out)` and their zero points, which fit this shape by
@@ -208,7 +208,7 @@ def _trace(value: ir.Value | None) -> _Stored | None:
         elif node.op_type == "Transpose" and found.scale is None:
             found = dataclasses.replace(found, flips=not found.flips)
         elif node.op_type == "Transpose":
-            # A scale that is known already is one for what was transposed.
+            # A known scale belongs to the transposed value.
             axis = 1 - found.axis if found.axis in (0, 1) else found.axis
             found = dataclasses.replace(found, axis=axis)
         elif node.op_type not in _VALUE_PRESERVING:

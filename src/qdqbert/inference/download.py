@@ -46,7 +46,7 @@ def download_weights(name: str, folder: Path) -> None:
 
     Args:
         name: Name of the model on the hub.
-        folder: What `download_settings` returned.
+        folder: The folder that `download_settings` returned.
 
     Raises:
         CheckpointError: The hub cannot be reached.

@@ -366,6 +366,6 @@ def _check_files(artifact: Artifact, model: Path) -> None:
         files.append(weights_of(model))
     names = [each.relative_to(artifact.directory).as_posix() for each in files if each.exists()]
     is_intact = require_intact(artifact.directory, names)
-    # What this package made of a float checkpoint has no calibration, and no checksums either.
+    # Folders made of a float checkpoint have no calibration, and no checksums either.
     if not is_intact and artifact.quantization["calibration"]:
         _LOGGER.info("%s has no %s, so its files are not checked.", artifact.directory, CHECKSUMS)

@@ -66,7 +66,7 @@ class _InPyTorch:
         plan: The plan.
         references: Its results, layer by layer, on batches of different lengths.
         floats: The float model's results on the same batches.
-        sensitivity: What each layer costs.
+        sensitivity: The cost of each layer.
     """
 
     plan: Plan

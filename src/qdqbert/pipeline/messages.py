@@ -19,7 +19,7 @@ _FEWEST_CALIBRATED = 16
 # Below this SQNR, or if the interval of changed predictions is above this percentage, a model is
 # hardly usable. A few changed predictions of a few show little, such as 4 of 64 answers.
 _LOW_SQNR_DB = 10.0
-# What to do about a graph that is far from float, by where its ranges come from.
+# Remedies for a graph that is far from float, by the source of its ranges.
 _HINTS: Mapping[RangeKind, str] = {
     "calibrated": "Calibrate on more and typical examples",
     "stored": "Train the quantized model for longer, calibrate again with `recalibrate=True`",
@@ -144,7 +144,7 @@ def saturation_notice(target: str, layers: Sequence[Overflow]) -> str:
 
 
 def unmet_limits(report: TargetReport) -> str:
-    """Return which limits a graph does not meet, with what was measured; empty if it meets all."""
+    """Return the limits that a graph misses, with the measurements; empty if it meets all."""
     return ", ".join(
         f"{each.option} {each.limit:g}: {each.verdict}, {each.value:.4g}"
         for each in report.limits

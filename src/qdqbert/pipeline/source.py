@@ -98,7 +98,7 @@ class Source:
         tokenizer: Its tokenizer, of transformers.
         encoder: The model as data.
         graph: The .onnx file on ONNX Runtime; `None` for a checkpoint.
-        head: What an embedder of sentence-transformers computes after the model; `None` for others.
+        head: The modules of sentence-transformers after the model; `None` for none.
         cross_encoder: Files of a cross-encoder of sentence-transformers; `None` otherwise.
         max_length: Longest input in tokens.
         input_names: Names of the inputs.

@@ -138,8 +138,8 @@ def meet_limits(
         trials: Runs the plan.
         limits: The limits; see `can_be_met`.
         progress: Receives the stage.
-        known: Other plans, each with what this function returned for it. Targets often have the
-            same specs.
+        known: Other plans, each with the result of this function. Targets often have the same
+            specs.
     """
     plan = trials.plan
     if plan.target.quantizes != "any_sites":

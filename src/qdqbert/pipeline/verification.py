@@ -19,7 +19,7 @@ from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tasks.texts import encode_texts
 
 _ROWS = 16
-# Limits of what is stored: bytes of outputs in all, and values of one output at one position.
+# Limits of storage: bytes of all outputs, and values of one output at one position.
 _OUTPUT_BYTES = 2**20
 _OUTPUT_VALUES = 4096
 

@@ -22,7 +22,7 @@ from qdqbert.reporting.document import (
 from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Metric
 
-# Name of what each limit is about, its unit, and the format of measurements.
+# Name of the measure of each limit, its unit, and the format of measurements.
 _LIMITED: Mapping[str, tuple[str, str, str]] = {
     "max_drop": ("loss of {}", "", "+.2f"),
     "max_flips": ("changed predictions", " %", ".2f"),
@@ -165,7 +165,7 @@ def _decided(fidelity: Fidelity, task: str) -> str:
 def closeness(
     models: Sequence[Compared], task: str, reference: str
 ) -> tuple[tuple[str, str, str], str] | None:
-    """Return a tile and a phrase on how close models are, by what users of the task notice."""
+    """Return a tile and a phrase on how close models are, by the task's own measure."""
     found = [each.fidelity for each in models if each.fidelity is not None]
     flips = [(each.flips_percent, each) for each in found if each.flips_percent is not None]
     if flips:

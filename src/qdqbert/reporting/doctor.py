@@ -14,9 +14,9 @@ class Part:
 
     Attributes:
         name: Name of the engine, or of the extra that installs the part.
-        purpose: What it is for.
+        purpose: Its purpose.
         version: Version of its library; `None` if it is not installed.
-        details: What it offers on this machine, such as execution providers.
+        details: Its features on this machine, such as execution providers.
         install: Command that installs it; `None` if it is installed.
     """
 

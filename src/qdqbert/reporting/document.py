@@ -25,7 +25,7 @@ class Cell:
     """A cell that is judged, or drawn on pages.
 
     Attributes:
-        text: What is in it.
+        text: Its content.
         level: Whether it is good.
         value: Length of a bar; `None` if nothing is drawn.
         interval: Interval of the value. If there is one, both are drawn as a point on a line.
@@ -85,7 +85,7 @@ class Section:
 
     Attributes:
         title: Its title.
-        text: What it is about.
+        text: Its description.
         table: A table.
         code: Lines of a program.
         is_detail: Whether only pages show it, and not terminals and model cards.
@@ -108,7 +108,7 @@ class Document:
         title: Its title.
         summary: The call in a sentence or two.
         level: Whether the model can be used.
-        verdict: What is good or bad, in a few words.
+        verdict: The verdict, in a few words.
         facts: The numbers behind the verdict.
         tiles: Name, value and explanation of the most important numbers, on pages only.
         sections: Everything else.

@@ -31,8 +31,8 @@ class ExportReport(Report):
         target: Target of the exported graph.
         task: Task of the model.
         name: Name of the model in a server.
-        inputs: Names of what the exported model takes.
-        outputs: Names of what it returns.
+        inputs: Names of the inputs of the exported model.
+        outputs: Names of its outputs.
         max_length: Longest input in tokens. Longer ones are cut.
         agreement: How close its results are to the folder's, on the same texts.
         files: Sizes of the files in bytes, by path in the output folder.

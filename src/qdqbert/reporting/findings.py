@@ -15,11 +15,11 @@ class _Words:
     """Words for a kind of finding.
 
     Attributes:
-        problem: What is wrong.
+        problem: The fault.
         amount: How much of it the worst has; `{:...}` stands for the number.
-        advice: What to do.
-        noun: What has it.
-        divisor: What the amount is divided by.
+        advice: The remedy.
+        noun: Noun for the parts that have the fault.
+        divisor: Divisor of the amount.
     """
 
     problem: str
@@ -84,7 +84,7 @@ _WORDS: Mapping[FindingKind, _Words] = {
         divisor=MEGABYTE,
     ),
 }
-# What precedes the number of a layer in a name.
+# Words before the number of a layer in a name.
 _BEFORE_LAYER = re.compile(r"^.*?(?=[a-z]+[./]\d+[./])")
 
 

@@ -16,7 +16,7 @@ from qdqbert.reporting.quantize import QuantizeReport
 from qdqbert.task_kinds import TASK_KINDS
 
 _MOST_LABELS = 20
-# What a source's card says that is also true of the quantized model.
+# Fields of a source's card that also hold for the quantized model.
 _INHERITED = ("language", "license", "license_name", "license_link")
 
 
@@ -51,7 +51,7 @@ def model_card(report: QuantizeReport, origin: Origin) -> str:
     It names no folder of this machine.
 
     Args:
-        report: What was measured. It has a directory.
+        report: The measurements. It has a directory.
         origin: Where the model comes from.
     """
     assert report.directory is not None

@@ -61,7 +61,7 @@ class VerifyReport(Report):
         fidelity: One entry for each graph and engine that could be measured.
         cpu: Name of the CPU.
         cpu_features: Its features that matter for INT8, under Linux' names.
-        notices: What could not be checked, and why.
+        notices: Checks that could not run, and why.
     """
 
     model: str

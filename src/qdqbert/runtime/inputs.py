@@ -21,7 +21,7 @@ def listed(inputs: Any, argument: str, wanted: str) -> list[Any]:
     Args:
         inputs: A list, a tuple, an iterator, a numpy array, or a column of a table.
         argument: Name of the parameter.
-        wanted: What `inputs` may be, for the message.
+        wanted: The accepted kinds of `inputs`, for the message.
 
     Raises:
         UserInputError: `inputs` is something else.

@@ -90,7 +90,7 @@ class Model:
     """
 
     reads_windows: ClassVar[bool] = False
-    # What the model reads from rows, and adds to them.
+    # Columns that the model reads from rows, and adds to them.
     rows: ClassVar[RowFormat]
 
     def __init__(self, loaded: Loaded) -> None:
@@ -204,7 +204,7 @@ class Model:
         """Yield the answer to each input, in order, with bounded memory.
 
         Args:
-            job: What to do with the inputs: the result of the model's `job`, which takes the
+            job: The job for the inputs: the result of the model's `job`, which takes the
                 options of a call.
             inputs: Any number of inputs. They are read as they are needed.
             advance: Called after each batch, with what it added.
@@ -277,7 +277,7 @@ class Model:
         A server calls this from as many threads as `streams` says.
 
         Args:
-            job: What to do with the inputs: the result of the model's `job`.
+            job: The job for the inputs: the result of the model's `job`.
             items: The inputs; all are in memory together.
             pause: Called between batches. What it raises ends the call.
         """

@@ -26,7 +26,7 @@ class RowFormat:
     """The columns that a kind of model reads from a row, and adds to it.
 
     Attributes:
-        name: What the model is, for messages.
+        name: Name of the kind of model, for messages.
         columns: Returns the columns that are written.
         job: Returns the job of the model for the options of a call.
         values: Returns the values of the columns, in their order, from an answer of the job.

@@ -37,7 +37,7 @@ class EncodedItem:
 
     Attributes:
         features: One model input, or several for an item that is run in windows.
-        places: What the job needs to know about each feature; empty if it needs nothing.
+        places: Data of the job about each feature; empty if it needs none.
         truncated: Whether a part of the item was cut off.
         error: Why the item cannot be answered; it then has no features.
     """

@@ -68,7 +68,7 @@ def build_app(
     Args:
         models: The models by the names that requests use.
         metrics: Counts of the server.
-        limits: What is accepted.
+        limits: Limits of requests.
         api_key: Key that requests need, if there is one.
         allow_origin: Origins whose pages may read responses in a browser; "*" for all.
         after_shutdown: Called when all requests are answered.

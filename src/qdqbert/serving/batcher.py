@@ -168,7 +168,7 @@ class Batcher:
 
         Args:
             key: Requests with equal keys have equal jobs, and may run together.
-            job: What to do with the inputs.
+            job: The job for the inputs.
             items: The inputs.
             truncate: Whether inputs that are too long are cut.
 

@@ -80,6 +80,6 @@ def _model(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _types(route: Route) -> dict[str, Any]:
-    """Return the types of what a route takes and returns."""
+    """Return the types of the input and the output of a route."""
     error = get_type_hints(route.error_form)["return"]
     return {"body": route.body, "answer": route.answer, "error": error}

@@ -19,8 +19,8 @@ _HEAD, _TAIL = 300, 1000
 _OPENAI_KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
 
 ErrorForm = Callable[[BadRequestError, str], Any]
-"""Returns the body of the response about an error, from the error and its message. The annotation
-of what it returns describes the body."""
+"""Returns the body of the response about an error, from the error and its message. Its return
+annotation describes the body."""
 
 
 class Health(TypedDict):

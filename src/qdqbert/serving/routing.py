@@ -44,7 +44,7 @@ class Route:
     Attributes:
         path: The path. It may end with `{model}`, the name of a model. The name can also stand in
             front of the path of a route that runs models.
-        summary: What it does, in a few words.
+        summary: Its purpose, in a few words.
         tag: The protocol that it belongs to.
         run: Returns the response. It gets the body, which is `None` for a GET, and the `Served`
             model that the request means, which is `None` for a route without `kinds`.

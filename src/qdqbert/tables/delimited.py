@@ -24,7 +24,7 @@ _SPECIAL = re.compile('[",\r\n]')
 # A tab or a line end cannot be in a .tsv file, which has no quotes.
 _TSV_SPACES = str.maketrans("\t\r\n", "   ")
 
-# What else than a comma separates the columns of .csv files, and how messages name it.
+# Separators of .csv files besides the comma, and their names in messages.
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 
 _QUOTED = re.compile('"(?:[^"]|"")*"')

@@ -47,7 +47,7 @@ class BadRow:
     Attributes:
         file: The file, as messages name it.
         number: Number of the row; see `Row`.
-        reason: What is wrong with it, as a phrase that follows "Line 3 of `file`: ".
+        reason: The fault, as a phrase that follows "Line 3 of `file`: ".
         position: How much of the file was read; see `Row`.
     """
 

@@ -51,7 +51,7 @@ def name_classes(
         labels: The labels, without spaces around them.
         id2label: Names of the classes by number.
         where: The data, as messages name them.
-        noun: What a label is called in messages.
+        noun: Word for a label in messages.
 
     Raises:
         DataFileError: Numbers can be read in two ways, or count from 1 where classes count from 0.

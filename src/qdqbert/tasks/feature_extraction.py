@@ -351,10 +351,10 @@ class Embedder(PromptedModel):
             prompt_name: Name of the prompt, a key of `prompts`, that is put before each text. The
                 folder's default prompt, if it has one, is used by default.
             prompt: Text that is put before each text, instead of a named prompt.
-            output_value: What is returned for each text: its embedding, or the states of all of
-                its tokens.
-            normalize_embeddings: Whether embeddings are scaled to length 1. Those of models that
-                end with normalization are, in any case.
+            output_value: The result for each text: its embedding, or the states of all of its
+                tokens.
+            normalize_embeddings: Whether embeddings are scaled to length 1. Models that
+                end with normalization always scale them.
             truncate_dim: Number of leading dimensions to keep, for models trained for it. The
                 folder's setting by default.
             chunk_overlap: If given, texts that are longer than `max_length` are embedded in chunks

@@ -40,7 +40,7 @@ def apply(function: Activation, logits: NDArray[Any]) -> NDArray[Any]:
     """Return scores from logits `(..., classes)`, in their type: transformers computes in float32.
 
     Args:
-        function: What turns logits into scores.
+        function: Name of the function from logits to scores.
         logits: The logits.
     """
     if function == "sigmoid":

@@ -23,7 +23,7 @@ from qdqbert.tasks.metrics import multi_label_scores
 from qdqbert.tasks.task import Answer, Compute, Features, Labels, Predictions, Score, Task
 from qdqbert.tasks.texts import check_label_column, encode_texts
 
-# What separates labels in a cell. The first one that occurs counts.
+# Separators of labels in a cell. The first one that occurs counts.
 _SEPARATORS = "|;,"
 # Values in a list that has a place for each class.
 _NO, _YES = {"0", "0.0", "false"}, {"1", "1.0", "true"}

@@ -68,7 +68,7 @@ class _Encode(Prompted):
     """The job of `encode`; see `Job`. `tokenizer` cuts texts to the length of their kind.
 
     Attributes:
-        expansion: What is put after texts; `None` for nothing.
+        expansion: Tokens that are put after texts; `None` for none.
         skipped: Ids of tokens without vectors, `(ids,)`.
         kept: Ids of the only tokens that have vectors, `(ids,)`; `None` for all.
     """
@@ -285,7 +285,7 @@ class MultiVectorEmbedder(PromptedModel):
         """Return the job of `encode_query` or `encode_document`, for `stream`.
 
         Args:
-            task: What texts are.
+            task: Kind of the texts.
             prompt: Text that is put before each text, instead of the prompt of this kind.
         """
         names = QUERY_PROMPTS if task == "query" else DOCUMENT_PROMPTS

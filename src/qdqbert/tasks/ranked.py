@@ -38,7 +38,7 @@ def ranked(
 
     Args:
         texts: The documents.
-        keys: What they are sorted by, the largest first. Equal ones keep their order.
+        keys: Numbers to sort by, the largest first. Equal ones keep their order.
         scores: Their scores.
         top_k: Number of documents to return; `None` for all.
         return_documents: Whether to return the texts.

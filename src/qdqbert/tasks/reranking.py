@@ -54,7 +54,7 @@ class RankingExample(Example):
     """A query, a document and its relevance.
 
     Attributes:
-        group: What the rows of one query have in common: its id, or its text.
+        group: Key of the rows of one query: its id, or its text.
     """
 
     group: str
@@ -297,7 +297,7 @@ class Reranker(TextClassifier):
             prompt_name: Name of the prompt, a key of `prompts`, that is put before the first text
                 of each pair. The folder's default prompt, if it has one, is used by default.
             prompt: Text that is put before the first texts, instead of a named prompt.
-            activation: What turns logits into scores. The one that the model's files name by
+            activation: Function from logits to scores. The one that the model's files name by
                 default; else "sigmoid" for a model with one output, and "none" for others.
             batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
             show_progress_bar: Whether to show a bar on stderr.
@@ -342,7 +342,7 @@ class Reranker(TextClassifier):
             return_documents: Whether the result contains the texts.
             prompt_name: Name of the prompt that is put before the query; see `predict`.
             prompt: Text that is put before the query, instead of a named prompt.
-            activation: What turns logits into scores; see `predict`.
+            activation: Function from logits to scores; see `predict`.
             batch_size: Has no effect; see `predict`.
             show_progress_bar: Whether to show a bar on stderr.
 

@@ -106,8 +106,7 @@ class Features:
     Attributes:
         examples: The examples.
         encoded: The features. A long context makes several, a pair of texts to embed makes two.
-        places: What the task needs to map a feature back to its example; one item for each
-            feature, or empty.
+        places: Data that map a feature back to its example; one item for each feature, or empty.
         notices: Sentences for the user about what was truncated or left out.
     """
 
@@ -226,7 +225,7 @@ class Task:
             models are compared by the number of decisions that differ. `None` if the answers are
             not choices.
         answers: Makes what users read of the predictions.
-        decided: What one decision is about, in the singular: a text, a word, a question.
+        decided: Noun for the object of a decision, in the singular: text, word, question.
         labels: Returns what a model is trained with, one for each feature, `None` for a feature
             that nothing can be learned from. Takes features and `id2label`. `None` for tasks that
             `train` does not train.
@@ -235,8 +234,8 @@ class Task:
         max_length: Default of the longest feature in tokens; `None` for the checkpoint's.
         reads_texts: Whether plain texts, such as the built-in ones, can be used for calibration.
         signal: Returns the part of a prediction that is compared by SQNR.
-        model: Class of what `load` returns; `None` for tasks that it does not run.
-        route: What a server answers for the task; `None` if it has other routes only.
+        model: Class that `load` returns; `None` for tasks that it does not run.
+        route: Route of a server for the task; `None` if it has other routes only.
         settings: Names of the `TaskSettings` that the task reads.
         files: Returns the contents of the files that the task writes, as JSON values by file
             name, from predictions, features and options; `None` if it writes none.

@@ -135,7 +135,7 @@ class Classify(TextEncoder):
     """The job whose answer is the scores `(classes,)` of each text or pair; see `Job`.
 
     Attributes:
-        function: What turns logits into scores.
+        function: Name of the function from logits to scores.
     """
 
     function: Activation
@@ -219,7 +219,7 @@ class TextClassifier(Model):
                 which a pair can also be `(first, second)`. A single tuple of two texts is refused,
                 because it may be a pair or two texts.
             top_k: Number of classes to return for each text, best first; `None` for all.
-            function_to_apply: What turns logits into scores. By default "softmax"; "sigmoid" for
+            function_to_apply: Function from logits to scores. By default "softmax"; "sigmoid" for
                 multi-label models and models with one output; "none" for regression.
             threshold: If given, all classes whose score is above it are returned, best first,
                 instead of `top_k` classes. `evaluate` uses 0.5 for multi-label models.

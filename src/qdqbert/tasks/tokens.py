@@ -116,7 +116,7 @@ def keep_examples(features: Features, keep: Sequence[bool], *, why: str) -> Feat
     Args:
         features: Features, one for each example.
         keep: Whether to keep each example.
-        why: What is wrong with the rest: "without a token to mask".
+        why: The fault of the rest: "without a token to mask".
 
     Raises:
         DataFileError: No example is left.

@@ -27,7 +27,7 @@ _SPECIAL = tuple(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad"
 _LARGEST_ID = 2**31 - 1
 # Tokenizers with other settings that are kept. Callers choose lengths and strides.
 _VARIANTS = 16
-# What loses its spaces in decoded texts.
+# Tokens that lose their spaces in decoded texts.
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 Strategy = Literal["longest_first", "only_second"]

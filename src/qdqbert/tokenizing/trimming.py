@@ -14,7 +14,7 @@ import tokenizers
 
 from qdqbert.errors import CheckpointError
 
-# What tokens of a model begin with besides their characters.
+# Prefixes of tokens that are not part of their text.
 _PREFIXES = ("##", "\N{LOWER ONE EIGHTH BLOCK}", "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}")
 
 

@@ -71,11 +71,11 @@ class Heads:
             states: Hidden states with padding, `(tokens, hidden)`.
             starts: Index of the first token of each text, and of the end.
             wanted: Names of the outputs.
-            threads: What scores words.
+            threads: The threads that score words.
         """
         found: dict[str, tuple[bool, Rows]] = {}
         if self.read_first_only(wanted):
-            # What is done to a token before pooling depends on its row only.
+            # Steps before pooling depend on the token's own row only.
             states, starts = np.ascontiguousarray(states[starts[:-1]]), np.arange(len(starts))
         if self._final_norm is not None:
             self._normalize(self._final_norm, states := states.copy())

@@ -268,7 +268,7 @@ class _Packer:
         Args:
             name: Start of the names of its arrays.
             linear: The layer.
-            part: What the schema says about it.
+            part: Its entry in the schema.
         """
         rows, depth = linear.weight.shape
         columns = self._places.get(part.columns_at, np.arange(rows))

@@ -537,7 +537,7 @@ class Job:
 
         Args:
             texts: The texts.
-            shares: What each thread has of them.
+            shares: The share of each thread.
             first_only: Whether only the last states of the first token of each text are read. The
                 others are undefined then.
         """

@@ -247,7 +247,7 @@ MAILBOX = Record(
     model=PTR,
     job=PTR,  # null ends the worker
     thread=PTR,
-    function=I64,  # index in `FUNCTIONS` of what to run
+    function=I64,  # index in `FUNCTIONS` of the function to run
     sleep=PTR,  # function of an i32: microseconds to sleep
     sleeps=I64,  # how often a caller has slept while it waited for the worker
 )

@@ -27,7 +27,7 @@ from qdqbert.task_kinds import TaskName
 
 _LOGGER = logging.getLogger("qdqbert")
 
-# Numbers of what is written, from the same checkpoint and settings.
+# Versions of the folders that are written for a checkpoint.
 _VERSIONS = {"int8": f"3.{FORMAT}", "float": "float 1"}
 
 
@@ -65,7 +65,7 @@ def open_float_checkpoint(
 
     Args:
         folder: A folder that transformers or sentence-transformers saved.
-        name: What the user calls it, for the log.
+        name: The user's name for it, for the log.
         precision: Whether it runs in INT8 on the native engine, or in float on ONNX Runtime.
         check: Whether to say in the log how close INT8 is to float.
         task: As in `read_checkpoint`.
@@ -77,7 +77,7 @@ def open_float_checkpoint(
     checkpoint = read_checkpoint(folder, task=task)
 
     def write(new: Path) -> None:
-        # What reads families and writes models is needed once for a checkpoint.
+        # Code that reads families and writes models is needed once for a checkpoint.
         from qdqbert.inference.float_checkpoint.folder import write_folder
 
         write_folder(checkpoint, new, key=key, precision=precision)

@@ -65,7 +65,7 @@ class Timed:
     Attributes:
         candidate: The candidate.
         standing: Its times.
-        precision: Float type of what is not int8.
+        precision: Float type of the operators that are not int8.
         rejection: Why it is not close enough to float, in words; empty if it is, or if it was not
             checked.
     """

@@ -25,11 +25,11 @@ class AnalyzeOptions(CalibratingCall):
             model in memory, as in `quantize`.
         data: Labeled examples to measure on, in the form of `calibration_data`. By default examples
             that were not used to calibrate.
-        granularity: What is quantized together: all of an encoder layer, the input and the weight
-            of a linear layer, or every site by itself.
+        granularity: The unit that is quantized: an encoder layer, the input and the weight of a
+            linear layer, or a single site.
         target: Runtime whose quantizers are analyzed.
-        max_examples: Number of examples to measure on at most. Everything is measured on them about
-            twice for each unit.
+        max_examples: Number of examples to measure on at most. The model runs on them
+            about twice for each unit.
         plot: File for a plot, .svg, .png or .pdf. Needs matplotlib (extra `train`).
     """
 

@@ -15,7 +15,7 @@ from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.pipeline.versions import version_of
 from qdqbert.reporting.doctor import Cache, DoctorReport, Part
 
-# What the features of `machine.cpu_features` mean.
+# Meanings of the features of `machine.cpu_features`.
 _MEANINGS: Mapping[str, str] = {
     "avx2": "256-bit vectors",
     "avx512f": "512-bit vectors",

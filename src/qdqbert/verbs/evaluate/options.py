@@ -42,7 +42,7 @@ class EvaluateOptions(BatchCall):
             reference, `changed.jsonl` lists the predictions that differ, the largest change first.
         benchmark: Also measure the latency of an .onnx file and of its reference, on the same
             engine. They take turns in processes of their own.
-        limits: What has to hold, compared with the reference.
+        limits: Limits on the difference to the reference.
     """
 
     model: ModelOption = option(kw_only=False)

@@ -1,4 +1,4 @@
-"""Run the features of examples as `load` runs inputs, so that a metric is of what runs."""
+"""Run the features of examples as `load` runs inputs, so that metrics hold for `load`."""
 
 from __future__ import annotations
 

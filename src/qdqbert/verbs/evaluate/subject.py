@@ -326,7 +326,7 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
 
 
 def _default_engine(artifact: Artifact, request: Request) -> EngineName:
-    """Return the engine that `load` would run, so that a metric is of what runs."""
+    """Return the engine that `load` would choose, so that metrics are measured on it."""
     engines: Sequence[EngineName] = artifact.targets.get(str(request.target), {}).get("engines", ())
     if engines and request.provider is None:
         return engines[0]

@@ -20,7 +20,7 @@ class ExportOptions(Call):
         output: Folder to write. By default the model's folder, with the format added to its name.
         target: Graph to export, if the folder has several. By default the one that was made for the
             runtime.
-        returns: What an embedder returns. By default what the runtime needs: embeddings for
+        returns: Outputs of an embedder. By default the ones that the runtime needs: embeddings for
             Triton, and states of tokens for the others, whose pipelines pool them.
         name: Name of the model in a server. The name of the model's folder by default.
         pairs: Take pairs of texts. Needed only for a model of pairs that was not quantized on pairs

@@ -18,7 +18,7 @@ from qdqbert.verbs.export.options import ExportOptions
 
 EXPORT_FORMAT = "qdqbert-export/1"
 
-# What converts and runs an exported model, and nothing else.
+# Packages that convert or run an exported model, and no others.
 _LIBRARIES = ("openvino_genai", "openvino_tokenizers", "tokenizers")
 
 

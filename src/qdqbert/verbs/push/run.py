@@ -16,7 +16,7 @@ from qdqbert.reporting.push import PushReport
 from qdqbert.tasks.lines import counted
 from qdqbert.verbs.push.options import PushOptions
 
-# What the hub answers if the user is not logged in, or may not write.
+# Statuses of the hub if the user is not logged in, or may not write.
 _REFUSED = (401, 403)
 
 

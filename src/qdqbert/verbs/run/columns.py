@@ -25,7 +25,7 @@ class Columns:
     """Columns of a run.
 
     Attributes:
-        entry: What the model reads and writes.
+        entry: The columns that the model reads and writes.
         read_names: Columns of the text, or of both texts of a pair.
         layout: Columns of the output.
         is_fixed: Whether the output can have no other columns.

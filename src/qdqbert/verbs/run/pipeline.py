@@ -60,7 +60,7 @@ class Pipeline:
         source: The input.
         rows: All rows of the input.
         run: How rows are answered and written.
-        progress: What is shown.
+        progress: Receives the stages.
     """
 
     options: RunOptions

@@ -19,7 +19,7 @@ from qdqbert.engines.native.kernels.second_add import keep
 from qdqbert.engines.native.kernels.weights import weights_of
 from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, ROW_SCALE, THREAD
 
-# What the columns of a linear layer are.
+# Contents of the columns of a linear layer.
 _COLUMNS = {"output": "hidden", "up": "inner", "down": "hidden"}
 _READ_NEXT = {"output": "up", "up": "down"}
 

@@ -242,7 +242,7 @@ def _normalize(
         lanes: Lanes of a vector.
         rows: Where each row is.
         channels: Number of channels with padding.
-        write: What is done to the results.
+        write: Writes the results.
     """
     floats = vector(F32, lanes)
     weight, bias = (NORM.read(f, f.norm, name) for name in ("weight", "bias"))

@@ -59,7 +59,7 @@ class VectorTiles:
 
         While a column of tiles is computed, each tile brings a part of the next column's weights
         into the second-level cache. A few rows have time for a part of them only. If the result is
-        added to what is there, that comes into the first-level cache meanwhile.
+        added to a residual, the residual comes into the first-level cache meanwhile.
         """
         widths = tuple(vectors * isa.lanes // PANEL for vectors in isa.vectors)
         stride = widths[0] * PANEL * 4
