@@ -69,7 +69,7 @@ def set_limits(folder: Path, max_length: int) -> None:
     too. A limit that transformers left in tokenizer.json is removed: other programs would apply it.
 
     Args:
-        folder: Folder with tokenizer.json and tokenizer_config.json, as far as there are some.
+        folder: Folder with tokenizer.json and tokenizer_config.json, if they exist.
         max_length: Longest input in tokens.
     """
     path = folder / TOKENIZER

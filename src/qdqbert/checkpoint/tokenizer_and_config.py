@@ -32,7 +32,7 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GraphFacts:
-    """What a graph shows of its tokenizer and its config.
+    """Facts about the tokenizer and the config, read from a graph.
 
     Attributes:
         input_names: transformers' names of its inputs.
@@ -223,7 +223,7 @@ def _pooling_notices(path: Path, layout: object) -> tuple[str, ...]:
         named = ", ".join(layout.poolings)
         what = f"{left_out} after the pooling" if is_mean else f"pooling {named}"
         return (
-            f"modules.json specifies {what}, but {use} So embeddings are not those of the model. "
+            f"modules.json specifies {what}, but {use} So embeddings differ from the model's. "
             f"{advice}.",
         )
     if layout.normalize:

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _set_up_process() -> None:
-    """Choose settings that libraries read when they are loaded, as far as the user has not."""
+    """Choose settings that libraries read when they are loaded, unless the user has chosen."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
     gc.set_threshold(_NEW_OBJECTS, 10, 10)

@@ -59,7 +59,7 @@ def index_limits(model: Path) -> dict[str, int]:
     is returned of one that is damaged.
 
     Args:
-        model: The file, or one of another format, of which nothing is returned.
+        model: The file. Nothing is returned for other formats.
     """
     if model.suffix.lower() != ".onnx" or not model.stat().st_size:
         return {}

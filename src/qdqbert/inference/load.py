@@ -45,7 +45,7 @@ _LOGGER = logging.getLogger("qdqbert")
 _SCHEDULES: dict[str, Schedule] = {
     "onnxruntime": Schedule(plan=BatchPlan(tokens=384, multiple=1), window=2048, single_tokens=512),
     "openvino": Schedule(plan=BatchPlan(tokens=2048, multiple=8), window=2048, single_tokens=512),
-    # Texts are run without padding. Those of similar length have little of it in their outputs.
+    # Texts run without padding. Outputs of texts of similar length have little padding.
     "native": Schedule(
         plan=BatchPlan(tokens=1024, multiple=1), window=2048, single_tokens=512, is_invariant=True
     ),

@@ -81,7 +81,7 @@ class QuantizedModel:
         Ranges that still fit are kept. A calibrator takes effect at the next calibration.
 
         Args:
-            options: All options. Those that are left out get their defaults.
+            options: All options. Missing ones get their defaults.
 
         Raises:
             UnmatchedRuleError: A pattern matches no quantizer.

@@ -73,8 +73,8 @@ class Trials:
     def meets(self, limits: Limits, left: Collection[str]) -> bool:
         """Return whether the limits are met on all examples, with sites left in float.
 
-        The examples run in parts. Those that have not run yet count as equal to float, so that a
-        limit which is missed by then is missed by all.
+        The examples run in parts. Examples that have not run yet count as equal to float. So
+        a limit that is missed then is also missed by all examples.
         """
         baseline, encoded = self.baseline, self.baseline.encoded
         # By index, in the order of the examples, which updates keep.

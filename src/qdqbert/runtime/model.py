@@ -338,7 +338,7 @@ class Model:
 
     @property
     def truncated_inputs(self) -> int:
-        """Number of inputs of calls that were cut so far. Those of `stream` do not count."""
+        """Number of inputs of calls that were cut so far. Inputs of `stream` do not count."""
         return self._truncated
 
     def _count_truncated(self, truncated: int, items: int, max_length: int) -> None:

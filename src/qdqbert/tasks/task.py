@@ -158,8 +158,8 @@ class Answer:
         found: The answer by names of columns: `prediction`, `score` and so on.
         numbers: The values that the answer is chosen by: probabilities, cosines or scores, in any
             shape. The largest difference of one of them is how far two models are apart.
-        decisions: How many of the task's `decisions` belong to it. Those of the first answer come
-            first.
+        decisions: How many of the task's `decisions` belong to it. Decisions of the first answer
+            come first.
     """
 
     given: Mapping[str, Any]

@@ -69,7 +69,7 @@ class NormPart:
 
     Attributes:
         source: Returns it.
-        width: Number of channels. Those of heads are spread as the columns of queries.
+        width: Number of channels. Channels of heads are spread as the columns of queries.
         needs: Settings of models whose layers have it, with their values.
         is_optional: Whether some layers of such a model lack it.
     """

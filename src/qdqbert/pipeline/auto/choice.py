@@ -218,8 +218,8 @@ def choose(
         if rejected:
             timed = _relative_to(rejected[0], timed)
         left = [each.candidate for each in timed]
-        # Those that are not in the last round were timed on few texts, so that their order is a
-        # rough one. If all others are rejected, they are timed again.
+        # Candidates that are not in the last round were timed on few texts, so their order is
+        # rough. If all others are rejected, they are timed again.
         for each in timed[: round_sizes(len(left))[-1]]:
             report, reason = check(each.candidate)
             if not reason:

@@ -27,7 +27,7 @@ from qdqbert.reporting.benchmark import BenchmarkReport
 from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 
-# An .onnx file does not hold the size of its vocabulary. Those of BERT models are all larger.
+# An .onnx file does not hold the size of its vocabulary. BERT models have larger ones.
 _ANY_VOCABULARY = 1000
 
 

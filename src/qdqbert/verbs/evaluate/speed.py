@@ -19,7 +19,7 @@ from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.evaluate.subject import Subject, names_of
 
-# A file may lack a table of words. Those of BERT models are all larger.
+# A file may lack a table of words. BERT models have larger ones.
 _ANY_VOCABULARY = 1000
 
 
