@@ -154,7 +154,7 @@ def test_embedders_show_what_small_vectors_cost(quantize_report) -> None:
     )
     measured = dataclasses.replace(target, recall=recall)
     report = dataclasses.replace(quantize_report, targets=(measured,))
-    assert "of 120 held-out ones" in section(report, title).text
+    assert "on 120 held-out texts" in section(report, title).text
     assert rows(report, title) == {
         "float32": ["80", "99.5 %"],
         "int8, codes compared as they are": ["20", "90.2 %"],
