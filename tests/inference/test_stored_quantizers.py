@@ -177,14 +177,14 @@ def test_placements_that_the_engine_does_not_have_are_refused(
     qdqbert_folder, options, message
 ) -> None:
     folder = qdqbert_folder(**options)
-    with pytest.raises(CheckpointError, match=message + r"[\s\S]*Quantize the checkpoint with another `recipe`"):
+    with pytest.raises(CheckpointError, match=message + r"[\s\S]*with another `recipe`"):
         qdqbert.load(folder)
 
 
 def test_a_model_without_ranges_is_refused(checkpoints, tmp_path) -> None:
     source = checkpoints("bert")
     folder = saved(qdqbert.QDQBertModel.from_pretrained(source), source, tmp_path / "new")
-    with pytest.raises(CheckpointError, match=r"no calibrated range[\s\S]*Quantize the checkpoint with another `recipe`"):
+    with pytest.raises(CheckpointError, match=r"no calibrated range[\s\S]*with another `recipe`"):
         qdqbert.load(folder)
 
 
