@@ -18,7 +18,7 @@ GRID = GRID[: len(GRID) // 16 * 16].astype(np.float32)
 
 # The errors that the docstrings state.
 ERRORS = {
-    "gelu": lambda x: np.maximum(2e-4, 2e-5 * np.abs(x)),
+    "gelu": lambda x: np.maximum(6e-5, 6e-6 * np.abs(x)),
     "gelu_tanh": lambda x: 1e-6 * np.abs(x) + 1e-7,
     "relu": lambda x: 0 * x,
     "silu": lambda x: 1e-6 * np.abs(x) + 1e-7,
@@ -59,7 +59,7 @@ def apply():
 
 def test_powers_are_as_exact_as_they_say(apply) -> None:
     x, found = apply("exp2", np.linspace(-126, 127, 400_000))
-    assert np.abs(found / 2.0**x - 1).max() <= 2e-7
+    assert np.abs(found / 2.0**x - 1).max() <= 3e-7
     _, found = apply("exp2", np.array([-126.5, -1e3, -1e30, -np.inf] * 4))
     assert (found == np.float32(2.0**-126)).all()
     x, found = apply("exp", np.linspace(-80, 88, 100_000))
