@@ -188,8 +188,15 @@ def _targets_of(engine: EngineName) -> str:
 
 
 def is_artifact(path: Path) -> bool:
-    """Return whether `quantize` wrote a folder."""
-    return (path / QUANTIZATION).is_file()
+    """Return whether `quantize` wrote a folder.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
+    """
+    try:
+        return (path / QUANTIZATION).is_file()
+    except PermissionError as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
 
 
 def read_training(path: Path) -> Mapping[str, Any]:

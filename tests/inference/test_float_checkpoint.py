@@ -197,7 +197,7 @@ def test_the_log_says_how_close_it_is(checkpoints, caplog) -> None:
         qdqbert.load(checkpoints("sentence")).close()
     close = [each.getMessage() for each in caplog.records if " dB " in each.getMessage()]
     assert len(close) == 2
-    assert "of 16 built-in texts" in close[0]
+    assert "dB on 16 built-in texts" in close[0]
     assert close[0] == close[1]
     assert again
 
@@ -234,6 +234,24 @@ def test_files_that_cannot_be_written_are_not_needed(
     with qdqbert.load(checkpoints("sentence")) as model:
         assert model.encode(TEXTS).shape == (3, 32)
     assert all(each in caplog.text for each in messages)
+
+
+def test_weights_that_cannot_be_read_are_named(checkpoints, monkeypatch) -> None:
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("qdqbert.inference.float_checkpoint.source.kept_digest", refuse)
+    with pytest.raises(CheckpointError, match=r"model.safetensors' cannot be read: Permission"):
+        qdqbert.load(checkpoints("sentence"))
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch) -> None:
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.is_file", refuse)
+    with pytest.raises(CheckpointError, match=f"'{tmp_path}' cannot be read: Permission denied"):
+        qdqbert.load(tmp_path)
 
 
 def load_once(folder: str) -> None:

@@ -73,6 +73,32 @@ def test_an_unknown_kind_of_values_is_refused_with_all_that_there_are(client) ->
     )
 
 
+@pytest.mark.parametrize(
+    ("route", "body", "expected"),
+    [
+        (
+            "/embed",
+            {"inputs": {"text": "a cat"}},
+            "`inputs`: expected a text or several.",
+        ),
+        (
+            "/models/classifier/predict",
+            {"inputs": ["a", "b", "c"]},
+            "`inputs`: expected a text, a pair of texts, or a list of lists of one text or a pair.",
+        ),
+        ("/embed", {}, "`inputs`: field required."),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "a", "sentences": []}},
+            "`inputs.sentences`: list should have at least 1 item, not 0.",
+        ),
+    ],
+)
+def test_a_wrong_field_is_named_with_what_it_should_be(client, route, body, expected) -> None:
+    response = post(client, route, body)
+    assert (response.status_code, response.json()["error"]) == (422, expected)
+
+
 def test_codes_without_ranges_are_refused(tiny_artifact) -> None:
     checkpoint, _ = tiny_artifact()
     with (

@@ -112,6 +112,11 @@ def test_reading_goes_on_after_a_bad_row(write, name, content, number, reason) -
     assert len(read(write(name, content))) > 1
 
 
+def test_a_stray_carriage_return_is_described_without_the_advice_to_programmers(write) -> None:
+    found = read(write("a.csv", b"text\none\rtwo\nthree\n"))
+    assert found[0] == (2, "it is not CSV: new-line character seen in unquoted field")
+
+
 def test_an_unclosed_quote_is_a_bad_row(write) -> None:
     found = read(write("a.csv", b'text\none\n"two\nthree\n'))
     assert found == [(2, {"text": "one"}), (3, "it is not CSV: unexpected end of data")]

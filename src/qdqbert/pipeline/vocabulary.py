@@ -38,7 +38,7 @@ def keep_vocabulary(source: Source, path: str | Path, progress: Progress) -> Sou
     encoder = source.encoder
     before = len(encoder.embeddings.words.rows)
     _check(source, before)
-    lines = [text for _, text in read_lines(path)]
+    lines = [text for _, text in read_lines(path) if text.strip()]
     if not lines:
         raise UserInputError(
             f"`keep_vocabulary={str(path)!r}` has no text. Name a file with a text in each line.",

@@ -55,6 +55,12 @@ class ServerOptions(Options):
         super().__post_init__()
         if not self.models:
             raise UserInputError("`models` is missing. Name at least one.", argument="models")
+        if self.api_key == "":
+            raise UserInputError(
+                "`api_key=''` is empty, so that requests would need no key. Pass a key, or leave "
+                "it out.",
+                argument="api_key",
+            )
         for origin in self.allow_origin:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise UserInputError(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import types
+import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -155,17 +157,30 @@ def _parsed(route: Route, body: bytes) -> Any:
     try:
         return route.body.model_validate_json(body)
     except pydantic.ValidationError as error:
-        raise _described(error) from error
+        raise _described(error, route.body) from error
 
 
-def _described(error: pydantic.ValidationError) -> BadRequestError:
+def _described(error: pydantic.ValidationError, body: type[pydantic.BaseModel]) -> BadRequestError:
     """Return an error that names the first field that is wrong."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
         return BadRequestError(422, f"The body is not JSON: {reason}.", "Validation")
+    if len(first["loc"]) > 1:
+        name = str(first["loc"][0])
+        field = body.model_fields[name]
+        if field.description is not None and _has_forms(field.annotation):
+            # pydantic has an error for each form, and does not know which one was meant.
+            expected = field.description[:1].lower() + field.description[1:]
+            return BadRequestError(422, f"`{name}`: expected {expected}", "Validation")
     place = ".".join(map(str, first["loc"]))
-    text = first["msg"][:1].lower() + first["msg"][1:]
+    text = first["msg"][:1].lower() + first["msg"][1:].replace(" after validation", "")
     return BadRequestError(
         422, f"`{place}`: {text}." if place else f"The body: {text}.", "Validation"
     )
+
+
+def _has_forms(annotation: Any) -> bool:
+    """Return whether values of several types are allowed, apart from `None`."""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return is_union and len(set(typing.get_args(annotation)) - {types.NoneType}) > 1

@@ -100,7 +100,8 @@ def csv_records(lines: Iterable[str], separator: str) -> Iterator[tuple[int, lis
                 finally:
                     csv.field_size_limit(limit)
         except csv.Error as error:
-            yield line, f"it is not CSV: {error}"
+            # After the reason, Python names arguments of functions.
+            yield line, f"it is not CSV: {str(error).partition(' - ')[0]}"
             continue
         if cells is None:
             return

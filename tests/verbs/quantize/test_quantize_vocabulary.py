@@ -74,6 +74,7 @@ def test_the_folder_has_the_small_tokenizer_and_table(checkpoints, corpus, tmp_p
     ("name", "text", "message"),
     [
         ("sentence", "", "has no text"),
+        ("sentence", "  \n\t\n", "has no text"),
         ("sparse", "the cat", "score each word of their vocabulary"),
     ],
 )

@@ -26,3 +26,11 @@ def test_what_cannot_be_served_is_refused(quantized, tmp_path) -> None:
         qdqbert.serve([folder], host="192.0.2.1", port=0)
     with pytest.raises(UserInputError, match="`models` is missing"):
         qdqbert.serve([])
+    # More would be refused by the system, some after they have started.
+    with pytest.raises(UserInputError, match="`workers` must be at least 1 and at most 256"):
+        qdqbert.serve([folder], port=0, workers=257)
+
+
+def test_an_empty_key_is_refused_because_it_would_protect_nothing() -> None:
+    with pytest.raises(UserInputError, match="`api_key=''` is empty"):
+        qdqbert.serve(["x"], port=0, api_key="")

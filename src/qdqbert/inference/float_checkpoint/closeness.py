@@ -30,7 +30,7 @@ class Closeness:
     def __str__(self) -> str:
         """Return it in words."""
         cosine = "" if self.worst_cosine is None else f", worst cosine {self.worst_cosine:.4f}"
-        return f"{self.sqnr_db:.1f} dB of {self.texts} built-in texts{cosine}"
+        return f"SQNR {self.sqnr_db:.1f} dB on {self.texts} built-in texts{cosine}"
 
 
 def kept_closeness(folder: Path) -> Closeness | None:

@@ -123,7 +123,7 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
     ):
         digest.update(path.name.encode())
         if path.is_file():
-            digest.update(bytes.fromhex(kept_digest(path)))
+            digest.update(_digest(path))
     for name, text in sorted(checkpoint.layout.files.items() if checkpoint.layout else ()):
         digest.update(f"{name}\n{text}".encode())
     head = checkpoint.head
@@ -131,5 +131,12 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
     for name in head.weight_files if head else ():
         path = checkpoint.folder / name
         if path.is_file():
-            digest.update(bytes.fromhex(kept_digest(path)))
+            digest.update(_digest(path))
     return digest.hexdigest()[:32]
+
+
+def _digest(path: Path) -> bytes:
+    try:
+        return bytes.fromhex(kept_digest(path))
+    except OSError as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error.strerror}.") from error

@@ -24,7 +24,7 @@ class ServeOptions(ServerOptions, Call):
 
     host: str = "127.0.0.1"
     port: int = option(default=8000, at_least=0, at_most=65535)
-    workers: int | None = option(default=None, at_least=1)
+    workers: int | None = option(default=None, at_least=1, at_most=256)
     shutdown_seconds: int = option(default=30, at_least=0)
 
     def __post_init__(self) -> None:
