@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqbert.evidence.checksums import CHECKSUMS, check_files, write_checksums
+from qdqbert.errors import CheckpointError
+from qdqbert.evidence.checksums import CHECKSUMS, check_files, require_intact, write_checksums
 
 CONTENT = {"model.onnx": b"graph", "1_Pooling/config.json": b"{}", "README.md": b"card"}
 
@@ -58,3 +59,14 @@ def test_one_damaged_line_does_not_hide_the_others(folder) -> None:
 
 def test_a_folder_without_checksums_cannot_be_checked(tmp_path) -> None:
     assert check_files(tmp_path) is None
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(folder, monkeypatch) -> None:
+    name = check_files(folder)[0].name
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("qdqbert.evidence.checksums.digest_of", refuse)
+    with pytest.raises(CheckpointError, match=f"{name}' cannot be read: Permission denied"):
+        require_intact(folder, [name])

@@ -311,7 +311,7 @@ def test_float_gives_what_sentence_transformers_does(options, checkpoints) -> No
 
 
 def test_float_contradicts_targets_in_int8(checkpoints) -> None:
-    with pytest.raises(UserInputError, match="Pass one of them") as caught:
+    with pytest.raises(UserInputError, match="contradicts the INT8 target") as caught:
         qdqbert.load(checkpoints("sentence"), precision="float", target="native-dynamic")
     assert caught.value.argument == "precision"
 

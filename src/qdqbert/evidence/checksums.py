@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
+from qdqbert.errors import CheckpointError
 from qdqbert.files import digest_of, write_bytes
 from qdqbert.json_files import damaged, read_text
 
@@ -70,7 +71,7 @@ def require_intact(folder: Path, names: Collection[str]) -> bool:
         Whether the folder has checksums. Somebody may have removed them.
 
     Raises:
-        CheckpointError: A file has changed since `quantize` wrote it.
+        CheckpointError: A file has changed since `quantize` wrote it, or cannot be read.
     """
     path = folder / CHECKSUMS
     if not path.is_file():
@@ -80,7 +81,13 @@ def require_intact(folder: Path, names: Collection[str]) -> bool:
     for name in names:
         if name not in digests:
             raise damaged(path, f"it has no checksum of {name}")
-        if _check(folder, name, digests[name]).verdict != "intact":
+        try:
+            is_equal = digest_of(folder / name) == digests[name]
+        except OSError as error:
+            raise CheckpointError(
+                f"{str(folder / name)!r} cannot be read: {error.strerror}."
+            ) from error
+        if not is_equal:
             raise damaged(folder / name, f"it is not the file whose checksum is in {CHECKSUMS}")
     return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import itertools
 import json
@@ -287,9 +288,11 @@ def _reporting(options: RunOptions) -> Iterator[None]:
         raise
     except OSError as error:
         output = options.output
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "Free some space, or pass" if is_full else "Pass"
         raise UserInputError(
-            f"`output={output!r}` cannot be written: {error.strerror or error}. Free some space, "
-            f"or pass another `output`.{_kept(options)}",
+            f"`output={output!r}` cannot be written: {error.strerror or error}. {advice} another "
+            f"`output`.{_kept(options)}",
             argument="output",
         ) from error
     except UserInputError as error:
