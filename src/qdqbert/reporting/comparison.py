@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from qdqbert.evidence.fidelity import MANY_CHANGED_PERCENT, Fidelity
+from qdqbert.evidence.intervals import proportion_interval
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
 from qdqbert.evidence.predictions import ChangedExample
 from qdqbert.evidence.word_agreement import WordAgreement
@@ -187,10 +188,10 @@ def closeness(
     return None
 
 
-def is_shown_close(model: Compared) -> bool:
-    """Return whether the texts are enough to show that few predictions change."""
-    interval = None if model.fidelity is None else model.fidelity.flips_interval
-    return interval is None or interval.high <= MANY_CHANGED_PERCENT
+def can_show_closeness(model: Compared) -> bool:
+    """Return whether there are enough predictions to show that few of them change, if few do."""
+    count = None if model.fidelity is None else model.fidelity.decisions
+    return count is None or 100 * proportion_interval(0, count).high <= MANY_CHANGED_PERCENT
 
 
 def limit_sections(models: Mapping[str, Compared]) -> list[Section]:

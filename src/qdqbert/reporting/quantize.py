@@ -11,10 +11,10 @@ from qdqbert.evidence.reports import CandidateReport, TargetReport
 from qdqbert.reporting import graphs
 from qdqbert.reporting.comparison import (
     TERMS,
+    can_show_closeness,
     changed_sections,
     closeness,
     environment,
-    is_shown_close,
     limit_sections,
     quality,
     unmet_text,
@@ -175,7 +175,7 @@ class QuantizeReport(Report):
             return "doubtful", "Read the warnings and notes before you use it"
         if has_limits:
             return "good", "All limits are met"
-        if not all(is_shown_close(each) for each in self.targets):
+        if not all(can_show_closeness(each) for each in self.targets):
             return "doubtful", "Too few texts to tell whether INT8 is close to float"
         return "good", "INT8 is close to float"
 
