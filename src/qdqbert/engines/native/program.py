@@ -561,11 +561,11 @@ class Job:
             found[JOB.offset(name) // 8] = own
         return found
 
-    def has_slept(self) -> bool:
-        """Return whether a thread has slept at a barrier since the last call of this method."""
+    def sleeps(self) -> int:
+        """Return how often threads slept at barriers since the last call of this method."""
         barrier = self._buffers["barrier"]
-        slept, barrier[2] = bool(barrier[2]), 0
-        return slept
+        found, barrier[2] = int(barrier[2]), 0
+        return found
 
     @property
     def states(self) -> NDArray[np.float32]:

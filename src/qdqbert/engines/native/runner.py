@@ -18,7 +18,12 @@ from qdqbert.engines.native.convolution import Convolution
 from qdqbert.engines.native.heads import Heads, Rows
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.program import Job, Program, Scratch
-from qdqbert.engines.native.schedule import CALLS_ALONE, divide, useful_threads
+from qdqbert.engines.native.schedule import (
+    CALLS_ALONE,
+    MANY_SLEEPS,
+    divide,
+    useful_threads,
+)
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.native.tail import TailRunner
 from qdqbert.engines.native.team import Team
@@ -211,7 +216,7 @@ class NativeRunner:
         records = [each.record for each in used]
         if (convolution := self._convolution) is None:
             stream.team.run(jobs, records)
-            if len(used) > 1 and stream.job.has_slept():
+            if len(used) > 1 and stream.job.sleeps() >= MANY_SLEEPS:
                 stream.calls_alone = CALLS_ALONE
             return
         embeds, first, rest = convolution.parts

@@ -25,6 +25,12 @@ gain at most a tenth of that, and lose milliseconds if another process has a cor
 PRODUCTS_OF_A_SLICE = 2**29
 """Up to this number, one thread takes less time than another process may keep a core."""
 
+MANY_SLEEPS = 8
+"""Sleeps of threads in a forward pass that show that another process has a core.
+
+They take a millisecond. To wake a thread that had nothing to do takes a few of them.
+"""
+
 CALLS_ALONE = 50
 """Forward passes that one thread runs alone after threads have waited for a busy core."""
 
