@@ -249,7 +249,6 @@ MAILBOX = Record(
     thread=PTR,
     function=I64,  # index in `FUNCTIONS` of the function to run
     sleep=PTR,  # function of an i32: microseconds to sleep
-    sleeps=I64,  # how often a caller has slept while it waited for the worker
 )
 """Work for a thread."""
 

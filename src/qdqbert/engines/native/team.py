@@ -143,7 +143,6 @@ class Team:
                 "thread": 0,
                 "function": 0,
                 "sleep": self.sleep,
-                "sleeps": 0,
             }
         )
         awake: Wake = queue.SimpleQueue()

@@ -50,7 +50,7 @@ def test_positive_scores_are_exact_and_others_are_zero(
     factor = (rng.uniform(0.5, 2, columns) / 1000).astype(np.float32)
     bias = rng.standard_normal(columns).astype(np.float32)
     row_scales = rng.uniform(0.2, 1, (tokens + SPARE_ROWS, 2)).astype(np.float32)
-    # The scores in float32 are others, so that they show which words are scored again.
+    # The float32 weights differ from the int8 weights: a score shows which of them made it.
     states = rng.standard_normal((tokens, depth)).astype(np.float32)
     table, rest = rng.integers(-128, 128, (2, columns, depth)).astype(np.int8)
     scale: Any = rng.uniform(0.001, 0.01, depth).astype(np.float32)

@@ -55,7 +55,7 @@ def emit_mailbox(module: Module, isa: InstructionSet) -> None:
         with f.repeat_while() as end:
             done = _load(f, _field(f, "done"))
             end.leave_if(done.equals(posted))
-            _wait_for(f, isa, _field(f, "done"), done, sleep, _field(f, "sleeps"))
+            _wait_for(f, isa, _field(f, "done"), done, sleep)
 
 
 def _serve(f: Function, isa: InstructionSet) -> None:
@@ -86,16 +86,22 @@ def _serve(f: Function, isa: InstructionSet) -> None:
 
 
 def _wait_for(
-    f: Function, isa: InstructionSet, place: Value, old: Value, sleep: Value, sleeps: Value
+    f: Function,
+    isa: InstructionSet,
+    place: Value,
+    old: Value,
+    sleep: Value,
+    sleeps: Value | None = None,
 ) -> None:
-    """Wait until a number changes; sleep if that takes long, and count these sleeps."""
+    """Wait until a number changes. Sleep if that takes long, and add these sleeps to a counter."""
     tries = f.variable(f.constant(I64, 0))
     with f.repeat_while() as end:
         end.leave_if(_load(f, place).differs(old))
         _pause(f, isa)
         tries.set(tries.get() + 1)
         with f.when(tries.get() > _PATIENCE):
-            _add(f, sleeps, 1)
+            if sleeps is not None:
+                _add(f, sleeps, 1)
             f.emit(I32, f"call i32 {sleep.text}(i32 {_SLEEP})")
 
 
