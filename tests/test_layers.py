@@ -16,6 +16,7 @@ import qdqbert
 SOURCE = Path(qdqbert.__file__).parent
 LAYERS = (
     "errors",
+    "keywords",
     "choices",
     "task_kinds",
     "files",

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform, get_
 
 from qdqbert.choices import CalibratorName, Embeddings, PoolingMode, WeightsFor
 from qdqbert.errors import UserInputError
+from qdqbert.keywords import suggest_keywords
 from qdqbert.objects import (
     Column,
     Converted,
@@ -116,6 +117,7 @@ class Options:
     def __init_subclass__(cls) -> None:
         """Make a dataclass of a subclass."""
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
+        cls.__init__ = suggest_keywords(cls.__init__)  # type: ignore[method-assign]
         _, *found = inspect.signature(cls.__init__).parameters.values()
         cls.__signature__ = inspect.Signature(
             [each.replace(annotation=as_given(each.annotation)) for each in found]

@@ -155,10 +155,23 @@ def test_a_value_is_checked_before_the_function_is_called() -> None:
             "`quantizers=qdqbert.Quantizers(fuse_qkv=True, wprec=4)` and "
             "`calibration=qdqbert.Calibration(samples=9)`.",
         ),
-        ({"max_dorp": 1}, "got an unexpected keyword argument 'max_dorp'."),
+        (
+            {"target": "native"},
+            "got an unexpected keyword argument 'target'. Pass `targets='native'`.",
+        ),
+        (
+            {"limit": 1},
+            "got an unexpected keyword argument 'limit'. Did you mean `limits=1`?",
+        ),
+        (
+            {"max_dorp": 1, "progres": True},
+            "got an unexpected keyword argument 'max_dorp'. Did you mean `progress=True` and "
+            "`limits=qdqbert.Limits(max_drop=1)`?",
+        ),
+        ({"xyz": 1}, "got an unexpected keyword argument 'xyz'."),
     ],
 )
-def test_an_unknown_keyword_is_refused_with_the_group_that_has_it(keywords, message) -> None:
+def test_an_unknown_keyword_is_refused_with_what_was_meant(keywords, message) -> None:
     with pytest.raises(TypeError) as caught:
         qdqbert.quantize("m", "o", **keywords)
     assert str(caught.value) == f"quantize() {message}"

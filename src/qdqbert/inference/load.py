@@ -28,6 +28,7 @@ from qdqbert.inference.float_checkpoint import (
     is_float_checkpoint,
     open_float_checkpoint,
 )
+from qdqbert.keywords import suggest_keywords
 from qdqbert.machine import usable_cores
 from qdqbert.objects import ModelLike, saved
 from qdqbert.options import check_arguments
@@ -54,6 +55,7 @@ _SCHEDULES: dict[str, Schedule] = {
 _FLOAT_TARGETS = (None, "float", "native", "native-dynamic")
 
 
+@suggest_keywords
 def load(
     path: ModelLike,
     *,

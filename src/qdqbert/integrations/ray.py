@@ -25,6 +25,7 @@ from qdqbert.inference.answers import (
     text_columns,
 )
 from qdqbert.integrations.batches import BatchKind, kind_of
+from qdqbert.keywords import suggest_keywords
 from qdqbert.runtime.options import RowOptions
 from qdqbert.runtime.rows import RowFormat
 
@@ -53,6 +54,7 @@ class Predictor:
         >>> frame.mapInPandas(predict.map_in_pandas, "text string, label string, score double")
     """
 
+    @suggest_keywords
     def __init__(
         self,
         model: str | Path,

@@ -9,6 +9,7 @@ from typing import Any
 
 from qdqbert.choices import EngineName, KernelName
 from qdqbert.extras import require
+from qdqbert.keywords import suggest_keywords
 from qdqbert.progress import progress_of
 from qdqbert.serving.options import ServerOptions
 
@@ -16,6 +17,7 @@ from qdqbert.serving.options import ServerOptions
 _ONGOING_REQUESTS = 1024
 
 
+@suggest_keywords
 def application(
     *models: str | Path,
     engine: EngineName | None = None,

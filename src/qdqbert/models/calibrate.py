@@ -16,6 +16,7 @@ from qdqbert.calibration.processes import is_shared
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.choices import CalibratorName
 from qdqbert.errors import SpecError
+from qdqbert.keywords import suggest_keywords
 from qdqbert.models.configuration import quantizer_options_of, recipe_of
 from qdqbert.models.quantized import set_options_
 from qdqbert.models.state import apply_calibration_
@@ -25,6 +26,7 @@ from qdqbert.reference.sited_model import SitedModel, linear_weights, sited_mode
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
+@suggest_keywords
 def calibrate(
     model: _Model,
     batches: Iterable[Mapping[str, Tensor]],

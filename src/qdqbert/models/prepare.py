@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from qdqbert.encoders.stored import FORMAT
 from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
+from qdqbert.keywords import suggest_keywords
 from qdqbert.models.quantized import put_quantizers_in_, quantized_class
 from qdqbert.options import Quantizers
 from qdqbert.recipes import QuantizerOptions
@@ -21,6 +22,7 @@ from qdqbert.reference.sited_model import sited_model
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
+@suggest_keywords
 def prepare(
     model: _Model,
     recipe: str = "full",

@@ -19,6 +19,7 @@ from qdqbert.choices import OUTPUT_DTYPES, OutputDtype
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.encoding import encode, feature_of
 from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.keywords import suggest_keywords
 from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_batch_size, check_text, check_whole, listed_texts
@@ -326,6 +327,7 @@ class Embedder(PromptedModel):
         stored = loaded.artifact.quantization.get("embedding_ranges")
         self._stored_ranges = None if stored is None else VectorRanges.of_json(stored)
 
+    @suggest_keywords
     def encode(
         self,
         sentences: str | Sequence[str],
@@ -418,6 +420,7 @@ class Embedder(PromptedModel):
             return np.stack(self._all(job, ["a"]))[:0]
         return np.stack(vectors)
 
+    @suggest_keywords
     def embedding_ranges(
         self,
         *,

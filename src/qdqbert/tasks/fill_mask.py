@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.keywords import suggest_keywords
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_batch_size, check_text, check_whole, listed_texts
 from qdqbert.runtime.model import Model, TextEncoder
@@ -281,6 +282,7 @@ class MaskFiller(Model):
         values=_fills,
     )
 
+    @suggest_keywords
     def __call__(
         self,
         inputs: str | Sequence[str],

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from qdqbert.checkpoint.multi_vector import TokenRules, read_token_rules
 from qdqbert.checkpoint.sentence import Kind
 from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.keywords import suggest_keywords
 from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Feature, Results
 from qdqbert.runtime.inputs import check_batch_size, listed_texts
@@ -135,6 +136,7 @@ class MultiVectorEmbedder(PromptedModel):
                 "maxsim, meanmaxsim."
             )
 
+    @suggest_keywords
     def encode(
         self,
         sentences: str | Sequence[str],
@@ -225,6 +227,7 @@ class MultiVectorEmbedder(PromptedModel):
             )
         return max_sim(*sides, is_mean=self._settings.similarity == "meanmaxsim")
 
+    @suggest_keywords
     def rank(
         self,
         query: str,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Encoded, encode, feature_of, padding_of, stack_padded
 from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.keywords import suggest_keywords
 from qdqbert.objects import Rows
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import described, is_text, listed
@@ -356,6 +357,7 @@ class ChoiceSelector(Model):
         values=lambda answer, _: (answer["label"], answer["score"], answer["scores"]),
     )
 
+    @suggest_keywords
     def __call__(
         self,
         inputs: Any = None,

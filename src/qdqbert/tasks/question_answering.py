@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from qdqbert.encoding import Encoded, in_chunks, padding_of
 from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.keywords import suggest_keywords
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
     check_batch_size,
@@ -364,6 +365,7 @@ class QuestionAnswerer(Model):
 
     reads_windows = True
 
+    @suggest_keywords
     def __call__(
         self,
         inputs: Question | Sequence[Question] | None = None,

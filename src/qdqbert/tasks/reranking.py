@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from qdqbert.checkpoint.cross_encoder import Activation, activation_of
 from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
 from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.keywords import suggest_keywords
 from qdqbert.objects import Rows
 from qdqbert.progress import progress_of
 from qdqbert.runtime.inputs import (
@@ -280,6 +281,7 @@ class Reranker(TextClassifier):
         self._default_prompt_name = settings.default_prompt_name
         self.prompts: dict[str, str] = dict(settings.prompts)
 
+    @suggest_keywords
     def predict(
         self,
         sentences: Any,
@@ -320,6 +322,7 @@ class Reranker(TextClassifier):
         scores = scores[:, 0] if scores.shape[1] == 1 else scores
         return scores[0] if is_one else scores
 
+    @suggest_keywords
     def rank(
         self,
         query: str,

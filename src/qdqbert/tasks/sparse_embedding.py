@@ -19,6 +19,7 @@ from qdqbert.checkpoint.sentence import Kind
 from qdqbert.checkpoint.sparse_encoder import read_query_weights
 from qdqbert.errors import UserInputError
 from qdqbert.json_files import Fields, damaged
+from qdqbert.keywords import suggest_keywords
 from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_batch_size, check_text, check_whole, listed_texts
@@ -218,6 +219,7 @@ class SparseEmbedder(PromptedModel):
         self.dimensions = config.integer("vocab_size")
         self._queries = read_query_weights(folder, vocabulary=self.dimensions)
 
+    @suggest_keywords
     def encode(
         self,
         sentences: str | Sequence[str],
@@ -282,6 +284,7 @@ class SparseEmbedder(PromptedModel):
             sentences, **{"task": "document", **self._with_prompt(DOCUMENT_PROMPTS, options)}
         )
 
+    @suggest_keywords
     def decode(
         self, embeddings: SparseEmbeddings, *, top_k: int | None = None
     ) -> list[list[tuple[str | None, float]]]:

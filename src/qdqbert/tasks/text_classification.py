@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.errors import UserInputError
+from qdqbert.keywords import suggest_keywords
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_batch_size, check_whole, is_pair, listed, text_or_pair
 from qdqbert.runtime.model import Model, TextEncoder
@@ -201,6 +202,7 @@ class TextClassifier(Model):
         values=classes,
     )
 
+    @suggest_keywords
     def __call__(
         self,
         inputs: Any,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from qdqbert.choices import AggregationStrategy as Strategy
 from qdqbert.encoding import Encoded, feature_of, in_chunks, padding_of
 from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.keywords import suggest_keywords
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_batch_size, listed
 from qdqbert.runtime.model import Model
@@ -316,6 +317,7 @@ class TokenClassifier(Model):
 
     reads_windows = True
 
+    @suggest_keywords
     def __call__(
         self,
         inputs: Any,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import textwrap
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from qdqbert.choices import RecipeName
+from qdqbert.keywords import nearest
 from qdqbert.objects import OptionalData, SavedModel, saved
 from qdqbert.options import (
     Calibration,
@@ -164,15 +166,38 @@ def _with_arguments(text: str, options: type, signature: inspect.Signature) -> s
 
 
 def _advice(options: type, unknown: Mapping[str, Any]) -> str:
-    """Return which groups have keywords that a function does not take."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Return how to pass values whose keywords a function does not take.
+
+    Options of groups go into their group. A keyword that no option has may be misspelled.
+    """
+    known = _places(options)
+    in_groups: dict[str, list[str]] = {}
+    found = []
     for name, value in unknown.items():
-        for each in declared_options(options):
-            if each.is_grouped and name in (each.name, each.field):
-                key = (each.parameter, groups_of(options)[each.parameter][0].__name__)
-                found.setdefault(key, []).append(f"{each.field}={value!r:.100}")
-    advice = [
-        f"`{parameter}=qdqbert.{group}({', '.join(values)})`"
-        for (parameter, group), values in found.items()
-    ]
-    return f" Pass {' and '.join(advice)}." if advice else ""
+        meant = nearest(name, known)
+        if meant is None:
+            continue
+        parameter, field = known[meant]
+        if field is None:
+            found.append(f"`{parameter}={value!r:.100}`")
+        else:
+            in_groups.setdefault(parameter, []).append(f"{field}={value!r:.100}")
+    for parameter, words in in_groups.items():
+        group = groups_of(options)[parameter][0].__name__
+        found.append(f"`{parameter}=qdqbert.{group}({', '.join(words)})`")
+    if not found:
+        return ""
+    advice = " and ".join(found)
+    return f" Pass {advice}." if known.keys() >= unknown.keys() else f" Did you mean {advice}?"
+
+
+def _places(options: type) -> dict[str, tuple[str, str | None]]:
+    """Return the parameter, and the field of its group if it is one, by the names of options.
+
+    Names are those in Python, in messages and on the command line.
+    """
+    places: dict[str, tuple[str, str | None]] = {}
+    for each in declared_options(options):
+        place = (each.parameter, each.field if each.is_grouped else None)
+        places |= dict.fromkeys((each.flag.replace("-", "_"), each.name, each.field), place)
+    return places | {each.name: (each.name, None) for each in dataclasses.fields(options)}

@@ -1,0 +1,38 @@
+"""Calls with a keyword that a function does not take: the error names the nearest one."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the name that is spelled most like another one; `None` if none is similar."""
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
+
+
+def suggest_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let a function name the nearest parameter if it gets a keyword that it does not have."""
+    parameters = inspect.signature(function).parameters.values()
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [each.name for each in parameters if each.kind in named]
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        for keyword in kwargs:
+            if keyword not in names:
+                meant = nearest(keyword, names)
+                advice = f" Did you mean `{meant}`?" if meant else ""
+                raise TypeError(
+                    f"{function.__qualname__.removesuffix('.__init__')}() got an unexpected "
+                    f"keyword argument {keyword!r}.{advice}"
+                )
+        return function(*args, **kwargs)
+
+    return call
