@@ -410,6 +410,17 @@ class Declared(NamedTuple):
         return get_args(self.item_type) if get_origin(self.item_type) is Literal else ()
 
     @property
+    def bounds(self) -> Mapping[str, Number]:
+        """Bounds of the value, by the arguments of `option`."""
+        return {name: self.settings[name] for name in _BOUNDS if name in self.settings}
+
+    @property
+    def bounds_in_words(self) -> str:
+        """The bounds for a message; empty if there are none."""
+        words = (f"{name.replace('_', ' ')} {bound}" for name, bound in self.bounds.items())
+        return " and ".join(words)
+
+    @property
     def is_sequence(self) -> bool:
         """Whether the option has several values."""
         return get_origin(self.type) is tuple
@@ -558,11 +569,10 @@ def _check(option: Declared, value: Any) -> None:
                 f"{', '.join(map(str, option.choices))}.",
                 argument=option.name,
             )
-        bounds = {name: option.settings[name] for name in _BOUNDS if name in option.settings}
-        if not all(_BOUNDS[name](item, bound) for name, bound in bounds.items()):
-            words = " and ".join(f"{name.replace('_', ' ')} {bounds[name]}" for name in bounds)
+        if not all(_BOUNDS[name](item, bound) for name, bound in option.bounds.items()):
             raise UserInputError(
-                f"`{option.name}` must be {words}, got {item}.", argument=option.name
+                f"`{option.name}` must be {option.bounds_in_words}, got {item}.",
+                argument=option.name,
             )
 
 

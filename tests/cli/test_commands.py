@@ -101,6 +101,53 @@ def test_help_of_each_verb_has_an_example(verb) -> None:
     assert f"Example: qdqbert {verb}" in " ".join(result.stdout.split())
 
 
+@pytest.mark.parametrize(
+    ("verb", "usage"),
+    [
+        ("quantize", "Usage: qdqbert quantize [OPTIONS] [MODEL]"),
+        ("train", "Usage: qdqbert train --output STR --train-data STR [OPTIONS] MODEL"),
+        ("serve", "Usage: qdqbert serve [OPTIONS] MODELS..."),
+        ("push", "Usage: qdqbert push [OPTIONS] MODEL REPO"),
+        ("doctor", "Usage: qdqbert doctor [OPTIONS]"),
+    ],
+)
+def test_help_begins_with_the_arguments(verb, usage) -> None:
+    assert run([verb, "--help"]).stdout.splitlines()[0] == usage
+
+
+@pytest.mark.parametrize("verb", [each.name for each in COMMANDS])
+def test_help_is_about_the_command_line(verb) -> None:
+    printed = run([verb, "--help"]).stdout
+    assert "ARGS" not in printed
+    assert "Python also" not in printed
+
+
+def test_help_shows_words_and_defaults_as_they_are_typed() -> None:
+    printed = " ".join(run(["benchmark", "--help"]).stdout.replace("│", "").split())
+    assert "--batch INT... Batch sizes. Separate several with commas. [default: 1,8]" in printed
+    assert "--seconds FLOAT" in printed
+    assert "--ray [STR]" in run(["quantize", "--help"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "m", "--threads", "x"], "`--threads x`: expected a whole number, at least 1."),
+        (["serve", "m", "--port", "1.5"], "`--port 1.5`: expected a whole number, at least 0 and"),
+        (
+            ["benchmark", "m", "--batch", "1,b"],
+            "`--batch b`: expected whole numbers separated by",
+        ),
+        (["quantize", "m", "--seed", "x"], "`--seed x`: expected a whole number."),
+        (["quantize", "m", "--max-drop", "x"], "`--max-drop x`: expected a number, at least 0."),
+        (["quantize", "m", "--min-cosine", "-2"], "must be at least -1 and at most 1, got -2.0"),
+        (["quantize", "m", "--overwrite=x"], "`--overwrite=x`: expected no value. Pass"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_with_what_is_accepted(arguments, message) -> None:
+    assert message in fails(arguments)
+
+
 def test_help_lists_the_commands_and_version_prints_it() -> None:
     printed = run(["--help"]).stdout
     assert all(each.name in printed for each in COMMANDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -22,6 +23,9 @@ from qdqbert.cli._output import print_report
 from qdqbert.errors import UserInputError
 from qdqbert.options import Declared, declared_options, in_groups
 from qdqbert.progress import Bars
+
+# What the help of an option says about values that a command line cannot have.
+_IN_PYTHON = re.compile(r"[.;] [Ii]n Python also .*?(?=[.;](?: |$))")
 
 # Titles of the panels of options that are in no group.
 _COMMON = "Common options"
@@ -94,7 +98,20 @@ def add_command(app: App, command: Command) -> None:
     parameters.sort(key=lambda each: (each.kind, ranks.get(each.name, len(first))))
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
-    app.command(call, name=command.name, help_epilogue=f"Example: {command.example}")
+    # Without it, cyclopts shows a model that may be left out as "[ARGS]".
+    may_be_left_out = [
+        f"[{each.flag.upper()}]"
+        for each in options
+        if each.name in command.positional and each.is_optional
+    ]
+    app.command(
+        call,
+        name=command.name,
+        usage=" ".join([f"Usage: qdqbert {command.name} [OPTIONS]", *may_be_left_out])
+        if may_be_left_out
+        else None,
+        help_epilogue=f"Example: {command.example}",
+    )
 
 
 def _call(command: Command, given: Mapping[str, Any]) -> Any:
@@ -116,9 +133,9 @@ def _parameter(
     """Return the parameter of a command for an option."""
     is_positional = option.name in command.positional
     is_several = option.is_sequence or option.is_mapping
-    # Words, which `_value` and the options read: with pydantic imported, cyclopts would check
-    # choices before, with a message of its own.
-    kind: Any = option.type if option.type in (bool, int, float) else str
+    # Words, which `_value` and the options read: cyclopts rounds 1.5 to a whole number, and has
+    # messages of its own. With pydantic imported, it also checks defaults, which can be numbers.
+    kind: Any = bool if option.type is bool else str | int | float
     position: Any = inspect.Parameter.KEYWORD_ONLY
     if is_positional:
         variadic, single = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY
@@ -133,13 +150,16 @@ def _parameter(
         # Only an option that is on by default can be turned off.
         negative=None if option.default is True else (),
         # By identity, as `0 == False` and `1.0 == True`.
-        show_default=not any(
-            option.default is each for each in (None, (), True, False, dataclasses.MISSING)
+        show_default=(
+            not any(option.default is each for each in (None, (), True, False, dataclasses.MISSING))
+            and _shown
         ),
         allow_leading_hyphen=option.settings.get("takes_dash", False),
         # The last of repeated values counts, unless there can be several.
         allow_repeating=None if is_several else True,
         metavar=_metavar(option),
+        # An argument that takes several models needs one.
+        required=True if is_positional and is_several else None,
     )
     is_required = option.default is dataclasses.MISSING
     return inspect.Parameter(
@@ -150,13 +170,21 @@ def _parameter(
     )
 
 
+# Words for a value in the help.
+_METAVARS: Mapping[Any, str] = {int: "INT", float: "FLOAT", bool | str: "[STR]"}
+
+
 def _metavar(option: Declared) -> str | None:
     """Return the word for a value in the help; `None` for the default of the type."""
     if option.is_mapping:
         return "NAME=VALUE"
-    if option.is_sequence:
-        return "CHOICE..." if option.choices else "INT..." if option.item_type is int else "STR..."
-    return "CHOICE" if option.choices else None
+    word = "CHOICE" if option.choices else _METAVARS.get(option.item_type, "STR")
+    return None if option.type is bool else f"{word}..." if option.is_sequence else word
+
+
+def _shown(default: Any) -> str:
+    """Return a default as a command line has it."""
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
 def _panel(option: Declared, command: Command, options: Sequence[Declared]) -> Group:
@@ -175,10 +203,12 @@ def _title(option: Declared) -> str:
 
 def _help_text(option: Declared, command: Command, options: Sequence[Declared]) -> str:
     """Return the help of an option, in the words of the command line."""
-    text = in_flags(option.help, options)
+    text = _IN_PYTHON.sub("", in_flags(option.help, options))
     if option.is_mapping:
         text = f"{text.partition(':')[0].rstrip('.')}."
-    if option.is_mapping or (option.is_sequence and option.name not in command.positional):
+    if option.is_sequence and (option.choices or option.item_type is int):
+        text = f"{text} Separate several with commas."
+    elif option.is_mapping or (option.is_sequence and option.name not in command.positional):
         text = f"{text} Repeat it for several."
     return f"{text} [choices: {', '.join(option.choices)}]" if option.choices else text
 
@@ -187,6 +217,13 @@ def _summary(function: Callable[..., Any]) -> str:
     """Return the docstring of a function up to its arguments, with one line a paragraph."""
     text = (inspect.getdoc(function) or "").partition("\nArgs:")[0].strip()
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+# How to read a number, and the words for it in messages.
+_NUMBERS: Mapping[Any, tuple[Callable[[str], Any], str]] = {
+    int: (int, "whole number"),
+    float: (float, "number"),
+}
 
 
 def _value(option: Declared, value: Any) -> Any:
@@ -203,12 +240,21 @@ def _value(option: Declared, value: Any) -> Any:
                 raise _refusal(option, word, "NAME=VALUE")
             pairs[name] = text
         return pairs
-    if option.is_sequence and option.item_type is int:
-        try:
-            return tuple(map(int, _split(value)))
-        except ValueError:
-            raise _refusal(option, ",".join(value), "whole numbers separated by commas") from None
+    if option.item_type in _NUMBERS:
+        if option.is_sequence:
+            return tuple(_number(option, word) for word in _split(value))
+        return _number(option, value)
     return _split(value) if option.is_sequence and option.choices else value
+
+
+def _number(option: Declared, word: str) -> Any:
+    read, noun = _NUMBERS[option.item_type]
+    try:
+        return read(word)
+    except ValueError:
+        expected = f"{noun}s separated by commas" if option.is_sequence else f"a {noun}"
+        bounds = option.bounds_in_words
+        raise _refusal(option, word, f"{expected}, {bounds}" if bounds else expected) from None
 
 
 def _split(words: Sequence[str]) -> tuple[str, ...]:

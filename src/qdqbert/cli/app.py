@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from cyclopts import (
     App,
+    CoercionError,
     CycloptsError,
     MissingArgumentError,
     UnknownOptionError,
@@ -96,6 +97,9 @@ def _message(error: CycloptsError, command: Command | None) -> str:
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         name = "" if command is None else f" of `qdqbert {command.name}`"
         return f"`{error.unused_tokens[0]}` is one argument{name} too many. Leave it out."
+    if isinstance(error, CoercionError) and error.token is not None:
+        flag, value = error.token.keyword, error.token.value
+        return f"`{flag}={value}`: expected no value. Pass `{flag}`, or leave it out."
     if not isinstance(error, MissingArgumentError) or argument is None:
         return text
     given = error.keyword or next((token.keyword for token in argument.tokens), None)
