@@ -221,6 +221,12 @@ def test_parameters_are_passed_on(client, models) -> None:
         ("/predict", {"inputs": "x"}, 422, "Several models run this route"),
         ("/fill-mask", {"inputs": "no mask"}, 422, "MASK"),
         ("/question-answering", {"inputs": {"question": "x"}}, 422, "context"),
+        (
+            "/question-answering",
+            {"inputs": {"question": "x", "context": " "}},
+            422,
+            "The `context` of an input is ' '",
+        ),
         ("/token-classification", {"inputs": "x", "parameters": {"top": 1}}, 422, "top"),
         ("/nothing", {}, 404, "Not Found"),
     ],

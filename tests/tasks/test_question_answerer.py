@@ -131,8 +131,18 @@ def test_a_question_can_be_passed_in_several_ways(model, rows) -> None:
 
 def test_a_context_without_a_token_has_no_answer(model) -> None:
     for handles in (False, True):
-        found = model(question="the cat", context=" ", handle_impossible_answer=handles)
+        found = model(question="the cat", context="\0", handle_impossible_answer=handles)
         assert (found["answer"], found["start"], found["end"]) == ("", 0, 0)
+
+
+@pytest.mark.parametrize("blank", ["", " \n"])
+@pytest.mark.parametrize("field", ["question", "context"])
+def test_a_blank_question_or_context_is_refused_by_name(model, rows, field, blank) -> None:
+    asked = [{key: row[key] for key in ("question", "context")} for row in rows[:3]]
+    asked[1][field] = blank
+    with pytest.raises(UserInputError, match=f"The `{field}` of .* input 1, counted") as caught:
+        model(asked)
+    assert caught.value.argument == field
 
 
 def test_cut_questions_are_reported(model, rows, caplog) -> None:

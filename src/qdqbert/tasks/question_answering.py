@@ -408,8 +408,8 @@ class QuestionAnswerer(Model):
             the rest by score.
 
         Raises:
-            UserInputError: A question or a context is not a text, an option has a wrong value, or
-                `doc_stride` is too long for the window.
+            UserInputError: A question or a context is not a text or is blank, an option has a wrong
+                value, or `doc_stride` is too long for the window.
 
         Example:
             >>> model(question="Who sat on the mat?", context="A cat sat on the mat.")
@@ -533,13 +533,25 @@ def _items(inputs: Any, question: Any, context: Any) -> tuple[Sequence[Question]
 
 
 def _checked(item: Question) -> tuple[str, str]:
-    """Return the question and the context of an item; raise `UserInputError` if one is no text."""
+    """Return the question and the context of an item.
+
+    Raises:
+        UserInputError: One of them is no text, or is empty or blank. transformers refuses empty
+            ones, too: the best span of no text is "", with probability 1.
+    """
     texts = (item.get("question"), item.get("context")) if isinstance(item, Mapping) else ()
     if len(texts) != 2 or not all(map(is_text, texts)):
         raise UserInputError(
             "Each input has to be a question with its context, as {'question': ..., 'context': "
             f"...}}; got {described(item)}."
         )
+    for name, text in zip(("question", "context"), texts, strict=True):
+        if not str(text).strip():
+            raise UserInputError(
+                f"The `{name}` of an input is {text!r:.60}, and must have text. Leave the input "
+                "out.",
+                argument=name,
+            )
     return str(texts[0]), str(texts[1])
 
 
