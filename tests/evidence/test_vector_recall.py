@@ -44,19 +44,19 @@ def test_recall_is_that_of_a_search_of_each_text() -> None:
     wanted = angles(FLOATS)
     assert (found.texts, found.dimensions) == (60, 32)
     assert found.float32 == pytest.approx(recall(wanted, angles(ours)))
-    assert found.int8 == pytest.approx(recall(wanted, angles(codes)))
+    assert found.int8_per_dimension == pytest.approx(recall(wanted, angles(codes)))
     restored = low + (codes + 128.5) * (high - low) / 255
     assert found.int8_restored == pytest.approx(recall(wanted, angles(restored)))
-    assert found.int8_shared == pytest.approx(recall(wanted, angles(shared)))
+    assert found.int8 == pytest.approx(recall(wanted, angles(shared)))
     assert found.binary == pytest.approx(recall(wanted, differing))
     # Codes of each dimension's own range weigh the dimensions otherwise.
-    assert found.binary < found.int8 < found.int8_shared < 100
+    assert found.binary < found.int8_per_dimension < found.int8 < 100
 
 
 def test_the_same_vectors_are_found_by_all_but_codes() -> None:
     found = vector_recall(list(FLOATS), list(FLOATS), RANGES)
     assert found.float32 == 100
-    assert min(found.int8_shared, found.int8_restored) > 90
+    assert min(found.int8, found.int8_restored) > 90
 
 
 def test_few_texts_say_nothing_and_many_are_cut() -> None:

@@ -107,7 +107,7 @@ def test_codes_without_ranges_are_refused(tiny_artifact) -> None:
     ):
         response = post(client, "/embed", {"inputs": ["a cat"], "output_dtype": "int8"})
         assert response.status_code == 422
-        assert "need the range of each dimension" in response.json()["error"]
+        assert "need the range of the embeddings" in response.json()["error"]
         assert len(answer(client, "/embed", {"inputs": "a", "output_dtype": "ubinary"})[0]) == 4
 
 

@@ -314,12 +314,23 @@ def test_small_vectors_are_those_of_sentence_transformers(embedder, dtype, optio
     assert (empty.shape, empty.dtype) == ((0, expected.shape[1]), expected.dtype)
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_codes_of_each_dimension_are_those_of_sentence_transformers(embedder, options) -> None:
+    util = pytest.importorskip("sentence_transformers.util")
+    vectors = embedder.encode(TEXTS, **options)
+    shared = {each: value for each, value in options.items() if each != "chunk_overlap"}
+    ranges = embedder.embedding_ranges(per_dimension=True, **shared)
+    assert len({*np.ptp(ranges, axis=0)}) > 1
+    found = embedder.encode(TEXTS, output_dtype="int8", ranges=ranges, **options)
+    np.testing.assert_array_equal(found, util.quantize_embeddings(vectors, "int8", ranges=ranges))
+
+
 def test_ranges_of_the_folder_are_those_of_the_calibration_data(quantized, embedder) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     made = quantized("sentence")
     theirs = sentence_transformers.SentenceTransformer(str(made.checkpoint), device="cpu")
     vectors = theirs.encode(made.data.read_text().splitlines())
-    low, high = embedder.embedding_ranges()
+    low, high = embedder.embedding_ranges(per_dimension=True)
     # Some of the texts are held out.
     assert (low >= vectors.min(axis=0) - 1e-5).all()
     assert (high <= vectors.max(axis=0) + 1e-5).all()
@@ -349,13 +360,14 @@ def test_ranges_of_the_caller_replace_those_of_the_folder(embedder) -> None:
         embedder.encode(TEXTS, output_dtype="int8", ranges=ranges[:, :8])
 
 
-def test_a_shared_range_gives_multiples_of_the_values(embedder) -> None:
+def test_codes_are_multiples_of_the_values(embedder) -> None:
     vectors = embedder.encode(TEXTS).astype(np.float64)
-    ranges = embedder.embedding_ranges(is_shared=True)
-    codes = embedder.encode(TEXTS, output_dtype="int8", ranges=ranges)
-    assert ranges.shape == embedder.embedding_ranges().shape
-    expected = np.clip(vectors * 127 / np.abs(embedder.embedding_ranges()).max(), -128, 127)
+    codes = embedder.encode(TEXTS, output_dtype="int8")
+    bound = np.abs(embedder.embedding_ranges(per_dimension=True)).max()
+    expected = np.clip(vectors * 127 / bound, -128, 127)
     assert np.abs(codes - expected).max() <= 0.5 + 1e-3
+    unsigned = embedder.encode(TEXTS, output_dtype="uint8")
+    np.testing.assert_array_equal(unsigned, codes.astype(int) + 128)
 
 
 def test_without_ranges_the_error_says_how_to_get_them(quantized, tmp_path) -> None:

@@ -33,9 +33,9 @@ class VectorRecall:
         dimensions: Number of dimensions of an embedding.
         float32: Recall of float32 vectors, by cosine.
         int8: Recall of int8 codes, by the cosine of the codes.
-        int8_restored: Recall of the values that int8 codes stand for, by cosine.
-        int8_shared: Recall of int8 codes with the same range for all dimensions, by the cosine of
+        int8_per_dimension: Recall of int8 codes with a range for each dimension, by the cosine of
             the codes.
+        int8_restored: Recall of the values that these codes stand for, by cosine.
         binary: Recall of bits, by the number of bits that differ.
     """
 
@@ -43,8 +43,8 @@ class VectorRecall:
     dimensions: int
     float32: float
     int8: float
+    int8_per_dimension: float
     int8_restored: float
-    int8_shared: float
     binary: float
 
 
@@ -70,9 +70,9 @@ def vector_recall(
     signs = np.where(vectors > 0, np.float32(1), np.float32(-1))
     scores = {
         "float32": _cosines(vectors),
-        "int8": _cosines(codes),
+        "int8": _cosines(shared.astype(np.float32)),
+        "int8_per_dimension": _cosines(codes),
         "int8_restored": _cosines(restored),
-        "int8_shared": _cosines(shared.astype(np.float32)),
         # The more bits are the same, the larger.
         "binary": signs @ signs.T,
     }

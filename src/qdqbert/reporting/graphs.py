@@ -178,9 +178,9 @@ def _candidate_name(each: CandidateReport) -> str:
 # Names of kinds of vectors, with their bits per dimension.
 _KINDS_OF_VECTORS = {
     "float32": ("float32", 32),
-    "int8": ("int8, codes compared as they are", 8),
-    "int8_restored": ("int8, values restored from the codes", 8),
-    "int8_shared": ("int8, one range for all dimensions", 8),
+    "int8": ("int8", 8),
+    "int8_per_dimension": ("int8, a range for each dimension", 8),
+    "int8_restored": ("the same, values restored from the codes", 8),
     "binary": ("binary", 1),
 }
 

@@ -43,8 +43,8 @@ class AnswerOptions(Options):
             in chunks that share this number of tokens, and the embeddings of the chunks are
             averaged. By default such texts are cut.
         output_dtype: Kind of the values of embeddings. "int8" and "uint8" have a byte for each
-            dimension, by ranges that `quantize` stored in the folder, "binary" and "ubinary" a bit
-            for each, eight to a byte.
+            dimension, by the range that `quantize` stored in the folder, "binary" and "ubinary" a
+            bit for each, eight to a byte.
         top_k: Number of answers to write for each row, best first: classes, spans, or tokens for a
             mask. By default 1, or 5 for tokens. For sparse embeddings, the number of the largest
             weights to keep; all by default.

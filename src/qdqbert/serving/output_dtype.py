@@ -15,7 +15,7 @@ class Vectors(BaseModel):
     output_dtype: Literal["float", OutputDtype] | None = Field(
         None,
         description="`float` by default, or `float32`, its other name. `int8` and `uint8` have a "
-        "byte for each dimension, by ranges that the model has to have. `binary` (int8) and "
+        "byte for each dimension, by a range that the model has to have. `binary` (int8) and "
         "`ubinary` (uint8) have a bit for each, eight to a byte.",
     )
 

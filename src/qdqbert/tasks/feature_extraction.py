@@ -363,14 +363,14 @@ class Embedder(PromptedModel):
                 that share this number of tokens, 0 or more, instead of being cut. Each chunk has
                 the prompt. The embedding of the text is the mean of its chunks' embeddings,
                 weighted by their numbers of tokens, and scaled to length 1 if these are.
-            output_dtype: Kind of the values, float32 by default. "int8" and "uint8" have a byte for
-                each dimension: the place of the value in the range of the dimension, in 256 steps.
-                "binary" (int8) and "ubinary" (uint8) have a bit, which is 1 for values above 0,
-                eight bits to a byte. The values equal sentence-transformers'
-                `quantize_embeddings`.
+            output_dtype: Kind of the values, float32 by default. "int8" has a byte for each
+                dimension: the value times a number, the same for all, rounded. "uint8" has the
+                same codes plus 128. "binary" (int8) and "ubinary" (uint8) have a bit, which is 1
+                for values above 0, eight bits to a byte. The values equal sentence-transformers'
+                `quantize_embeddings` with the same ranges.
             precision: Name of `output_dtype` in sentence-transformers.
             ranges: Smallest and largest value of each dimension for "int8" and "uint8", `(2,
-                dimensions)`. By default `embedding_ranges`.
+                dimensions)`, which are divided into 256 steps. By default `embedding_ranges`.
             batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
                 Texts of similar length are put into batches by their tokens.
             show_progress_bar: Whether to show a bar on stderr.
@@ -426,23 +426,26 @@ class Embedder(PromptedModel):
         *,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
-        is_shared: bool = False,
+        per_dimension: bool = False,
     ) -> Embedding:
         """Return the ranges that `quantize` found on its calibration data, for these options.
 
-        They decide what the codes of `output_dtype` "int8" and "uint8" mean.
+        They decide what the codes of `output_dtype` "int8" and "uint8" mean. By default all
+        dimensions share one range, so that codes of "int8" compare texts as the values do.
 
         Args:
             normalize_embeddings: Whether embeddings are scaled to length 1 after they are cut. The
                 ranges are then divided by the mean length that the embeddings of the calibration
                 data have before.
             truncate_dim: Number of leading dimensions to keep. The folder's setting by default.
-            is_shared: Whether to return the same range for all dimensions. With these `ranges`,
-                codes of "int8" are the values times a number, rounded, and compare texts nearly as
-                the values do. Codes of ranges of each dimension do not.
+            per_dimension: Whether to return a range for each dimension, as
+                `quantize_embeddings` of sentence-transformers finds them. With these `ranges`,
+                codes have smaller steps, and weigh the dimensions otherwise than the values do:
+                restore the values before they are compared.
 
         Returns:
-            float32, `(2, dimensions)`: the smallest and the largest value of each dimension.
+            float32, `(2, dimensions)`: the smallest and the largest value of each dimension; the
+            same for all of them without `per_dimension`.
 
         Raises:
             UserInputError: The folder has no ranges.
@@ -451,13 +454,13 @@ class Embedder(PromptedModel):
         limits = self._ranges().limits(
             truncate_dim or self._truncate_dim, is_scaled=normalize_embeddings
         )
-        return shared_limits(limits) if is_shared else limits
+        return limits if per_dimension else shared_limits(limits)
 
     def _ranges(self) -> VectorRanges:
         if self._stored_ranges is None:
             made_from = self._loaded.artifact.quantization["checkpoint"].get("name", self.name)
             raise UserInputError(
-                "`output_dtype` 'int8' and 'uint8' need the range of each dimension, which "
+                "`output_dtype` 'int8' and 'uint8' need the range of the embeddings, which "
                 f"{self.name!r} does not have. Quantize the float model, which finds them on the "
                 f"`calibration_data` and stores them: {quantize_command(str(made_from))}. Or pass "
                 "`ranges` to `encode`. 'binary' and 'ubinary' need none.",
@@ -631,10 +634,10 @@ class Embedder(PromptedModel):
         return len(self._all(self.job(prompt="", truncate_dim=_MOST), ["a"])[0])
 
     def _limits(self, dimensions: int | None, normalize: bool, keep_length: bool) -> Embedding:
-        """Return the folder's ranges of vectors that are cut and scaled by these options."""
+        """Return the folder's range of vectors that are cut and scaled by these options."""
         ranges = self._ranges()
         keeps = keep_length and ranges.have_length_1
-        return ranges.limits(dimensions, is_scaled=normalize or keeps)
+        return shared_limits(ranges.limits(dimensions, is_scaled=normalize or keeps))
 
     def _prompt_tokens(self, prompt: str, overlap: int) -> int:
         """Return the number of tokens of a prompt; refuse chunks that share all of their text."""

@@ -1,6 +1,6 @@
 """Embeddings in fewer bytes: a byte or a bit for each dimension.
 
-The codes equal `quantize_embeddings` of sentence-transformers.
+The codes equal `quantize_embeddings` of sentence-transformers with the same ranges.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class VectorRanges:
         return bool(abs(self.lengths[-1] - 1) < LENGTH_TOLERANCE)
 
     def limits(self, dimensions: int | None, *, is_scaled: bool) -> Vectors:
-        """Return the smallest and the largest values as `quantize_embeddings` takes them.
+        """Return the smallest and the largest value of each dimension.
 
         Args:
             dimensions: Number of leading dimensions that vectors have; `None` for all.
