@@ -5,7 +5,7 @@
 FROM python:3.13-slim
 COPY pyproject.toml README.md LICENSE /source/
 COPY src /source/src
-RUN pip install --no-cache-dir '/source[native,openvino,serve]' && rm -r /source \
+RUN pip install --no-cache-dir '/source[openvino,serve]' && rm -r /source \
     && useradd --create-home server
 USER server
 EXPOSE 8000

@@ -1,9 +1,10 @@
-# make demo       Quantize the packaged all-MiniLM-L6-v2.
-# make test       Run the tests.
-# make test-slow  Run the tests that are marked `slow`: servers, browsers, clusters.
-# make check      Check formatting, lint and types.
-# make docs       Build the documentation site, build/docs/index.html. Warnings are errors.
-# make clean      Remove the virtual environment, which the first of these commands sets up.
+# make demo        Quantize the packaged all-MiniLM-L6-v2.
+# make test        Run the tests.
+# make test-slow   Run the tests that are marked `slow`: servers, browsers, clusters.
+# make test-wheel  Install the wheel without extras, and test what has to work there.
+# make check       Check formatting, lint and types.
+# make docs        Build the documentation site, build/docs/index.html. Warnings are errors.
+# make clean       Remove the virtual environment, which the first of these commands sets up.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -11,13 +12,13 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder \
 	--max-worker-restart 0
 
-.PHONY: demo test test-slow check docs clean
+.PHONY: demo test test-slow test-wheel check docs clean
 
 demo: $(STAMP)
 	$(BIN)/qdqbert quantize
 
 test: $(STAMP)
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'not slow and not wheel'
 
 # A test reads Triton's messages in tritonclient, whose dependencies exclude our versions of protobuf
 # and ml_dtypes. pytest exits with 5 if no test is marked.
@@ -26,6 +27,9 @@ test-slow: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps tritonclient
 	$(BIN)/pip install --quiet --constraint constraints.txt cohere schemathesis
 	$(PYTEST) -m slow || test $$? -eq 5
+
+test-wheel: $(STAMP)
+	$(BIN)/python -m pytest -m wheel tests/test_wheel.py
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

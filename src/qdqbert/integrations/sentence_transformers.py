@@ -19,8 +19,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from qdqbert.checkpoint.sentence import read_model_settings
 from qdqbert.errors import MissingExtraError, UserInputError
 from qdqbert.inference import load as inference
@@ -33,6 +31,7 @@ if importlib.util.find_spec("sentence_transformers") is None:
         "pip install 'qdqbert[sentence-transformers]'"
     )
 
+import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules.input_module import InputModule
 

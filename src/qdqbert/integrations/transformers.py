@@ -12,21 +12,30 @@ length.
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from qdqbert.artifact import open_artifact
+from qdqbert.choices import EngineName, KernelName
+from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.inference.load import load
+from qdqbert.runtime.model import Model
+
+if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
+    raise MissingExtraError(
+        "torch and transformers are not installed. Install them with: "
+        "pip install 'qdqbert[quantize]'"
+    )
+
 import torch
 import transformers
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from qdqbert.artifact import open_artifact
 from qdqbert.checkpoint.tokenizer import load_tokenizer
-from qdqbert.choices import EngineName, KernelName
-from qdqbert.errors import UserInputError
-from qdqbert.inference.load import load
-from qdqbert.runtime.model import Model
 
 _PIPELINES = {
     "text-classification": ("text-classification", "zero-shot-classification"),

@@ -28,7 +28,8 @@ def benchmark(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
         >>> report = qdqbert.benchmark(["./my-classifier", "./my-classifier-int8"], batches=[1, 8])
         >>> report.speedups
     """
-    require_quantize("`benchmark`")
+    # In messages, the command line takes the name alone for the option of `quantize`.
+    require_quantize("`qdqbert benchmark`")
     for each in options.models:
         check_model(each, "models", takes_quantized=True)
     from qdqbert.verbs.benchmark.run import run

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqbert.artifact import check_output
-from qdqbert.extras import require_quantize
+from qdqbert.extras import QUANTIZE, require
 from qdqbert.pipeline.settings import check_data, check_model
 from qdqbert.progress import Progress
 from qdqbert.verbs.call import public
@@ -40,7 +40,7 @@ def train(options: TrainOptions, progress: Progress) -> TrainReport:
         ... )
         >>> report.after
     """
-    require_quantize("`train`")
+    require("`train`", "train", (*QUANTIZE, "accelerate"))
     check_output(Path(options.output), overwrite=options.overwrite)
     check_model(options.model, "model")
     check_model(options.distillation.teacher, "distill_from")

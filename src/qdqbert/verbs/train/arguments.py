@@ -23,7 +23,7 @@ def training_arguments(options: TrainOptions, folder: Path) -> Any:
     """Return arguments of transformers, and start the process group of a launcher.
 
     Raises:
-        MissingExtraError: A library that training needs is not installed.
+        MissingExtraError: tensorboard is wanted and not installed.
     """
     if options.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise MissingExtraError(
@@ -33,35 +33,30 @@ def training_arguments(options: TrainOptions, folder: Path) -> Any:
         )
     has_gpu = torch.cuda.is_available()
     is_shared = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    try:
-        return TrainingArguments(
-            output_dir=str(folder),
-            per_device_train_batch_size=options.optimization.batch_size,
-            gradient_accumulation_steps=options.optimization.gradient_accumulation,
-            learning_rate=options.schedule("learning_rate"),
-            lr_scheduler_type=options.schedule("lr_scheduler"),
-            weight_decay=options.optimization.weight_decay,
-            seed=options.optimization.seed,
-            data_seed=options.optimization.seed,
-            # `set_steps_` sets the number of steps once the data is known.
-            max_steps=1,
-            eval_strategy="steps" if options.eval_data else "no",
-            save_strategy="steps",
-            save_total_limit=2,
-            load_best_model_at_end=False,
-            report_to=["tensorboard"] if options.tensorboard else [],
-            disable_tqdm=True,
-            remove_unused_columns=False,
-            use_cpu=not has_gpu,
-            ddp_backend="gloo" if is_shared and not has_gpu else None,
-            ddp_find_unused_parameters=False,
-            dataloader_pin_memory=has_gpu,
-            logging_nan_inf_filter=False,
-        )
-    except ImportError as error:
-        raise MissingExtraError(
-            "Training requires accelerate. Install it with: pip install 'qdqbert[train]'"
-        ) from error
+    return TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=options.optimization.batch_size,
+        gradient_accumulation_steps=options.optimization.gradient_accumulation,
+        learning_rate=options.schedule("learning_rate"),
+        lr_scheduler_type=options.schedule("lr_scheduler"),
+        weight_decay=options.optimization.weight_decay,
+        seed=options.optimization.seed,
+        data_seed=options.optimization.seed,
+        # `set_steps_` sets the number of steps once the data is known.
+        max_steps=1,
+        eval_strategy="steps" if options.eval_data else "no",
+        save_strategy="steps",
+        save_total_limit=2,
+        load_best_model_at_end=False,
+        report_to=["tensorboard"] if options.tensorboard else [],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        use_cpu=not has_gpu,
+        ddp_backend="gloo" if is_shared and not has_gpu else None,
+        ddp_find_unused_parameters=False,
+        dataloader_pin_memory=has_gpu,
+        logging_nan_inf_filter=False,
+    )
 
 
 def set_steps_(arguments: Any, options: TrainOptions, *, items: int) -> int:
