@@ -52,7 +52,7 @@ def test_each_option_is_in_one_group_and_has_its_help_there() -> None:
 
 def test_quantize_takes_few_options_besides_the_groups() -> None:
     parameters = inspect.signature(qdqbert.quantize).parameters
-    assert len([each for each in parameters.values() if each.default.__class__ not in GROUPS]) == 15
+    assert len([each for each in parameters.values() if each.default.__class__ not in GROUPS]) == 16
     assert len(inspect.getdoc(qdqbert.quantize).splitlines()) < 80
 
 

@@ -69,6 +69,39 @@ SchedulerName = Literal[
     "inverse_sqrt",
 ]
 
+# Unicode's scripts of the vocabularies of multilingual encoders, in lower case.
+ScriptName = Literal[
+    "arabic",
+    "armenian",
+    "bengali",
+    "cyrillic",
+    "devanagari",
+    "ethiopic",
+    "georgian",
+    "greek",
+    "gujarati",
+    "gurmukhi",
+    "han",
+    "hangul",
+    "hebrew",
+    "hiragana",
+    "kannada",
+    "katakana",
+    "khmer",
+    "lao",
+    "latin",
+    "malayalam",
+    "mongolian",
+    "myanmar",
+    "oriya",
+    "sinhala",
+    "tamil",
+    "telugu",
+    "thaana",
+    "thai",
+    "tibetan",
+]
+
 InputFormat = Literal["txt", "csv", "tsv", "jsonl", "parquet"]
 INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import unicodedata
+from typing import get_args
 
 import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from qdqbert.choices import ScriptName
 from qdqbert.errors import CheckpointError
-from qdqbert.tokenizing.trimming import trimmed, used_ids
+from qdqbert.tokenizing.trimming import ids_of_scripts, trimmed, used_ids
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 LETTERS = "abcdefghijklmnoprstuvwyäöü"
@@ -108,6 +111,35 @@ def test_texts_keep_their_tokens(whole) -> None:
         assert found.tokens == expected.tokens
         assert [ids[token] for token in found.ids] == expected.ids
         assert kept.decode(found.ids) == whole.decode(expected.ids)
+
+
+RUSSIAN = ["Да, это дом 12!", "река и дома", "У дома река."]
+GREEK = ["το σπίτι 7", "ένα ποτάμι;"]
+
+
+@pytest.mark.parametrize(
+    "make", [word_piece, unigram, byte_pairs, suffixed_pairs], ids=lambda f: f.__name__
+)
+def test_texts_of_kept_scripts_keep_their_tokens(make, monkeypatch) -> None:
+    monkeypatch.setattr(f"{__name__}.CORPUS", [*CORPUS, *RUSSIAN * 20, *GREEK * 20])
+    whole = make()
+    kept, ids = trimmed(whole, used_ids(whole, []) | ids_of_scripts(whole, ["cyrillic"]))
+    for text in [*RUSSIAN, "дар 34, домик", "12 + 7 = 19"]:
+        assert [ids[token] for token in kept.encode(text).ids] == whole.encode(text).ids
+    if make is not byte_pairs:
+        # Byte-pair encoding keeps all single characters.
+        longer = "".join(each for each in kept.get_vocab() if len(each) > 1)
+        letters = {unicodedata.name(each).split()[0] for each in longer}
+        assert "CYRILLIC" in letters
+        assert "GREEK" not in letters
+    assert len(ids) < 0.7 * whole.get_vocab_size()
+    for text in (GREEK[0], ALL[0]):
+        assert [ids[token] for token in kept.encode(text).ids] != whole.encode(text).ids
+
+
+def test_every_script_that_can_be_chosen_is_known() -> None:
+    whole = word_piece()
+    assert len(ids_of_scripts(whole, get_args(ScriptName))) == whole.get_vocab_size()
 
 
 def test_other_words_fall_apart_into_characters(whole) -> None:

@@ -1,34 +1,40 @@
-"""Keep the tokens of a model that some texts need."""
+"""Keep the tokens of a model that some texts, or texts of some scripts, need."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from qdqbert.encoders.model import EncoderModel, Linear
 from qdqbert.errors import UserInputError
+from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.source import Source
 from qdqbert.progress import Progress
 from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tasks.lines import counted, read_lines
-from qdqbert.tokenizing.trimming import trimmed, used_ids
+from qdqbert.tokenizing.trimming import ids_of_scripts, trimmed, used_ids
 
 _BATCH = 1000
 
 
-def keep_vocabulary(source: Source, path: str | Path, progress: Progress) -> Source:
-    """Return a model without the tokens that no line of a file has.
+def keep_vocabulary(
+    source: Source, path: str | None, scripts: Sequence[str], progress: Progress
+) -> Source:
+    """Return a model without the tokens that neither lines of a file nor texts of scripts have.
 
     The lines keep their tokens, which is checked for each of them, and the rows of the table of
     words are copied. So the float model computes the same for them.
 
     Args:
         source: The model.
-        path: A text file.
+        path: A text file; `None` for none.
+        scripts: Scripts whose tokens are kept.
         progress: Shows the work.
 
     Raises:
@@ -37,53 +43,113 @@ def keep_vocabulary(source: Source, path: str | Path, progress: Progress) -> Sou
     """
     encoder = source.encoder
     before = len(encoder.embeddings.words.rows)
-    _check(source, before)
+    _check(source, before, "keep_scripts" if path is None else "keep_vocabulary")
+    lines = [] if path is None else _lines(path)
+    whole = _without_length(source.tokenizer)
+    batches = [lines[start : start + _BATCH] for start in range(0, len(lines), _BATCH)]
+    used = _named_ids(source) | used_ids(whole, [])
+    if scripts:
+        used |= ids_of_scripts(whole, scripts)
+    with progress.stage("Keeping the vocabulary", 2 * len(batches)) as advance:
+        for batch in batches:
+            used |= used_ids(whole, batch)
+            advance()
+        kept, ids = trimmed(whole, used)
+        for batch in batches:
+            changed = next(iter(_changed(whole, kept, batch)), None)
+            if changed is not None:
+                raise UserInputError(
+                    f"`keep_vocabulary`: with fewer tokens, this text gets others: {changed!r}. "
+                    "Leave the option out.",
+                    argument="keep_vocabulary",
+                )
+            advance()
+    tokenizer = copy.deepcopy(source.tokenizer)
+    tokenizer._tokenizer = kept
+    new = {old: index for index, old in enumerate(ids)}
+    return dataclasses.replace(
+        source,
+        tokenizer=tokenizer,
+        config=_config(source.config, new),
+        encoder=_with_rows(encoder, ids, new),
+        notices=(*source.notices, _notice(len(ids), before, path, len(lines), scripts)),
+    )
+
+
+def with_changed_texts(ready: Ready, whole: Any) -> Ready:
+    """Return a call whose notices say how many of its texts have other tokens than before.
+
+    Args:
+        ready: The call, whose model has fewer tokens.
+        whole: Tokenizer of the model with all tokens.
+    """
+    examples = (*ready.examples.calibration, *ready.examples.heldout)
+    texts = list(dict.fromkeys(text for each in examples for text in each.content))
+    changed = _changed(_without_length(whole), _without_length(ready.source.tokenizer), texts)
+    notice = (
+        f"{len(changed):,} of {counted(len(texts), 'different text')} of this call "
+        f"({100 * len(changed) / max(len(texts), 1):.1f} %) have other tokens than with the whole "
+        "vocabulary."
+    )
+    if changed:
+        notice += f" The first one: {changed[0]!r:.100}."
+    source = dataclasses.replace(ready.source, notices=(*ready.source.notices, notice))
+    return dataclasses.replace(ready, source=source)
+
+
+def _lines(path: str) -> list[str]:
+    """Return the lines of a file that have text."""
     lines = [text for _, text in read_lines(path) if text.strip()]
     if not lines:
         raise UserInputError(
             f"`keep_vocabulary={str(path)!r}` has no text. Name a file with a text in each line.",
             argument="keep_vocabulary",
         )
-    whole = copy.deepcopy(source.tokenizer.backend_tokenizer)
-    # Some files have a length, which `max_length` replaces.
-    whole.no_padding()
-    whole.no_truncation()
-    batches = [lines[start : start + _BATCH] for start in range(0, len(lines), _BATCH)]
-    used = _named_ids(source)
-    with progress.stage("Keeping the vocabulary", 2 * len(batches)) as advance:
-        for batch in batches:
-            used |= used_ids(whole, batch)
-            advance()
-        kept, ids = trimmed(whole, used)
-        new = {old: index for index, old in enumerate(ids)}
-        for batch in batches:
-            found, expected = (each.encode_batch_fast(batch) for each in (kept, whole))
-            for text, one, other in zip(batch, found, expected, strict=True):
-                if one.ids != [new[token] for token in other.ids]:
-                    raise UserInputError(
-                        f"`keep_vocabulary`: with fewer tokens, this text gets others: {text!r}. "
-                        "Leave the option out.",
-                        argument="keep_vocabulary",
-                    )
-            advance()
-    tokenizer = copy.deepcopy(source.tokenizer)
-    tokenizer._tokenizer = kept
+    return lines
+
+
+def _without_length(tokenizer: Any) -> tokenizers.Tokenizer:
+    """Return a copy that neither cuts nor pads: some files have a length."""
+    backend: tokenizers.Tokenizer = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def _changed(
+    whole: tokenizers.Tokenizer, kept: tokenizers.Tokenizer, texts: Sequence[str]
+) -> list[str]:
+    """Return the texts that get other tokens."""
+
+    # Not the tokens of an encoding, which are parts of the text where a token is unknown.
+    def named(tokenizer: tokenizers.Tokenizer) -> list[list[str | None]]:
+        found = tokenizer.encode_batch_fast(list(texts))
+        return [[tokenizer.id_to_token(token) for token in each.ids] for each in found]
+
+    pairs = zip(texts, named(whole), named(kept), strict=True)
+    return [text for text, expected, found in pairs if found != expected]
+
+
+def _notice(kept: int, before: int, path: str | None, lines: int, scripts: Sequence[str]) -> str:
+    parts = []
+    if path is not None:
+        parts.append(f"all that {counted(lines, 'line')} of {Path(path).name!r} use")
+    if scripts:
+        parts.append(
+            f"all with characters of {', '.join(scripts)} or of no script (digits, punctuation)"
+        )
     notice = (
-        f"Kept {len(ids):,} of {before:,} tokens: all that {counted(len(lines), 'line')} of "
-        f"{Path(path).name!r} use, and those that the tokenizer needs. Each line was tokenized "
-        "again: its tokens are the same, and so are their vectors. Other words are split into "
-        "more tokens or characters."
+        f"Kept {kept:,} of {before:,} tokens: {', '.join(parts)}, and those that the tokenizer "
+        "needs."
     )
-    return dataclasses.replace(
-        source,
-        tokenizer=tokenizer,
-        config=_config(source.config, new),
-        encoder=_with_rows(encoder, ids, new),
-        notices=(*source.notices, notice),
-    )
+    if path is not None:
+        notice += (
+            " Each line was tokenized again: its tokens are the same, and so are their vectors."
+        )
+    return f"{notice} Other words are split into more tokens or characters."
 
 
-def _check(source: Source, rows: int) -> None:
+def _check(source: Source, rows: int, argument: str) -> None:
     """Refuse models whose vocabulary cannot be cut.
 
     Raises:
@@ -101,9 +167,7 @@ def _check(source: Source, rows: int) -> None:
     elif TASK_KINDS[source.task.name].is_multi_vector:
         reason = "does not apply to multi-vector embedders, whose settings name tokens"
     if reason is not None:
-        raise UserInputError(
-            f"`keep_vocabulary` {reason}. Leave it out.", argument="keep_vocabulary"
-        )
+        raise UserInputError(f"`{argument}` {reason}. Leave it out.", argument=argument)
 
 
 def _named_ids(source: Source) -> set[int]:

@@ -24,6 +24,35 @@ def used_ids(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> set[int]:
     return {token for each in tokenizer.encode_batch_fast(batch) for token in each.ids}
 
 
+def ids_of_scripts(tokenizer: tokenizers.Tokenizer, scripts: Iterable[str]) -> set[int]:
+    """Return the ids of the tokens that have characters of some scripts of Unicode only.
+
+    Characters of all scripts, such as digits, punctuation and accents, and bytes that are a part of
+    a character belong to each of them. So texts of these scripts have no other tokens.
+
+    Args:
+        tokenizer: The tokenizer.
+        scripts: Names of scripts, in any case.
+
+    Raises:
+        CheckpointError: The tokenizer has an algorithm that is not known.
+    """
+    content = json.loads(tokenizer.to_str())
+    suffix = content["model"].get("end_of_word_suffix") or ""
+    is_of_bytes = '"type": "ByteLevel"' in json.dumps(
+        (content["pre_tokenizer"], content["normalizer"])
+    )
+    bytes_of = tokenizers.decoders.ByteLevel()
+    texts = {
+        token: bytes_of.decode([word]) if is_of_bytes else _bare(word, suffix)
+        for word, token in _vocabulary(content["model"]).items()
+    }
+    named = "".join(rf"\p{{{name}}}" for name in (*scripts, "Common", "Inherited"))
+    foreign = tokenizers.normalizers.Replace(tokenizers.Regex(f"[^{named}]"), "")
+    known = set(foreign.normalize_str("".join(sorted({*"".join(texts.values())}))))
+    return {token for token, text in texts.items() if known.issuperset(text)}
+
+
 def trimmed(
     tokenizer: tokenizers.Tokenizer, used: Collection[int]
 ) -> tuple[tokenizers.Tokenizer, list[int]]:

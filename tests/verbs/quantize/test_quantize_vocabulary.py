@@ -36,7 +36,7 @@ def test_the_float_model_computes_the_same_for_the_corpus(
     # As in the files of sentence-transformers' models.
     whole.tokenizer.backend_tokenizer.enable_padding(length=30)
     whole.tokenizer.backend_tokenizer.enable_truncation(4)
-    kept = keep_vocabulary(whole, corpus, Silent())
+    kept = keep_vocabulary(whole, str(corpus), (), Silent())
     rows = len(kept.encoder.embeddings.words.rows)
     assert rows == kept.config.vocab_size == kept.tokenizer.backend_tokenizer.get_vocab_size()
     assert rows < len(whole.encoder.embeddings.words.rows) / 3
@@ -55,7 +55,10 @@ def test_the_folder_has_the_small_tokenizer_and_table(checkpoints, corpus, tmp_p
     options = {"targets": ["native", "onnxruntime"], "calibration_samples": 16}
     report = flat.quantize(checkpoint, tmp_path / "small", keep_vocabulary=corpus, **options)
     flat.quantize(checkpoint, tmp_path / "whole", **options)
-    assert any(each.startswith("Kept ") and "6 lines" in each for each in report.notices)
+    kept = next(each for each in report.notices if each.startswith("Kept "))
+    assert "6 lines of 'corpus.txt' use, and those that the tokenizer needs. Each line" in kept
+    # The built-in sentences of the call are none of the lines.
+    assert any("have other tokens than with the whole" in each for each in report.notices)
     small, whole = (qdqbert.load(tmp_path / name) for name in ("small", "whole"))
     vectors = small.encode(CORPUS), whole.encode(CORPUS)
     assert float(np.sum(vectors[0] * vectors[1], axis=1).min()) > 0.99
@@ -68,6 +71,33 @@ def test_the_folder_has_the_small_tokenizer_and_table(checkpoints, corpus, tmp_p
     assert len(tokenizer) == config["vocab_size"]
     assert tokenizer.pad_token_id == config["pad_token_id"]
     assert tokenizer(CORPUS[0])["input_ids"] == backend.encode(CORPUS[0]).ids
+
+
+@pytest.mark.parametrize(("script", "changed"), [("latin", "0 of"), ("greek", "16 of")])
+def test_the_report_counts_texts_of_other_scripts(checkpoints, tmp_path, script, changed) -> None:
+    report = flat.quantize(
+        checkpoints("sentence"),
+        tmp_path / "small",
+        keep_scripts=[script],
+        targets=["native"],
+        calibration_data=TEXTS[:16],
+        benchmark=False,
+    )
+    kept, counts = (each for each in report.notices if "tokens" in each)
+    assert f"all with characters of {script} or of no script (digits, punctuation), and" in kept
+    assert counts.startswith(f"{changed} ")
+    settings = json.loads((tmp_path / "small" / "quantization.json").read_text())
+    assert f"--keep-scripts {script}" in settings["command"]
+
+
+def test_a_file_and_scripts_keep_what_either_needs(checkpoints, corpus, tmp_path) -> None:
+    path = ModelPath(path=str(checkpoints("sentence")), shown="sentence")
+    whole = open_source(path, tmp_path, Silent())
+    of_file, of_script, of_both = (
+        set(keep_vocabulary(whole, file, scripts, Silent()).tokenizer.get_vocab())
+        for file, scripts in ((str(corpus), ()), (None, ("greek",)), (str(corpus), ("greek",)))
+    )
+    assert of_both == of_file | of_script
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qdqbert.checkpoint.demo import DEMO_NAME
-from qdqbert.choices import CalibratorName, TargetChoice, VerificationData
+from qdqbert.choices import CalibratorName, ScriptName, TargetChoice, VerificationData
 from qdqbert.errors import UserInputError
 from qdqbert.objects import OptionalData, OptionalModel, OptionalPath, Several
 from qdqbert.options import (
@@ -38,6 +38,9 @@ class QuantizeOptions(CalibratingCall):
         keep_vocabulary: Text file with a text in each line. Tokens that no line needs are removed
             from the tokenizer and the model, which makes multilingual models much smaller. The
             lines keep their tokens. Other words may be split into more tokens.
+        keep_scripts: Scripts whose tokens are kept if others are removed, such as "latin" and
+            "cyrillic", for texts that you have none of yet. Texts of these scripts keep their
+            tokens. With `keep_vocabulary`, what either of them needs is kept.
         benchmark: Measure the latency of INT8 and of float, which takes 10 seconds or more for each
             graph and engine. Measured by default.
         overwrite: Replace an output folder that an earlier call wrote.
@@ -54,6 +57,7 @@ class QuantizeOptions(CalibratingCall):
     targets: Several[TargetChoice] = option(default=(), flag="target")
     eval_data: OptionalData = option(default=None)
     keep_vocabulary: OptionalPath = option(default=None)
+    keep_scripts: Several[ScriptName] = option(default=())
     benchmark: bool = True
     overwrite: bool = False
     report: OptionalPath = option(default=None)

@@ -26,7 +26,7 @@ from qdqbert.pipeline.plans import Scheme, choose_targets
 from qdqbert.pipeline.prepare import Lengths, prepare
 from qdqbert.pipeline.ranges import open_earlier
 from qdqbert.pipeline.source import ModelPath, open_source
-from qdqbert.pipeline.vocabulary import keep_vocabulary
+from qdqbert.pipeline.vocabulary import keep_vocabulary, with_changed_texts
 from qdqbert.progress import Progress
 from qdqbert.reporting.page import page
 from qdqbert.reporting.quantize import QuantizeReport
@@ -82,8 +82,9 @@ def _fill(
     source = open_source(
         _model_of(options), output.scratch, progress, functools.partial(_check_task, options)
     )
-    if options.keep_vocabulary is not None:
-        source = keep_vocabulary(source, options.keep_vocabulary, progress)
+    keeps_some, whole = bool(options.keep_vocabulary or options.keep_scripts), source.tokenizer
+    if keeps_some:
+        source = keep_vocabulary(source, options.keep_vocabulary, options.keep_scripts, progress)
     weights_for = options.quantizers.weights_for
     ready = prepare(
         source,
@@ -111,6 +112,8 @@ def _fill(
         earlier=earlier,
         leaves_out=options.is_auto or not options.targets,
     )
+    if keeps_some:
+        ready = with_changed_texts(ready, whole)
     evidence = collect_evidence(
         ready, options.limits, options.verification_data, output.scratch, progress
     )
