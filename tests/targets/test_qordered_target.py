@@ -115,6 +115,17 @@ def test_the_graph_agrees_with_that_of_a_target_that_an_engine_runs(
     assert np.abs(logits_of(fused) - expected).max() < 0.1 * np.abs(expected).max()
 
 
+def test_layers_that_no_kernel_computes_are_refused_before_the_model_runs(
+    checkpoints, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.delattr("qdqbert.pipeline.prepare.run_float")
+    with pytest.raises(
+        UserInputError, match=r"`targets`: Layer `.*` has a head dimension of 8 .* multiple of 16"
+    ) as caught:
+        flat.quantize(checkpoints("classifier"), tmp_path / "int8", targets=["qordered"])
+    assert caught.value.argument == "targets"
+
+
 def test_a_checkpoint_with_quantizers_keeps_its_ranges(classifier, tmp_path) -> None:
     prepared = transformers.AutoModelForSequenceClassification.from_pretrained(classifier)
     tokenizer = transformers.AutoTokenizer.from_pretrained(classifier)

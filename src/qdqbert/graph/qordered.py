@@ -93,9 +93,8 @@ def write_layers(
         UserInputError: A site is in float, or the kernels do not compute a layer. The message names
             the layer and the reason.
     """
+    check_layers(model)
     writers = [_LayerWriter(add, layer, specs, choices, texts) for layer in model.layers]
-    if model.convolution is not None:
-        writers[0].refuse("is followed by a convolution, which no kernel computes")
     length = add("Shape", mask, start=1, end=2)
     # Mod of integers has the sign of its second input.
     missing = add("Mod", add("Neg", length), np.array([_TOKEN_MULTIPLE]))
@@ -118,6 +117,83 @@ def _pad(add: Nodes, x: str, missing: str, shape: list[int | str | None]) -> str
     return add("Pad", x, pads, output=(ir.DataType.FLOAT, shape))
 
 
+def check_layers(model: EncoderModel) -> None:
+    """Refuse a model whose layers the kernels do not compute, whatever its ranges are.
+
+    Args:
+        model: The model in float.
+
+    Raises:
+        UserInputError: The kernels do not compute a layer. The message names it and the reason.
+    """
+    for layer in model.layers:
+        _check_attention(layer)
+        _check_rest(layer)
+    if model.convolution is not None:
+        _refuse(model.layers[0], "is followed by a convolution, which no kernel computes")
+
+
+def _check_attention(layer: Layer) -> None:
+    attention = layer.attention
+    parts = (attention.query, attention.key, attention.value)
+    if len({len(part.bias) for part in parts}) != 1 or len({p.module for p in parts}) != 3:
+        _refuse(layer, "has query, key and value of different widths, or in one matmul")
+    width = len(attention.query.bias)
+    size = width // attention.heads
+    if size % _HEAD_MULTIPLE:
+        _refuse(
+            layer,
+            f"has a head dimension of {size} ({width} channels in {attention.heads} heads); "
+            f"the kernels need a multiple of {_HEAD_MULTIPLE}",
+        )
+    if attention.scales_keys or not np.isclose(attention.scale, size**-0.5):
+        _refuse(layer, f"does not scale its scores by {size}^-0.5, as the kernel does")
+    if attention.causal or attention.window is not None:
+        _refuse(layer, "has a mask that is not computed from the input `attention_mask` alone")
+    added = (attention.rotary, attention.relative, attention.position_bias)
+    norms = (attention.query_norm, attention.key_norm)
+    if any(each is not None for each in (*added, *norms)):
+        _refuse(layer, "has positions or norms in its attention, which the kernel does not compute")
+
+
+def _check_rest(layer: Layer) -> None:
+    sums = (layer.attention_residual, layer.residual)
+    before = (layer.attention_norm, layer.up_norm)
+    if any(before) or not all(each.norm and each.norm.subtracts_mean for each in sums):
+        _refuse(layer, "does not normalize each sum by a LayerNorm, as the kernels do")
+    if layer.gate is not None or any(each.again for each in sums):
+        _refuse(layer, "has a gate or a second sum, which no kernel computes")
+    up = _short(layer, layer.up.module)
+    if layer.activation == "gelu_tanh":
+        _refuse(layer, "computes GELU by tanh; the kernel computes it by erf")
+    if layer.activation != "gelu":
+        _refuse(layer, f"reads `{up}` with {layer.activation}; the kernel is GELU")
+    for linear, _ in linear_layers_of(layer):
+        for what, count in zip(("outputs", "inputs"), linear.weight.shape, strict=True):
+            if count % _CHANNEL_MULTIPLE:
+                _refuse(
+                    layer,
+                    f"has {count} {what} in `{_short(layer, linear.module)}`; the kernels need a "
+                    f"multiple of {_CHANNEL_MULTIPLE}",
+                )
+
+
+def _refuse(layer: Layer, reason: str) -> NoReturn:
+    """Refuse a layer for a reason."""
+    raise UserInputError(f"Layer `{_name_of(layer)}` {reason}.")
+
+
+def _name_of(layer: Layer) -> str:
+    """Return the name that all linear layers of a layer begin with."""
+    modules = [linear.module.split(".") for linear, _ in linear_layers_of(layer)]
+    same = itertools.takewhile(lambda each: len(set(each)) == 1, zip(*modules, strict=False))
+    return ".".join(each[0] for each in same)
+
+
+def _short(layer: Layer, path: str) -> str:
+    return path.removeprefix(f"{_name_of(layer)}.")
+
+
 class _LayerWriter:
     """Writes one layer.
 
@@ -128,19 +204,10 @@ class _LayerWriter:
     def __init__(
         self, add: Nodes, layer: Layer, specs: Specs, choices: Choices, texts: str | None
     ) -> None:
-        """Check a layer.
-
-        Raises:
-            UserInputError: The kernels do not compute it.
-        """
+        """Take a layer that was checked."""
         self._add, self._layer, self._specs, self._choices = add, layer, specs, choices
         self._texts = texts
-        modules = [linear.module.split(".") for linear, _ in linear_layers_of(layer)]
-        same = itertools.takewhile(lambda each: len(set(each)) == 1, zip(*modules, strict=False))
-        self._name = ".".join(each[0] for each in same)
         self.input_site = f"{layer.attention.query.module}._input_quantizer"
-        self._check_attention()
-        self._check_rest()
 
     def quantized(self, x: str) -> _States:
         """Write the codes of the states that the layer reads, from their values in float."""
@@ -180,7 +247,7 @@ class _LayerWriter:
         path = parent_of(attention.query)
         for part in parts:
             if self._step(f"{part.module}._input_quantizer") != states.step:
-                self.refuse("reads its input with several ranges in query, key and value")
+                _refuse(self._layer, "reads its input with several ranges in query, key and value")
         made = [self._weight(part) for part in parts]
         scales = [self._scale(f"{path}.matmul_{letter}_input_quantizer") for letter in "qkv"]
         inner = [f"{path}.softmax_input_quantizer", f"{path}.matmul_a_input_quantizer"]
@@ -213,14 +280,16 @@ class _LayerWriter:
         path, norm = parent_of(linear), residual.norm
         assert norm is not None
         if self._specs.get(f"{path}{LOCAL}"):
-            self.refuse(
-                f"rounds the output of `{self._short(linear.module)}` before it is added to the "
-                "residual; the kernel rounds only the sum. Choose `recipe='qordered'`"
+            _refuse(
+                self._layer,
+                f"rounds the output of `{_short(self._layer, linear.module)}` before it is added "
+                "to the residual; the kernel rounds only the sum. Choose `recipe='qordered'`",
             )
         if self._step(f"{path}{RESIDUAL}") != states.step:
-            self.refuse(
-                f"adds a residual in `{self._short(path)}` with another range than its layers read "
-                "it"
+            _refuse(
+                self._layer,
+                f"adds a residual in `{_short(self._layer, path)}` with another range than its "
+                "layers read it",
             )
         total = self._linear(linear, x, f"{path}.layernorm_input_quantizer", states)
         return self._node(
@@ -243,7 +312,10 @@ class _LayerWriter:
         self, linear: Linear, x: _States, result: str, added: _States | None = None
     ) -> _States:
         if self._step(f"{linear.module}._input_quantizer") != x.step:
-            self.refuse(f"reads the input of `{self._short(linear.module)}` with another range")
+            _refuse(
+                self._layer,
+                f"reads the input of `{_short(self._layer, linear.module)}` with another range",
+            )
         weight, scale, bias = self._weight(linear)
         return self._node(
             "QOrderedMatMul",
@@ -323,57 +395,6 @@ class _LayerWriter:
                 f"Site `{site}` has fewer than 8 bits; the kernels write 8.", argument="aprec"
             )
         return parameters_of(range_of(site, self._choices), spec)[0]
-
-    def _check_attention(self) -> None:
-        attention = self._layer.attention
-        parts = (attention.query, attention.key, attention.value)
-        if len({len(part.bias) for part in parts}) != 1 or len({p.module for p in parts}) != 3:
-            self.refuse("has query, key and value of different widths, or in one matmul")
-        width = len(attention.query.bias)
-        size = width // attention.heads
-        if size % _HEAD_MULTIPLE:
-            self.refuse(
-                f"has a head dimension of {size} ({width} channels in {attention.heads} heads); "
-                f"the kernels need a multiple of {_HEAD_MULTIPLE}"
-            )
-        if attention.scales_keys or not np.isclose(attention.scale, size**-0.5):
-            self.refuse(f"does not scale its scores by {size}^-0.5, as the kernel does")
-        if attention.causal or attention.window is not None:
-            self.refuse("has a mask that is not computed from the input `attention_mask` alone")
-        added = (attention.rotary, attention.relative, attention.position_bias)
-        norms = (attention.query_norm, attention.key_norm)
-        if any(each is not None for each in (*added, *norms)):
-            self.refuse(
-                "has positions or norms in its attention, which the kernel does not compute"
-            )
-
-    def _check_rest(self) -> None:
-        layer = self._layer
-        sums = (layer.attention_residual, layer.residual)
-        before = (layer.attention_norm, layer.up_norm)
-        if any(before) or not all(each.norm and each.norm.subtracts_mean for each in sums):
-            self.refuse("does not normalize each sum by a LayerNorm, as the kernels do")
-        if layer.gate is not None or any(each.again for each in sums):
-            self.refuse("has a gate or a second sum, which no kernel computes")
-        up = self._short(layer.up.module)
-        if layer.activation == "gelu_tanh":
-            self.refuse("computes GELU by tanh; the kernel computes it by erf")
-        if layer.activation != "gelu":
-            self.refuse(f"reads `{up}` with {layer.activation}; the kernel is GELU")
-        for linear, _ in linear_layers_of(layer):
-            for what, count in zip(("outputs", "inputs"), linear.weight.shape, strict=True):
-                if count % _CHANNEL_MULTIPLE:
-                    self.refuse(
-                        f"has {count} {what} in `{self._short(linear.module)}`; the kernels need a "
-                        f"multiple of {_CHANNEL_MULTIPLE}"
-                    )
-
-    def _short(self, path: str) -> str:
-        return path.removeprefix(f"{self._name}.")
-
-    def refuse(self, reason: str) -> NoReturn:
-        """Refuse the layer for a reason."""
-        raise UserInputError(f"Layer `{self._name}` {reason}.")
 
     def _refuse_float(self, site: str) -> NoReturn:
         raise UserInputError(

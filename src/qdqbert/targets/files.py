@@ -13,7 +13,8 @@ from qdqbert.encoders.quantize import Choices, Specs, quantize_encoder
 from qdqbert.engines.native.computed import check_parts
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import save_packed
-from qdqbert.errors import GraphError, UserInputError
+from qdqbert.errors import GraphError, UserInputError, naming
+from qdqbert.graph.qordered import check_layers
 from qdqbert.machine import usable_cores
 from qdqbert.numerics.weight_rounding import rounding_of
 from qdqbert.targets import TARGETS
@@ -76,6 +77,9 @@ def check_encoder(target: Target, model: EncoderModel) -> None:
     if limits_models(target):
         with _refusing():
             check_parts(model)
+    if target.style.qordered:
+        with naming("targets"):
+            check_layers(model)
 
 
 @contextlib.contextmanager
