@@ -1,4 +1,4 @@
-"""Requests of clients that offer another protocol."""
+"""Connections: requests of clients that offer another protocol, and what is written."""
 
 from __future__ import annotations
 
@@ -23,6 +23,27 @@ CHUNKED = HEAD.replace(b"Content-Length: 14", b"Transfer-Encoding: chunked")
 PLAIN = b"POST /plain HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n"
 
 
+def written(app: Any, *sent: bytes) -> list[bytes]:
+    """Send data to a connection of an application, and return what it writes, by writes."""
+
+    async def main() -> list[bytes]:
+        config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
+        connection = PlainProtocol(config=config, server_state=ServerState(), app_state={})
+        transport = mock.Mock()
+        transport.is_closing.return_value = False
+        transport.get_extra_info.return_value = None
+        connection.connection_made(transport)
+        for each in sent:
+            connection.data_received(each)
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        connection.connection_lost(None)
+        return [b"".join(call.args[0]) for call in transport.writelines.call_args_list]
+
+    return asyncio.run(main())
+
+
 def ask(*sent: bytes) -> tuple[list[tuple[str, dict[bytes, bytes], bytes]], bytes]:
     """Send data to a connection, and return its requests and what it answered."""
     requests = []
@@ -38,22 +59,8 @@ def ask(*sent: bytes) -> tuple[list[tuple[str, dict[bytes, bytes], bytes]], byte
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    async def main() -> bytes:
-        config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
-        connection = PlainProtocol(config=config, server_state=ServerState(), app_state={})
-        transport = mock.Mock()
-        transport.is_closing.return_value = False
-        transport.get_extra_info.return_value = None
-        connection.connection_made(transport)
-        for each in sent:
-            connection.data_received(each)
-            await asyncio.sleep(0)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        connection.connection_lost(None)
-        return b"".join(call.args[0] for call in transport.write.call_args_list)
-
-    return (requests, asyncio.run(main()))
+    answer = b"".join(written(app, *sent))
+    return requests, answer
 
 
 @pytest.mark.parametrize(
@@ -93,3 +100,23 @@ def test_what_else_the_connection_header_says_counts() -> None:
 def test_a_tunnel_is_not_read_again() -> None:
     requests, _ = ask(b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n")
     assert len(requests) <= 1
+
+
+def test_head_and_body_of_a_response_are_written_together() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"4")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"fine"})
+
+    (response,) = written(app, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert response == b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfine"
+
+
+def test_a_response_is_written_before_its_connection_is_closed() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"fine"})
+
+    (response,) = written(app, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert b"connection: close" in response
+    assert b"fine" in response

@@ -14,6 +14,7 @@ uvicorn answers a request without it. So the head is read again, without the off
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httptools
@@ -24,12 +25,16 @@ _OFFER = (b"upgrade", b"http2-settings")
 
 
 class PlainProtocol(HttpToolsProtocol):
-    """A connection of uvicorn that ignores offers of other protocols."""
+    """A connection of uvicorn that ignores offers of other protocols, and sends responses whole."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """Replace uvicorn's parser."""
         super().__init__(*arguments, **options)
         self.use_new_parser()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Answer the requests of a connection."""
+        super().connection_made(_Joined(transport, self.loop))  # type: ignore[arg-type]
 
     def use_new_parser(self) -> None:
         """Read what comes next with a parser of its own."""
@@ -60,6 +65,38 @@ class PlainProtocol(HttpToolsProtocol):
             if name not in _OFFER and (kept or not value):
                 lines.append(b"%s: %s" % (name, kept))
         return b"\r\n".join([*lines, b"", b""])
+
+
+class _Joined:
+    """A transport that writes the head and the body of a response together.
+
+    uvicorn writes one after the other, and each write to a socket takes as long as parsing a
+    request.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write data, together with what follows before the event loop goes on."""
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        """Close the connection after what was written."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        parts, self._parts = self._parts, []
+        # The client may have gone.
+        if parts and not self._transport.is_closing():
+            self._transport.writelines(parts)
 
 
 class _Parser(httptools.HttpRequestParser):
