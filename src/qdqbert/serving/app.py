@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -164,17 +164,22 @@ class _App:
     async def _respond(
         self, scope: Scope, path: str, found: Found, receive: Receive
     ) -> Response | None:
+        body: bytes | None = None
         try:
-            body = await self._bodies.read(path, scope["headers"], receive)
+            # One timeout for both: it takes as long as the other steps of a small request.
+            async with asyncio.timeout(self._bodies.seconds) as deadline:
+                body = await self._bodies.read(path, scope["headers"], receive)
+                if body is None:
+                    return None
+                deadline.reschedule(None)
+                with _ended_with_client(receive, deadline):
+                    return await respond(found, self._models, scope["method"], path, body)
         except BadRequestError as error:
             return error_response(error, error_form_of(found, path))
-        if body is None:
-            return None
-        try:
-            async with _ended_with_client(receive):
-                return await respond(found, self._models, scope["method"], path, body)
         except TimeoutError:
-            return None
+            if body is not None:
+                return None
+            return error_response(self._bodies.too_slow(), error_form_of(found, path))
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while (await receive())["type"] != "lifespan.shutdown":
@@ -183,28 +188,25 @@ class _App:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-@contextlib.asynccontextmanager
-async def _ended_with_client(receive: Receive) -> AsyncIterator[None]:
-    """Cancel the body of the context if the client leaves; it then raises `TimeoutError`."""
+@contextlib.contextmanager
+def _ended_with_client(receive: Receive, deadline: asyncio.Timeout) -> Iterator[None]:
+    """Let a timeout expire if the client leaves in the `with` block."""
     loop = asyncio.get_running_loop()
     watching: list[asyncio.Task[None]] = []
-    async with asyncio.timeout(None) as deadline:
 
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            deadline.reschedule(loop.time())
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        deadline.reschedule(loop.time())
 
-        # Most requests are answered before that, and save the task.
-        timer = loop.call_later(
-            _WATCH_SECONDS, lambda: watching.append(asyncio.ensure_future(watch()))
-        )
-        try:
-            yield
-        finally:
-            timer.cancel()
-            for task in watching:
-                task.cancel()
+    # Most requests are answered before that, and save the task.
+    timer = loop.call_later(_WATCH_SECONDS, lambda: watching.append(asyncio.ensure_future(watch())))
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for task in watching:
+            task.cancel()
 
 
 def _status_routes(

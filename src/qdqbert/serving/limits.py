@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import hmac
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -83,14 +82,18 @@ class BodyReader:
         self._limits = limits
         self._authorization = None if api_key is None else f"Bearer {api_key}".encode()
 
+    @property
+    def seconds(self) -> float:
+        """Time that a client has to send a body."""
+        return self._limits.body_seconds
+
     async def read(
         self, path: str, headers: Iterable[tuple[bytes, bytes]], receive: Receive
     ) -> bytes | None:
         """Return the body of a request; `None` if the client has gone.
 
         Raises:
-            BadRequestError: The key is missing or wrong (401), or the body is too large (413) or
-                comes too slowly (408).
+            BadRequestError: The key is missing or wrong (401), or the body is too large (413).
         """
         named = dict(headers)
         self._check_key(path, named.get(b"authorization", b""))
@@ -120,30 +123,30 @@ class BodyReader:
         """
         parts: list[bytes] = []
         size = 0
-        try:
-            async with asyncio.timeout(self._limits.body_seconds):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return None
-                    part = message.get("body", b"")
-                    size += len(part)
-                    if size > self._limits.max_body:
-                        parts.clear()
-                    else:
-                        parts.append(part)
-                    is_read = not message.get("more_body", False)
-                    if size > self._limits.max_body and (is_read or size > _DRAINED):
-                        raise self._too_large(is_read=is_read)
-                    if is_read:
-                        return b"".join(parts)
-        except TimeoutError as error:
-            raise BadRequestError(
-                408,
-                f"The body took longer than {self._limits.body_seconds:g} seconds to arrive.",
-                "Timeout",
-                {"Connection": "close"},
-            ) from error
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self._limits.max_body:
+                parts.clear()
+            else:
+                parts.append(part)
+            is_read = not message.get("more_body", False)
+            if size > self._limits.max_body and (is_read or size > _DRAINED):
+                raise self._too_large(is_read=is_read)
+            if is_read:
+                return b"".join(parts)
+
+    def too_slow(self) -> BadRequestError:
+        """Return the error about a body that did not arrive in time."""
+        return BadRequestError(
+            408,
+            f"The body took longer than {self.seconds:g} seconds to arrive.",
+            "Timeout",
+            {"Connection": "close"},
+        )
 
     def _too_large(self, *, is_read: bool) -> BadRequestError:
         return BadRequestError(
