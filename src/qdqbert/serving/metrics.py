@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,8 @@ class Metrics:
             registry=self.registry,
             multiprocess_mode="livesum",
         )
+        # Looking up labels takes longer than counting.
+        self._of_route = functools.cache(self._labelled)
         self._queues: Callable[[], dict[str, int]] = dict
 
     def observer(self, model: str) -> Callable[[int, int, int], None]:
@@ -77,11 +80,15 @@ class Metrics:
 
     def count(self, route: str, status: int, seconds: float) -> None:
         """Count a request and its time."""
-        self.requests.labels(route, str(status)).inc()
-        self.seconds.labels(route).observe(seconds)
+        requests, times = self._of_route(route, status)
+        requests.inc()
+        times.observe(seconds)
         if self._shared is not None:
             # Another process may be asked.
             self._count_queues()
+
+    def _labelled(self, route: str, status: int) -> tuple[Counter, Histogram]:
+        return self.requests.labels(route, str(status)), self.seconds.labels(route)
 
     def watch_queues(self, queues: Callable[[], dict[str, int]]) -> None:
         """Report how many inputs wait for each model, whenever somebody asks."""
