@@ -72,7 +72,7 @@ def batcher(model):
 
 
 def run(batcher, *texts: str, key: str = "", **options: Any) -> Any:
-    return batcher.run(key, Lengths(), texts, **options)
+    return batcher.run(key, Lengths, texts, **options)
 
 
 async def hold(model, batcher) -> list[asyncio.Task[Any]]:

@@ -107,7 +107,7 @@ class _Request:
     """A request, or a part of a large one."""
 
     key: Hashable
-    job: Job[Any, Any]
+    job: Callable[[], Job[Any, Any]]
     items: Sequence[_Input]
     characters: int
     loop: asyncio.AbstractEventLoop
@@ -162,13 +162,18 @@ class Batcher:
         return self._queued
 
     async def run(
-        self, key: Hashable, job: Job[Any, Any], items: Sequence[Any], *, truncate: bool = True
+        self,
+        key: Hashable,
+        job: Callable[[], Job[Any, Any]],
+        items: Sequence[Any],
+        *,
+        truncate: bool = True,
     ) -> list[Answered]:
         """Return the answers to the inputs of a request.
 
         Args:
             key: Requests with equal keys have equal jobs, and may run together.
-            job: The job for the inputs.
+            job: Makes the job for the inputs, once for all requests that run together.
             items: The inputs.
             truncate: Whether inputs that are too long are cut.
 
@@ -199,7 +204,8 @@ class Batcher:
             self._start()
             self._waiting.extend(requests)
             self._queued += len(items)
-            self._changed.notify(len(requests))
+        # Later, so that requests that arrive together find the threads idle and run together.
+        loop.call_soon(self._wake)
         if len(requests) == 1:
             # Small requests save the futures that `gather` makes.
             answers = await requests[0].future
@@ -210,6 +216,11 @@ class Batcher:
             if isinstance(found, UserInputError):
                 raise found
         return answers
+
+    def _wake(self) -> None:
+        """Let threads that are idle take the requests that wait."""
+        with self._changed:
+            self._changed.notify(len(self._waiting))
 
     def close(self) -> None:
         """Answer what waits, and end the threads."""
@@ -256,7 +267,6 @@ class Batcher:
 
     def _answer(self, requests: list[_Request], *, is_within: bool = False) -> None:
         items = [item for request in requests for item in request.items]
-        job = _Counted(job=requests[0].job, max_length=self._model.max_length)
 
         def pause() -> None:
             """End a batch whose clients have gone, and let short requests pass long ones."""
@@ -269,6 +279,7 @@ class Batcher:
                     self._answer(taken, is_within=True)
 
         try:
+            job = _Counted(job=requests[0].job(), max_length=self._model.max_length)
             answers = self._model.run_in_stream(job, items, pause=pause)
         except _GoneError:
             return

@@ -85,13 +85,16 @@ class Served:
         """
         self.check_count(items)
         self._check_sizes(items)
+
+        def job() -> Job[Any, Any]:
+            made: Job[Any, Any] = getattr(self.model, method)(**options)
+            if side is None or not isinstance(made, TextEncoder):
+                return made
+            cutting = made.tokenizer.cutting(made.tokenizer.max_length, side=side)
+            return dataclasses.replace(made, tokenizer=cutting)
+
         try:
-            job: Job[Any, Any] = getattr(self.model, method)(**options)
-            if side is not None and isinstance(job, TextEncoder):
-                job = dataclasses.replace(
-                    job, tokenizer=job.tokenizer.cutting(job.tokenizer.max_length, side=side)
-                )
-            key = (method, side, *sorted((name, repr(value)) for name, value in options.items()))
+            key = (method, side, repr(options))
             found = await self.batcher.run(key, job, items, truncate=truncate is not False)
         except TooLongError as error:
             raise BadRequestError(413, str(error), "Validation") from error
