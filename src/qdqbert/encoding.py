@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+import functools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -16,13 +17,8 @@ from qdqbert.tokenizing.tokenizer import Tokenizer
 Inputs = dict[str, NDArray[np.int64]]
 """Model inputs by name, each `(batch, seq)`, or `(batch, choices, seq)`."""
 
-# The library's encodings take about a hundred times the memory of their ids.
-_CHUNK_SIZE = 64
-# The masks and token types of most inputs are views of these arrays.
-_ONES, _ZEROS = np.ones(4096, np.int32), np.zeros(4096, np.int32)
-_ONES.flags.writeable = _ZEROS.flags.writeable = False
-
-_T = TypeVar("_T")
+# Lengths whose masks and token types are kept.
+_LENGTHS = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +74,7 @@ def encode(
     """
     cutting = tokenizer.cutting(max_length)
     items: Sequence[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
-    kept = [each for chunk in in_chunks(items) for each in cutting.encode_start(chunk)]
+    kept = cutting.encode_start(items)
     return Encoded(
         inputs=tuple(feature_of(each, input_names) for each in kept),
         padding=padding_of(tokenizer, input_names),
@@ -94,25 +90,22 @@ def feature_of(
     feature = {"input_ids": ids}
     if "attention_mask" in input_names:
         # The tokenizer does not pad.
-        feature["attention_mask"] = _constant(_ONES, ids.size)
+        feature["attention_mask"] = _constant(1, ids.size)
     if "token_type_ids" in input_names:
         types = encoding.type_ids
         is_second = any(types)
         feature["token_type_ids"] = (
-            np.array(types, dtype=np.int32) if is_second else _constant(_ZEROS, ids.size)
+            np.array(types, dtype=np.int32) if is_second else _constant(0, ids.size)
         )
     return feature
 
 
-def _constant(array: NDArray[np.int32], length: int) -> NDArray[np.int32]:
-    """Return a constant of a length, which is a view of the array unless that is too short."""
-    return array[:length] if length <= len(array) else np.full(length, array[0])
-
-
-def in_chunks(items: Sequence[_T]) -> Iterator[list[_T]]:
-    """Yield lists of items that are tokenized together."""
-    for start in range(0, len(items), _CHUNK_SIZE):
-        yield list(items[start : start + _CHUNK_SIZE])
+@functools.lru_cache(_LENGTHS)
+def _constant(value: int, length: int) -> NDArray[np.int32]:
+    """Return an array of one value. Inputs of the same length share it."""
+    made = np.full(length, value, np.int32)
+    made.flags.writeable = False
+    return made
 
 
 def padding_of(tokenizer: Tokenizer, input_names: Sequence[str]) -> dict[str, int]:

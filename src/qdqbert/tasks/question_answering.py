@@ -18,7 +18,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoding import Encoded, in_chunks, padding_of
+from qdqbert.encoding import Encoded, padding_of
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.keywords import suggest_keywords
 from qdqbert.runtime.batches import Results
@@ -54,6 +54,7 @@ from qdqbert.tasks.task import (
     mean_percent,
 )
 from qdqbert.tasks.windows import Windows
+from qdqbert.tokenizing.chunks import in_chunks
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _NO_ANSWER: Labels = {"start_positions": NULL, "end_positions": NULL}

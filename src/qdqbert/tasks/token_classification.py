@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.choices import AggregationStrategy as Strategy
-from qdqbert.encoding import Encoded, feature_of, in_chunks, padding_of
+from qdqbert.encoding import Encoded, feature_of, padding_of
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.keywords import suggest_keywords
 from qdqbert.runtime.batches import Results
@@ -44,6 +44,7 @@ from qdqbert.tasks.task import (
     Task,
     share_percent,
 )
+from qdqbert.tokenizing.chunks import in_chunks
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _Places = NDArray[np.int32]

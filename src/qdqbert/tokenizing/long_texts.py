@@ -17,6 +17,8 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import tokenizers
 
+from qdqbert.tokenizing.chunks import in_chunks
+
 Side = Literal["left", "right"]
 
 
@@ -141,11 +143,13 @@ class StartTokenizer:
         texts = [(item,) if isinstance(item, str) else tuple(item) for item in items]
         are_long = [self._is_long(each) for each in texts]
         short = [item for item, is_long in zip(items, are_long, strict=True) if not is_long]
-        made = iter(self._encode(short, special=True) if short else ())
+        made = (
+            _kept(each) for some in in_chunks(short) for each in self._encode(some, special=True)
+        )
         # A query is in many pairs, and in several batches of a request.
         known = dict(self._recent)
         found = [
-            self._long(each, known) if is_long else _kept(next(made))
+            self._long(each, known) if is_long else next(made)
             for each, is_long in zip(texts, are_long, strict=True)
         ]
         if any(are_long):
