@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -204,3 +206,41 @@ def test_data_is_needed(prepared) -> None:
     run = EncoderRun(encoder_run_of(each)._encoder, [])
     with pytest.raises(CalibrationError, match="`batches` is empty"):
         run_passes(run, plan_of(each, "full", smooths=True))
+
+
+class Recorder:
+    """Takes the mask of each batch, and counts the values that are shown."""
+
+    def __init__(self) -> None:
+        self.masks: list[torch.Tensor] = []
+        self.shown = 0
+
+    def start_batch(self, mask: torch.Tensor) -> None:
+        self.masks.append(mask)
+
+    def observe(self, site, x) -> None:
+        self.shown += 1
+
+
+@pytest.mark.parametrize("expansion", [None, 7])
+def test_tokens_that_expand_queries_count_where_no_token_attends_to_them(
+    prepared, expansion
+) -> None:
+    each = prepared("bert")
+    model = dataclasses.replace(encoder_of(each.checkpoint), expansion_id=expansion)
+    ids = torch.tensor([[2, 40, 3, 7, 7, 0], [2, 41, 42, 43, 3, 0]])
+    mask = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0]])
+    encoder = SitedEncoder(model, ("layer", "table"))
+    run = EncoderRun(encoder, [{"input_ids": ids, "attention_mask": mask}])
+    expected = mask.clone()
+    if expansion is not None:
+        expected[0, 3:5] = 1
+    at_once, divided = Recorder(), Recorder()
+    run(at_once, {})
+    for stage in run.stages(plan_of(each, "linear", smooths=False)):
+        stage.run(divided, {})
+    assert at_once.shown
+    assert divided.shown
+    assert len(divided.masks) == len(each.layers)
+    for found in (*at_once.masks, *divided.masks):
+        assert torch.equal(found, expected)

@@ -243,7 +243,7 @@ def test_weights_of_the_modules_belong_to_the_packed_model(checkpoint_copy, mode
 
 def test_the_report_compares_vectors_of_tokens(quantized) -> None:
     for target in quantized("multi_vector").report.targets:
-        assert 0.99 < target.fidelity.cosine_min < target.fidelity.cosine_mean < 1
+        assert 0.98 < target.fidelity.cosine_min < target.fidelity.cosine_mean < 1
         assert target.recall is None
         assert target.lowering.is_exact
 

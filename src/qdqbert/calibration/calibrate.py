@@ -88,10 +88,12 @@ def run_observed(
     scales: Mapping[str, Tensor],
     *,
     advance: Callable[[], None] = lambda: None,
+    mask_of: Callable[[Mapping[str, Any]], Tensor] | None = None,
 ) -> None:
     """Run a model over all batches and show its activations to an observer. See `Run`.
 
-    The model runs in evaluation mode, without gradients and on its own device.
+    The model runs in evaluation mode, without gradients and on its own device. `mask_of` returns
+    the mask of the tokens that count; by default those that are attended to.
 
     Raises:
         CalibrationError: There is no batch.
@@ -105,7 +107,7 @@ def run_observed(
         with observing(sited, observer.observe, scales), torch.no_grad():
             for batch in batches:
                 inputs = {name: _moved(value, device) for name, value in batch.items()}
-                observer.start_batch(_mask_of(inputs))
+                observer.start_batch((mask_of or _mask_of)(inputs))
                 forward(inputs)
                 seen += 1
                 advance()

@@ -71,6 +71,7 @@ class EncoderRun:
             observer,
             scales,
             advance=self._advance,
+            mask_of=lambda inputs: self._encoder.with_states(**inputs),
         )
 
     def parts(self, plan: CalibrationPlan) -> list[Collection[str]]:
@@ -100,6 +101,7 @@ class EncoderRun:
         with torch.no_grad():
             pairs = [self._encoder.embed(**inputs) for inputs in self._batches]
         states, masks = [x for x, _ in pairs], [mask for _, mask in pairs]
+        counted = [self._encoder.with_states(**inputs) for inputs in self._batches]
         del pairs
         for index, names in enumerate(parts):
             layer = _LayerRun(
@@ -107,6 +109,7 @@ class EncoderRun:
                 index,
                 states,
                 masks,
+                counted,
                 recorded=plan.observed_again.intersection(names),
                 passes=len(plan.passes(names)),
                 advance=self._advance,
@@ -145,6 +148,7 @@ class _LayerRun:
         index: int,
         states: Sequence[Tensor],
         masks: Sequence[Tensor],
+        counted: Sequence[Tensor],
         *,
         recorded: Collection[str],
         passes: int,
@@ -157,11 +161,13 @@ class _LayerRun:
             index: Position of the layer.
             states: The states before the layer, for each batch, `(texts, seq, hidden)`.
             masks: Masks of the texts, for each batch, `(texts, seq)`.
+            counted: Masks of the tokens whose states are needed, for each batch, `(texts, seq)`.
             recorded: Names of the sites that later calls show.
             passes: Number of calls, after which the recorded tensors are dropped.
             advance: Called after each batch.
         """
         self._encoder, self._index, self._states, self._masks = encoder, index, states, masks
+        self._counted = counted
         self._wanted, self._left_passes, self._advance = recorded, passes, advance
         self._outputs: list[Tensor] = []
         # Recorded tensors of the first batches, as far as memory allows.
@@ -172,8 +178,8 @@ class _LayerRun:
         """Show the activations of the layer."""
         show = scaled(observer.observe, scales)
         is_first = not self._outputs
-        for batch, mask in enumerate(self._masks):
-            observer.start_batch(mask)
+        for batch, counted in enumerate(self._counted):
+            observer.start_batch(counted)
             if is_first:
                 self._run_and_record(batch, show)
             elif batch < len(self._recorded):

@@ -227,7 +227,7 @@ def prompt_notices(layout: Layout) -> list[str]:
         return []
     return [
         f"sentence-transformers puts the prompt {layout.default_prompt!r} before each text. "
-        "qdqbert does not: add it to the data."
+        "Examples that INT8 and float are compared on do not get it: add it to the data."
     ]
 
 

@@ -25,6 +25,7 @@ from qdqbert.reference.body import Body, to_numpy
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.tasks.task import (
     Answer,
+    Encoder,
     Features,
     Metric,
     Prediction,
@@ -62,9 +63,10 @@ def encode_examples(
     max_length: int,
     batch_size: int,
     options: TaskSettings,
+    encode: Encoder | None = None,
 ) -> EncodedExamples:
-    """Tokenize and batch examples for a task."""
-    features = task.encode(
+    """Tokenize and batch examples for a task, with its own `encode` by default."""
+    features = (encode or task.encode)(
         examples, tokenizer, input_names=input_names, max_length=max_length, options=options
     )
     batches = make_batches(features.encoded, batch_size=batch_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ from qdqbert.progress import Progress
 from qdqbert.targets.target import Plan, Target
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.small_vectors import VectorRanges
-from qdqbert.tasks.task import Prediction
+from qdqbert.tasks.task import Encoder, Prediction
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 # Texts that the float model runs for the ranges of embeddings, about, if no calibration runs it.
@@ -217,7 +218,7 @@ def encode_inputs(source: Source, examples: ChosenExamples, lengths: Lengths) ->
     task_options = task_options_of(task, lengths.task_options, trained.get("task_options", {}))
     tokenizer = runtime_tokenizer(source.tokenizer)
 
-    def encoded(chosen: Sequence[Any], what: str) -> EncodedExamples:
+    def encoded(chosen: Sequence[Any], what: str, encode: Encoder | None = None) -> EncodedExamples:
         result = encode_examples(
             task,
             tokenizer,
@@ -226,14 +227,18 @@ def encode_inputs(source: Source, examples: ChosenExamples, lengths: Lengths) ->
             max_length=max_length,
             batch_size=lengths.batch_size,
             options=task_options,
+            encode=encode,
         )
         notices.extend(f"In the {what} data: {notice}" for notice in result.features.notices)
         return result
 
     heldout = encoded(examples.heldout, "held-out")
     used = examples.calibration
+    of_calibration = None
+    if task.encode_calibration is not None and source.head is not None:
+        of_calibration = functools.partial(task.encode_calibration, head=source.head)
     return Inputs(
-        calibration=encoded(used, "calibration") if used else heldout,
+        calibration=encoded(used, "calibration", of_calibration) if used else heldout,
         heldout=heldout,
         tokenizer=tokenizer,
         max_length=max_length,

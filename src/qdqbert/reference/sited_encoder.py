@@ -203,6 +203,17 @@ class SitedEncoder(nn.Module):
         types = None if token_type_ids is None else token_type_ids.reshape(ids.shape)
         return self._embed(self._model.embeddings, ids, mask, types), mask
 
+    def with_states(self, input_ids: Tensor, attention_mask: Tensor, **others: Tensor) -> Tensor:
+        """Return the mask of the tokens whose states are needed, `(texts, seq)`.
+
+        Tokens that expand queries have states, even with mask 0, where no token attends to them.
+        """
+        del others
+        ids, mask = (each.reshape(-1, each.shape[-1]) for each in (input_ids, attention_mask))
+        if self._model.expansion_id is None:
+            return mask
+        return ((mask != 0) | (ids == self._model.expansion_id)).to(mask.dtype)
+
     def run_layer(self, index: int, x: Tensor, masks: Masks) -> Tensor:
         """Return the states after a layer, `(texts, seq, hidden)`.
 

@@ -15,9 +15,10 @@ import tokenizers
 from numpy.typing import NDArray
 
 from qdqbert.artifact import quantize_command
+from qdqbert.checkpoint.sentence import MODEL_SETTINGS, model_settings
 from qdqbert.choices import OUTPUT_DTYPES, OutputDtype
 from qdqbert.encoders.heads import EMBEDDING
-from qdqbert.encoding import encode, feature_of
+from qdqbert.encoding import Encoded, encode, feature_of, padding_of
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.keywords import suggest_keywords
 from qdqbert.progress import progress_of
@@ -32,7 +33,14 @@ from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import score_answers
-from qdqbert.tasks.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, Prompted, PromptedModel
+from qdqbert.tasks.prompts import (
+    DOCUMENT_PROMPTS,
+    QUERY_PROMPTS,
+    Prompted,
+    PromptedModel,
+    encode_in_turn,
+    prompts_of,
+)
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
 from qdqbert.tasks.small_vectors import (
     DTYPES,
@@ -73,14 +81,52 @@ def _encode(
 ) -> Features:
     """Make a feature of each text: of all first texts, then of all second ones."""
     del options
-    seconds = [example.text_pair for example in examples if example.text_pair is not None]
-    texts = [example.text for example in examples] + seconds
+    texts = _texts_of(examples)
     encoded = encode(tokenizer, texts, input_names=input_names, max_length=max_length)
     return Features(
         examples=tuple(examples),
         encoded=encoded,
         notices=truncation_notice(encoded.truncated, len(texts), max_length),
     )
+
+
+def _encode_calibration(
+    examples: Sequence[Example],
+    tokenizer: Tokenizer,
+    *,
+    input_names: Sequence[str],
+    max_length: int,
+    options: TaskSettings,
+    head: Any,
+) -> Features:
+    """Make a feature of each text, with each prompt of the model in turn."""
+    del options
+    cutting = tokenizer.cutting(max_length)
+    jobs = [
+        Prompted(tokenizer=cutting, input_names=input_names, prompt=prompt)
+        for prompt in prompts_of(model_settings(head.files.get(MODEL_SETTINGS)))
+    ]
+    return features_in_turn(examples, jobs, max_length=max_length)
+
+
+def features_in_turn(
+    examples: Sequence[Example], jobs: Sequence[Prompted], *, max_length: int
+) -> Features:
+    """Make a feature of each text, by several jobs in turn; see `encode_in_turn`."""
+    texts = _texts_of(examples)
+    features, truncated = encode_in_turn(texts, jobs, max_length=max_length)
+    padding = padding_of(jobs[0].tokenizer, jobs[0].input_names)
+    return Features(
+        examples=tuple(examples),
+        encoded=Encoded(inputs=tuple(map(dict, features)), padding=padding, truncated=truncated),
+        notices=truncation_notice(truncated, len(texts), max_length),
+    )
+
+
+def _texts_of(examples: Sequence[Example]) -> list[str]:
+    """Return all first texts, and then all second ones."""
+    seconds = [example.text_pair for example in examples if example.text_pair is not None]
+    return [example.text for example in examples] + seconds
 
 
 def sentence_vectors(results: Results) -> NDArray[np.float32]:
@@ -660,6 +706,7 @@ FEATURE_EXTRACTION = Task(
     name="feature-extraction",
     read=read_dataset,
     encode=_encode,
+    encode_calibration=_encode_calibration,
     check_labels=_check_labels,
     check_metrics=lambda dataset, id2label: check_scores_differ(dataset),
     predictions=_predictions,

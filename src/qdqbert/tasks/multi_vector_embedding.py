@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.checkpoint.multi_vector import TokenRules, read_token_rules
-from qdqbert.checkpoint.sentence import Kind
+from qdqbert.checkpoint.multi_vector import MultiVectorHead, TokenRules, read_token_rules
+from qdqbert.checkpoint.sentence import MODEL_SETTINGS, Kind, model_settings
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.keywords import suggest_keywords
 from qdqbert.progress import progress_of
@@ -27,7 +27,8 @@ from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings
-from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION
+from qdqbert.tasks.data import Example
+from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION, features_in_turn
 from qdqbert.tasks.logits import score_answers
 from qdqbert.tasks.max_sim import Vectors, max_sim
 from qdqbert.tasks.prompts import (
@@ -36,6 +37,7 @@ from qdqbert.tasks.prompts import (
     Prompted,
     PromptedModel,
     check_kind,
+    first_prompt,
 )
 from qdqbert.tasks.ranked import check_ranking, ranked
 from qdqbert.tasks.scores import correlations
@@ -272,16 +274,14 @@ class MultiVectorEmbedder(PromptedModel):
     ) -> _Encode:
         """Return the job of `encode` with these options, for `stream`."""
         check_kind(task)
-        loaded, rules = self._loaded, self._rules
-        length = min(rules.longest(task) or self.max_length, self.max_length)
-        is_skipped = (task or "document") in rules.skipped_in
-        return _Encode(
-            tokenizer=loaded.tokenizer.cutting(length),
-            input_names=loaded.artifact.input_names,
-            prompt=self._prompt(prompt_name, prompt),
-            expansion=self._padding() if task == "query" else None,
-            skipped=self._skipped if is_skipped else np.zeros(0, np.int64),
-            kept=None if rules.kept_ids is None or task == "query" else np.array(rules.kept_ids),
+        return _job(
+            self._rules,
+            self._loaded.tokenizer,
+            self._loaded.artifact.input_names,
+            task,
+            self._prompt(prompt_name, prompt),
+            max_length=self.max_length,
+            skipped=self._skipped,
         )
 
     def job_of_kind(self, task: Kind, *, prompt: str | None = None) -> _Encode:
@@ -307,23 +307,88 @@ class MultiVectorEmbedder(PromptedModel):
             return self.job_of_kind("query", prompt=prompt)
         return self.job(prompt_name=prompt_name, prompt=prompt)
 
-    def _padding(self) -> _Padding | None:
-        expansion, tokenizer = self._rules.expansion, self._loaded.tokenizer
-        token = self._rules.expansion_token(tokenizer.special_token)
-        if expansion is None or token is None:
-            return None
-        index = tokenizer.backend.token_to_id(token)
-        if index is None:
-            raise CheckpointError(f"The tokenizer has no token {token!r}, which expands queries.")
-        return _Padding(
-            length=min(expansion.length, self.max_length),
-            values={
-                **tokenizer.padding,
-                "input_ids": index,
-                "attention_mask": int(expansion.attends),
-            },
-            is_scored=expansion.is_scored,
+
+def _job(
+    rules: TokenRules,
+    tokenizer: Tokenizer,
+    input_names: Sequence[str],
+    task: Kind | None,
+    prompt: str,
+    *,
+    max_length: int,
+    skipped: NDArray[np.int64],
+) -> _Encode:
+    """Return the job for texts of a kind.
+
+    Args:
+        rules: Which tokens count.
+        tokenizer: The tokenizer.
+        input_names: Inputs of the graph.
+        task: The kind; `None` if a call does not say it.
+        prompt: Text that is put before each text.
+        max_length: Longest input of the model in tokens.
+        skipped: Ids of tokens without vectors in the kinds that have such tokens.
+    """
+    length = min(rules.longest(task) or max_length, max_length)
+    is_skipped = (task or "document") in rules.skipped_in
+    return _Encode(
+        tokenizer=tokenizer.cutting(length),
+        input_names=input_names,
+        prompt=prompt,
+        expansion=_padding(rules, tokenizer, max_length) if task == "query" else None,
+        skipped=skipped if is_skipped else np.zeros(0, np.int64),
+        kept=None if rules.kept_ids is None or task == "query" else np.array(rules.kept_ids),
+    )
+
+
+def _padding(rules: TokenRules, tokenizer: Tokenizer, max_length: int) -> _Padding | None:
+    expansion = rules.expansion
+    token = rules.expansion_token(tokenizer.special_token)
+    if expansion is None or token is None:
+        return None
+    index = tokenizer.backend.token_to_id(token)
+    if index is None:
+        raise CheckpointError(f"The tokenizer has no token {token!r}, which expands queries.")
+    return _Padding(
+        length=min(expansion.length, max_length),
+        values={
+            **tokenizer.padding,
+            "input_ids": index,
+            "attention_mask": int(expansion.attends),
+        },
+        is_scored=expansion.is_scored,
+    )
+
+
+def _encode_calibration(
+    examples: Sequence[Example],
+    tokenizer: Tokenizer,
+    *,
+    input_names: Sequence[str],
+    max_length: int,
+    options: TaskSettings,
+    head: MultiVectorHead,
+) -> Features:
+    """Make a feature of each text, as a document and as an expanded query in turn."""
+    del options
+    settings = model_settings(head.files.get(MODEL_SETTINGS))
+    kinds: tuple[tuple[Kind, Sequence[str]], ...] = (
+        ("document", DOCUMENT_PROMPTS),
+        ("query", QUERY_PROMPTS),
+    )
+    jobs = [
+        _job(
+            head.rules,
+            tokenizer,
+            input_names,
+            kind,
+            first_prompt(settings.prompts, names),
+            max_length=max_length,
+            skipped=_skipped_ids(head.rules, tokenizer),
         )
+        for kind, names in kinds
+    ]
+    return features_in_turn(examples, jobs, max_length=max_length)
 
 
 def _skipped_ids(rules: TokenRules, tokenizer: Tokenizer) -> NDArray[np.int64]:
@@ -388,6 +453,7 @@ def _answers(
 MULTI_VECTOR_EMBEDDING = dataclasses.replace(
     FEATURE_EXTRACTION,
     name=_NAME,
+    encode_calibration=_encode_calibration,
     predictions=_predictions,
     scores=_scores,
     labels=None,

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from qdqbert.checkpoint.sentence import Kind, choose_prompt, read_model_settings
-from qdqbert.encoding import feature_of
+from qdqbert.checkpoint.sentence import Kind, ModelSettings, choose_prompt, read_model_settings
+from qdqbert.encoding import feature_of, in_chunks
 from qdqbert.errors import UserInputError
+from qdqbert.runtime.batches import Feature
 from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.model import Loaded, Model, TextEncoder
 from qdqbert.runtime.scheduler import EncodedItem
@@ -44,6 +45,63 @@ class Prompted(TextEncoder):
 QUERY_PROMPTS = ("query",)
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 """Names of the prompts of queries and of documents in sentence-transformers."""
+
+
+def first_prompt(prompts: Mapping[str, str], names: Sequence[str]) -> str:
+    """Return the first prompt that has one of some names; empty if there is none.
+
+    There is no fallback to the default prompt, as in sentence-transformers.
+    """
+    return next((prompts[name] for name in names if name in prompts), "")
+
+
+def prompts_of(settings: ModelSettings) -> list[str]:
+    """Return the prompts that texts to embed can have, each once; the empty one means none.
+
+    They are the default, those of documents and queries, and all others.
+    """
+    named = [first_prompt(settings.prompts, names) for names in (DOCUMENT_PROMPTS, QUERY_PROMPTS)]
+    return [*dict.fromkeys([settings.default_prompt, *named, *settings.prompts.values()])]
+
+
+def encode_in_turn(
+    texts: Sequence[str], jobs: Sequence[Prompted], *, max_length: int
+) -> tuple[tuple[Feature, ...], int]:
+    """Return the model inputs of texts that several jobs take in turn, to calibrate on.
+
+    A text that begins with the prompt of a job belongs to this job, and gets no further prompt.
+
+    Args:
+        texts: The texts.
+        jobs: The jobs, which have different prompts.
+        max_length: Longest input in tokens.
+
+    Returns:
+        A feature for each text, and the number of texts that were longer than `max_length`.
+    """
+    chosen: dict[int, list[int]] = {}
+    bare = list(texts)
+    by_length = sorted(range(len(jobs)), key=lambda index: -len(jobs[index].prompt))
+    for position, text in enumerate(texts):
+        begun = (each for each in by_length if text.startswith(jobs[each].prompt or "\0"))
+        turn = next(begun, None)
+        if turn is None:
+            turn = position % len(jobs)
+        else:
+            bare[position] = text.removeprefix(jobs[turn].prompt)
+        chosen.setdefault(turn, []).append(position)
+    features: dict[int, Feature] = {}
+    truncated = 0
+    for turn, positions in chosen.items():
+        job = jobs[turn]
+        for chunk in in_chunks(positions):
+            for position, item in zip(
+                chunk, job.encode([bare[each] for each in chunk]), strict=True
+            ):
+                (features[position],) = item.features
+                # Queries and documents can have a shorter limit of their own, which is no loss.
+                truncated += item.truncated and job.tokenizer.max_length == max_length
+    return tuple(features[position] for position in range(len(texts))), truncated
 
 
 def check_kind(task: Any) -> None:
@@ -83,6 +141,4 @@ class PromptedModel(Model):
         """
         if options.get("prompt") is not None or options.get("prompt_name") is not None:
             return dict(options)
-        # No fallback to the default prompt, as in sentence-transformers.
-        found = (self.prompts[name] for name in names if name in self.prompts)
-        return {**options, "prompt": next(found, "")}
+        return {**options, "prompt": first_prompt(self.prompts, names)}

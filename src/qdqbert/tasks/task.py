@@ -149,6 +149,23 @@ class Encoder(Protocol):
         ...
 
 
+class CalibrationEncoder(Protocol):
+    """Makes features from examples to calibrate on."""
+
+    def __call__(
+        self,
+        examples: Sequence[Any],
+        tokenizer: Tokenizer,
+        *,
+        input_names: Sequence[str],
+        max_length: int,
+        options: TaskSettings,
+        head: Any,
+    ) -> Features:
+        """Return features as `Encoder` does, for a model with the head `head`, a `TextHead`."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
     """The answer of a model to an example, for people.
@@ -208,6 +225,8 @@ class Task:
         name: transformers' name of the task.
         read: Reads data into examples.
         encode: Makes features from examples.
+        encode_calibration: Makes features as `load` makes them of texts of all kinds: with each
+            prompt in turn. `None` if there is one kind.
         name_labels: Returns the data with labels that are names of the config's `id2label`, where
             they are numbers, and notices about how these are read. Raises `DataFileError` if they
             can be read in two ways.
@@ -253,6 +272,7 @@ class Task:
     name_labels: Callable[[Dataset, Mapping[int, str]], Dataset] = keep_labels
     check_metrics: Callable[[Dataset, Mapping[int, str]], None] = accept_all
     class_names: Callable[[Dataset], list[str]] | None = None
+    encode_calibration: CalibrationEncoder | None = None
     max_length: int | None = None
     reads_texts: bool = True
     decided: str = "text"
