@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from qdqbert.checkpoint.sentence import Kind, ModelSettings, choose_prompt, read_model_settings
-from qdqbert.encoding import feature_of, in_chunks
+from qdqbert.encoding import feature_of
 from qdqbert.errors import UserInputError
 from qdqbert.runtime.batches import Feature
 from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.model import Loaded, Model, TextEncoder
 from qdqbert.runtime.scheduler import EncodedItem
+from qdqbert.tokenizing.chunks import in_chunks
 
 
 class TokenIds(tuple[int, ...]):
