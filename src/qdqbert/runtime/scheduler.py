@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from qdqbert.engines.runner import Runner
 from qdqbert.errors import UserInputError
@@ -31,8 +31,7 @@ _A = TypeVar("_A")
 _RUNNING_CHUNKS = 2
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EncodedItem:
+class EncodedItem(NamedTuple):
     """Model inputs of one item.
 
     Attributes:

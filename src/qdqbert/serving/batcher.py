@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from qdqbert.errors import UserInputError
 from qdqbert.forks import repair_in_child
@@ -48,8 +48,7 @@ class TooLongError(UserInputError):
     """An input is longer than the model's limit, and must not be cut."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Answered:
+class Answered(NamedTuple):
     """The answer to an input.
 
     Attributes:
@@ -63,8 +62,7 @@ class Answered:
     truncated: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Input:
+class _Input(NamedTuple):
     value: Any
     truncate: bool
 
@@ -102,8 +100,7 @@ class _Counted:
         return Answered(answer=answer, tokens=tokens, truncated=encoded.truncated)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Request:
+class _Request(NamedTuple):
     """A request, or a part of a large one."""
 
     key: Hashable

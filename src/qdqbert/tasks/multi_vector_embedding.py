@@ -103,7 +103,7 @@ class _Encode(Prompted):
             has_vector &= np.isin(ids, self.kept)
         if self.expansion is not None and not self.expansion.is_scored:
             has_vector[count:] = False
-        return dataclasses.replace(encoded, features=(feature,), places=(has_vector,))
+        return encoded._replace(features=(feature,), places=(has_vector,))
 
 
 def _filled(feature: Feature, padding: _Padding) -> Feature:
