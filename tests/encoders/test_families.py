@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 import transformers
@@ -17,7 +18,7 @@ from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.errors import CheckpointError
-from qdqbert.graph.writer import write_graph
+from qdqbert.graph.writer import make_graph, write_graph
 from qdqbert.task_kinds import TASK_KINDS
 
 # Odd sizes, so that no axis can be taken for another.
@@ -197,6 +198,26 @@ def test_outputs_are_those_of_transformers(variant: str, task: str, tmp_path: Pa
     compare(outputs, {name: expected[name].numpy() for name in outputs}, inputs)
     write_graph(found, tmp_path / "model.onnx")
     compare(OnnxRuntimeRunner(tmp_path / "model.onnx").run(inputs), outputs, inputs)
+
+
+@pytest.mark.parametrize(
+    "variant", ["bert", "deberta-v2, convolution", "modernbert", "mpnet", "roformer"]
+)
+def test_a_graph_has_the_shape_of_each_value(variant: str, run_plainly, tmp_path: Path) -> None:
+    model = save_model(variant, "feature-extraction", tmp_path)
+    found = read(tmp_path, "feature-extraction")
+    graph = make_graph(found)
+    others = {value for node in graph.graph for value in node.outputs} - set(graph.graph.outputs)
+    graph.graph.outputs.extend(others)
+    outputs = run_plainly(
+        graph, random_inputs(found, "feature-extraction", model.config.pad_token_id)
+    )
+    sizes = {"batch": 4, "sequence": 21}
+    for value in graph.graph.outputs:
+        shape = [
+            sizes[str(size)] if isinstance(size, ir.SymbolicDim) else size for size in value.shape
+        ]
+        assert shape == list(outputs[value.name].shape), value.name
 
 
 @pytest.mark.parametrize("variant", ["bert", "modernbert", "mpnet", "rembert"])

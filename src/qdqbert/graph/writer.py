@@ -35,7 +35,7 @@ from qdqbert.encoders.sites import modules_of, parent_of
 from qdqbert.graph.half_precision import to_half_precision
 from qdqbert.graph.nodes import Array, Nodes
 from qdqbert.graph.qdq import SiteWriter
-from qdqbert.graph.qordered import PADDED, write_layers
+from qdqbert.graph.qordered import write_layers
 from qdqbert.graph.tail_nodes import append_tail
 from qdqbert.spec import LOCAL, RESIDUAL, QdqStyle
 
@@ -85,8 +85,6 @@ def make_graph(
     writer = _Writer(model, specs or {}, choices or Choices(), style or QdqStyle())
     graph = ir.Model(writer.write(), ir_version=_IR_VERSION)
     graph = common.ShapeInferencePass()(graph).model
-    if not model.has_choices:
-        _name_sizes(graph.graph)
     if model.tail is not None:
         append_tail(graph, model.tail, writer.states)
     graph = common.IdentityEliminationPass()(graph).model
@@ -96,16 +94,6 @@ def make_graph(
 def layer_input(index: int) -> str:
     """Return the name of the value that enters an encoder layer, `(batch, seq, hidden)`."""
     return f"layer.{index}.input"
-
-
-def _name_sizes(graph: ir.Graph) -> None:
-    """Name the sizes that shape inference does not know: all are the number of tokens."""
-    for value in (value for node in graph for value in node.outputs):
-        if value.shape is not None:
-            value.shape = ir.Shape(
-                size if isinstance(size, int) or str(size) in ("batch", PADDED) else "sequence"
-                for size in value.shape
-            )
 
 
 class _Writer:
@@ -166,7 +154,8 @@ class _Writer:
     def _places(self) -> str:
         """The numbers of the tokens, `(seq,)`."""
         end = self._add("Squeeze", self._length, _integers(0))
-        return self._add("Range", np.array(0), end, np.array(1))
+        output = ir.DataType.INT64, self._axes[1:]
+        return self._add("Range", np.array(0), end, np.array(1), output=output)
 
     @functools.cached_property
     def _distance(self) -> str:
@@ -253,7 +242,9 @@ class _Writer:
         kept = add("Cast", add("Unsqueeze", self._mask, _integers(2)), to=ir.DataType.FLOAT)
         channels = add("Transpose", add("Mul", embedded, kept), perm=[0, 2, 1])
         near = np.asarray(weight, np.float32).reshape(hidden, count, hidden).transpose(0, 2, 1)
-        added = add("Conv", channels, near, convolution.linear.bias, pads=[count // 2] * 2)
+        inputs, pads = (channels, near, convolution.linear.bias), [count // 2] * 2
+        output = ir.DataType.FLOAT, [self._axes[0], hidden, self._axes[1]]
+        added = add("Conv", *inputs, pads=pads, output=output)
         added = self._activate(add("Transpose", added, perm=[0, 2, 1]), convolution.activation)
         return self._normed_sum([x, added], convolution.norm)
 
@@ -304,8 +295,9 @@ class _Writer:
             add("Slice", x, _integers(start), _integers(end), _integers(-1))
             for start, end in ((0, rotary.cos.shape[1]), (rotary.cos.shape[1], 2**31))
         )
+        output = ir.DataType.FLOAT, [*self._axes[1:], rotary.cos.shape[1]]
         cos, sin = (
-            add("Slice", each, _integers(0), self._length, _integers(0))
+            add("Slice", each, _integers(0), self._length, _integers(0), output=output)
             for each in (rotary.cos, rotary.sin)
         )
         turned = add("Sub", add("Mul", first, cos), add("Mul", second, sin))
