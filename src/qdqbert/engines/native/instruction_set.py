@@ -80,6 +80,7 @@ class Operands:
         rows: Number of rows.
         weights: The first panel of weights: of keys or of values.
         panel: Bytes from one panel to the next.
+        end: Bytes from `weights` to the end of the first panel.
         columns: Number of columns.
         out: The first row of the result, whose rows follow each other.
         depth: Number of products in a sum.
@@ -91,6 +92,7 @@ class Operands:
     rows: Value
     weights: Value
     panel: Value
+    end: Value
     columns: Value
     out: Value
     depth: Value
@@ -106,11 +108,6 @@ class Products(Protocol):
         ...
 
     @property
-    def depth(self) -> int:
-        """The number of keys is padded to a multiple of this in panels of values."""
-        ...
-
-    @property
     def columns(self) -> int:
         """The number of keys is padded to a multiple of this."""
         ...
@@ -123,12 +120,24 @@ class Products(Protocol):
         """Return the bytes of a packed key of some channels: a sixteenth of a panel."""
         ...
 
-    def emit_pack(self, module: Module) -> None:
+    def bytes_of_values(self, tokens: Value) -> Value:
+        """Return the bytes of some tokens in a panel of values."""
+        ...
+
+    def panel_of_values(self, tokens: Value) -> Value:
+        """Return the bytes of a panel of values."""
+        return self.bytes_of_values(tokens)
+
+    def emit_pack(self, module: Module, *, windowed: bool) -> None:
         """Write `pack_keys` and `pack_values`.
 
         They copy rows of a head to panels of 16 columns. Their arguments are the first row and the
         bytes from one row to the next, the number of tokens, the channels of the head, a factor of
         all numbers, and where the panels go. `pack_keys` packs columns of keys.
+
+        Args:
+            module: The module.
+            windowed: Whether queries read some of the keys only.
         """
         ...
 
@@ -161,9 +170,39 @@ class Products(Protocol):
         """Write `out = x @ weights`."""
         ...
 
-    def store_weights(self, f: Function, weights: list[Value], place: Value) -> None:
-        """Write the store of the weights of `vectors` vectors of keys."""
+    def store_weights(self, f: Function, weights: list[Value], row: Value, key: Value) -> None:
+        """Write the store of the weights of `vectors` vectors of keys, in a row of scores.
+
+        Args:
+            f: The function.
+            weights: Weights, which are not negative.
+            row: The row. Its scores from `key` on have been read.
+            key: The first of the keys, a multiple of their number.
+        """
         ...
+
+    def end_weights(
+        self,
+        f: Function,
+        rows: list[Value],
+        totals: list[Value],
+        length: Value,
+        padded: Value,
+        *,
+        windowed: bool,
+    ) -> None:
+        """Write what is left to do when all weights of some rows are stored.
+
+        Args:
+            f: The function.
+            rows: The rows.
+            totals: At least the sum of the weights of each row, and twice the largest if that is
+                above 1.
+            length: Number of keys.
+            padded: Number of weights in a row.
+            windowed: Whether queries read some of the keys only.
+        """
+        return
 
     def vectors(self, lanes: int) -> int:
         """Return the number of vectors of weights that are stored together."""

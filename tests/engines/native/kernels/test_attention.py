@@ -12,8 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from native_kernels import bytes_of_row, check_codes, codes_record, few, forget_arrays
+from native_kernels import (
+    bytes_of_row,
+    check_codes,
+    codes_record,
+    few,
+    forget_arrays,
+    round_trip_record,
+)
 from native_references import attention
+from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
 from qdqbert.engines.native.kernels.short_products import ShortProducts
 from qdqbert.engines.native.kernels.split import DEPTH
@@ -64,11 +72,16 @@ def run_attention(
     causal: bool = False,
     window: int | None = None,
     multiplier: Any = None,
-    most: int = LIMIT,
+    most: int = 10 * LIMIT,
+    rounding: Any = 0,
 ) -> Any:
-    """Return the contexts `(tokens, width)`: float32, or codes if there is a multiplier."""
+    """Return the contexts `(tokens, width)`: float32, or codes if there is a multiplier.
+
+    `rounding` is the record that rounds weights.
+    """
     tokens, heads, size = texts.parts[0].shape
-    width, limit, deep = padded(heads * size), padded(LIMIT, DEPTH), padded(size, DEPTH)
+    longest = max(LIMIT, int(np.diff(texts.starts).max()))
+    width, limit, deep = padded(heads * size), padded(longest, DEPTH), padded(size, DEPTH)
     together = kernels.isa.products.rows_together
     context = np.full((tokens, width), 77, np.float32 if multiplier is None else np.uint8)
     stored = 0
@@ -81,7 +94,8 @@ def run_attention(
             **dict.fromkeys(LAYER.fields, 0),
             "context_codes": codes,
             "position_bias": stored,
-            "window": LIMIT if window is None else window,
+            "probability_rounding": rounding,
+            "window": longest if window is None else window,
         }
     )
     model = MODEL.make(
@@ -91,7 +105,7 @@ def run_attention(
             "head_size": size,
             "width": width,
             "score_scale": math.log2(math.e) / math.sqrt(size),
-            "limit": LIMIT,
+            "limit": longest,
             "causal": int(causal),
         }
     )
@@ -233,5 +247,56 @@ def test_masked_scores_of_any_size_leave_finite_contexts(dynamic_kernels) -> Non
     bias = np.full((1, 2 * LIMIT - 1), -1e4, np.float32)
     bias[0, LIMIT - 1] = 1e4
     found = run_attention(dynamic_kernels, texts, bias=bias)
-    # Each token attends to itself alone.
-    np.testing.assert_allclose(found, texts.parts[2], rtol=3e-5)
+    # Each token attends to itself alone. Values of 16 bits are within half a step.
+    error = np.abs(found - texts.parts[2])
+    assert (error <= 3e-5 * np.abs(texts.parts[2]).max(axis=0)).all()
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_long_texts_have_the_context_of_numpy(windowed_kernels, window) -> None:
+    for tokens in (256, 257, 600):
+        texts = make_texts((tokens,), 1, 32, tokens)
+        check_attention(windowed_kernels, texts, window=window)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("tokens", [1, 2, 79, 80, 257])
+def test_the_largest_sums_of_weighted_values_fit(windowed_kernels, tokens, window) -> None:
+    texts = make_texts((tokens,), 2, 32, 0)
+    queries, _, values = texts.parts
+    # All weights are equal, and all values of a channel are.
+    queries[:] = 0
+    values[:] = np.linspace(-3, 3, 32)
+    # Equal weights are rounded in the same direction.
+    tolerance = 3 * 5e-4
+    found = run_attention(windowed_kernels, texts, window=window)
+    np.testing.assert_allclose(found, contexts(texts, window=window), atol=tolerance)
+    # Every other value has the other sign.
+    values[::2] *= -1
+    found = run_attention(windowed_kernels, texts, window=window)
+    np.testing.assert_allclose(found, contexts(texts, window=window), atol=tolerance)
+
+
+@pytest.mark.parametrize(("tokens", "step"), [(1, 0.65), (5, 0.3), (80, 0.02), (64, 1 / 128)])
+def test_rounded_weights_may_be_above_one_and_so_may_their_sum(
+    rounding_kernels, tokens, step
+) -> None:
+    texts = make_texts((tokens,), 1, 32, 0)
+    texts.parts[0][:] = 0
+    step_sizes = np.full(PANEL, step, np.float32)
+    multipliers = 1 / step_sizes
+    rounding = round_trip_record(multipliers, step_sizes, (0, 0, 255))
+    multiplier = np.full(64, 9, np.float32)
+    found = run_attention(rounding_kernels, texts, multiplier=multiplier, rounding=rounding)
+    weights = np.full((tokens, tokens), np.rint(1 / tokens / step) * step)
+    expected = np.einsum("qk,khc->qhc", weights, texts.parts[2])
+    check_codes(found, expected * 9, _ZERO_POINT, 0.02)
+
+
+def test_values_that_are_not_numbers_stay_in_their_channel(dynamic_kernels) -> None:
+    texts = make_texts((33,), 1, 32, 0)
+    expected = run_attention(dynamic_kernels, texts)
+    texts.parts[2][7, 0, 5] = np.nan
+    found = run_attention(dynamic_kernels, texts)
+    assert np.isnan(found[:, 0, 5]).all()
+    np.testing.assert_array_equal(np.delete(found, 5, axis=2), np.delete(expected, 5, axis=2))

@@ -36,12 +36,21 @@ def scores(kernels, queries: Any, keys: Any) -> Any:
     )
     deep, columns = padded(size, _DEPTH), padded(count, PANEL)
     packed_rows = np.full((padded(rows, _ROWS), deep * 2 + LINE), 77, np.uint8)
-    packed_keys = np.full((columns // PANEL, PANEL * (deep * 2 + 4)), 77, np.uint8)
+    packed_keys = np.full((columns // PANEL, PANEL * (deep * 2 + 8)), 77, np.uint8)
     kernels("short_rows", x, bytes_of_row(x), rows, size, packed_rows)
     kernels("pack_keys", other, bytes_of_row(other), count, size, _FACTOR, packed_keys)
     out = np.full((rows + 1, columns + 3), 9, np.float32)
-    sizes = (*packed_keys.shape[::-1], out[:rows, :columns], bytes_of_row(out), deep // 2)
-    kernels("short_product", packed_rows, bytes_of_row(packed_rows), rows, packed_keys, *sizes)
+    end = packed_keys.shape[1]
+    sizes = (end, len(packed_keys), end - 8 * PANEL, out[:rows, :columns], bytes_of_row(out))
+    kernels(
+        "short_product",
+        packed_rows,
+        bytes_of_row(packed_rows),
+        rows,
+        packed_keys,
+        *sizes,
+        deep // 2,
+    )
     assert (out[rows:] == 9).all()
     assert (out[:, columns:] == 9).all()
     return out[:rows, :count]

@@ -46,7 +46,7 @@ def emit_attention(module: Module, isa: InstructionSet, features: Features) -> N
         isa: The instruction set.
         features: The parts of the model.
     """
-    isa.products.emit_pack(module)
+    isa.products.emit_pack(module, windowed=features.windowed)
     if features.relative:
         emit_add_positions(module, features)
     _emit_softmax(module, isa, features)
@@ -91,7 +91,8 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
     zeros = f.allocate(F32, WIDEST)
     f.store(f.constant(vector(F32, WIDEST), 0.0), zeros)
     products = isa.products
-    key_bytes, value_bytes = products.bytes_of_key(size), padded_to(attended, products.depth) * 4
+    key_panel = products.bytes_of_key(size) * PANEL
+    value_panel = products.panel_of_values(attended)
     relative = None
     if features.relative:
         relative = relative_positions(f, features, head, size, length, zeros)
@@ -111,8 +112,9 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
             x=own,
             stride=own_stride,
             rows=rows,
-            weights=packed_keys + first_key * key_bytes,
-            panel=key_bytes * PANEL,
+            weights=packed_keys + first_key // PANEL * key_panel,
+            panel=key_panel,
+            end=key_panel,
             columns=columns,
             out=scores,
             depth=size,
@@ -130,12 +132,14 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
             length=count,
             padded=columns,
         )
+        skipped = products.bytes_of_values(first_key)
         operands = Operands(
             x=scores,
             stride=columns * 4,
             rows=rows,
-            weights=packed_values + first_key * (4 * PANEL),
-            panel=value_bytes * PANEL,
+            weights=packed_values + skipped,
+            panel=value_panel,
+            end=value_panel - skipped,
             columns=size,
             out=sums,
             depth=count,
@@ -232,8 +236,13 @@ def _emit_softmax(module: Module, isa: InstructionSet, features: Features) -> No
                 totals = [total.maximum(_LEAST_TOTAL) for total in totals]
             found = [1.0 / total for total in totals]
             if features.rounds_attention:
-                _round_weights(f, isa, places, found)
+                sums = _round_weights(f, isa, places, found)
+                # Rounded weights may be above 1, and so may their sum.
+                totals = [2.0 * each.maximum(1.0) for each in sums]
                 found = [f.constant(F32, 1.0)] * height
+            isa.products.end_weights(
+                f, places, totals, f.length, f.padded, windowed=features.windowed
+            )
             for each, inverse in enumerate(found):
                 f.store(inverse, inverses + (row + each) * 4)
 
@@ -267,7 +276,7 @@ def _weigh(f: Function, isa: InstructionSet, rows: list[Value], in_full: bool) -
                 for each, weight in enumerate(weights):
                     f.store(weight, place + 4 * lanes * each)
             else:
-                isa.products.store_weights(f, weights, place)
+                isa.products.store_weights(f, weights, row, key)
             for weight in weights:
                 total.set(total.get() + weight)
     return [f.sum_of(each.get()) for each in totals]
@@ -275,21 +284,25 @@ def _weigh(f: Function, isa: InstructionSet, rows: list[Value], in_full: bool) -
 
 def _round_weights(
     f: Function, isa: InstructionSet, rows: list[Value], inverses: list[Value]
-) -> None:
-    """Multiply rows of weights by the inverse of their sum, and fake-quantize them."""
+) -> list[Value]:
+    """Multiply rows of weights by the inverse of their sum, fake-quantize them, and return sums."""
     lanes = isa.lanes
     floats = vector(F32, lanes)
     record = LAYER.read(f, f.layer, "probability_rounding")
     rounded = rounding(f, record, f.constant(I64, 0), floats)
     count = isa.products.vectors(lanes)
+    totals = [f.variable(f.constant(floats, 0.0)) for _ in rows]
     with f.loop(0, f.padded, count * lanes) as key:
-        for row, inverse in zip(rows, inverses, strict=True):
+        for row, inverse, total in zip(rows, inverses, totals, strict=True):
             place = row + key * 4
             weights = [
                 rounded(f.load(floats, place + 4 * lanes * each) * f.splat(inverse, lanes))
                 for each in range(count)
             ]
-            isa.products.store_weights(f, weights, place)
+            isa.products.store_weights(f, weights, row, key)
+            for weight in weights:
+                total.set(total.get() + weight)
+    return [f.sum_of(each.get()) for each in totals]
 
 
 def _add_position_bias(f: Function, lanes: int, scores: Value, bias: Value, query: Value) -> None:

@@ -15,7 +15,6 @@ class FloatProducts(Products):
     """Products by `product`; see `instruction_set.Products`."""
 
     rows_together = 24
-    depth = 1
     columns = PANEL
 
     def emit(self, module: Module, isa: InstructionSet) -> None:
@@ -25,20 +24,12 @@ class FloatProducts(Products):
         """Return the bytes of a key."""
         return size * 4
 
-    def emit_pack(self, module: Module) -> None:
-        """Write `pack_keys` and `pack_values`, which read rows up to a multiple of 32."""
-        self.emit_keys(module)
-        floats = vector(F32, PANEL)
-        with pack_function(module, "pack_values") as f:
-            factor = f.splat(f.factor, PANEL)
-            with f.loop(0, f.size, PANEL) as channel:
-                panel = f.out + channel * f.length * 4
-                with f.loop(0, f.length) as token:
-                    values = f.load(floats, f.source + (token * f.stride + channel * 4)) * factor
-                    f.store(values, panel + token * (4 * PANEL))
+    def bytes_of_values(self, tokens: Value) -> Value:
+        """Return the bytes of some tokens in a panel of values."""
+        return tokens * (4 * PANEL)
 
-    def emit_keys(self, module: Module) -> None:
-        """Write `pack_keys`."""
+    def emit_pack(self, module: Module, *, windowed: bool) -> None:
+        """Write `pack_keys` and `pack_values`, which read rows up to a multiple of 32."""
         floats = vector(F32, PANEL)
         with pack_function(module, "pack_keys") as f:
             factor = f.splat(f.factor, PANEL)
@@ -48,6 +39,13 @@ class FloatProducts(Products):
                 panel = f.out + (token * f.size * 4 + channel * (4 * PANEL))
                 for each, column in enumerate(transposed(keys)):
                     f.store(column, panel + 4 * PANEL * each)
+        with pack_function(module, "pack_values") as f:
+            factor = f.splat(f.factor, PANEL)
+            with f.loop(0, f.size, PANEL) as channel:
+                panel = f.out + channel * f.length * 4
+                with f.loop(0, f.length) as token:
+                    values = f.load(floats, f.source + (token * f.stride + channel * 4)) * factor
+                    f.store(values, panel + token * (4 * PANEL))
 
     def prepared(
         self,
@@ -82,6 +80,6 @@ class FloatProducts(Products):
         """Return 1."""
         return 1
 
-    def store_weights(self, f: Function, weights: list[Value], place: Value) -> None:
+    def store_weights(self, f: Function, weights: list[Value], row: Value, key: Value) -> None:
         """Write the store of a vector."""
-        f.store(weights[0], place)
+        f.store(weights[0], row + key * 4)

@@ -1,4 +1,4 @@
-"""The products of attention: queries by keys in 16-bit integers, weights by values in float32.
+"""The products of attention in 16-bit integers.
 
 Each query and each key has a scale of its own, with which its norm is below 2^15.5 and each of its
 numbers has 16 bits. So no sum of products is above 2^31:
@@ -9,6 +9,16 @@ The error of a score is about 2^-17 of the product of the two norms. 32 numbers 
 pairs, and pair `n` has the numbers `n` and `n + 16`, so that nothing moves between the lanes of
 vectors. A row of queries has its pairs and then its scale. A panel of 16 keys has 16 columns of
 each pair, and then the scale of each key.
+
+Each channel of values and each row of weights has a scale, too. The sum of the weights of 256
+tokens is below 2^17, and codes of values are so small that no sum of products is above 2^31:
+
+    context[i, c] = (weight_codes[i] @ value_codes[:, c]) * weight_scale[i] * value_scale[c]
+
+Products of more tokens are added in float32. The weights of up to 256 tokens have 16 bits without a
+sign, from which 2^15 is subtracted, and sums start from 2^15 times the sum of the values. A pair of
+weights or values has two tokens that follow each other. A panel of 16 channels of values has 16
+columns of each pair, the scale of each channel, and what its sums start from, which is 0 for keys.
 """
 
 from __future__ import annotations
@@ -18,8 +28,8 @@ from collections.abc import Callable
 
 from qdqbert.engines.native.functions import ROUNDING
 from qdqbert.engines.native.instruction_set import InstructionSet, Operands
-from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Value, vector
-from qdqbert.engines.native.kernels.blocks import in_tiles
+from qdqbert.engines.native.ir import F32, I16, I32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.kernels.blocks import in_blocks, in_tiles
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.float_products import FloatProducts
 from qdqbert.engines.native.kernels.packing import pack_function, padded_to, transposed
@@ -29,6 +39,13 @@ from qdqbert.engines.native.memory import LINE
 _DEPTH = 32
 # The largest norm of a row of codes, and the largest code, with space for their rounding.
 _NORM, _CODE = 46300.0, 32766.0
+# Tokens whose weighted values are added in integers.
+_TOGETHER = 256
+# The largest code of a value, and the largest sum of codes of the weights of these tokens, with
+# space for their rounding. The product of the two is below 2^31.
+_VALUE, _WEIGHTS = 20_000.0, 107_000.0
+# What is subtracted from codes of weights, so that they fit in 16 bits with a sign.
+_MIDDLE = 2**15
 # Rows of zeros have a scale, too.
 _SMALLEST = 1e-20
 # Queries that are converted together.
@@ -39,7 +56,7 @@ _FLOATS, _INTEGERS = vector(F32, PANEL), vector(I32, PANEL)
 
 @dataclasses.dataclass(frozen=True)
 class ShortProducts(FloatProducts):
-    """Products of queries and keys by `short_product`; see `instruction_set.Products`."""
+    """Products by `short_product`; see `instruction_set.Products`."""
 
     def emit(self, module: Module, isa: InstructionSet) -> None:
         """Write `short_rows` and `short_product`."""
@@ -49,14 +66,24 @@ class ShortProducts(FloatProducts):
                 _emit_tile(module, isa.lanes, rows, vectors)
         _emit_product(module, isa)
 
-    def emit_keys(self, module: Module) -> None:
-        """Write `pack_keys`."""
+    def emit_pack(self, module: Module, *, windowed: bool) -> None:
+        """Write `pack_keys` and `pack_values`."""
         with pack_function(module, "pack_keys") as f:
             _pack_keys(f)
+        with pack_function(module, "pack_values") as f:
+            _pack_values(f, _middle(f, f.length, windowed=windowed))
 
     def bytes_of_key(self, size: Value) -> Value:
         """Return the size of a key and its scale in bytes."""
-        return padded_to(size, _DEPTH) * 2 + 4
+        return padded_to(size, _DEPTH) * 2 + 8
+
+    def bytes_of_values(self, tokens: Value) -> Value:
+        """Return the bytes of some tokens in a panel of values."""
+        return padded_to(tokens, 2) * (2 * PANEL)
+
+    def panel_of_values(self, tokens: Value) -> Value:
+        """Return the bytes of a panel of values and their scales."""
+        return self.bytes_of_values(tokens) + 8 * PANEL
 
     def prepared(
         self, f: Function, queries: Value, stride: Value, rows: Value, size: Value, out: Value
@@ -67,18 +94,62 @@ class ShortProducts(FloatProducts):
 
     def multiply_keys(self, f: Function, operands: Operands) -> None:
         """Write the scores of some queries."""
-        f.call(
-            "short_product",
-            queries=operands.x,
-            stride=operands.stride,
-            rows=operands.rows,
-            keys=operands.weights,
-            panel=operands.panel,
-            panels=operands.columns // PANEL,
-            out=operands.out,
-            out_stride=operands.columns * 4,
-            pairs=padded_to(operands.depth, _DEPTH) // 2,
-        )
+        _multiply(f, operands, padded_to(operands.depth, _DEPTH) // 2)
+
+    def multiply(self, f: Function, operands: Operands) -> None:
+        """Write the contexts of some queries."""
+        _multiply(f, operands, padded_to(operands.depth, 2) // 2)
+
+    def end_weights(
+        self,
+        f: Function,
+        rows: list[Value],
+        totals: list[Value],
+        length: Value,
+        padded: Value,
+        *,
+        windowed: bool,
+    ) -> None:
+        """Write codes of weights over the weights, and then their scale."""
+        middle = _middle(f, length, windowed=windowed).cast("sitofp", F32)
+        largest = middle + _CODE
+        shift = f.splat(middle * -1.0 + ROUNDING, PANEL)
+        factors = [
+            (f.constant(F32, _WEIGHTS) / total.minimum(float(_TOGETHER))).minimum(largest)
+            for total in totals
+        ]
+        with f.loop(0, padded, PANEL) as key:
+            for row, factor in zip(rows, factors, strict=True):
+                weights = f.load(_FLOATS, row + key * 4)
+                codes = f.fma(weights, f.splat(factor, PANEL), shift).bits(_INTEGERS)
+                f.store(codes.cast("trunc", vector(I16, PANEL)), row + key * 2)
+        for row, factor in zip(rows, factors, strict=True):
+            f.store(1.0 / factor, row + padded_to(length, 2) * 2)
+
+
+def _multiply(f: Function, operands: Operands, pairs: Value) -> None:
+    f.call(
+        "short_product",
+        queries=operands.x,
+        stride=operands.stride,
+        rows=operands.rows,
+        keys=operands.weights,
+        panel=operands.panel,
+        panels=operands.columns // PANEL,
+        scales=operands.end - 8 * PANEL,
+        out=operands.out,
+        out_stride=operands.columns * 4,
+        pairs=pairs,
+    )
+
+
+def _middle(f: Function, length: Value, *, windowed: bool) -> Value:
+    """Return what is subtracted from codes of weights.
+
+    Sums start from as many times the sum of all values. So it is 0 if they are not added at once.
+    """
+    middle = 0 if windowed else _MIDDLE
+    return (length <= _TOGETHER).select(f.constant(I64, middle), 0)
 
 
 def _bytes_of_query(size: Value) -> Value:
@@ -113,14 +184,46 @@ def _pack_keys(f: Function) -> None:
     deep = padded_to(f.size, _DEPTH)
     with f.loop(0, f.length, PANEL) as token:
         rows = [f.source + (token + each) * f.stride for each in range(PANEL)]
-        panel = f.out + token * (deep * 2 + 4)
+        panel = f.out + token * (deep * 2 + 8)
         scale, inverse = _scales(f, rows)
         f.store(inverse, inverses)
         f.store(scale * f.splat(f.factor, PANEL), panel + deep * (2 * PANEL))
+        f.store(f.constant(_INTEGERS, 0), panel + (deep * (2 * PANEL) + 4 * PANEL))
         with f.loop(0, f.size, _DEPTH) as channel:
             columns = transposed(_pairs(f, rows, channel, inverses))
             for each, column in enumerate(columns):
                 f.store(column, panel + (channel * (2 * PANEL) + 4 * PANEL * each))
+
+
+def _pack_values(f: Function, middle: Value) -> None:
+    """Write `pack_values`, for codes of weights minus `middle`."""
+    end = padded_to(f.length, 2)
+    with f.loop(0, f.size, PANEL) as channel:
+        source = f.source + channel * 4
+        panel = f.out + channel // PANEL * (end * (2 * PANEL) + 8 * PANEL)
+        largest, sums = (f.variable(f.constant(_INTEGERS, 0)) for _ in range(2))
+
+        def compare(token: Value, count: int) -> None:
+            # Bits of floats without their signs have the order of the floats, and NaN is largest.
+            for each in range(count):
+                bits = f.load(_INTEGERS, source + (token + each) * f.stride) & 0x7FFFFFFF
+                largest.set(bits.maximum(largest.get()))
+
+        in_blocks(f, f.length, (4, 2, 1), compare)
+        scale = f.constant(_FLOATS, _SMALLEST).maximum(largest.get().bits(_FLOATS) * (1 / _VALUE))
+        inverse = 1.0 / scale
+
+        def pack(token: Value, count: int) -> None:
+            numbers = [f.load(_FLOATS, source + (token + each) * f.stride) for each in range(count)]
+            one, *others = [f.fma(x, inverse, ROUNDING).bits(_INTEGERS) << 16 for x in numbers]
+            other = others[0] if others else f.constant(_INTEGERS, 0)
+            sums.set(sums.get() + (one >> 16) + (other >> 16))
+            f.store(f.shift_unsigned(one, 16) | other, panel + token * (2 * PANEL))
+
+        in_blocks(f, f.length, (2, 1), pack)
+        f.store(scale * f.splat(f.factor, PANEL), panel + end * (2 * PANEL))
+        middles = f.splat(middle.cast("trunc", I32), PANEL)
+        f.store(sums.get() * middles, panel + (end * (2 * PANEL) + 4 * PANEL))
 
 
 def _scales(f: Function, rows: list[Value]) -> tuple[Value, Value]:
@@ -179,11 +282,12 @@ def _pairs(f: Function, rows: list[Value], channel: Value, inverses: Value) -> l
 
 
 def _emit_product(module: Module, isa: InstructionSet) -> None:
-    """Write `short_product`, the scores of some queries.
+    """Write `short_product`, the scores of some queries, or the contexts of some weights.
 
     Its arguments are the first query and the bytes from one query to the next, the number of
     queries, the first panel of keys, the bytes from one panel to the next and the number of panels,
-    the first row of the result and the bytes from one row to the next, and the number of pairs.
+    the bytes from a panel to its scales, the first row of the result and the bytes from one row to
+    the next, and the number of pairs.
     """
     with module.function(
         "short_product",
@@ -193,6 +297,7 @@ def _emit_product(module: Module, isa: InstructionSet) -> None:
         keys=PTR,
         panel=I64,
         panels=I64,
+        scales=I64,
         out=PTR,
         out_stride=I64,
         pairs=I64,
@@ -201,7 +306,7 @@ def _emit_product(module: Module, isa: InstructionSet) -> None:
         def tile(panel: Value, vectors: int, row: Value, height: int) -> None:
             f.call(
                 f"short_{height}x{vectors}",
-                **f.own("stride", "panel", "out_stride", "pairs"),
+                **f.own("stride", "panel", "scales", "out_stride", "pairs"),
                 queries=f.queries + row * f.stride,
                 keys=f.keys + panel * f.panel,
                 out=f.out + (row * f.out_stride + panel * (4 * PANEL)),
@@ -218,27 +323,39 @@ def _emit_tile(module: Module, lanes: int, rows: int, vectors: int) -> None:
         stride=I64,
         keys=PTR,
         panel=I64,
+        scales=I64,
         out=PTR,
         out_stride=I64,
         pairs=I64,
     ) as f:
-        totals = [
-            [f.variable(f.constant(integers, 0)) for _ in range(vectors)] for _ in range(rows)
-        ]
         columns = [lanes * each for each in range(vectors)]
         places = [f.keys + (f.panel * (column // PANEL) + column % PANEL * 4) for column in columns]
         queries = [f.queries + f.stride * each for each in range(rows)]
-        with f.loop(0, f.pairs) as pair:
-            keys = [f.load(integers, place + pair * (4 * PANEL)) for place in places]
+        starts = [f.load(integers, place + f.scales + 4 * PANEL) for place in places]
+        out = [
+            f.out + (f.out_stride * row + column * 4) for row in range(rows) for column in columns
+        ]
+        # Without a pair, sums are 0.
+        with f.loop(0, f.pairs.maximum(1), _TOGETHER // 2) as first:
+            totals = [[f.variable(start) for start in starts] for _ in range(rows)]
+            with f.loop(first, f.pairs.minimum(first + _TOGETHER // 2)) as pair:
+                keys = [f.load(integers, place + pair * (4 * PANEL)) for place in places]
+                for query, sums in zip(queries, totals, strict=True):
+                    two = f.splat(f.load(I32, query + pair * 4), lanes)
+                    for total, key in zip(sums, keys, strict=True):
+                        operands = (total.get(), two, key)
+                        name = f"llvm.x86.avx512.vpdpwssd.{32 * lanes}"
+                        total.set(f.intrinsic(name, integers, *operands))
+            scales = [f.load(floats, place + f.scales) for place in places]
+            found = []
             for query, sums in zip(queries, totals, strict=True):
-                two = f.splat(f.load(I32, query + pair * 4), lanes)
-                for total, key in zip(sums, keys, strict=True):
-                    operands = (total.get(), two, key)
-                    name = f"llvm.x86.avx512.vpdpwssd.{32 * lanes}"
-                    total.set(f.intrinsic(name, integers, *operands))
-        scales = [f.load(floats, place + f.pairs * (4 * PANEL)) for place in places]
-        for each, (query, sums) in enumerate(zip(queries, totals, strict=True)):
-            own = f.splat(f.load(F32, query + f.pairs * 4), lanes)
-            for column, total, scale in zip(columns, sums, scales, strict=True):
-                score = total.get().cast("sitofp", floats) * own * scale
-                f.store(score, f.out + (f.out_stride * each + column * 4))
+                own = f.splat(f.load(F32, query + f.pairs * 4), lanes)
+                found += [
+                    f.variable(total.get().cast("sitofp", floats) * own * scale)
+                    for total, scale in zip(sums, scales, strict=True)
+                ]
+            with f.when(first > 0):
+                for each, place in zip(found, out, strict=True):
+                    each.set(each.get() + f.load(floats, place))
+            for each, place in zip(found, out, strict=True):
+                f.store(each.get(), place)

@@ -16,7 +16,6 @@ class SplitProducts(Products):
     """Products by `split_product`; see `instruction_set.Products`."""
 
     rows_together = 32
-    depth = DEPTH
     columns = DEPTH
 
     def emit(self, module: Module, isa: InstructionSet) -> None:
@@ -27,7 +26,11 @@ class SplitProducts(Products):
         """Return the bytes of a key, of two bfloat16 for each channel with padding."""
         return padded_to(size, DEPTH) * 4
 
-    def emit_pack(self, module: Module) -> None:
+    def bytes_of_values(self, tokens: Value) -> Value:
+        """Return the bytes of some tokens in a panel of values."""
+        return padded_to(tokens, DEPTH) * (4 * PANEL)
+
+    def emit_pack(self, module: Module, *, windowed: bool) -> None:
         """Write `pack_keys` and `pack_values`, which split numbers."""
         floats = vector(F32, PANEL)
 
@@ -107,6 +110,6 @@ class SplitProducts(Products):
         """Return the number of vectors that are split together."""
         return DEPTH // lanes
 
-    def store_weights(self, f: Function, weights: list[Value], place: Value) -> None:
+    def store_weights(self, f: Function, weights: list[Value], row: Value, key: Value) -> None:
         """Write the store of vectors that are split."""
-        store_split(f, weights[0], weights[1], place)
+        store_split(f, weights[0], weights[1], row + key * 4)
