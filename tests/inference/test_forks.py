@@ -49,7 +49,7 @@ IN_A_BATCHER = """
 batcher = Batcher(model, max_queued=100)
 
 def answer():
-    found = asyncio.run(batcher.run("key", model.job(), MANY))
+    found = asyncio.run(batcher.run("key", model.job, MANY))
     return np.stack([each.answer for each in found])
 
 expected = answer()
