@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,9 +15,12 @@ LENGTHS = st.lists(st.integers(1, 64), max_size=200)
     tokens=st.integers(1, 2048),
     multiple=st.integers(1, 16),
     streams=st.integers(1, 4),
+    has_few_shapes=st.booleans(),
 )
-def test_each_input_is_in_one_batch_that_it_fits(lengths, tokens, multiple, streams) -> None:
-    plan = BatchPlan(tokens=tokens, multiple=multiple)
+def test_each_input_is_in_one_batch_that_it_fits(
+    lengths, tokens, multiple, streams, has_few_shapes
+) -> None:
+    plan = BatchPlan(tokens=tokens, multiple=multiple, has_few_shapes=has_few_shapes)
     batches = plan.group(lengths, streams=streams, limit=64)
     assert sorted(index for indices, _ in batches for index in indices) == [*range(len(lengths))]
     for indices, length in batches:
@@ -33,6 +37,13 @@ def test_few_inputs_are_divided_among_streams() -> None:
         [0, 1, 2],
         [3, 4, 5],
     ]
+
+
+@pytest.mark.parametrize(("has_few_shapes", "rows"), [(True, [8, 4, 2, 1]), (False, [8, 7])])
+def test_inputs_that_are_left_are_divided_if_few_shapes_are_wanted(has_few_shapes, rows) -> None:
+    plan = BatchPlan(tokens=64, multiple=8, has_few_shapes=has_few_shapes)
+    batches = plan.group([8] * 15, streams=1, limit=64)
+    assert [len(indices) for indices, _ in batches] == rows
 
 
 def test_lengths_are_rounded_up_to_the_limit() -> None:

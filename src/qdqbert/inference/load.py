@@ -48,7 +48,10 @@ _SCHEDULES: dict[str, Schedule] = {
     "openvino": Schedule(plan=BatchPlan(tokens=2048, multiple=8), window=2048, single_tokens=512),
     # Texts run without padding. Outputs of texts of similar length have little padding.
     "native": Schedule(
-        plan=BatchPlan(tokens=1024, multiple=1), window=2048, single_tokens=512, is_invariant=True
+        plan=BatchPlan(tokens=1024, multiple=1, has_few_shapes=False),
+        window=2048,
+        single_tokens=512,
+        is_invariant=True,
     ),
 }
 # Targets that are made of a float checkpoint when it is loaded.

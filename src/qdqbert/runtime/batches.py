@@ -47,19 +47,20 @@ class BatchPlan:
     Attributes:
         tokens: Most tokens of a batch, padding included.
         multiple: Lengths are rounded up to a multiple of this, so that shapes repeat.
+        has_few_shapes: Whether the inputs that are left at the end are divided into batches of 2^n
+            rows, too. OpenVINO keeps what it prepared for each shape.
     """
 
     tokens: int
     multiple: int
+    has_few_shapes: bool = True
 
     def group(
         self, lengths: Sequence[int], *, streams: int, limit: int
     ) -> list[tuple[list[int], int]]:
         """Return the indices of each batch and its length in tokens, longest inputs first.
 
-        Batches are smaller if there would be fewer of them than streams. The inputs that are left
-        at the end are divided into batches of 2^n rows, so that few shapes occur: OpenVINO keeps
-        what it prepared for each shape.
+        Batches are smaller if there would be fewer of them than streams.
 
         Args:
             lengths: Number of tokens of each input.
@@ -74,7 +75,7 @@ class BatchPlan:
             length = self.rounded(lengths[order[start]], limit=limit)
             rows, left = max(1, most // length), len(order) - start
             if rows > left:
-                rows = 1 << (left.bit_length() - 1)
+                rows = 1 << (left.bit_length() - 1) if self.has_few_shapes else left
             batches.append((order[start : start + rows], length))
             start += rows
         return batches
