@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.memory import padded, zeros
+from qdqbert.engines.native.memory import address, padded, zeros
 from qdqbert.engines.native.program import Program, scores_words
 from qdqbert.engines.native.words import Threads, Words
 
@@ -24,12 +24,19 @@ _BLOCK = 64
 
 
 class Heads:
-    """The heads of a model. The result of a row does not depend on the other rows."""
+    """The heads of a model. The result of a row does not depend on the other rows.
+
+    Attributes:
+        output_names: Names of the outputs, in order.
+    """
 
     def __init__(self, program: Program) -> None:
         """Bind the arrays of the heads."""
         self._program = program
         self._heads = program.settings["heads_of_model"]
+        self.output_names: tuple[str, ...] = tuple(
+            each["name"] for head in self._heads for each in head["outputs"]
+        )
         self._records: dict[str, NDArray[np.int64]] = {}
         self._final_norm: NDArray[np.int64] | None = None
         if program.settings["final_norm"] is not None:
@@ -45,11 +52,6 @@ class Heads:
                 elif step["kind"] == "norm":
                     self._records[name] = program.norm(name, step)
 
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs, in order."""
-        return tuple(each["name"] for head in self._heads for each in head["outputs"])
-
     def read_first_only(self, wanted: Collection[str]) -> bool:
         """Return whether some outputs depend on the states of first tokens only."""
         return all(
@@ -64,6 +66,8 @@ class Heads:
         starts: NDArray[np.int64],
         wanted: Collection[str],
         threads: Threads,
+        *,
+        first_only: bool,
     ) -> dict[str, tuple[bool, Rows]]:
         """Return outputs, and whether each has a row for each token or for each text.
 
@@ -72,9 +76,10 @@ class Heads:
             starts: Index of the first token of each text, and of the end.
             wanted: Names of the outputs.
             threads: The threads that score words.
+            first_only: `read_first_only` of these outputs.
         """
         found: dict[str, tuple[bool, Rows]] = {}
-        if self.read_first_only(wanted):
+        if first_only:
             # Steps before pooling depend on the token's own row only.
             states, starts = np.ascontiguousarray(states[starts[:-1]]), np.arange(len(starts))
         if self._final_norm is not None:
@@ -221,11 +226,11 @@ class Heads:
             states, pooling = states * weights[:, None], "mean"
         found = zeros((len(starts) - 1, states.shape[1]), np.float32)
         self._program.functions[f"pool_{pooling}"](
-            states.ctypes.data,
+            address(states),
             states.strides[0],
-            starts.ctypes.data,
+            address(starts),
             len(found),
-            found.ctypes.data,
+            address(found),
         )
         return found
 

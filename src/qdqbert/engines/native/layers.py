@@ -50,7 +50,9 @@ class LayerRunner(NativeRunner):
                 given = np.asarray(inputs[f"{name}.forced"], np.float32)[batch.mask != 0]
                 self._run_part(stream, range(index, index + 1), batch.texts, given)
             names = self._heads.output_names
-            return found | self._outputs(stream, batch, inputs, names)
+            first_only = self._heads.read_first_only(names)
+            outputs = self._outputs(stream, batch, inputs, names, first_only=first_only)
+            return found | outputs
 
     def _run_part(self, stream: Stream, layers: range, texts: Texts, states: Rows | None) -> None:
         """Compute the states after some layers in this thread.

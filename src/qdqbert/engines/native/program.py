@@ -28,7 +28,7 @@ from qdqbert.engines.native.kernels.norm import NORMED_ROWS
 from qdqbert.engines.native.kernels.pooling import POOLINGS
 from qdqbert.engines.native.kernels.product import Table, pack_table, table_blocks
 from qdqbert.engines.native.kernels.split import DEPTH
-from qdqbert.engines.native.memory import aligned, padded, zeros
+from qdqbert.engines.native.memory import address, aligned, padded, zeros
 from qdqbert.engines.native.records import (
     CODES,
     FLOAT_LINEAR,
@@ -503,7 +503,7 @@ class Scratch:
         # The record has its address.
         self._parts = np.array(shares.parts[thread], np.int64)
         self.record[_PARTS], self.record[_PART_COUNT] = (
-            self._parts.ctypes.data,
+            address(self._parts),
             len(self._parts) - 1,
         )
 
@@ -544,12 +544,12 @@ class Job:
         if (tokens := int(texts.starts[-1])) > self._capacity:
             self._allocate(tokens)
         self._texts, record = texts, self.record
-        first, stride = texts.numbers.ctypes.data, texts.numbers.strides[0]
+        first, stride = address(texts.numbers), texts.numbers.strides[0]
         record[_IDS], record[_POSITIONS], record[_TYPES] = first, first + stride, first + 2 * stride
         if texts.word_factors.size:
             record[_FACTORS] = texts.word_factors.ctypes.data
-        record[_STARTS], record[_TEXTS] = texts.starts.ctypes.data, len(texts.starts) - 1
-        record[_ATTENDED] = texts.attended.ctypes.data
+        record[_STARTS], record[_TEXTS] = address(texts.starts), len(texts.starts) - 1
+        record[_ATTENDED] = address(texts.attended)
         record[_THREADS] = len(shares.rows) if shares.is_shared else 1
         record[_BY_COLUMNS], record[_FIRST_ONLY] = int(shares.by_columns), int(first_only)
 

@@ -17,6 +17,7 @@ from qdqbert.engines.index_limits import check_ids
 from qdqbert.engines.native.convolution import Convolution
 from qdqbert.engines.native.heads import Heads, Rows
 from qdqbert.engines.native.instruction_sets import choose_set
+from qdqbert.engines.native.memory import address
 from qdqbert.engines.native.program import Job, Program, Scratch
 from qdqbert.engines.native.schedule import (
     CALLS_ALONE,
@@ -122,9 +123,10 @@ class NativeRunner:
         batch, names = self._batch(inputs), self._heads.output_names
         if wanted is not None and self._tail is None:
             names = tuple(each for each in names if each in wanted)
+        first_only = self._heads.read_first_only(names)
         with self._stream() as stream:
-            self._forward(stream, batch.texts, first_only=self._heads.read_first_only(names))
-            return self._outputs(stream, batch, inputs, names)
+            self._forward(stream, batch.texts, first_only=first_only)
+            return self._outputs(stream, batch, inputs, names, first_only=first_only)
 
     def _batch(self, inputs: Mapping[str, NDArray[Any]]) -> Batch:
         arrays = self._checked(inputs)
@@ -179,6 +181,8 @@ class NativeRunner:
         batch: Batch,
         inputs: Mapping[str, NDArray[Any]],
         wanted: Collection[str],
+        *,
+        first_only: bool,
     ) -> Outputs:
         """Return outputs of the heads and of the tail, in the shape of the inputs."""
         outputs = {}
@@ -188,7 +192,7 @@ class NativeRunner:
             records=[each.record for each in stream.scratch],
             is_busy=stream.calls_alone > 0,
         )
-        found = self._heads.run(states, starts, wanted, threads)
+        found = self._heads.run(states, starts, wanted, threads, first_only=first_only)
         for name, (is_token, rows) in found.items():
             whole = self._with_padding(rows, batch.mask) if is_token else rows
             outputs[name] = whole.reshape(batch.shape[:-1] + whole.shape[1:])
@@ -237,7 +241,7 @@ class NativeRunner:
         # The starts of the texts and their end, and the ends of the ranges of ids and types.
         bounds = np.empty(len(ids) + 5, np.int64)
         starts, ends = bounds[:-4], bounds[-4:]
-        out, stride, place = numbers.ctypes.data, numbers.strides[0], bounds.ctypes.data
+        out, stride, place = address(numbers), numbers.strides[0], address(bounds)
         self._program.functions["remove_padding"](
             ids.ctypes.data,
             kept.ctypes.data,
@@ -250,7 +254,8 @@ class NativeRunner:
         lengths = starts[1:] - starts[:-1]
         self._check_lengths(lengths)
         limits = {"input_ids": self._program.vocabulary, "token_type_ids": self._program.type_count}
-        for name, low, high in zip(limits, ends[::2], ends[1::2], strict=True):
+        extremes = ends.tolist()
+        for name, low, high in zip(limits, extremes[::2], extremes[1::2], strict=True):
             if low < 0 or high >= limits[name]:
                 check_ids({name: inputs[name][kept != 0]}, limits)
         factors = np.zeros(0, np.float32)
@@ -281,13 +286,14 @@ class NativeRunner:
         return attended
 
     def _check_lengths(self, lengths: Integers) -> None:
-        limit = self._program.settings["limit"]
-        if not lengths.min():
+        # Lists are faster than arrays for the texts of a batch.
+        limit, found = self._program.settings["limit"], lengths.tolist()
+        if 0 in found:
             raise UserInputError(
                 f"Text {int(np.argmin(lengths))} of the batch has no tokens.",
                 argument="attention_mask",
             )
-        if (most := lengths.max()) > limit:
+        if (most := max(found)) > limit:
             raise UserInputError(
                 f"Text {int(np.argmax(lengths))} of the batch has {most} tokens; the model takes "
                 f"up to {limit}. Set `max_length={limit}`.",

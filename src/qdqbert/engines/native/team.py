@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.memory import zeros
+from qdqbert.engines.native.memory import address, zeros
 from qdqbert.engines.native.records import FUNCTIONS, MAILBOX, THREAD
 
 # Each item wakes the worker once. Unlike a semaphore, a finalizer may use it: the garbage collector
@@ -104,14 +104,14 @@ class Team:
             """Post the jobs that are not posted yet, and wake their workers again."""
             for before, (mailbox, awake, job, record) in zip(posted, workers, strict=True):
                 if mailbox[_POSTED] == before:
-                    mailbox[_MODEL], mailbox[_JOB] = model.ctypes.data, job.ctypes.data
-                    mailbox[_THREAD], mailbox[_FUNCTION] = record.ctypes.data, number
+                    mailbox[_MODEL], mailbox[_JOB] = address(model), address(job)
+                    mailbox[_THREAD], mailbox[_FUNCTION] = address(record), number
                     _post(self._functions, mailbox, awake)
                 elif mailbox[_WAS_ASLEEP]:
                     # Once too often does no harm.
                     awake.put(None)
             if records[0][_PASSES] == passes:
-                run(model.ctypes.data, jobs[0].ctypes.data, records[0].ctypes.data)
+                run(address(model), address(jobs[0]), address(records[0]))
 
         try:
             run_rest()
@@ -123,7 +123,7 @@ class Team:
         finally:
             # Workers may not use buffers of the next job.
             for mailbox, *_ in workers:
-                self._functions["finish"](mailbox.ctypes.data)
+                self._functions["finish"](address(mailbox))
 
     def close(self) -> None:
         """End the workers."""
@@ -171,7 +171,7 @@ def _post(
     mailbox: NDArray[np.int64],
     awake: Wake,
 ) -> None:
-    functions["post"](mailbox.ctypes.data)
+    functions["post"](address(mailbox))
     if mailbox[_WAS_ASLEEP]:
         awake.put(None)
 
