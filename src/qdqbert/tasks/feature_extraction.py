@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -51,7 +51,16 @@ from qdqbert.tasks.small_vectors import (
     quantize_vectors,
     shared_limits,
 )
-from qdqbert.tasks.task import Answer, Features, Labels, Prediction, Predictions, Score, Task
+from qdqbert.tasks.task import (
+    Answer,
+    CalibrationEncoder,
+    Features,
+    Labels,
+    Prediction,
+    Predictions,
+    Score,
+    Task,
+)
 from qdqbert.tasks.texts import check_label_column, truncation_notice
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
@@ -90,37 +99,49 @@ def _encode(
     )
 
 
-def _encode_calibration(
-    examples: Sequence[Example],
-    tokenizer: Tokenizer,
-    *,
-    input_names: Sequence[str],
-    max_length: int,
-    options: TaskSettings,
-    head: Any,
-) -> Features:
-    """Make a feature of each text, with each prompt of the model in turn."""
-    del options
+def _calibration_jobs(
+    head: Any, tokenizer: Tokenizer, input_names: Sequence[str], max_length: int
+) -> list[Prompted]:
+    """Return a job for each prompt of the model."""
     cutting = tokenizer.cutting(max_length)
-    jobs = [
+    return [
         Prompted(tokenizer=cutting, input_names=input_names, prompt=prompt)
         for prompt in prompts_of(model_settings(head.files.get(MODEL_SETTINGS)))
     ]
-    return features_in_turn(examples, jobs, max_length=max_length)
 
 
-def features_in_turn(
-    examples: Sequence[Example], jobs: Sequence[Prompted], *, max_length: int
-) -> Features:
-    """Make a feature of each text, by several jobs in turn; see `encode_in_turn`."""
-    texts = _texts_of(examples)
-    features, truncated = encode_in_turn(texts, jobs, max_length=max_length)
-    padding = padding_of(jobs[0].tokenizer, jobs[0].input_names)
-    return Features(
-        examples=tuple(examples),
-        encoded=Encoded(inputs=tuple(map(dict, features)), padding=padding, truncated=truncated),
-        notices=truncation_notice(truncated, len(texts), max_length),
-    )
+def by_jobs_in_turn(
+    jobs_of: Callable[[Any, Tokenizer, Sequence[str], int], Sequence[Prompted]],
+) -> CalibrationEncoder:
+    """Return a function that makes a feature of each text, by several jobs in turn.
+
+    Args:
+        jobs_of: Returns the jobs, from the head, the tokenizer, the names of the inputs and the
+            longest input in tokens. See `encode_in_turn`.
+    """
+
+    def encode_calibration(
+        examples: Sequence[Example],
+        tokenizer: Tokenizer,
+        *,
+        input_names: Sequence[str],
+        max_length: int,
+        options: TaskSettings,
+        head: Any,
+    ) -> Features:
+        del options
+        texts, jobs = _texts_of(examples), jobs_of(head, tokenizer, input_names, max_length)
+        features, truncated = encode_in_turn(texts, jobs, max_length=max_length)
+        padding = padding_of(jobs[0].tokenizer, input_names)
+        return Features(
+            examples=tuple(examples),
+            encoded=Encoded(
+                inputs=tuple(map(dict, features)), padding=padding, truncated=truncated
+            ),
+            notices=truncation_notice(truncated, len(texts), max_length),
+        )
+
+    return encode_calibration
 
 
 def _texts_of(examples: Sequence[Example]) -> list[str]:
@@ -706,7 +727,7 @@ FEATURE_EXTRACTION = Task(
     name="feature-extraction",
     read=read_dataset,
     encode=_encode,
-    encode_calibration=_encode_calibration,
+    encode_calibration=by_jobs_in_turn(_calibration_jobs),
     check_labels=_check_labels,
     check_metrics=lambda dataset, id2label: check_scores_differ(dataset),
     predictions=_predictions,

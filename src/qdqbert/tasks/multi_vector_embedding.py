@@ -27,8 +27,7 @@ from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings
-from qdqbert.tasks.data import Example
-from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION, features_in_turn
+from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION, by_jobs_in_turn
 from qdqbert.tasks.logits import score_answers
 from qdqbert.tasks.max_sim import Vectors, max_sim
 from qdqbert.tasks.prompts import (
@@ -360,23 +359,16 @@ def _padding(rules: TokenRules, tokenizer: Tokenizer, max_length: int) -> _Paddi
     )
 
 
-def _encode_calibration(
-    examples: Sequence[Example],
-    tokenizer: Tokenizer,
-    *,
-    input_names: Sequence[str],
-    max_length: int,
-    options: TaskSettings,
-    head: MultiVectorHead,
-) -> Features:
-    """Make a feature of each text, as a document and as an expanded query in turn."""
-    del options
+def _calibration_jobs(
+    head: MultiVectorHead, tokenizer: Tokenizer, input_names: Sequence[str], max_length: int
+) -> list[_Encode]:
+    """Return the jobs for documents and for expanded queries."""
     settings = model_settings(head.files.get(MODEL_SETTINGS))
     kinds: tuple[tuple[Kind, Sequence[str]], ...] = (
         ("document", DOCUMENT_PROMPTS),
         ("query", QUERY_PROMPTS),
     )
-    jobs = [
+    return [
         _job(
             head.rules,
             tokenizer,
@@ -388,7 +380,6 @@ def _encode_calibration(
         )
         for kind, names in kinds
     ]
-    return features_in_turn(examples, jobs, max_length=max_length)
 
 
 def _skipped_ids(rules: TokenRules, tokenizer: Tokenizer) -> NDArray[np.int64]:
@@ -453,7 +444,7 @@ def _answers(
 MULTI_VECTOR_EMBEDDING = dataclasses.replace(
     FEATURE_EXTRACTION,
     name=_NAME,
-    encode_calibration=_encode_calibration,
+    encode_calibration=by_jobs_in_turn(_calibration_jobs),
     predictions=_predictions,
     scores=_scores,
     labels=None,
