@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
+    from qdqbert.checkpoint.configuration import QDQBertConfig as QDQBertConfig
     from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer as TensorQuantizer
     from qdqbert.compat.tensor_quant import QuantDescriptor as QuantDescriptor
     from qdqbert.errors import CalibrationError as CalibrationError
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from qdqbert.evidence.reports import TargetReport as TargetReport
     from qdqbert.inference.typed_load import load as load
     from qdqbert.models.calibrate import calibrate as calibrate
-    from qdqbert.models.configuration import QDQBertConfig as QDQBertConfig
     from qdqbert.models.modeling import QDQBertForMaskedLM as QDQBertForMaskedLM
     from qdqbert.models.modeling import QDQBertForMultipleChoice as QDQBertForMultipleChoice
     from qdqbert.models.modeling import (
@@ -136,7 +136,7 @@ _MODULES = {
     "Progress": "qdqbert.progress",
     "push": "qdqbert.verbs.push",
     "PushReport": "qdqbert.reporting.push",
-    "QDQBertConfig": "qdqbert.models.configuration",
+    "QDQBertConfig": "qdqbert.checkpoint.configuration",
     "QdqBertError": "qdqbert.errors",
     "QDQBertForMaskedLM": "qdqbert.models.modeling",
     "QDQBertForMultipleChoice": "qdqbert.models.modeling",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, distributed
 import qdqbert
 from qdqbert import QuantizerOptions
 from qdqbert.calibration.processes import is_shared, max_over_processes_, shared_statistics
+from qdqbert.errors import CalibrationError
 from qdqbert.models.prepare import prepare_with_options
 from qdqbert.models.state import stored_calibration
 from qdqbert.numerics import histogram
@@ -30,6 +32,23 @@ CASES: dict[str, tuple[str, QuantizerOptions]] = {
     "smoothed": ("linear", QuantizerOptions()),
     "smoothed, percentile": ("linear", QuantizerOptions(calibrator="percentile", percentile=99.0)),
     "shared": ("linear", QuantizerOptions(fuse_qkv=True, clip_gelu=0.3)),
+}
+
+
+# The recipes, whose passes differ in what processes send.
+ALONE = ("max", "smoothed")
+
+
+def failing() -> Iterator[dict[str, Tensor]]:
+    yield make_batches()[0]
+    raise OSError("the disk is full")
+
+
+# The batches of each process in calibrations that fail.
+BROKEN: dict[str, Callable[[int], Iterable[dict[str, Tensor]]]] = {
+    "no batch at all": lambda rank: [],
+    "the second process fails": lambda rank: failing() if rank else make_batches(),
+    "the second process fails, the first has no batch": lambda rank: failing() if rank else [],
 }
 
 
@@ -59,7 +78,7 @@ def make_batches() -> list[dict[str, Tensor]]:
     return batches
 
 
-def calibrated(case: str, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def calibrated(case: str, batches: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
     """All that a calibration chose, as tensors by name."""
     recipe, quantizer_options = CASES[case]
     model = qdqbert.calibrate(
@@ -75,6 +94,12 @@ def calibrated(case: str, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]
     return {**ranges, **scales, **weights}
 
 
+def error_of(batches: Iterable[dict[str, Tensor]]) -> str:
+    with pytest.raises((CalibrationError, OSError)) as failure:
+        calibrated("max", batches)
+    return f"{type(failure.value).__name__}: {failure.value}"
+
+
 def work(rank: int, folder: str) -> None:
     """What each of the processes does."""
     torch.set_num_threads(1)
@@ -86,6 +111,10 @@ def work(rank: int, folder: str) -> None:
         assert is_shared()
         mine = make_batches()[rank::WORLD]
         found: dict[str, Any] = {case: calibrated(case, mine) for case in CASES}
+        # All of the data is in the first process.
+        some = make_batches()[: WORLD * (1 - rank)]
+        found |= {f"{case}, no batch": calibrated(case, some) for case in ALONE}
+        found["errors"] = {name: error_of(broken(rank)) for name, broken in BROKEN.items()}
         # Positive values, and of another exponent, in the second process alone.
         values = torch.tensor([1.0, 2.0]) * (-1000) ** rank
         statistics = {"b": histogram.summarize(values), "a": histogram.empty()}
@@ -124,6 +153,25 @@ def test_two_processes_choose_what_one_chooses_that_sees_all(of_each, case) -> N
         assert found[case].keys() == whole.keys()
         for name, value in whole.items():
             assert torch.equal(found[case][name], value), name
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_a_process_without_batches_gets_the_ranges_of_the_others(of_each, case) -> None:
+    whole = calibrated(case, make_batches()[:WORLD])
+    for found in of_each:
+        assert found[f"{case}, no batch"].keys() == whole.keys()
+        for name, value in whole.items():
+            assert torch.equal(found[f"{case}, no batch"][name], value), name
+
+
+def test_a_calibration_that_fails_in_one_process_fails_in_all(of_each) -> None:
+    other = "CalibrationError: Another process that calibrates with this one failed. "
+    for rank, found in enumerate(of_each):
+        errors = found["errors"]
+        assert errors["no batch at all"].startswith("NoBatchesError: `batches` is empty")
+        for name in list(BROKEN)[1:]:
+            expected = "OSError: the disk is full" if rank else other
+            assert errors[name].startswith(expected), name
 
 
 def test_statistics_of_two_processes_are_those_of_all_values(of_each) -> None:

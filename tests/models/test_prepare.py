@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.encoding import Batch
 from qdqbert.errors import QdqBertError, SpecError, UnmatchedRuleError, UserInputError
+from qdqbert.insert.modules import ATTENTION
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.models.quantized import load_model
 from qdqbert.models.state import (
@@ -240,6 +242,20 @@ def test_a_model_has_no_range_until_it_is_calibrated_and_then_has_all(
         assert (quantizer.amax is None) != (quantizer.range is None), name
     disabled = sited_model(calibrated).quantizers.keys() - enabled(calibrated).keys()
     assert not any(key.startswith(tuple(disabled)) for key in ranges_of(calibrated) if disabled)
+
+
+@EACH
+def test_a_model_is_pickled_with_its_quantizers(prepared_as, monkeypatch, family, recipe) -> None:
+    model = prepared_as(family, recipe)
+    stored = pickle.dumps(model)
+    # As in a process that has made no such model.
+    monkeypatch.delitem(transformers.AttentionInterface._global_mapping, ATTENTION)
+    again = pickle.loads(stored)
+    assert type(again) is type(model)
+    assert_same(ranges_of(again), ranges_of(model))
+    batches = inputs_for(model, count=1)
+    realign(again)
+    assert torch.equal(states_of(again, batches), states_of(model, batches))
 
 
 @EACH

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan, Run, with_shared_weights
-from qdqbert.calibration.statistics import Observer
+from qdqbert.calibration.processes import count_over_processes
+from qdqbert.calibration.statistics import MergeableObserver, Observer
 from qdqbert.encoding import Batch
 from qdqbert.errors import CalibrationError
 from qdqbert.numerics.threads import usable_torch_threads
@@ -19,6 +21,16 @@ from qdqbert.reference.sited_model import SitedModel, observing
 
 Forward = Callable[[Mapping[str, Any]], object]
 """Runs a model on inputs by name, such as `(batch, seq)` tensors."""
+
+
+class NoBatchesError(CalibrationError):
+    """A calibration has no data."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "`batches` is empty, so no quantizer saw data. Pass at least one batch.",
+            argument="batches",
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,8 +66,11 @@ def run_passes(run: Run, plan: CalibrationPlan) -> CalibrationResult:
     The model runs once for each pass, unless `run` is a `StagedRun`.
 
     Raises:
-        CalibrationError: A site saw no value, or one that is not finite.
+        CalibrationError: A site saw no value, or one that is not finite; or another process that
+            calibrates with this one failed.
     """
+    if plan.shared_on is not None:
+        run = functools.partial(_run_with_others, run, plan.shared_on)
     whole = Stage(names=plan.names, run=run)
     found = CalibrationResult()
     with usable_torch_threads():
@@ -65,6 +80,32 @@ def run_passes(run: Run, plan: CalibrationPlan) -> CalibrationResult:
     # In the order of the sites, however the model was divided.
     ranges = {site.name: found.ranges[site.name] for site in plan.sites}
     return with_shared_weights(dataclasses.replace(found, ranges=ranges), plan)
+
+
+def _run_with_others(
+    run: Run, device: torch.device, observer: MergeableObserver, scales: Mapping[str, Tensor]
+) -> None:
+    """Run in each process, and fail in all if one fails: the others would wait for it for ever.
+
+    A process without batches adds nothing, if another one has some.
+    """
+    error: Exception | None = None
+    is_empty = False
+    try:
+        run(observer, scales)
+    except NoBatchesError:
+        is_empty = True
+    except Exception as caught:
+        error = caught
+    failed, seen = count_over_processes(error is not None, not is_empty, device=device)
+    if error is not None:
+        raise error
+    if failed:
+        raise CalibrationError(
+            "Another process that calibrates with this one failed. Its own error says why."
+        )
+    if not seen:
+        raise NoBatchesError
 
 
 def count_passes(run: Run, plan: CalibrationPlan) -> int:
@@ -96,7 +137,7 @@ def run_observed(
     the mask of the tokens that count; by default those that are attended to.
 
     Raises:
-        CalibrationError: There is no batch.
+        NoBatchesError: There is no batch.
     """
     model = sited.model
     training, device = model.training, next(model.parameters()).device
@@ -114,15 +155,7 @@ def run_observed(
     finally:
         model.train(training)
     if not seen:
-        raise no_batches()
-
-
-def no_batches() -> CalibrationError:
-    """Return the error for a calibration without data."""
-    return CalibrationError(
-        "`batches` is empty, so no quantizer saw data. Pass at least one batch.",
-        argument="batches",
-    )
+        raise NoBatchesError
 
 
 def _moved(value: Any, device: torch.device) -> Any:

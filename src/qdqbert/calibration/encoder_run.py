@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from qdqbert.calibration.calibrate import Stage, no_batches, run_observed
+from qdqbert.calibration.calibrate import NoBatchesError, Stage, run_observed
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.statistics import Observer
 from qdqbert.machine import release_memory
@@ -90,10 +90,10 @@ class EncoderRun:
         """Yield the layers, or the whole model if it is not divided.
 
         Raises:
-            CalibrationError: There is no batch.
+            NoBatchesError: There is no batch.
         """
         if not self._batches:
-            raise no_batches()
+            raise NoBatchesError
         parts = self.parts(plan)
         if not self._is_divided:
             yield Stage(names=parts[0], run=self)

@@ -17,6 +17,7 @@ from qdqbert.calibration.bias_correction import MeanObserver
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.processes import (
     max_over_processes_,
+    share_groups_,
     shared_statistics,
     sum_over_processes_,
 )
@@ -174,6 +175,7 @@ def range_pass(
     means = _mean_observer(plan, plain)
     run(CombinedObserver(channels, histograms, residuals, means), found.scales)
     if plan.shared_on is not None:
+        share_groups_(channels, smoothed.intersection(names), plan.shared_on)
         leaders = list(channels.groups)
         max_over_processes_({leader: channels.ends[leader] for leader in leaders})
         sum_over_processes_({leader: channels.totals[leader] for leader in leaders}, plan.shared_on)

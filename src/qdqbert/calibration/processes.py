@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, distributed
 
+from qdqbert.calibration.smoothing import ChannelObserver
 from qdqbert.calibration.statistics import Statistics, merge_statistics
 from qdqbert.numerics.histogram import Histogram
 
@@ -14,6 +15,33 @@ from qdqbert.numerics.histogram import Histogram
 def is_shared() -> bool:
     """Return whether `torchrun` or `accelerate launch` started several processes."""
     return distributed.is_available() and distributed.is_initialized()
+
+
+def count_over_processes(*mine: int, device: torch.device) -> list[int]:
+    """Return the sums of some numbers over all processes."""
+    counts = torch.tensor(mine, device=device)
+    distributed.all_reduce(counts)
+    return counts.tolist()
+
+
+def share_groups_(channels: ChannelObserver, names: Collection[str], device: torch.device) -> None:
+    """Add the sites that only other processes have seen, with the statistics of no token.
+
+    `names` are the sites that `channels` observes in every process.
+    """
+    if not names:
+        return
+    order = sorted(names)
+    position = {name: index for index, name in enumerate(order)}
+    found = torch.zeros(len(order), 2, dtype=torch.int64)
+    for leader, members in channels.groups.items():
+        row = torch.tensor([position[leader], channels.ends[leader].shape[-1]])
+        found[[position[name] for name in members]] = row
+    found = found.to(device)
+    distributed.all_reduce(found, op=distributed.ReduceOp.MAX)
+    for name, (leader, count) in zip(order, found.tolist(), strict=True):
+        if count:
+            channels.add_unseen_(name, order[leader], count, device)
 
 
 def shared_statistics(mine: Statistics, device: torch.device) -> dict[str, Histogram]:

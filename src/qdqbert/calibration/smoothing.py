@@ -78,6 +78,15 @@ class ChannelObserver:
             self._include(leader, other.ends[leader], other.totals[leader])
             self._join(members, leader)
 
+    def add_unseen_(self, name: str, leader: str, channels: int, device: torch.device) -> None:
+        """Add a site that reads the tensor of `leader`, unless it was seen."""
+        if name in self.ends:
+            return
+        if leader not in self.ends:
+            self.ends[leader] = torch.full((2, channels), -torch.inf, device=device)
+            self.totals[leader] = torch.zeros(2, channels + 1, dtype=torch.float64, device=device)
+        self._join([name], leader)
+
     @property
     def groups(self) -> dict[str, list[str]]:
         """Sites that read the same tensor, by the first of them."""

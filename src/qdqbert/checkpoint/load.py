@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
+from qdqbert.checkpoint.configuration import register_config
 from qdqbert.checkpoint.cross_encoder import (
     CrossEncoderFiles,
     ScoreHead,
@@ -465,6 +466,7 @@ def _read_configs(name: str) -> tuple[TextHead | CrossEncoderFiles | None, Any]:
     stored: TextHead | CrossEncoderFiles | None = _call(name, read_layout, read)
     subfolder = stored.subfolder if stored else ""
     _call(name, check_config, name, read, subfolder)
+    register_config()
     load_config = transformers.AutoConfig.from_pretrained
     config = _from_transformers(name, load_config, name, subfolder=subfolder)
     if isinstance(stored, ScoreHead):

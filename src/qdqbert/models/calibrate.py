@@ -13,11 +13,11 @@ from qdqbert.calibration.calibrate import run_observed, run_passes
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.processes import is_shared
-from qdqbert.calibration.statistics import calibrator_of
+from qdqbert.calibration.statistics import MergeableObserver, calibrator_of
+from qdqbert.checkpoint.configuration import quantizer_options_of, recipe_of
 from qdqbert.choices import CalibratorName
 from qdqbert.errors import SpecError
 from qdqbert.keywords import suggest_keywords
-from qdqbert.models.configuration import quantizer_options_of, recipe_of
 from qdqbert.models.quantized import set_options_
 from qdqbert.models.state import apply_calibration_
 from qdqbert.recipes import PERCENTILE, QuantizerOptions, build_recipe
@@ -49,8 +49,8 @@ def calibrate(
     The model runs in evaluation mode and without gradients, on its own device. Values at [PAD]
     positions are left out, and memory does not grow with the data. Weights use the range of their
     values. Afterwards all quantizers that are not disabled quantize. If several processes calibrate
-    together, as `torchrun` starts them, each passes its part of the data, and all get the ranges
-    that one process would find that sees all of it.
+    together, as `torchrun` starts them, each passes its part of the data, which may be empty, and
+    all get the ranges that one process would find that sees all of it.
 
     An option that is `None` stays as the model has it, see `qdqbert.prepare`; an option that is
     given is stored in the model's config.
@@ -82,7 +82,8 @@ def calibrate(
 
     Raises:
         SpecError: The model has no quantizer, or an option is out of its range.
-        CalibrationError: There was no batch, or a quantizer saw no value or one that is not finite.
+        CalibrationError: There was no batch, a quantizer saw no value or one that is not finite, or
+            another process that calibrates with this one failed.
         UnmatchedRuleError: A pattern matches no quantizer.
     """
     given = {
@@ -147,9 +148,15 @@ def _calibration(
         quantizer_options=quantizer_options,
         shared_on=next(model.parameters()).device if is_shared() else None,
     )
-    # Each pass reads all batches, which an iterator gives only once.
-    seen = list(batches) if len(plan.passes(plan.names)) > 1 else batches
-    run = functools.partial(
-        run_observed, sited, lambda inputs: model(**inputs), seen, advance=advance
-    )
+
+    @functools.cache
+    def repeated() -> Iterable[Mapping[str, Tensor]]:
+        # Each pass reads all batches, which an iterator gives only once.
+        return list(batches) if len(plan.passes(plan.names)) > 1 else batches
+
+    def run(observer: MergeableObserver, scales: Mapping[str, Tensor]) -> None:
+        run_observed(
+            sited, lambda each: model(**each), repeated(), observer, scales, advance=advance
+        )
+
     return run_passes(run, plan)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import transformers
 
+from qdqbert.checkpoint.configuration import QDQBertConfig, register_config
 from qdqbert.compat.factory import ToolkitFactory
-from qdqbert.models.configuration import QDQBertConfig
 from qdqbert.models.quantized import QuantizedModel
 
 
@@ -85,12 +85,6 @@ AUTO_CLASSES: dict[str, type[QDQBertPreTrainedModel]] = {
 
 def register() -> None:
     """Register the classes with transformers' auto classes and pipelines. Can be repeated."""
-    transformers.AutoConfig.register(QDQBertConfig.model_type, QDQBertConfig, exist_ok=True)
+    register_config()
     for name, model in AUTO_CLASSES.items():
         getattr(transformers, name).register(QDQBertConfig, model, exist_ok=True)
-    transformers.AutoTokenizer.register(
-        QDQBertConfig,
-        slow_tokenizer_class=transformers.BertTokenizer,
-        fast_tokenizer_class=transformers.BertTokenizerFast,
-        exist_ok=True,
-    )

@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from qdqbert.checkpoint.families import family_of
-from qdqbert.checkpoint.load import Checkpoint, check_positions, load_checkpoint
-from qdqbert.encoders.stored import BUFFERS, check_format
-from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.insert.modules import ATTENTION
-from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.models.configuration import (
+from qdqbert.checkpoint.configuration import (
     excluded_of,
     quantizer_options_of,
     recipe_of,
 )
+from qdqbert.checkpoint.families import family_of
+from qdqbert.checkpoint.load import Checkpoint, check_positions, load_checkpoint
+from qdqbert.encoders.stored import BUFFERS, check_format
+from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.insert.modules import ATTENTION, register_attention
+from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.models.state import (
     adjust_,
     calibrate_weights_,
@@ -108,6 +108,12 @@ class QuantizedModel:
         model.config.quantizers = stored_state(sited_model(model))
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle a model by its float class, as the class of `prepare` is in no module."""
+        made: Any = super().__reduce_ex__(protocol)
+        model_class = vars(type(self)).get("_float_class", type(self))
+        return (_new, (model_class,), *made[2:])
+
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """Load a float checkpoint, or one that a model with quantizers saved.
@@ -131,6 +137,13 @@ class QuantizedModel:
         if model.config.quantizers is None:
             factory_of(model).finish_loading(sited_model(model).quantizers.values())
         return (model, info) if output_loading_info else model
+
+
+def _new(model_class: Any) -> Any:
+    """Return a model with quantizers, without its state, in a process that may have made none."""
+    register_attention()
+    quantized = quantized_class(model_class)
+    return quantized.__new__(quantized)
 
 
 def _by_keyword(forward: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
@@ -213,7 +226,11 @@ def quantized_class(float_class: Any) -> Any:
     return type(
         float_class.__name__,
         (QuantizedModel, float_class),
-        {"__module__": float_class.__module__, "__doc__": float_class.__doc__},
+        {
+            "__module__": float_class.__module__,
+            "__doc__": float_class.__doc__,
+            "_float_class": float_class,
+        },
     )
 
 

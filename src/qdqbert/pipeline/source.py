@@ -245,7 +245,7 @@ def _read_float(model: ModelPath, found: Description) -> Source:
 def _read_stored(model: ModelPath, found: Description) -> Source:
     """Read the weights and the quantizers of a checkpoint, by the classes that trained them."""
     # These load transformers' models.
-    from qdqbert.models.configuration import recipe_of
+    from qdqbert.checkpoint.configuration import recipe_of
     from qdqbert.models.quantized import class_for
     from qdqbert.models.state import stored_calibration, stored_specs
 

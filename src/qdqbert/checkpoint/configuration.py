@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import BertConfig
+import transformers
 
+from qdqbert.checkpoint.families import QDQBERT
 from qdqbert.encoders.stored import FORMAT, check_format
 from qdqbert.errors import CheckpointError
 from qdqbert.recipes import QuantizerOptions
 
 
-class QDQBertConfig(BertConfig):  # type: ignore[misc]
+class QDQBertConfig(transformers.BertConfig):  # type: ignore[misc]
     """Config of a BERT model with 20 quantizers per layer.
 
     Attributes:
@@ -28,7 +29,7 @@ class QDQBertConfig(BertConfig):  # type: ignore[misc]
     instead of RoBERTa's 1, and so are the other token ids.
     """
 
-    model_type = "qdqbert"
+    model_type = QDQBERT
 
     recipe: str | None = None
     quantizer_options: dict[str, Any] | None = None
@@ -65,6 +66,17 @@ class QDQBertConfig(BertConfig):  # type: ignore[misc]
         if isinstance(kwargs.get("quantizer_options"), QuantizerOptions):
             kwargs["quantizer_options"] = kwargs["quantizer_options"].to_dict()
         return super().from_dict(config_dict, **kwargs)
+
+
+def register_config() -> None:
+    """Register the class with transformers' `AutoConfig` and `AutoTokenizer`. Can be repeated."""
+    transformers.AutoConfig.register(QDQBERT, QDQBertConfig, exist_ok=True)
+    transformers.AutoTokenizer.register(
+        QDQBertConfig,
+        slow_tokenizer_class=transformers.BertTokenizer,
+        fast_tokenizer_class=transformers.BertTokenizerFast,
+        exist_ok=True,
+    )
 
 
 def recipe_of(config: Any) -> str | None:
