@@ -58,6 +58,8 @@ LABELS = ("dull", "fine")
 # three take long. The other pages run all kinds of calls.
 SLOW = {"token-classification", "question-answering", "reranking", "fill-mask"}
 SLOW |= {"serve", "export", "migrate", "onnx"}
+# Guides each of whose steps also runs in a process of its own, as the README's and the tutorials'.
+ALONE = {"migrate", "qat"}
 # Options of other programs: pip, torchrun, docker, servers, trtexec and scripts in `benchmarks/`.
 FOREIGN = {"--nproc-per-node", "--test", "--index-url", "--publish", "--tag", "--volume", "--rm"}
 FOREIGN |= {"--model-repository", "--onnx", "--shapes", "--fp16", "--int8"}
@@ -242,29 +244,84 @@ def test_page_runs_from_top_to_bottom(
     monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "1")
     # Another program may use the default port.
     port = free_port()
-    text = DIRECTIVE.sub("", page.read_text(encoding="utf-8"))
-    text = text.replace("localhost:8000", f"localhost:{port}")
-    blocks = BLOCK.findall(text)
-    assert len(blocks) == text.count("\n```") / 2 > 0
     with compat_uninstalled(), contextlib.ExitStack() as servers:
-        for number, (language, block) in enumerate(blocks, start=1):
+        for number, (language, block) in enumerate(blocks_of(page, port), start=1):
             if language == "bash":
-                run_commands(block, port, servers)
+                run_commands(block, port, servers, run_here)
             else:
-                assert language == "python"
                 code = compile(block, f"{page.name}, block {number}", "exec")
                 # A reader may run it again.
                 for _ in range(2):
                     exec(code, {"__name__": f"block_{number}"})
 
 
-def run_commands(block: str, port: int, servers: contextlib.ExitStack) -> None:
+@pytest.mark.openvino
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page",
+    [
+        README,
+        *sorted((DOCS / "tutorials").glob("*.md")),
+        *(DOCS / "guides" / f"{name}.md" for name in ("migrate", "qat")),
+    ],
+    ids=lambda path: path.stem,
+)
+def test_each_step_of_page_runs_in_a_process_of_its_own(
+    page, reader_files, tmp_path, monkeypatch
+) -> None:
+    folder = tmp_path / "reader"
+    shutil.copytree(reader_files, folder)
+    monkeypatch.chdir(folder)
+    port = free_port()
+    with contextlib.ExitStack() as servers:
+        for language, block in blocks_of(page, port):
+            if language == "bash":
+                run_commands(block, port, servers, run_alone)
+            else:
+                run_python("-c", block)
+
+
+def blocks_of(page: Path, port: int) -> list[tuple[str, str]]:
+    """Return the languages and the texts of a page's blocks, with another port for its servers."""
+    text = DIRECTIVE.sub("", page.read_text(encoding="utf-8"))
+    text = text.replace("localhost:8000", f"localhost:{port}")
+    blocks = BLOCK.findall(text)
+    assert len(blocks) == text.count("\n```") / 2 > 0
+    assert {language for language, _ in blocks} <= {"bash", "python"}
+    return blocks
+
+
+def run_here(arguments: list[str]) -> None:
+    printed = io.StringIO()
+    code: Any = 0
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            main(arguments)
+        except SystemExit as stop:
+            code = stop.code
+    assert not code, f"{arguments}\n{printed.getvalue()}"
+
+
+def run_alone(arguments: list[str]) -> None:
+    is_timed = arguments[0] == "quantize" and "auto" not in arguments
+    run_python("-m", "qdqbert", *arguments, *(["--no-benchmark"] if is_timed else []))
+
+
+def run_python(*arguments: str) -> None:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+
+
+def run_commands(
+    block: str, port: int, servers: contextlib.ExitStack, run: Callable[[list[str]], None]
+) -> None:
     """Run the lines of a block.
 
     Args:
         block: The block.
         port: Port for servers.
         servers: Ends the servers that are started.
+        run: Runs `qdqbert` with arguments.
     """
     for line in block.replace("\\\n", " ").strip().splitlines():
         program, *arguments = shlex.split(line)
@@ -278,14 +335,7 @@ def run_commands(block: str, port: int, servers: contextlib.ExitStack) -> None:
         if arguments[0] == "serve":
             servers.enter_context(served([*arguments, "--port", str(port)], port))
             continue
-        printed = io.StringIO()
-        code: Any = 0
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            try:
-                main(arguments)
-            except SystemExit as stop:
-                code = stop.code
-        assert not code, f"{line}\n{printed.getvalue()}"
+        run(arguments)
 
 
 @contextlib.contextmanager

@@ -10,10 +10,11 @@ import transformers
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 from transformers.utils import logging as transformers_logging
 
+import qdqbert
 from conftest import FLAT_POOLING, add_sentence_files, replace_cats_
 from qdqbert.checkpoint import hub, tokenizer
 from qdqbert.checkpoint.families import FAMILIES
-from qdqbert.checkpoint.load import infer_task, load_checkpoint
+from qdqbert.checkpoint.load import describe_checkpoint, infer_task, load_checkpoint
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.choices import POOLING_MODES
 from qdqbert.errors import CheckpointError, UserInputError
@@ -40,6 +41,18 @@ def test_an_encoder_of_each_family_is_loaded(checkpoints, family) -> None:
     with torch.inference_mode():
         states = checkpoint.model(torch.full((1, 64), 9)).last_hidden_state
     assert states.shape == (1, 64, 32)
+
+
+def test_a_folder_of_the_qdqbert_classes_is_known_before_they_are_imported(
+    checkpoints, tmp_path, monkeypatch
+) -> None:
+    folder = shutil.copytree(checkpoints("classifier"), tmp_path / "g")
+    qdqbert.QDQBertForSequenceClassification.from_pretrained(folder).save_pretrained(folder)
+    # As in a process that has not imported them.
+    monkeypatch.delitem(transformers.CONFIG_MAPPING._extra_content, "qdqbert")
+    found = describe_checkpoint(str(folder))
+    assert (found.config.model_type, found.task) == ("qdqbert", "text-classification")
+    assert found.config.quantizers is not None
 
 
 def test_a_model_with_a_table_of_segments_reads_them(tmp_path, save_tiny) -> None:
