@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from qdqbert.errors import DataFileError
-from qdqbert.tasks.class_names import class_named, class_of, name_classes, plain_number
+from qdqbert.tasks.class_names import (
+    class_named,
+    class_of,
+    name_classes,
+    new_names,
+    plain_number,
+)
+from qdqbert.tasks.data import Columns, Dataset, Example
 
 STARS = {0: "1 star", **{index: f"{index + 1} stars" for index in range(1, 5)}}
 SENTIMENT = {0: "negative", 1: "neutral", 2: "positive"}
@@ -116,3 +125,48 @@ def test_classes_with_one_name_are_told_apart_by_their_numbers() -> None:
 
 def test_decimals_of_whole_numbers_are_removed() -> None:
     assert [plain_number(each) for each in ("1.0", "2", "1.5", "a")] == ["1", "2", "1.5", "a"]
+
+
+SCORES = ["0.2", "0.5", "1", "3.25"]
+
+
+def as_classes(labels) -> set[str]:
+    """Return the classes of a new head for data with these labels."""
+    examples = tuple(Example(text="a", label=each, row=row) for row, each in enumerate(labels, 2))
+    dataset = Dataset(path="a.csv", examples=examples, columns=Columns(label="y"), notices=())
+    return new_names(dataset, lambda example: [example.label])
+
+
+@pytest.mark.parametrize(
+    ("labels", "odd"),
+    [
+        *((SCORES, odd) for odd in ("nan", "N/A", "None", "null", "-", "?", "inf", "missing")),
+        *(("012", odd) for odd in ("NaN", "NA", "none", "NULL", "-", "inf")),
+        *((["good", "bad"], odd) for odd in ("nan", "NaN", "<NA>", "#N/A")),
+    ],
+)
+def test_a_missing_value_or_a_word_among_scores_is_no_class(labels, odd) -> None:
+    message = f"^Row {len(labels) + 2} of .*, column 'y': Label {re.escape(repr(odd))} would"
+    with pytest.raises(DataFileError, match=message):
+        as_classes([*labels, odd])
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        SCORES,
+        ["0", "1"],
+        ["1", "2", "mixed"],
+        ["favor", "against", "none"],
+        ["NN", ".", "-"],
+        ["1.5", "two", "three"],
+    ],
+)
+def test_words_scores_and_whole_numbers_may_be_classes(labels) -> None:
+    assert as_classes(labels) == set(labels)
+
+
+@pytest.mark.parametrize("labels", ["111", ["good"] * 3])
+def test_one_class_is_refused(labels) -> None:
+    with pytest.raises(DataFileError, match=f"column 'y' name one class only, '{labels[0]}'"):
+        as_classes(labels)

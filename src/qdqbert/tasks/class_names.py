@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 from qdqbert.errors import DataFileError
+from qdqbert.tasks.columns import is_number
+from qdqbert.tasks.data import Dataset, check_each, labels_place
 
 # Number of classes that an error lists, and of labels that a notice lists.
 _MOST_NAMES = 40
@@ -22,6 +25,10 @@ _NUMBER_IN_NAME = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 # transformers' name of a class without a name.
 _GENERIC = re.compile(r"label_([0-9]+)", re.IGNORECASE)
 _TRUTH = {"false": 0.0, "true": 1.0}
+
+# What programs write where a value is missing: always, and where the other values are numbers.
+_MISSING = {"nan", "-nan", "<na>", "#n/a", "#n/a n/a", "#na"}
+_MISSING_NUMBER = {"na", "n/a", "none", "null", "nil", "nat", "-", "--", "?", ".", "inf", "-inf"}
 
 _BY_NUMBER = "the numbers of classes"
 _IN_NAME = "the numbers in the names of classes"
@@ -113,6 +120,45 @@ def class_of(label: str, id2label: Mapping[int, str]) -> int:
         f"Label {label!r} is not one of the model's: {listed_classes(id2label)}. Name another "
         "column with `label_column`, or set `id2label` in the checkpoint's config.json."
     )
+
+
+def new_names(dataset: Dataset, names_of: Callable[[Any], Iterable[str]]) -> set[str]:
+    """Return the labels of a data set, which become the classes of a new head, or its scores.
+
+    Args:
+        dataset: The data.
+        names_of: Returns the labels of an example.
+
+    Raises:
+        DataFileError: There are fewer than two labels, one of them stands for a missing value, or
+            most of them are scores and one is not.
+    """
+    names: set[str] = set()
+    check_each(dataset, lambda example: names.update(names_of(example)))
+    if len(names) < 2:
+        only = f"name one class only, {names.pop()!r}" if names else "name no class"
+        raise DataFileError(
+            f"The labels of {labels_place(dataset)} {only}; expected two or more, to tell apart. "
+            "Add examples of other classes, or name another column with `label_column`.",
+            argument="label_column",
+        )
+    numbers = {name for name in names if is_number(name)}
+    words = {name for name in names - numbers if name.lower() not in _MISSING | _MISSING_NUMBER}
+    are_scores = len(numbers) > len(words) and any(not float(each).is_integer() for each in numbers)
+    missing = _MISSING if words or not numbers else _MISSING | _MISSING_NUMBER
+    odd = {name for name in names - numbers if are_scores or name.lower() in missing}
+
+    def check(example: Any) -> None:
+        found = next((name for name in names_of(example) if name in odd), None)
+        if found is not None:
+            others = "numbers" if numbers else "names of classes"
+            raise DataFileError(
+                f"Label {found!r} would become a class of its own beside {len(names) - len(odd)} "
+                f"{others}. Correct it, or remove the row."
+            )
+
+    check_each(dataset, check)
+    return names
 
 
 def sorted_names(names: Iterable[str]) -> list[str]:

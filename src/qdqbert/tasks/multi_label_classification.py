@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbert.errors import DataFileError
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.class_names import class_named, class_of, name_classes, sorted_names
+from qdqbert.tasks.class_names import class_named, class_of, name_classes, new_names, sorted_names
 from qdqbert.tasks.data import Dataset, Example, check_each, labels_place, read_dataset
 from qdqbert.tasks.logits import apply, logit_predictions
 from qdqbert.tasks.metrics import multi_label_scores
@@ -179,7 +179,7 @@ def _class_names(dataset: Dataset) -> list[str]:
     lists = [labels_of(example) for example in dataset.examples]
     if _are_indicators(lists):
         return [f"LABEL_{index}" for index in range(len(lists[0]))]
-    return sorted_names({name for each in lists for name in each})
+    return sorted_names(new_names(dataset, labels_of))
 
 
 MULTI_LABEL_CLASSIFICATION = Task(

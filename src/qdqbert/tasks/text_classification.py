@@ -24,7 +24,7 @@ from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, classes, is_one
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.class_names import class_of, name_classes, plain_number, sorted_names
+from qdqbert.tasks.class_names import class_of, name_classes, new_names, plain_number, sorted_names
 from qdqbert.tasks.columns import is_number
 from qdqbert.tasks.data import Dataset, Example, check_each, labels_place, read_dataset
 from qdqbert.tasks.logits import (
@@ -112,13 +112,10 @@ def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
 def _class_names(dataset: Dataset) -> list[str]:
     """Return all labels, sorted, integers by value; or one `score` if some are fractions."""
     check_label_column(dataset)
-    check_each(dataset, label_of)
-    names = {label_of(example) for example in dataset.examples}
-    if all(is_number(name) for name in names) and not all(
-        float(name).is_integer() for name in names
-    ):
+    names = new_names(dataset, lambda example: [plain_number(label_of(example))])
+    if all(map(is_number, names)) and not all(float(name).is_integer() for name in names):
         return ["score"]
-    return sorted_names({plain_number(name) for name in names})
+    return sorted_names(names)
 
 
 class Scored(NamedTuple):

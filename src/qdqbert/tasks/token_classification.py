@@ -25,7 +25,7 @@ from qdqbert.runtime.routes import TaskRoute
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.tables.rows import Column, Kind
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.class_names import listed_classes, name_classes
+from qdqbert.tasks.class_names import listed_classes, name_classes, new_names
 from qdqbert.tasks.conll import TokenExample, read_sentences
 from qdqbert.tasks.data import Dataset, check_each, labels_place
 from qdqbert.tasks.entities import OUTSIDE, EntityCounts, count_entities, total
@@ -285,8 +285,7 @@ def _tags_of(example: TokenExample) -> tuple[str, ...]:
 
 def _class_names(dataset: Dataset) -> list[str]:
     """Return all tags, sorted; numbers by their value."""
-    check_each(dataset, _tags_of)
-    tags = {tag for example in dataset.examples for tag in _tags_of(example)}
+    tags = new_names(dataset, _tags_of)
     return sorted(tags, key=lambda tag: (len(tag) if tag.isdecimal() else 0, tag))
 
 

@@ -196,6 +196,17 @@ def test_labels_are_needed_if_the_teacher_is_only_a_part_of_the_loss(
     assert [rows[index]["labels"] for index in range(10)] == [{}] * 10
 
 
+@pytest.mark.parametrize("head", ["", "NextSentencePrediction"])
+def test_data_with_one_label_are_refused_unless_it_is_a_class_of_several(
+    options, write_file, encoded, head
+) -> None:
+    rows = [f"{text}\tthe cat\t1" for text in TEXTS]
+    same = write_file("same.tsv", "\n".join(["sentence1\tsentence2\tlabel", *rows]))
+    with pytest.raises(DataFileError, match="column 'label' are '1', from which nothing") as caught:
+        encoded(options(train_data=same), head)
+    assert caught.value.argument == "label_column"
+
+
 def questions(texts: list[str]) -> str:
     rows = [
         {

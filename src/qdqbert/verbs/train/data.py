@@ -19,11 +19,11 @@ from torch import Tensor
 from qdqbert.checkpoint.load import Checkpoint, infer_task, read_config
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Encoded, make_batches
-from qdqbert.errors import UserInputError, naming
+from qdqbert.errors import DataFileError, UserInputError, naming
 from qdqbert.pipeline.settings import input_length, task_options_of
 from qdqbert.progress import Progress
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings, tasks_of
-from qdqbert.tasks.data import Dataset, fingerprint
+from qdqbert.tasks.data import Dataset, fingerprint, labels_place
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.question_answering import windows_by_example
@@ -177,7 +177,8 @@ def encode_data(
     `trained` is the `training.json` of the checkpoint; empty without one.
 
     Raises:
-        DataFileError: A label is missing or unknown, or the data of an embedder have no pairs.
+        DataFileError: A label is missing or unknown, all are equal, or the data of an embedder have
+            no pairs.
     """
     uses_labels = _uses_labels(task, options)
     id2label = checkpoint.config.id2label
@@ -202,6 +203,8 @@ def encode_data(
     notices += [f"Training data: {each}" for each in features.notices]
     if uses_labels and task.class_names is not None and checkpoint.config.num_labels > 1:
         notices += _absent_classes(labels, id2label)
+    elif uses_labels and not TASK_KINDS[task.name].has_choices:
+        _check_labels_differ(labels, examples.train)
     held = None
     if examples.held is not None:
         with progress.stage("Tokenizing the evaluation data"):
@@ -315,6 +318,18 @@ def _training_labels(
         return [{} for _ in (features.examples if task.is_embedding else features.encoded.inputs)]
     assert task.labels is not None, "refused by `choose_task`"
     return task.labels(features, id2label)
+
+
+def _check_labels_differ(labels: Sequence[Labels | None], dataset: Dataset) -> None:
+    """Refuse data of which every example has the same score or class."""
+    values = [each.get("scores", each.get("labels")) for each in labels if each]
+    if all(isinstance(each, int | float) for each in values) and len(set(values)) == 1:
+        raise DataFileError(
+            f"All labels of {labels_place(dataset)} are {dataset.examples[0].label!r}, from which "
+            "nothing can be learned. Add examples with other labels, or name another column with "
+            "`label_column`.",
+            argument="label_column",
+        )
 
 
 def _absent_classes(labels: Sequence[Labels | None], id2label: Mapping[int, str]) -> list[str]:
