@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from qdqbert.cli import main
 from qdqbert.cli._commands import COMMANDS
+from training_files import before_batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -602,6 +603,23 @@ def test_a_signal_stops_a_command_and_its_partial_folder_is_removed(
     finally:
         signal.signal(signal.SIGINT, before)
     assert not list(out.parent.glob("*out*"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [(2, "Nothing was written, because"), (3, "Checkpoints are in {out}-checkpoints. Continue")],
+)
+def test_an_interrupted_training_names_checkpoints_only_if_there_are_some(
+    train, out, monkeypatch, batch, message
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    before_batch(monkeypatch, batch, interrupt)
+    printed = fails([*train, "--epochs", "2", "--eval-steps", "2", "-o", f"{out}/"], status=130)
+    assert f"Interrupted. {message.format(out=out)}" in printed
+    assert Path(f"{out}-checkpoints").exists() == (batch == 3)
+    assert not out.exists()
 
 
 def test_a_report_is_made_of_plain_values(quantized) -> None:

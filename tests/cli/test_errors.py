@@ -54,7 +54,7 @@ def test_json_errors_name_the_flag(capsys) -> None:
         raise UserInputError("`seed=-1` is too small.", argument="seed")
 
     with pytest.raises(SystemExit) as stop:
-        run_safely(call, OPTIONS, as_json=True, left="Nothing was written.")
+        run_safely(call, OPTIONS, as_json=True, left=lambda: "Nothing was written.")
     assert stop.value.code == 2
     printed = capsys.readouterr()
     assert json.loads(printed.out) == {

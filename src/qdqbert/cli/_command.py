@@ -83,7 +83,7 @@ def add_command(app: App, command: Command) -> None:
             lambda: _call(command, values),
             options,
             as_json=json,
-            left=command.after_interrupt(values),
+            left=lambda: command.after_interrupt(values),
         )
         # Of a distributed run, one process reports.
         if int(os.environ.get("RANK", "0")) == 0:

@@ -8,12 +8,20 @@ from typing import Any
 import qdqbert
 from qdqbert.cli._command import Command
 from qdqbert.cli._ray_address import with_ray_address
+from qdqbert.training.checkpoints import checkpoints_of, last_checkpoint
 
 
 def _after_run(given: Mapping[str, Any]) -> str:
     if "-" in (given["input"], given["output"]):
         return "The run cannot be continued, because it used stdin or stdout."
     return "Finished parts are kept. Continue with `--resume`."
+
+
+def _after_training(given: Mapping[str, Any]) -> str:
+    folder = checkpoints_of(given["output"])
+    if last_checkpoint(folder) is None:
+        return "Nothing was written, because there was no checkpoint yet."
+    return f"Checkpoints are in {folder}. Continue with `--resume`."
 
 
 COMMANDS = (
@@ -45,9 +53,7 @@ COMMANDS = (
             "qdqbert train ./my-classifier -o ./my-qat --train-data train.csv --eval-data dev.csv "
             "--qat --distill-from ./my-classifier"
         ),
-        after_interrupt=lambda given: (
-            f"Checkpoints are in {given['output']}-checkpoints. Continue with `--resume`."
-        ),
+        after_interrupt=_after_training,
     ),
     Command(
         function=qdqbert.benchmark,

@@ -74,7 +74,7 @@ def in_flags(text: str, options: Sequence[Declared]) -> str:
 
 
 def run_safely(
-    call: Callable[[], _Report], options: Sequence[Declared], *, as_json: bool, left: str
+    call: Callable[[], _Report], options: Sequence[Declared], *, as_json: bool, left: Callable[[], str]
 ) -> _Report:
     """Call a function. An error of the user becomes one line on stderr and an exit code.
 
@@ -82,7 +82,7 @@ def run_safely(
         call: The function.
         options: Options of the command, whose names are translated.
         as_json: Whether to print errors as JSON, too.
-        left: A sentence on what an interruption leaves.
+        left: Returns a sentence on what an interruption has left.
     """
     try:
         return call()
@@ -95,9 +95,9 @@ def run_safely(
             argument=spelled.get(error.argument or ""),
         )
     except KeyboardInterrupt:
-        fail(f"Interrupted. {left}", ExitCode.INTERRUPTED, as_json=as_json)
+        fail(f"Interrupted. {left()}", ExitCode.INTERRUPTED, as_json=as_json)
     except Terminated:
-        fail(f"Stopped by SIGTERM. {left}", ExitCode.TERMINATED, as_json=as_json)
+        fail(f"Stopped by SIGTERM. {left()}", ExitCode.TERMINATED, as_json=as_json)
 
 
 def fail(message: str, code: int, *, as_json: bool, argument: str | None = None) -> NoReturn:

@@ -22,6 +22,12 @@ _SETTINGS = "settings.json"
 _STATE = "trainer_state.json"
 
 
+def checkpoints_of(output: str) -> Path:
+    """Return the folder of the checkpoints of a run that writes `output`."""
+    # Without a slash at the end, which would put them into the output.
+    return Path(f"{Path(output)}-checkpoints")
+
+
 @contextlib.contextmanager
 def checkpoint_folder(
     folder: Path,

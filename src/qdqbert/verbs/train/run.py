@@ -35,7 +35,12 @@ from qdqbert.reporting.train import TrainReport
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.task import Metric, Task
-from qdqbert.training.checkpoints import check_folder, checkpoint_folder, step_of
+from qdqbert.training.checkpoints import (
+    check_folder,
+    checkpoint_folder,
+    checkpoints_of,
+    step_of,
+)
 from qdqbert.training.curves import plot_curves
 from qdqbert.training.dataset import collator
 from qdqbert.training.teacher import Teacher, check_teacher, load_teacher
@@ -70,7 +75,7 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
         CalibrationError: A quantizer saw no usable value.
         TrainingError: The loss is not finite, or a checkpoint cannot be written.
     """
-    folder = Path(f"{options.output}-checkpoints")
+    folder = checkpoints_of(options.output)
     arguments = training_arguments(options, folder)
     is_main = arguments.process_index == 0
     progress = progress if is_main else Silent()
