@@ -1,12 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
+import qdqbert
 from qdqbert.compat import nn as ours
 from qdqbert.compat.nn import QuantLinear, TensorQuantizer
 from qdqbert.compat.quant_modules import (
@@ -204,3 +208,85 @@ def test_quantizer_without_a_range_refuses_within() -> None:
     expected = linear(x)
     with enable_onnx_export():
         assert torch.equal(linear(x), expected)
+
+
+# Checkpoints of transformers
+
+
+def build(make: Callable[[], Any]) -> Any:
+    """Make a model while names are swapped."""
+    initialize()
+    try:
+        return make().eval()
+    finally:
+        deactivate()
+
+
+def ranges_of(model: Any) -> dict[str, torch.Tensor | None]:
+    """Return the range of each quantizer of the encoder."""
+    encoder = getattr(model, "bert", model)
+    return {
+        name: module.amax
+        for name, module in encoder.named_modules()
+        if isinstance(module, TensorQuantizer)
+    }
+
+
+@pytest.fixture(scope="module")
+def stored(make_model, tmp_path_factory) -> Path:
+    """A float checkpoint."""
+    folder = Path(tmp_path_factory.mktemp("stored"))
+    head = transformers.AutoModelForSequenceClassification
+    make_model("bert", head, num_hidden_layers=1).save_pretrained(folder)
+    return folder
+
+
+BERTS = {
+    "encoder": transformers.BertModel,
+    "head": transformers.BertForSequenceClassification,
+}
+
+
+@pytest.mark.parametrize("saved", BERTS)
+@pytest.mark.parametrize("loaded", BERTS)
+@pytest.mark.parametrize("shards", [False, True], ids=["one-file", "shards"])
+def test_ranges_of_a_model_of_transformers_are_saved_and_loaded(
+    stored, tmp_path, saved, loaded, shards
+) -> None:
+    model = build(lambda: BERTS[saved].from_pretrained(stored))
+    quantizers = [each for each in model.modules() if isinstance(each, TensorQuantizer)]
+    assert {each.amax for each in quantizers} == {None}
+    for each in quantizers:
+        each.disable_quant()
+        each.enable_calib()
+    model(torch.arange(5, 17).reshape(2, 6))
+    for each in quantizers:
+        each.load_calib_amax()
+        each.enable_quant()
+        each.disable_calib()
+    model.save_pretrained(tmp_path, max_shard_size="20KB" if shards else "1GB")
+    assert (tmp_path / "model.safetensors.index.json").exists() == shards
+    again = build(lambda: BERTS[loaded].from_pretrained(tmp_path))
+    before, after = ranges_of(model), ranges_of(again)
+    assert before.keys() == after.keys()
+    for name, amax in before.items():
+        torch.testing.assert_close(after[name], amax, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("learned", [False, True], ids=["fixed", "learned"])
+@pytest.mark.parametrize("kind", [*BERTS.values(), qdqbert.QDQBertModel])
+def test_descriptors_ranges_survive_from_pretrained(stored, kind, learned) -> None:
+    desc = QuantDescriptor(amax=4.0, learn_amax=learned)
+    QuantLinear.set_default_quant_desc_input(desc)
+    model = build(lambda: kind.from_pretrained(stored))
+    inputs = [each for name, each in model.named_modules() if name.endswith("_input_quantizer")]
+    assert len(inputs) >= 6
+    assert [float(each.used_amax) for each in inputs] == [4.0] * len(inputs)
+    assert [each.is_learned for each in inputs] == [learned] * len(inputs)
+
+
+def test_models_without_swapped_names_are_loaded_by_transformers_alone(stored) -> None:
+    before = inspect.getattr_static(transformers.PreTrainedModel, "_load_pretrained_model")
+    build(lambda: transformers.BertModel.from_pretrained(stored))
+    after = inspect.getattr_static(transformers.PreTrainedModel, "_load_pretrained_model")
+    assert after is before

@@ -298,22 +298,50 @@ def test_labels_give_transformers_loss(floats, auto) -> None:
     torch.testing.assert_close(ours, expected, atol=0, rtol=1e-5)
 
 
-def test_a_training_step_in_training_mode_lowers_the_loss(classifier) -> None:
+@pytest.mark.parametrize(
+    "load",
+    [
+        qdqbert.QDQBertForSequenceClassification.from_pretrained,
+        lambda folder: transformers.AutoModelForSequenceClassification.from_pretrained(
+            folder, config=qdqbert.QDQBertConfig.from_pretrained(folder)
+        ),
+    ],
+    ids=["class", "auto-class"],
+)
+def test_a_checkpoint_in_float16_is_trained_in_float32(floats, tmp_path, load) -> None:
+    # In float16 the first step of AdamW divides by an epsilon that is 0.
+    stored = transformers.AutoModelForSequenceClassification.from_pretrained(floats(CLASSIFIER))
+    stored.half().save_pretrained(tmp_path)
     batch = {**inputs_for(CLASSIFIER), **labels_for(CLASSIFIER)}
-    qdqbert.calibrate(classifier, [inputs_for(CLASSIFIER)])
-    for module in classifier.modules():
+    model = load(tmp_path)
+    qdqbert.calibrate(model, [inputs_for(CLASSIFIER)])
+    for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    classifier.train()
-    optimizer = torch.optim.AdamW(classifier.parameters(), lr=1e-3)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(8):
         optimizer.zero_grad()
-        loss = classifier(**batch).loss
+        loss = model(**batch).loss
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, "auto"], ids=["float16", "auto"])
+def test_training_in_float16_warns(floats, tmp_path, dtype) -> None:
+    stored = transformers.AutoModelForSequenceClassification.from_pretrained(floats(CLASSIFIER))
+    stored.half().save_pretrained(tmp_path)
+    model = qdqbert.QDQBertForSequenceClassification.from_pretrained(tmp_path, dtype=dtype)
+    assert model.dtype == torch.float16
+    with pytest.warns(UserWarning, match=r"float16, which optimizers cannot train.*model\.float"):
+        model.train()
+    model.float().train()
+    prepared = qdqbert.prepare(stored)
+    with pytest.warns(UserWarning, match="float16, which optimizers cannot train"):
+        prepared.train()
 
 
 # Decoders

@@ -72,6 +72,7 @@ def trainer_of(tmp_path: Path) -> Callable[..., TaskTrainer]:
             "is_embedder": False,
             "teacher": None,
             "score": None,
+            "start": None,
             "on_batch": lambda: None,
         }
         return TaskTrainer(model=model, args=arguments, **{**usual, **changes})

@@ -74,7 +74,11 @@ def in_flags(text: str, options: Sequence[Declared]) -> str:
 
 
 def run_safely(
-    call: Callable[[], _Report], options: Sequence[Declared], *, as_json: bool, left: Callable[[], str]
+    call: Callable[[], _Report],
+    options: Sequence[Declared],
+    *,
+    as_json: bool,
+    left: Callable[[], str],
 ) -> _Report:
     """Call a function. An error of the user becomes one line on stderr and an exit code.
 

@@ -42,8 +42,8 @@ class ToolkitFactory(QuantizerFactory):
                 quantizer.use_calibrator(histogram=not is_weight and calibrator != "max")
 
     def finish_loading(self, quantizers: Iterable[Quantizer]) -> None:
-        """Start learned ranges at the descriptors' ranges."""
+        """Give quantizers the descriptors' ranges."""
         # A model is built on the meta device, where numbers are lost.
         for quantizer in quantizers:
-            if isinstance(quantizer, TensorQuantizer) and quantizer.is_learned:
-                quantizer.start_learning()
+            assert isinstance(quantizer, TensorQuantizer)
+            quantizer.restart()

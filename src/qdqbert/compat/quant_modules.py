@@ -1,12 +1,14 @@
 """Replace modules of `torch.nn` by quantized ones while a model is built.
 
 Source: pytorch-quantization's `quant_modules`. Differs from upstream: originals are always
-restored, and the export switch is restored if an export fails.
+restored, the export switch is restored if an export fails, and `from_pretrained` of transformers
+restores ranges, which version 5 would drop.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 
 from qdqbert.compat import nn as quant_nn
+from qdqbert.compat.checkpoints import restoring_ranges
 from qdqbert.compat.nn import TensorQuantizer
 
 _quant_entry = namedtuple("_quant_entry", "orig_mod mod_name replace_mod")
@@ -69,7 +72,10 @@ class QuantModuleReplacementHelper:
             if entry.mod_name not in floats and (id(entry.orig_mod), entry.mod_name) not in taken
         ]
         for entry in [*kept, *custom]:
-            original = getattr(entry.orig_mod, entry.mod_name)
+            # Not by `getattr`, which makes functions of the static methods of a class.
+            original = vars(entry.orig_mod).get(entry.mod_name) or getattr(
+                entry.orig_mod, entry.mod_name
+            )
             self.orginal_func_map.add(_quant_entry(entry.orig_mod, entry.mod_name, original))
             self.quant_map.add(entry)
 
@@ -95,13 +101,26 @@ def initialize(
 ) -> None:
     """Replace `torch.nn.Linear` and others by quantized modules, for models built from now on.
 
+    Until `deactivate`, `from_pretrained` of transformers also loads ranges that `save_pretrained`
+    of such a model stored.
+
     Args:
         float_module_list: Names that stay in float, such as `"Conv2d"`.
         custom_quant_modules: Further `(module, name, replacement)`.
     """
     _quant_module_helper_object.restore_float_modules()
-    _quant_module_helper_object.prepare_state(float_module_list, custom_quant_modules)
+    custom = [*(custom_quant_modules or ()), *_loader_of_transformers()]
+    _quant_module_helper_object.prepare_state(float_module_list, custom)
     _quant_module_helper_object.apply_quant_modules()
+
+
+def _loader_of_transformers() -> list[Any]:
+    if importlib.util.find_spec("transformers") is None:
+        return []
+    from transformers import PreTrainedModel
+
+    name = "_load_pretrained_model"
+    return [(PreTrainedModel, name, staticmethod(restoring_ranges(getattr(PreTrainedModel, name))))]
 
 
 def deactivate() -> None:

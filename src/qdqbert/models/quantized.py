@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
 
 from qdqbert.checkpoint.configuration import (
     excluded_of,
@@ -118,25 +122,43 @@ class QuantizedModel:
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """Load a float checkpoint, or one that a model with quantizers saved.
 
+        Weights are float32, as in transformers 4, whatever the checkpoint stores: float16 cannot be
+        trained. Pass `dtype` for another type, "auto" for the stored one.
+
         Raises:
             CheckpointError: The checkpoint belongs to another family, or its ranges are not
                 complete.
         """
+        if "torch_dtype" not in kwargs:
+            kwargs.setdefault("dtype", torch.float32)
         model, info = super().from_pretrained(  # type: ignore[misc]
             *args, output_loading_info=True, **kwargs
         )
         # transformers leaves missing tensors uninitialized, and drops unexpected ones.
+        is_float = model.config.quantizers is None
         for keys, what in (("missing_keys", "lack"), ("unexpected_keys", "have unexpected")):
             ranges = sorted(key for key in info[keys] if key.endswith(_RANGES))
-            if ranges:
+            # Of a float checkpoint, ranges of descriptors are missing.
+            if ranges and not (is_float and keys == "missing_keys"):
                 raise CheckpointError(
                     f"The checkpoint's weights {what} {len(ranges)} ranges, such as "
                     f"`{ranges[0]}`, which contradicts config.json. Save the model again with "
                     "`save_pretrained`, or calibrate the float checkpoint again."
                 )
-        if model.config.quantizers is None:
+        if is_float:
             factory_of(model).finish_loading(sited_model(model).quantizers.values())
         return (model, info) if output_loading_info else model
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, and warn of weights that cannot be trained."""
+        model: Any = self
+        if mode and any(each.dtype == torch.float16 for each in model.parameters()):
+            warnings.warn(
+                "The weights are float16, which optimizers cannot train: the loss becomes NaN. "
+                "Call `model.float()`, or load the checkpoint with `dtype=torch.float32`.",
+                stacklevel=2,
+            )
+        return super().train(mode)  # type: ignore[misc, no-any-return]
 
 
 def _new(model_class: Any) -> Any:
@@ -177,7 +199,7 @@ def put_quantizers_in_(model: Any) -> None:
     stored = getattr(config, "quantizers", None)
     if stored is not None:
         restore_(sited, stored)
-    model.train(training)
+    nn.Module.train(model, training)
 
 
 def set_options_(model: Any, options: QuantizerOptions) -> None:

@@ -41,19 +41,22 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         is_embedder: bool,
         teacher: Teacher | None,
         score: Callable[[], list[Metric]] | None,
+        start: Metric | None,
         on_batch: Callable[[], None],
         **kwargs: Any,
     ) -> None:
         """Create a Trainer.
 
-        `score` returns the metrics of the current model, and `on_batch` is called after each batch.
-        The rest is for transformers.
+        `score` returns the metrics of the current model, `start` is the one that a better model has
+        to exceed, if the best one is kept, and `on_batch` is called after each batch. The rest is
+        for transformers.
         """
         self.sampler: BucketSampler | None = None
         self._outputs, self._head, self._is_embedder = outputs, head, is_embedder
         self._teacher, self._score, self._on_batch = teacher, score, on_batch
+        self._start = start
         super().__init__(*args, **kwargs)
-        self.add_callback(_SetEpoch(self))
+        self.add_callback(_Begin(self))
         # Gradient accumulation has to average over batches, because these losses are means.
         self.model_accepts_loss_kwargs = False
 
@@ -152,12 +155,24 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         return self.sampler
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        broken = [n for n, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())]
+        broken = [n for n, p in self.model.state_dict().items() if not bool(p.isfinite().all())]
         if broken:
             step = self.state.global_step
             self._fail(f"The weight `{broken[0]}` is NaN or infinite at step {step}")
+        self._write(super()._save_checkpoint, *args, **kwargs)
+
+    def save_start(self) -> None:
+        """Save the model before training as the best one so far, if the best one is kept."""
+        if self._start is None or self.state.best_metric is not None:
+            return
+        folder = str(Path(self.args.output_dir) / "checkpoint-0")
+        self._write(self.save_model, folder)
+        self.state.best_metric, self.state.best_global_step = self._start.value, 0
+        self.state.best_model_checkpoint = folder
+
+    def _write(self, write: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         try:
-            super()._save_checkpoint(*args, **kwargs)
+            write(*args, **kwargs)
         except (OSError, SafetensorError, RuntimeError) as error:
             # torch.save raises a `RuntimeError` if the disk is full.
             if isinstance(error, RuntimeError) and not _is_write_error(error):
@@ -181,8 +196,8 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         raise TrainingError(f"{what}. {kept} {hint}") from cause
 
 
-class _SetEpoch(transformers.TrainerCallback):  # type: ignore[misc]
-    """Sets the epoch of the sampler.
+class _Begin(transformers.TrainerCallback):  # type: ignore[misc]
+    """Saves the model at the begin of a run, and sets the epoch of the sampler.
 
     transformers and accelerate do so too, but not through all of their wrappers of samplers: not
     if several processes resume in the middle of an epoch.
@@ -190,6 +205,10 @@ class _SetEpoch(transformers.TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: TaskTrainer) -> None:
         self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del args, state, control, kwargs
+        self._trainer.save_start()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, control, kwargs

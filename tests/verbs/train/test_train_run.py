@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import shutil
 import sys
@@ -35,7 +36,15 @@ from qdqbert.verbs.train import scorer
 from qdqbert.verbs.train.run import set_dropout_
 from qdqbert.verbs.train.scorer import Scorer
 from task_files import DOC_STRIDE, HEADS, WORDS, settings_of
-from training_files import QUICK, Files, before_batch, record_of, recording, weights_of
+from training_files import (
+    QUICK,
+    Files,
+    assert_same_weights,
+    before_batch,
+    record_of,
+    recording,
+    weights_of,
+)
 
 CLASSIFICATION = "text-classification"
 # Quantizers of a layer. Heads have none.
@@ -346,6 +355,57 @@ def test_keep_best_writes_the_model_with_the_best_metric(classifier, out, monkey
     logits = logits_of(out)
     assert torch.equal(logits, logits_of(folder / "checkpoint-2"))
     assert not torch.equal(logits, logits_of(folder / "checkpoint-4"))
+
+
+def test_keep_best_writes_the_start_if_no_later_model_is_better(
+    classifier, out, tmp_path, monkeypatch
+) -> None:
+    values = itertools.chain([50.0, 50.0, 60.0, 70.0, 55.0], itertools.repeat(50.0))
+    monkeypatch.setattr(
+        Scorer,
+        "metrics",
+        lambda self: [Metric(name="perplexity", value=next(values), examples=8, is_error=True)],
+    )
+    options = {**QUICK, "train_data": classifier.train, "qat": True, "qat_ranges": "learned"}
+    report = flat.train(
+        classifier.checkpoint, out, eval_data=classifier.dev, keep_best=True, **options
+    )
+    said = [notice for notice in report.notices if "better than the one before" in notice]
+    assert len(said) == 1
+    # One step with a rate that changes no weight.
+    options |= {"epochs": 0.1, "learning_rate": 1e-30}
+    flat.train(classifier.checkpoint, tmp_path / "start", **options)
+    assert_same_weights(out, tmp_path / "start")
+
+
+def test_a_loss_that_rises_is_said(classifier, tmp_path, out) -> None:
+    options = {**QUICK, "train_data": classifier.train, "epochs": 4}
+    good = flat.train(classifier.checkpoint, tmp_path / "good", **options)
+    assert not any("loss" in notice for notice in good.notices)
+    report = flat.train(tmp_path / "good", out, **options | {"learning_rate": 1e3})
+    (said,) = (notice for notice in report.notices if "The loss rose from 0." in notice)
+    assert said.endswith("the training diverged. Lower `learning_rate`, which was 1000.")
+
+
+@pytest.mark.parametrize(
+    ("is_error", "change"), [(False, -1), (False, 0), (True, 1)], ids=["worse", "equal", "error"]
+)
+def test_a_model_that_is_worse_than_before_is_said(
+    classifier, out, monkeypatch, is_error, change
+) -> None:
+    values = itertools.chain([50.0], itertools.repeat(50.0 + change))
+    monkeypatch.setattr(
+        Scorer,
+        "metrics",
+        lambda self: [Metric(name="m", value=next(values), examples=8, is_error=is_error)],
+    )
+    options = {**QUICK, "train_data": classifier.train, "epochs": 0.1}
+    report = flat.train(classifier.checkpoint, out, eval_data=classifier.dev, **options)
+    said = [notice for notice in report.notices if "worse than before" in notice]
+    after = 50 + change
+    assert [f"m was 50.00 and is {after}.00. Lower" in each for each in said] == (
+        [True] if change else []
+    )
 
 
 @pytest.mark.parametrize("model_type", ["bert", "distilbert", "modernbert", "deberta-v2"])

@@ -99,12 +99,11 @@ class TensorQuantizer(DescribedQuantizer):
         self._if_quant = if_quant
         self._if_clip = False
         self._if_calib = if_calib
-        if desc.amax is not None:
-            self.register_buffer("_amax", torch.tensor(desc.amax))
+        self._first_amax = desc.amax
         if desc.learn_amax:
-            self._first_amax = 1.0 if desc.amax is None else float(np.max(desc.amax))
-            self.clip = Clip(-self._first_amax, self._first_amax, learn_min=True, learn_max=True)
+            self.clip = Clip(-1.0, 1.0, learn_min=True, learn_max=True)
             self.enable_clip()
+        self.restart()
         if if_clip:
             self.enable_clip()
         self._calibrator: Calibrator | None = None
@@ -226,9 +225,22 @@ class TensorQuantizer(DescribedQuantizer):
             raise RuntimeError("Called init_learn_amax before a range was calibrated or given.")
         self.start_learning(self.amax.max().item())
 
-    def start_learning(self, amax: float | None = None) -> None:
-        """Set the learned range. `None` takes the range of the descriptor."""
-        amax = self._first_amax if amax is None else amax
+    def restart(self) -> None:
+        """Set the ranges of the descriptor, which are lost where a model is built on meta tensors.
+
+        A learned range starts at 1 without one.
+        """
+        if self._first_amax is not None:
+            self.register_buffer("_amax", torch.tensor(self._first_amax))
+        if self.clip is not None:
+            if self.clip.ends[0].is_meta and not torch.empty(0).is_meta:
+                self.clip.to_empty(device="cpu")
+            self.start_learning(
+                1.0 if self._first_amax is None else float(np.max(self._first_amax))
+            )
+
+    def start_learning(self, amax: float) -> None:
+        """Set the learned range."""
         assert self.clip is not None
         low, high = self.clip.ends
         with torch.no_grad():

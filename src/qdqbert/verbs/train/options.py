@@ -50,7 +50,8 @@ class Optimization(Options):
         dropout: Keep the checkpoint's dropout, or turn it off.
         eval_steps: Number of steps after which the model is evaluated and saved. A quarter of the
             run by default.
-        keep_best: Write the model that is best on `eval_data` instead of the last one.
+        keep_best: Write the model that is best on `eval_data` instead of the last one. The model
+            before training counts, with `qat` after its calibration.
         seed: Seed of the order of examples, dropout, new heads and masked tokens.
     """
 

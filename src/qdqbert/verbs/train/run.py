@@ -62,6 +62,8 @@ from qdqbert.verbs.train.scorer import Scorer
 CURVES = "curves.svg"
 # A run with fewer steps than this gets a notice.
 _FEWEST_STEPS = 10
+# A loss below this is not worth a notice, whatever it was before.
+_SMALL_LOSS = 1e-3
 # transformers' name of the folder of TensorBoard's files.
 _EVENTS = "runs"
 
@@ -121,7 +123,9 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
         keep=options.keep_checkpoints,
         is_main=is_main,
     ) as start:
-        trainer = fit(options, arguments, checkpoint, data, scorer, teacher, start, progress)
+        trainer = fit(
+            options, arguments, checkpoint, data, scorer, teacher, before, start, progress
+        )
         fix_ranges_(sited_model(checkpoint.model))
         report = make_report(
             options, task, examples, trainer, start, before, scorer.metrics(), notices
@@ -214,6 +218,7 @@ def fit(
     data: TrainingData,
     scorer: Scorer,
     teacher: Teacher | None,
+    before: Sequence[Metric],
     start: Path | None,
     progress: Progress,
 ) -> TaskTrainer:
@@ -232,6 +237,7 @@ def fit(
             is_embedder=scorer.task.is_embedding,
             teacher=teacher,
             score=None if data.held is None else scorer.metrics,
+            start=before[0] if options.optimization.keep_best else None,
             on_batch=advance,
         )
         for unwanted in (transformers.ProgressCallback, transformers.PrinterCallback):
@@ -255,8 +261,9 @@ def make_report(
     """Return the report of a run that has ended."""
     quantizers = sited_model(trainer.model).quantizers.values()
     steps = trainer.state.global_step
+    notices = [*notices, *_what_went_wrong(options, trainer.state, before, after)]
     if steps < _FEWEST_STEPS:
-        notices = [*notices, _few_steps(steps, options)]
+        notices.append(_few_steps(steps, options))
     return TrainReport(
         directory=options.output,
         checkpoint=str(options.model),
@@ -270,6 +277,38 @@ def make_report(
         after=tuple(after),
         notices=tuple(dict.fromkeys(notices)),
     )
+
+
+def _what_went_wrong(
+    options: TrainOptions, state: Any, before: Sequence[Metric], after: Sequence[Metric]
+) -> list[str]:
+    """Return notices on a loss that rose, and on a model that is not better than before."""
+    notices = []
+    lower = f"Lower `learning_rate`, which was {options.schedule('learning_rate'):g}"
+    losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
+    part = max(1, len(losses) // 10)
+    first, last = (sum(each) / part for each in (losses[:part], losses[-part:]))
+    peak = max(losses, default=0.0)
+    # Without a second condition, a run that ends at a constant answer would not be found.
+    if last > _SMALL_LOSS and (last > 2 * first or (peak > 10 * first and last > 0.9 * first)):
+        notices.append(
+            f"The loss rose from {first:.3g} to {last:.3g}, and to {peak:.3g} in between: the "
+            f"training diverged. {lower}."
+        )
+    if not after:
+        return notices
+    old, new = before[0], after[0]
+    if options.optimization.keep_best and state.best_global_step == 0:
+        notices.append(
+            f"No model of this run was better than the one before training, whose {old.name} is "
+            f"{old.value:.2f}: that one was written. {lower}, or pass more `train_data`."
+        )
+    elif new.value > old.value if new.is_error else new.value < old.value:
+        notices.append(
+            f"The model is worse than before training: its {new.name} was {old.value:.2f} and is "
+            f"{new.value:.2f}. {lower}, or pass `keep_best=True`."
+        )
+    return notices
 
 
 def _few_steps(steps: int, options: TrainOptions) -> str:
