@@ -25,6 +25,16 @@ def test_a_call_without_mistakes_is_not_changed() -> None:
     assert str(inspect.signature(shift)) == "(values: 'list[int]', *, offset: 'int') -> 'list[int]'"
 
 
+def test_old_names_of_sentence_transformers_are_read() -> None:
+    @suggest_keywords
+    def encode(inputs: str) -> str:
+        return inputs
+
+    assert encode(sentences="a") == "a"  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="multiple values for argument 'inputs'"):
+        encode("a", sentences="b")  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
+    __version__: str
     from qdqbert.checkpoint.configuration import QDQBertConfig as QDQBertConfig
     from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer as TensorQuantizer
     from qdqbert.compat.tensor_quant import QuantDescriptor as QuantDescriptor
@@ -181,6 +182,10 @@ __all__ = sorted(_MODULES, key=str.casefold)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("qdqbert")
     # Importing torch takes seconds, so that names are imported when they are first used.
     if name not in _MODULES:
         raise AttributeError(f"module 'qdqbert' has no attribute {name!r}")

@@ -11,6 +11,9 @@ from typing import ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+# Names of parameters in sentence-transformers before version 6, by the names of today.
+_OLD_NAMES = {"inputs": "sentences"}
+
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the name that is spelled most like another one; `None` if none is similar."""
@@ -22,9 +25,12 @@ def suggest_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
     parameters = inspect.signature(function).parameters.values()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     names = [each.name for each in parameters if each.kind in named]
+    old_names = {old: new for new, old in _OLD_NAMES.items() if new in names and old not in names}
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        for old in old_names.keys() & kwargs.keys():
+            kwargs[old_names[old]] = kwargs.pop(old)
         for keyword in kwargs:
             if keyword not in names:
                 meant = nearest(keyword, names)

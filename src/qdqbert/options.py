@@ -11,12 +11,14 @@ Imports nothing heavier than the standard library.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import inspect
 import operator
 import os
 import shlex
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -86,10 +88,29 @@ def option(
     return dataclasses.field(default=default, kw_only=kw_only, metadata=given)
 
 
-def described(documented: Any, section: str) -> Mapping[str, str]:
+def docstring(documented: Any) -> str:
+    """Return the docstring of a class or function, without the indentation.
+
+    With `python -OO` objects have none, and it is read from their file.
+    """
+    if sys.flags.optimize < 2:
+        return inspect.getdoc(documented) or ""
+    return _docstrings(documented.__module__).get(documented.__qualname__, "")
+
+
+@functools.cache
+def _docstrings(module: str) -> Mapping[str, str]:
+    """Return the docstrings in the file of a module by the names of its classes and functions."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    kinds = ast.ClassDef, ast.FunctionDef
+    return {
+        each.name: ast.get_docstring(each) or "" for each in tree.body if isinstance(each, kinds)
+    }
+
+
+def described(documented: str, section: str) -> Mapping[str, str]:
     """Return the text of each name in a section of a docstring, such as "Args"."""
-    # The compiler removes the indentation from Python 3.13 on; `getdoc` does so in all versions.
-    lines = (inspect.getdoc(documented) or "").partition(f"{section}:\n")[2].splitlines()
+    lines = documented.partition(f"{section}:\n")[2].splitlines()
     docs: dict[str, str] = {}
     name = ""
     for line in lines:
@@ -116,18 +137,22 @@ class Options:
 
     def __init_subclass__(cls) -> None:
         """Make a dataclass of a subclass."""
+        before, heading, own = docstring(cls).partition("Attributes:\n")
+        helps = {
+            name: text
+            for base in cls.__bases__
+            for name, text in described(base.__doc__ or "", "Attributes").items()
+        }
+        for name in described(heading + own, "Attributes"):
+            helps.pop(name, None)
+        inherited = "".join(f"    {name}: {text}\n" for name, text in helps.items())
+        cls.__doc__ = before + heading + inherited + own
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
         cls.__init__ = suggest_keywords(cls.__init__)  # type: ignore[method-assign]
         _, *found = inspect.signature(cls.__init__).parameters.values()
         cls.__signature__ = inspect.Signature(
             [each.replace(annotation=as_given(each.annotation)) for each in found]
         )
-        before, heading, own = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
-        helps = {k: v for base in cls.__bases__ for k, v in described(base, "Attributes").items()}
-        for name in described(cls, "Attributes"):
-            helps.pop(name, None)
-        inherited = "".join(f"    {name}: {text}\n" for name, text in helps.items())
-        cls.__doc__ = before + heading + inherited + own
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -503,7 +528,7 @@ def types_read(options: type) -> Mapping[str, Any]:
 
 def helps_of(options: type) -> Mapping[str, str]:
     """Return the help of each field of a class."""
-    return described(options, "Attributes")
+    return described(options.__doc__ or "", "Attributes")
 
 
 @functools.cache

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -93,6 +95,15 @@ def out(tmp_path) -> Path:
 def quantize(checkpoints, out) -> list[str | Path]:
     """A command that would work, and take long."""
     return ["quantize", checkpoints("bert"), "-o", out, "--no-benchmark"]
+
+
+def test_help_is_the_same_where_python_removes_docstrings() -> None:
+    command = ["-m", "qdqbert", "quantize", "--help"]
+    whole, without = (
+        subprocess.check_output([sys.executable, *flags, *command], text=True)
+        for flags in ([], ["-OO"])
+    )
+    assert whole == without
 
 
 @pytest.mark.parametrize("verb", [each.name for each in COMMANDS])

@@ -179,17 +179,17 @@ def test_no_texts_give_no_embeddings(plain) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sentences": ["a", 3]}, "`sentences` has to be a text or a list of texts; item 1 is int"),
-        ({"sentences": "a", "prompt_name": "query"}, "`prompt_name='query'` is unknown"),
-        ({"sentences": "a", "output_value": "tokens"}, "`output_value='tokens'` is unknown"),
-        ({"sentences": "a", "batch_size": 0}, "`batch_size=0` must be a whole number from 1"),
-        ({"sentences": "a", "chunk_overlap": 62}, "`chunk_overlap` must be .* below 62, .*got 62"),
+        ({"inputs": ["a", 3]}, "`inputs` has to be a text or a list of texts; item 1 is int"),
+        ({"inputs": "a", "prompt_name": "query"}, "`prompt_name='query'` is unknown"),
+        ({"inputs": "a", "output_value": "tokens"}, "`output_value='tokens'` is unknown"),
+        ({"inputs": "a", "batch_size": 0}, "`batch_size=0` must be a whole number from 1"),
+        ({"inputs": "a", "chunk_overlap": 62}, "`chunk_overlap` must be .* below 62, .*got 62"),
         (
-            {"sentences": "a", "chunk_overlap": 60, "prompt": "the cat "},
+            {"inputs": "a", "chunk_overlap": 60, "prompt": "the cat "},
             "below 60, .* 2 special ones and 2 tokens of the prompt; got 60",
         ),
         (
-            {"sentences": "a", "chunk_overlap": 0, "output_value": "token_embeddings"},
+            {"inputs": "a", "chunk_overlap": 0, "output_value": "token_embeddings"},
             "applies to sentence embeddings only",
         ),
     ],
@@ -269,6 +269,7 @@ def test_an_unknown_similarity_is_refused(quantized, tmp_path) -> None:
 
 def test_the_dimension_is_that_of_an_embedding(plain) -> None:
     vector = plain[1].encode("music")
+    assert plain[1].get_embedding_dimension() == len(vector)
     assert plain[1].get_sentence_embedding_dimension() == len(vector)
 
 

@@ -58,7 +58,24 @@ def test_documents_are_ranked_as_by_the_cross_encoder(both, options) -> None:
         {**each, "score": pytest.approx(float(each["score"]), abs=1e-5)}
         for each in theirs.rank(QUERY, DOCUMENTS, **options)
     ]
-    assert model.rank(QUERY, DOCUMENTS, **options) == expected
+    found = model.rank(QUERY, DOCUMENTS, **options)
+    assert found == expected
+    assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    "options", [{"activation_fn": torch.nn.Sigmoid()}, {"activation_fn": torch.nn.Identity()}]
+)
+def test_activations_can_be_those_of_torch(both, options) -> None:
+    model, theirs = both
+    np.testing.assert_allclose(
+        model.predict(PAIRS, **options), theirs.predict(PAIRS, **options), atol=1e-5
+    )
+
+
+def test_an_activation_that_is_not_known_is_refused(both) -> None:
+    with pytest.raises(UserInputError, match=r"`activation_fn=ReLU\(\)` must be a Sigmoid, "):
+        both[0].predict(PAIRS, activation_fn=torch.nn.ReLU())
 
 
 def test_the_activation_can_be_chosen(both) -> None:

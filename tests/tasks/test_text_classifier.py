@@ -28,6 +28,11 @@ def both(request, tiny_artifact):
         yield model, pipeline
 
 
+def test_labels_are_in_the_order_of_the_outputs(both) -> None:
+    model, pipeline = both
+    assert model.labels == list(pipeline.model.config.id2label.values())
+
+
 def rounded(value):
     """Round scores, at any depth, so that they can be compared."""
     if isinstance(value, list):
@@ -35,11 +40,15 @@ def rounded(value):
     return {**value, "score": pytest.approx(value["score"], abs=1e-5)}
 
 
-@pytest.mark.parametrize("inputs", [TEXTS[0], TEXTS, PAIRS], ids=["one", "texts", "pairs"])
+@pytest.mark.parametrize(
+    "inputs",
+    [TEXTS[0], TEXTS[:1], TEXTS, PAIRS[0], PAIRS],
+    ids=["one", "list of one", "texts", "pair", "pairs"],
+)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"top_k": None}, {"top_k": 2}, {"function_to_apply": "none"}],
-    ids=["default", "all", "two", "logits"],
+    [{}, {"top_k": None}, {"top_k": 1}, {"top_k": 2}, {"function_to_apply": "none"}],
+    ids=["default", "all", "best", "two", "logits"],
 )
 def test_answers_are_those_of_the_pipeline(both, inputs, options) -> None:
     model, pipeline = both

@@ -14,7 +14,7 @@ import qdqbert
 from qdqbert.cli._commands import COMMANDS
 from qdqbert.errors import UserInputError
 from qdqbert.objects import OptionalModel, PathOption, SavedModel, Several
-from qdqbert.options import Limits, described, option
+from qdqbert.options import Limits, described, docstring, option
 from qdqbert.progress import Progress, Silent
 from qdqbert.verbs.call import Call, public
 
@@ -186,7 +186,7 @@ def test_a_missing_argument_is_refused_with_the_function() -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_each_field_of_a_command_has_a_help(command) -> None:
     fields = [field.name for field in dataclasses.fields(command.options)]
-    documented = described(command.function, "Args")
+    documented = described(docstring(command.function), "Args")
     assert documented.keys() == set(fields) == set(inspect.signature(command.function).parameters)
 
 
@@ -201,6 +201,21 @@ reveal_type(qdqbert.run("m", "i", "o").rows)
 reveal_type(qdqbert.load("m", task="text-classification", engine="native"))
 reveal_type(qdqbert.load("m"))
 qdqbert.load("m", task="sentiment")
+embedder = qdqbert.load("m", task="feature-extraction")
+reveal_type(embedder.encode("a"))
+reveal_type(embedder.encode(["a"], convert_to_tensor=True))
+reveal_type(embedder.encode_query(["a"], prompt="b"))
+embedder.encode(["a"], normalise=True)
+classifier = qdqbert.load("m", task="text-classification")
+reveal_type(classifier("a")[0]["label"])
+reveal_type(classifier({"text": "a"})["score"])
+reveal_type(classifier("a", top_k=2))
+reveal_type(qdqbert.load("m", task="token-classification")(["a"]))
+reveal_type(qdqbert.load("m", task="question-answering")(question="a", context="b")["answer"])
+reveal_type(qdqbert.load("m", task="reranking").predict([("a", "b")]))
+reveal_type(qdqbert.load("m", task="multi-vector-embedding").encode(["a"]))
+reveal_type(qdqbert.load("m", task="sparse-embedding").encode(["a"]))
+reveal_type(qdqbert.__version__)
 """
 
 
@@ -211,11 +226,23 @@ def test_type_checkers_see_the_parameters(tmp_path) -> None:
     found, _, _ = api.run([str(script)])
     lines = [line.partition(".py:")[2] for line in found.splitlines()]
     errors = [line for line in lines if "error:" in line]
-    assert [line.partition(":")[0] for line in errors] == ["5", "6", "7", "11"]
+    assert [line.partition(":")[0] for line in errors] == ["5", "6", "7", "11", "16", "16"]
     assert 'Unexpected keyword argument "max_lenght" for "quantize"' in errors[0]
     assert 'Argument "train_data" to "train" has incompatible type "int"' in errors[1]
     assert 'Missing positional argument "model" in call to "evaluate"' in errors[2]
     assert 'No overload variant of "load" matches' in errors[3]
     revealed = [line.partition("Revealed type is ")[2] for line in lines if "Revealed" in line]
     classifier = "qdqbert.tasks.text_classification.TextClassifier"
-    assert revealed == ['"int"', f'"{classifier}"', '"Any"']
+    answer = "TypedDict(qdqbert.tasks.text_classification.Class, {'label': str, 'score': float})"
+    # How numpy spells the types of values differs between its versions.
+    assert [each.strip('"').partition("[tuple")[0] for each in revealed] == [
+        *("int", classifier, "Any"),
+        *("numpy.ndarray", "torch._tensor.Tensor", "numpy.ndarray"),
+        *("str", "float", f"list[{answer}]", "list[list[dict[str, Any]]]", "str"),
+        *(
+            "numpy.ndarray",
+            "list[numpy.ndarray",
+            "qdqbert.tasks.sparse_embedding.SparseEmbeddings",
+            "str",
+        ),
+    ]

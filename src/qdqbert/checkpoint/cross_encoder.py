@@ -44,12 +44,15 @@ from qdqbert.task_kinds import TaskName, head_of, task_of_architecture
 Activation = Literal["sigmoid", "softmax", "none"]
 """A function that turns logits into scores."""
 
-# Names of the classes of torch that files name by their path: torch.nn.modules.linear.Identity.
-_ACTIVATIONS: Mapping[str, Activation] = {
+ACTIVATIONS: Mapping[str, Activation] = {
     "Sigmoid": "sigmoid",
     "Softmax": "softmax",
     "Identity": "none",
 }
+"""The functions by the names of torch's classes.
+
+Files name these by their path: torch.nn.modules.linear.Identity.
+"""
 _OLD_KEY = "sbert_ce_default_activation_function"
 
 
@@ -205,11 +208,11 @@ def activation_of(config: Mapping[str, Any], settings: ModelSettings, outputs: i
         if not isinstance(path, str) or not path.startswith("torch."):
             continue
         name = path.rpartition(".")[2]
-        if name not in _ACTIVATIONS:
+        if name not in ACTIVATIONS:
             raise CheckpointError(
                 f"The activation function {path} of this cross-encoder is not supported; expected "
-                f"{', '.join(_ACTIVATIONS)} of torch. With Identity in {MODEL_SETTINGS} of a copy, "
+                f"{', '.join(ACTIVATIONS)} of torch. With Identity in {MODEL_SETTINGS} of a copy, "
                 "scores are logits."
             )
-        return _ACTIVATIONS[name]
+        return ACTIVATIONS[name]
     return "sigmoid" if outputs == 1 else "none"

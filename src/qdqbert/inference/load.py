@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 from pathlib import Path
@@ -30,7 +31,7 @@ from qdqbert.inference.float_checkpoint import (
 )
 from qdqbert.keywords import suggest_keywords
 from qdqbert.machine import usable_cores
-from qdqbert.objects import ModelLike, saved
+from qdqbert.objects import ModelLike, SavedModel, saved
 from qdqbert.options import check_arguments
 from qdqbert.runtime.batches import BatchPlan
 from qdqbert.runtime.model import Loaded
@@ -125,7 +126,7 @@ def load(
         >>> model(["great food", "the room was cold"])
         [{'label': 'positive', 'score': 0.998}, {'label': 'negative', 'score': 0.981}]
     """
-    given = {
+    given: dict[str, Any] = {
         "task": task,
         "engine": engine,
         "provider": provider,
@@ -192,6 +193,12 @@ def load(
         threads=threads,
         batch_invariant=batch_invariant,
     )
+    if isinstance(source, SavedModel):
+        # It is gone, and what was made of it is in the cache.
+        place = str(artifact.directory)
+    else:
+        # A pickle may be read in another folder.
+        place = called if is_hub_name(source) else str(Path(source).absolute())
     loaded = Loaded(
         name=called,
         artifact=artifact,
@@ -202,6 +209,7 @@ def load(
         scheduler=scheduler,
         tokenizer=tokenizer,
         config=config,
+        reopen=functools.partial(load, place, **{**given, "check": False}),
     )
     return model(loaded)
 

@@ -153,6 +153,10 @@ class Quantizer(nn.Module):
     @property
     def used_amax(self) -> Tensor | None:
         """The largest magnitude that symmetric codes cover, learned or fixed. `None` if unknown."""
+        return self._used_amax()
+
+    # A method, as `torch.compile` reads no property of a base class.
+    def _used_amax(self) -> Tensor | None:
         if self.clip is not None:
             low, high = self.clip.ends
             return torch.maximum(-low, high).detach()

@@ -158,6 +158,20 @@ def check_batch_size(value: int | None) -> None:
         )
 
 
+def check_device(value: Any) -> None:
+    """Check the argument `device` of calls, which code for sentence-transformers passes.
+
+    Raises:
+        UserInputError: It is neither `None` nor the CPU.
+    """
+    if value is not None and str(value) != "cpu":
+        raise UserInputError(
+            f"`device={value!s:.100}`: a model runs where it was loaded, and takes no other device "
+            "in a call. Leave it out.",
+            argument="device",
+        )
+
+
 def described(value: Any) -> str:
     """Return a value and its type, for messages."""
     if isinstance(value, str) and not is_text(value):

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from qdqbert.artifact import Artifact
 from qdqbert.choices import EngineName
-from qdqbert.encoding import feature_of
+from qdqbert.encoding import Encoded, Inputs, feature_of, make_batch, padding_of
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import CheckpointError, ModelClosedError, UserInputError
 from qdqbert.forks import repair_in_child
 from qdqbert.progress import Progress, Silent
-from qdqbert.runtime.inputs import located
+from qdqbert.runtime.inputs import check_whole, listed, located, text_or_pair
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import Done, EncodedItem, Job, Scheduler
@@ -47,6 +47,7 @@ class Loaded:
         scheduler: Runs inputs on it.
         tokenizer: Cuts inputs to the folder's `max_length`.
         config: Content of the folder's `config.json`.
+        reopen: Loads the model again, with the same options.
     """
 
     name: str
@@ -58,12 +59,18 @@ class Loaded:
     scheduler: Scheduler
     tokenizer: Tokenizer
     config: Mapping[str, Any]
+    reopen: Callable[[], Model]
 
     @property
     def id2label(self) -> dict[int, str]:
         """Names of the classes, as transformers fills them in."""
         names = self.config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
         return _ClassNames({int(index): str(name) for index, name in names.items()})
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the classes, in the order of the outputs."""
+        return [name for _, name in sorted(self.id2label.items())]
 
 
 class _ClassNames(dict[int, str]):
@@ -83,7 +90,8 @@ class Model:
     so that `await asyncio.to_thread(model, texts)` does not block an event loop.
 
     Use it in a `with` block, or call `close`, to release the graph and its threads. Processes that
-    are forked from this one can use it: each loads its own graph when it needs it.
+    are forked from this one can use it: each loads its own graph when it needs it. A pickle has the
+    path and the options, and loads the model again, as a copy does.
 
     Attributes:
         reads_windows: Whether inputs longer than the limit are read whole, in windows.
@@ -135,7 +143,61 @@ class Model:
     @property
     def max_length(self) -> int:
         """Longest input in tokens."""
-        return self._loaded.artifact.max_length
+        limit = self._loaded.tokenizer.max_length
+        return self._loaded.artifact.max_length if limit is None else limit
+
+    @property
+    def max_seq_length(self) -> int:
+        """Longest input in tokens, under sentence-transformers' name. It can be lowered."""
+        return self.max_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int) -> None:
+        tokenizer = self._cutting(value, "max_seq_length")
+        self._loaded = dataclasses.replace(self._loaded, tokenizer=tokenizer)
+
+    def _cutting(self, limit: int, argument: str) -> Tokenizer:
+        """Return the tokenizer with another limit in tokens.
+
+        Raises:
+            UserInputError: Special tokens alone are as long, or the model reads fewer tokens.
+        """
+        check_whole(argument, limit, at_least=1)
+        tokenizer, longest = self._loaded.tokenizer, self._loaded.artifact.max_length
+        special = tokenizer.backend.num_special_tokens_to_add(is_pair=True)
+        if not special < limit <= longest:
+            raise UserInputError(
+                f"`{argument}` must be above {special}, the number of special tokens, and at most "
+                f"{longest}, the longest input of {self.name!r}, got {limit}.",
+                argument=argument,
+            )
+        return tokenizer.cutting(limit)
+
+    def tokenize(self, texts: Sequence[Any]) -> Inputs:
+        """Return the token ids of texts or pairs of texts, padded to the longest, for `forward`.
+
+        Args:
+            texts: A list of texts, or of pairs as `(first, second)` or `{"text": ..., "text_pair":
+                ...}`.
+
+        Returns:
+            int64 `(texts, tokens)` by name: `input_ids`, and others that the graph has.
+
+        Raises:
+            UserInputError: `texts` is something else.
+        """
+        items = listed(texts, "texts", "a list of texts or pairs")
+        names = self._loaded.artifact.input_names
+        encoder = TextEncoder(tokenizer=self._loaded.tokenizer, input_names=names)
+        found = encoder.encode([text_or_pair(each) for each in items])
+        encoded = Encoded(
+            inputs=tuple(dict(each.features[0]) for each in found),
+            padding=padding_of(self._loaded.tokenizer, names),
+            truncated=0,
+        )
+        if not found:
+            return {name: np.zeros((0, 0), np.int64) for name in names}
+        return make_batch(encoded, range(len(found))).inputs
 
     @property
     def window(self) -> int:
@@ -186,6 +248,11 @@ class Model:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what loads the model again, and the attributes that a caller can change."""
+        public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return _reopened, (self._loaded.reopen, {"max_seq_length": self.max_seq_length, **public})
 
     def __repr__(self) -> str:
         return (
@@ -354,6 +421,14 @@ class Model:
     def describe_truncation(self, truncated: int, items: int, max_length: int) -> str:
         """Return a sentence about truncated inputs."""
         return f"{truncated} of {items} inputs were longer than {max_length} tokens and were cut."
+
+
+def _reopened(reopen: Callable[[], Model], attributes: Mapping[str, Any]) -> Model:
+    """Return a model that was pickled."""
+    model = reopen()
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    return model
 
 
 def _raising(found: Generator[_A | UserInputError], *, has_positions: bool = True) -> Generator[_A]:

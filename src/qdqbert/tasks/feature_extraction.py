@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 import tokenizers
@@ -23,21 +23,27 @@ from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.keywords import suggest_keywords
 from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_batch_size, check_text, check_whole, listed_texts
+from qdqbert.runtime.inputs import (
+    check_batch_size,
+    check_device,
+    check_text,
+    check_whole,
+    listed_texts,
+)
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.scheduler import EncodedItem, Job
+from qdqbert.runtime.tensors import converted
 from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import score_answers
 from qdqbert.tasks.prompts import (
-    DOCUMENT_PROMPTS,
-    QUERY_PROMPTS,
     Prompted,
     PromptedModel,
+    Texts,
     encode_in_turn,
     prompts_of,
 )
@@ -63,6 +69,9 @@ from qdqbert.tasks.task import (
 )
 from qdqbert.tasks.texts import check_label_column, truncation_notice
 from qdqbert.tokenizing.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # More dimensions than embeddings have.
 _MOST = 2**31
@@ -372,7 +381,19 @@ def _columns(options: AnswerOptions) -> tuple[Column, ...]:
     return (Column(name="embedding", kind="numbers", dtype=DTYPES[options.output_dtype]),)
 
 
-class Embedder(PromptedModel):
+class EncodeOptions(TypedDict, total=False):
+    """Options of `Embedder.encode` that do not change the type of its result."""
+
+    device: str | None
+    normalize_embeddings: bool
+    truncate_dim: int | None
+    chunk_overlap: int | None
+    output_dtype: OutputDtype | None
+    precision: OutputDtype | None
+    ranges: Any
+
+
+class Embedder(PromptedModel[SmallEmbedding]):
     """Computes embeddings of texts."""
 
     rows = RowFormat(
@@ -390,38 +411,92 @@ class Embedder(PromptedModel):
         """Read the settings of the folder."""
         super().__init__(loaded)
         self._truncate_dim = self._settings.truncate_dim
-        self._similarity = self._settings.similarity
         stored = loaded.artifact.quantization.get("embedding_ranges")
         self._stored_ranges = None if stored is None else VectorRanges.of_json(stored)
+
+    @overload
+    def encode(
+        self,
+        inputs: Texts,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        output_value: Literal["sentence_embedding"] = "sentence_embedding",
+        convert_to_numpy: Literal[True] = True,
+        convert_to_tensor: Literal[False] = False,
+        **options: Unpack[EncodeOptions],
+    ) -> SmallEmbedding: ...
+
+    @overload
+    def encode(
+        self,
+        inputs: Texts,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        output_value: Literal["sentence_embedding"] = "sentence_embedding",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: Literal[True],
+        **options: Unpack[EncodeOptions],
+    ) -> Tensor: ...
+
+    @overload
+    def encode(
+        self,
+        inputs: Texts,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        output_value: Literal["sentence_embedding", "token_embeddings"] = "sentence_embedding",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        **options: Unpack[EncodeOptions],
+    ) -> Any: ...
 
     @suggest_keywords
     def encode(
         self,
-        sentences: str | Sequence[str],
-        *,
+        inputs: Texts,
         prompt_name: str | None = None,
         prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
         output_value: Literal["sentence_embedding", "token_embeddings"] = "sentence_embedding",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         chunk_overlap: int | None = None,
         output_dtype: OutputDtype | None = None,
         precision: OutputDtype | None = None,
         ranges: Any = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
     ) -> Any:
         """Compute embeddings, as `SentenceTransformer.encode` of sentence-transformers does.
 
         A model without sentence-transformers' files returns the mean of the token states.
 
         Args:
-            sentences: A text, or a list of texts.
+            inputs: A text, or a list of texts.
             prompt_name: Name of the prompt, a key of `prompts`, that is put before each text. The
                 folder's default prompt, if it has one, is used by default.
             prompt: Text that is put before each text, instead of a named prompt.
+            batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
+                Texts of similar length are put into batches by their tokens.
+            show_progress_bar: Whether to show a bar on stderr.
             output_value: The result for each text: its embedding, or the states of all of its
                 tokens.
+            convert_to_numpy: Whether the result is an array. Otherwise it is a list of tensors of
+                torch.
+            convert_to_tensor: Whether the result is a tensor of torch, instead of an array.
+            device: Has no effect, and can be "cpu" only.
             normalize_embeddings: Whether embeddings are scaled to length 1. Models that
                 end with normalization always scale them.
             truncate_dim: Number of leading dimensions to keep, for models trained for it. The
@@ -438,9 +513,6 @@ class Embedder(PromptedModel):
             precision: Name of `output_dtype` in sentence-transformers.
             ranges: Smallest and largest value of each dimension for "int8" and "uint8", `(2,
                 dimensions)`, which are divided into 256 steps. By default `embedding_ranges`.
-            batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
-                Texts of similar length are put into batches by their tokens.
-            show_progress_bar: Whether to show a bar on stderr.
 
         Returns:
             float32, `(dimensions,)` for a text and `(texts, dimensions)` for a list. For
@@ -448,7 +520,8 @@ class Embedder(PromptedModel):
             int8 or uint8; bits take an eighth of the dimensions.
 
         Raises:
-            UserInputError: `prompt_name` is unknown, or `sentences` is not a text or a list of
+            MissingExtraError: A tensor is asked for, and torch is not installed.
+            UserInputError: `prompt_name` is unknown, or `inputs` is not a text or a list of
                 texts, or the graph has no token states, or `chunk_overlap` is too large or used
                 with token states. Or `output_dtype` is unknown, used with token states, or needs
                 ranges that the folder does not have.
@@ -459,6 +532,7 @@ class Embedder(PromptedModel):
             (2, 384)
         """
         check_batch_size(batch_size)
+        check_device(device)
         if precision is not None and output_dtype not in (None, precision):
             raise UserInputError(
                 f"`output_dtype={output_dtype!r}` and `precision={precision!r}` are two names of "
@@ -466,7 +540,7 @@ class Embedder(PromptedModel):
                 argument="precision",
             )
         self._check_width(truncate_dim)
-        is_one = isinstance(sentences, str)
+        is_one = isinstance(inputs, str)
         job = self.job(
             prompt_name=prompt_name,
             prompt=prompt,
@@ -477,15 +551,19 @@ class Embedder(PromptedModel):
             output_dtype=output_dtype or precision or "float32",
             ranges=ranges,
         )
-        texts = listed_texts(sentences, "sentences")
+        texts = listed_texts(inputs, "inputs")
         vectors = self._all(job, texts, progress=progress_of(bool(show_progress_bar)))
+        found: Any = vectors
         if is_one:
-            return vectors[0]
-        if output_value == "token_embeddings":
-            return vectors
-        if not vectors:
-            return np.stack(self._all(job, ["a"]))[:0]
-        return np.stack(vectors)
+            found = vectors[0]
+        elif output_value != "token_embeddings":
+            found = np.stack(vectors or self._all(job, ["a"]))[: len(vectors)]
+        return converted(
+            found,
+            convert_to_numpy=convert_to_numpy,
+            convert_to_tensor=convert_to_tensor,
+            is_one=is_one,
+        )
 
     @suggest_keywords
     def embedding_ranges(
@@ -557,14 +635,14 @@ class Embedder(PromptedModel):
                 f"number of dimensions; got shapes {a.shape} and {b.shape}.",
                 argument="embeddings2",
             )
-        match self._similarity:
+        match self.similarity_fn_name:
             case "dot":
                 return np.asarray(a @ b.T)
             case "euclidean":
                 return np.asarray(-np.linalg.norm(a[:, None] - b[None], axis=-1))
             case "manhattan":
                 return np.asarray(-np.abs(a[:, None] - b[None]).sum(axis=-1))
-            case "cosine" | None:
+            case "cosine":
                 return np.asarray(_scaled(a) @ _scaled(b).T)
             case name:
                 raise UserInputError(
@@ -572,21 +650,6 @@ class Embedder(PromptedModel):
                     "config_sentence_transformers.json is unknown. Known: cosine, dot, euclidean, "
                     "manhattan."
                 )
-
-    def get_sentence_embedding_dimension(self) -> int:
-        """Return the number of dimensions of an embedding, as sentence-transformers does."""
-        return len(self._all(self.job(prompt=""), ["a"])[0])
-
-    def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
-        """Compute embeddings of queries: `encode` with the prompt "query", if there is one."""
-        return self.encode(sentences, **self._with_prompt(QUERY_PROMPTS, options))
-
-    def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Any:
-        """Compute embeddings of documents: `encode` with the document prompt, if there is one.
-
-        It is the first of the prompts "document", "passage" and "corpus" that the folder has.
-        """
-        return self.encode(sentences, **self._with_prompt(DOCUMENT_PROMPTS, options))
 
     def __call__(self, texts: str | Sequence[str]) -> list[Any]:
         """Return the states of all tokens, as transformers' pipeline "feature-extraction" does.

@@ -290,7 +290,7 @@ class MaskFiller(Model):
         top_k: int = 5,
         targets: str | Sequence[str] | None = None,
         batch_size: int | None = None,
-    ) -> Any:
+    ) -> list[Any]:
         """Fill masks, as transformers' pipeline "fill-mask" does.
 
         Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,11 @@ from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.keywords import suggest_keywords
 from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Feature, Results
-from qdqbert.runtime.inputs import check_batch_size, listed_texts
+from qdqbert.runtime.inputs import check_batch_size, check_device, listed_texts
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
+from qdqbert.runtime.tensors import converted
 from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION, by_jobs_in_turn
@@ -35,6 +36,7 @@ from qdqbert.tasks.prompts import (
     QUERY_PROMPTS,
     Prompted,
     PromptedModel,
+    Texts,
     check_kind,
     first_prompt,
 )
@@ -114,8 +116,18 @@ def _filled(feature: Feature, padding: _Padding) -> Feature:
     }
 
 
-class MultiVectorEmbedder(PromptedModel):
+class EncodeOptions(TypedDict, total=False):
+    """Options of `MultiVectorEmbedder.encode` that do not change the type of its result."""
+
+    task: Kind | None
+    device: str | None
+
+
+class MultiVectorEmbedder(PromptedModel[Any]):
     """Computes a vector for each token of texts, and compares texts by them."""
+
+    has_kinds = True
+    usual_similarity = "maxsim"
 
     rows = RowFormat(
         name="a multi-vector embedder",
@@ -130,44 +142,87 @@ class MultiVectorEmbedder(PromptedModel):
         super().__init__(loaded)
         self._rules = read_token_rules(loaded.artifact.directory)
         self._skipped = _skipped_ids(self._rules, loaded.tokenizer)
-        if self._settings.similarity not in (None, "maxsim", "meanmaxsim"):
+        if self.similarity_fn_name not in ("maxsim", "meanmaxsim"):
             raise CheckpointError(
-                f"`similarity_fn_name={self._settings.similarity!r:.80}` in the folder's "
+                f"`similarity_fn_name={self.similarity_fn_name!r:.80}` in the folder's "
                 "config_sentence_transformers.json is not supported for vectors of tokens. Known: "
                 "maxsim, meanmaxsim."
             )
 
+    @overload
+    def encode(  # type: ignore[overload-overlap]  # a text is a sequence of texts
+        self,
+        inputs: str,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        convert_to_numpy: Literal[True] = True,
+        **options: Unpack[EncodeOptions],
+    ) -> Vectors: ...
+
+    @overload
+    def encode(
+        self,
+        inputs: Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        convert_to_numpy: Literal[True] = True,
+        **options: Unpack[EncodeOptions],
+    ) -> list[Vectors]: ...
+
+    @overload
+    def encode(
+        self,
+        inputs: Texts,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        convert_to_numpy: bool,
+        **options: Unpack[EncodeOptions],
+    ) -> Any: ...
+
     @suggest_keywords
     def encode(
         self,
-        sentences: str | Sequence[str],
-        *,
+        inputs: Texts,
         prompt_name: str | None = None,
         prompt: str | None = None,
-        task: Kind | None = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
+        *,
+        task: Kind | None = None,
+        convert_to_numpy: bool = True,
+        device: str | None = None,
     ) -> Any:
         """Compute vectors of tokens, as `MultiVectorEncoder.encode` of sentence-transformers does.
 
         Use `encode_query` and `encode_document`, which choose the prompt and the `task`.
 
         Args:
-            sentences: A text, or a list of texts.
+            inputs: A text, or a list of texts.
             prompt_name: Name of the prompt, a key of `prompts`, that is put before each text. The
                 folder's default prompt, if it has one, is used by default.
             prompt: Text that is put before each text, instead of a named prompt.
+            batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
+            show_progress_bar: Whether to show a bar on stderr.
             task: Whether texts are queries or documents, which have lengths of their own. Queries
                 are expanded, if the model does that. Documents, and texts of which a call does not
                 say what they are, have no vectors for tokens that the model skips.
-            batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
-            show_progress_bar: Whether to show a bar on stderr.
+            convert_to_numpy: Whether results are arrays, instead of tensors of torch.
+            device: Has no effect, and can be "cpu" only.
 
         Returns:
             float32 `(tokens, dimensions)` for a text, and a list of these for a list.
 
         Raises:
-            UserInputError: `prompt_name` or `task` is unknown, or `sentences` is not a text or a
+            UserInputError: `prompt_name` or `task` is unknown, or `inputs` is not a text or a
                 list of texts.
 
         Example:
@@ -177,29 +232,21 @@ class MultiVectorEmbedder(PromptedModel):
             array([[26.4, 14.1]], dtype=float32)
         """
         check_batch_size(batch_size)
+        check_device(device)
         job = self.job(prompt_name=prompt_name, prompt=prompt, task=task)
-        texts = listed_texts(sentences, "sentences")
+        texts = listed_texts(inputs, "inputs")
         vectors = self._all(
             job,
             texts,
             max_length=job.tokenizer.max_length,
             progress=progress_of(bool(show_progress_bar)),
         )
-        return vectors[0] if isinstance(sentences, str) else vectors
-
-    def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
-        """Compute vectors of queries: `encode` with the prompt "query", if there is one."""
-        return self.encode(
-            sentences, **{"task": "query", **self._with_prompt(QUERY_PROMPTS, options)}
-        )
-
-    def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Any:
-        """Compute vectors of documents: `encode` with the document prompt, if there is one.
-
-        It is the first of the prompts "document", "passage" and "corpus" that the folder has.
-        """
-        return self.encode(
-            sentences, **{"task": "document", **self._with_prompt(DOCUMENT_PROMPTS, options)}
+        is_one = isinstance(inputs, str)
+        return converted(
+            vectors[0] if is_one else vectors,
+            convert_to_numpy=convert_to_numpy,
+            convert_to_tensor=False,
+            is_one=is_one,
         )
 
     def similarity(self, queries: Many, documents: Many) -> NDArray[np.float32]:
@@ -226,7 +273,7 @@ class MultiVectorEmbedder(PromptedModel):
                 f"{', '.join(map(str, sorted(widths)))}.",
                 argument="documents",
             )
-        return max_sim(*sides, is_mean=self._settings.similarity == "meanmaxsim")
+        return max_sim(*sides, is_mean=self.similarity_fn_name == "meanmaxsim")
 
     @suggest_keywords
     def rank(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -356,6 +356,17 @@ class ChoiceSelector(Model):
         job=lambda model, _: model.job(),
         values=lambda answer, _: (answer["label"], answer["score"], answer["scores"]),
     )
+
+    @overload
+    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    @overload
+    def __call__(self, inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]: ...
+
+    @overload
+    def __call__(
+        self, *, context: str, choices: Sequence[str], prompt: str = ""
+    ) -> dict[str, Any]: ...
 
     @suggest_keywords
     def __call__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.objects import Rows
@@ -22,7 +22,7 @@ from qdqbert.tasks.logits import (
     most_likely_classes,
 )
 from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task
-from qdqbert.tasks.text_classification import Label
+from qdqbert.tasks.text_classification import Class, Label
 from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
 
 NAMES: Mapping[int, str] = {0: "is_next", 1: "not_next"}
@@ -132,6 +132,12 @@ class NextSentencePredictor(Model):
         job=lambda model, _: model.job(),
         values=classes,
     )
+
+    @overload
+    def __call__(self, inputs: tuple[str, str] | Mapping[str, str]) -> Class: ...
+
+    @overload
+    def __call__(self, inputs: Sequence[Any]) -> list[Class]: ...
 
     def __call__(self, inputs: Any) -> Any:
         """Decide whether the second text of each pair follows the first.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_args, overload
 
 from qdqbert.checkpoint.sentence import Kind, ModelSettings, choose_prompt, read_model_settings
 from qdqbert.encoding import feature_of
@@ -14,6 +14,13 @@ from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.model import Loaded, Model, TextEncoder
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tokenizing.chunks import in_chunks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Texts = str | Sequence[str]
+
+_Vectors = TypeVar("_Vectors")
 
 
 class TokenIds(tuple[int, ...]):
@@ -117,12 +124,26 @@ def check_kind(task: Any) -> None:
         )
 
 
-class PromptedModel(Model):
+class NoCard:
+    """The place of a model card, which evaluators of sentence-transformers write metrics to."""
+
+    def set_evaluation_metrics(self, *metrics: Any) -> None:
+        """Keep nothing: evaluators return their metrics, too."""
+
+
+class PromptedModel(Model, Generic[_Vectors]):
     """Encodes texts with a prompt.
 
     Attributes:
         prompts: Texts that can be put before a text, by name.
+        has_kinds: Whether `encode` takes the kind of texts, as `task`.
+        usual_similarity: The function that `similarity` computes unless the folder names another.
+        model_card_data: Takes the metrics of sentence-transformers' evaluators, and keeps none.
     """
+
+    has_kinds: ClassVar[bool] = False
+    usual_similarity: ClassVar[str] = "cosine"
+    model_card_data: ClassVar[NoCard] = NoCard()
 
     def __init__(self, loaded: Loaded) -> None:
         """Read the prompts of the folder."""
@@ -134,6 +155,53 @@ class PromptedModel(Model):
         """Return the prompt that a call asks for; see `choose_prompt`."""
         default = self._settings.default_prompt_name
         return choose_prompt(self.prompts, default, name=name, text=text)
+
+    @overload
+    def encode_query(
+        self, inputs: Texts, *, convert_to_tensor: Literal[True], **options: Any
+    ) -> Tensor: ...
+
+    @overload
+    def encode_query(self, inputs: Texts, **options: Any) -> _Vectors: ...
+
+    def encode_query(self, inputs: Texts, **options: Any) -> Any:
+        """Compute embeddings of queries: `encode` with the prompt "query", if there is one."""
+        return self._encode("query", QUERY_PROMPTS, inputs, options)
+
+    @overload
+    def encode_document(
+        self, inputs: Texts, *, convert_to_tensor: Literal[True], **options: Any
+    ) -> Tensor: ...
+
+    @overload
+    def encode_document(self, inputs: Texts, **options: Any) -> _Vectors: ...
+
+    def encode_document(self, inputs: Texts, **options: Any) -> Any:
+        """Compute embeddings of documents: `encode` with the document prompt, if there is one.
+
+        It is the first of the prompts "document", "passage" and "corpus" that the folder has.
+        """
+        return self._encode("document", DOCUMENT_PROMPTS, inputs, options)
+
+    def _encode(
+        self, kind: Kind, names: Sequence[str], inputs: Texts, options: Mapping[str, Any]
+    ) -> Any:
+        model: Any = self
+        task = {"task": kind} if self.has_kinds else {}
+        return model.encode(inputs, **{**task, **self._with_prompt(names, options)})
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """Name of the function that `similarity` computes."""
+        return self._settings.similarity or self.usual_similarity
+
+    def get_embedding_dimension(self) -> int:
+        """Return the number of dimensions of an embedding, as sentence-transformers does."""
+        model: Any = self
+        return int(model.encode("a", prompt="").shape[-1])
+
+    # Its name before version 5.4 of sentence-transformers.
+    get_sentence_embedding_dimension = get_embedding_dimension
 
     def _with_prompt(self, names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of `encode`, with the first of some prompts that the folder has.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -351,6 +351,17 @@ class QuestionWithContext:
     context: str
 
 
+class AskOptions(TypedDict, total=False):
+    """Options of a call that do not change the type of its result."""
+
+    doc_stride: int | None
+    max_answer_len: int | None
+    max_seq_len: int | None
+    max_question_len: int
+    handle_impossible_answer: bool | None
+    batch_size: int | None
+
+
 class QuestionAnswerer(Model):
     """Answers questions with spans of a context."""
 
@@ -365,6 +376,30 @@ class QuestionAnswerer(Model):
     )
 
     reads_windows = True
+
+    @overload
+    def __call__(self, inputs: Question, **options: Unpack[AskOptions]) -> SpanAnswer: ...
+
+    @overload
+    def __call__(
+        self, inputs: Sequence[Question], **options: Unpack[AskOptions]
+    ) -> list[SpanAnswer]: ...
+
+    @overload
+    def __call__(
+        self, *, question: str, context: str, **options: Unpack[AskOptions]
+    ) -> SpanAnswer: ...
+
+    @overload
+    def __call__(
+        self,
+        inputs: Question | Sequence[Question] | None = None,
+        *,
+        question: str | Sequence[str] | None = None,
+        context: str | Sequence[str] | None = None,
+        top_k: int = 1,
+        **options: Unpack[AskOptions],
+    ) -> Any: ...
 
     @suggest_keywords
     def __call__(
@@ -464,7 +499,7 @@ class QuestionAnswerer(Model):
         )
         windows = Windows(
             tokenizer=self._loaded.tokenizer,
-            max_length=min(max_seq_len or artifact.max_length, artifact.max_length),
+            max_length=min(max_seq_len or self.max_length, self.max_length),
             doc_stride=options.doc_stride,
             max_question_length=max_question_len,
             limit="max_seq_len",

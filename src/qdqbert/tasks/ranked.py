@@ -44,7 +44,7 @@ def ranked(
         return_documents: Whether to return the texts.
     """
     return [
-        {"corpus_id": index, "score": scores[index]}
+        {"corpus_id": index, "score": float(scores[index])}
         | ({"text": texts[index]} if return_documents else {})
         for index in np.argsort(-keys, kind="stable")[:top_k].tolist()
     ]

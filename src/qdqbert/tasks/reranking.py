@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from qdqbert.checkpoint.cross_encoder import Activation, activation_of
+from qdqbert.checkpoint.cross_encoder import ACTIVATIONS, Activation, activation_of
 from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.keywords import suggest_keywords
@@ -24,6 +24,7 @@ from qdqbert.progress import progress_of
 from qdqbert.runtime.inputs import (
     Text,
     check_batch_size,
+    check_device,
     is_pair,
     listed,
     text_or_pair,
@@ -31,6 +32,7 @@ from qdqbert.runtime.inputs import (
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.rows import SCORE, RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
+from qdqbert.runtime.tensors import converted
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.columns import Row, is_number
 from qdqbert.tasks.data import Columns, Dataset, Example, check_each, open_table, read_table
@@ -43,6 +45,9 @@ from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Tas
 from qdqbert.tasks.text_classification import Classify, TextClassifier
 from qdqbert.tasks.texts import check_label_column, encode_texts
 from qdqbert.tokenizing.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Names of the column that groups rows.
 _ID_COLUMNS = ("query_id", "query-id", "qid", "topic")
@@ -262,6 +267,15 @@ class _Score(Classify):
         return self.prompt + item[0], item[1]
 
 
+class PredictOptions(TypedDict, total=False):
+    """Options of `Reranker.predict` that do not change the type of its result."""
+
+    activation: Activation | None
+    activation_fn: Any
+    apply_softmax: bool
+    device: str | None
+
+
 class Reranker(TextClassifier):
     """Scores how well documents answer a query, or otherwise compares two texts."""
 
@@ -281,60 +295,138 @@ class Reranker(TextClassifier):
         self._default_prompt_name = settings.default_prompt_name
         self.prompts: dict[str, str] = dict(settings.prompts)
 
+    @overload
+    def predict(
+        self,
+        inputs: Any,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        convert_to_numpy: Literal[True] = True,
+        convert_to_tensor: Literal[False] = False,
+        **options: Unpack[PredictOptions],
+    ) -> NDArray[np.float32]: ...
+
+    @overload
+    def predict(
+        self,
+        inputs: Any,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: Literal[True],
+        **options: Unpack[PredictOptions],
+    ) -> Tensor: ...
+
+    @overload
+    def predict(
+        self,
+        inputs: Any,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        **options: Unpack[PredictOptions],
+    ) -> Any: ...
+
     @suggest_keywords
     def predict(
         self,
-        sentences: Any,
-        *,
+        inputs: Any,
         prompt_name: str | None = None,
         prompt: str | None = None,
-        activation: Activation | None = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
+        *,
+        activation: Activation | None = None,
+        activation_fn: Any = None,
+        apply_softmax: bool = False,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | None = None,
     ) -> Any:
         """Score pairs, as `CrossEncoder.predict` of sentence-transformers does.
 
         Args:
-            sentences: A pair of texts, or a list of pairs.
+            inputs: A pair of texts, or a list of pairs.
             prompt_name: Name of the prompt, a key of `prompts`, that is put before the first text
                 of each pair. The folder's default prompt, if it has one, is used by default.
             prompt: Text that is put before the first texts, instead of a named prompt.
-            activation: Function from logits to scores. The one that the model's files name by
-                default; else "sigmoid" for a model with one output, and "none" for others.
             batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
             show_progress_bar: Whether to show a bar on stderr.
+            activation: Function from logits to scores. The one that the model's files name by
+                default; else "sigmoid" for a model with one output, and "none" for others.
+            activation_fn: The same, as a `Sigmoid`, `Softmax` or `Identity` of torch.
+            apply_softmax: The same as the activation "softmax", for models with several outputs.
+            convert_to_numpy: Whether the result is an array. Otherwise it is a list of tensors of
+                torch.
+            convert_to_tensor: Whether the result is a tensor of torch, instead of an array.
+            device: Has no effect, and can be "cpu" only.
 
         Returns:
             float32 `(pairs,)` for a model with one output, `(pairs, classes)` for others. For one
             pair without the first dimension.
 
         Raises:
-            UserInputError: `sentences` is not a pair or a list of pairs, or `prompt_name` is
+            MissingExtraError: A tensor is asked for, and torch is not installed.
+            UserInputError: `inputs` is not a pair or a list of pairs, or `prompt_name` is
                 unknown.
         """
         check_batch_size(batch_size)
-        is_one = is_pair(sentences)
+        check_device(device)
+        is_one = is_pair(inputs)
         wanted = "a pair of texts or a list of them"
-        pairs = [sentences] if is_one else listed(sentences, "sentences", wanted)
-        job = self.scoring_job(prompt_name=prompt_name, prompt=prompt, activation=activation)
+        pairs = [inputs] if is_one else listed(inputs, "inputs", wanted)
+        function = self._chosen(activation, activation_fn)
+        if apply_softmax and self.num_labels > 1:
+            function = "softmax"
+        job = self.scoring_job(prompt_name=prompt_name, prompt=prompt, activation=function)
         rows = self._all(job, pairs, progress=progress_of(bool(show_progress_bar)))
         scores = np.stack(rows) if rows else np.zeros((0, self.num_labels), np.float32)
         scores = scores[:, 0] if scores.shape[1] == 1 else scores
-        return scores[0] if is_one else scores
+        return converted(
+            scores[0] if is_one else scores,
+            convert_to_numpy=convert_to_numpy,
+            convert_to_tensor=convert_to_tensor,
+            is_one=is_one,
+        )
+
+    def _chosen(self, activation: Activation | None, activation_fn: Any) -> Activation:
+        """Return the function from logits to scores that a call asks for."""
+        if activation_fn is None:
+            return check_function(activation, "activation") or self.activation
+        name = type(activation_fn).__name__
+        if activation is not None or name not in ACTIVATIONS:
+            raise UserInputError(
+                f"`activation_fn={activation_fn!r:.100}` must be a {', '.join(ACTIVATIONS)} of "
+                "torch, and the only one of the two options. Or pass `activation`.",
+                argument="activation_fn",
+            )
+        return ACTIVATIONS[name]
 
     @suggest_keywords
     def rank(
         self,
         query: str,
         documents: Sequence[str],
-        *,
         top_k: int | None = None,
         return_documents: bool = False,
         prompt_name: str | None = None,
         prompt: str | None = None,
-        activation: Activation | None = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
+        *,
+        activation: Activation | None = None,
+        activation_fn: Any = None,
+        device: str | None = None,
     ) -> list[dict[str, Any]]:
         """Sort documents by how well they answer a query, as `CrossEncoder.rank` does.
 
@@ -345,9 +437,11 @@ class Reranker(TextClassifier):
             return_documents: Whether the result contains the texts.
             prompt_name: Name of the prompt that is put before the query; see `predict`.
             prompt: Text that is put before the query, instead of a named prompt.
-            activation: Function from logits to scores; see `predict`.
             batch_size: Has no effect; see `predict`.
             show_progress_bar: Whether to show a bar on stderr.
+            activation: Function from logits to scores; see `predict`.
+            activation_fn: The same; see `predict`.
+            device: Has no effect; see `predict`.
 
         Returns:
             For each document, best first, its index as `corpus_id`, its `score` and, if
@@ -377,8 +471,9 @@ class Reranker(TextClassifier):
             activation="none",
             batch_size=batch_size,
             show_progress_bar=show_progress_bar,
+            device=device,
         )
-        function = check_function(activation, "activation") or self.activation
+        function = self._chosen(activation, activation_fn)
         scores = apply(function, logits[:, None])[:, 0]
         return ranked(texts, logits, scores, top_k=top_k, return_documents=return_documents)
 

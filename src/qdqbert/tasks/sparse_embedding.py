@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,18 @@ from numpy.typing import NDArray
 from qdqbert.checkpoint.sentence import Kind
 from qdqbert.checkpoint.sparse_encoder import read_query_weights
 from qdqbert.errors import UserInputError
+from qdqbert.extras import require
 from qdqbert.json_files import Fields, damaged
 from qdqbert.keywords import suggest_keywords
 from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_batch_size, check_text, check_whole, listed_texts
+from qdqbert.runtime.inputs import (
+    check_batch_size,
+    check_device,
+    check_text,
+    check_whole,
+    listed_texts,
+)
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat, always
@@ -31,13 +38,15 @@ from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION
 from qdqbert.tasks.prompts import (
-    DOCUMENT_PROMPTS,
-    QUERY_PROMPTS,
     Prompted,
     PromptedModel,
+    Texts,
     check_kind,
 )
 from qdqbert.tasks.task import Prediction
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NAME = "sparse-embedding"
 (_OUTPUT,) = TASK_KINDS[_NAME].outputs
@@ -98,6 +107,23 @@ class SparseEmbeddings:
         dense = np.zeros(self.shape, np.float32)
         dense[self._rows(), self.indices] = self.values
         return dense
+
+    def to_tensor(self) -> Tensor:
+        """Return the embeddings as a sparse tensor of torch, float32 `(texts, dimensions)`.
+
+        Raises:
+            MissingExtraError: torch is not installed.
+        """
+        require("A tensor of torch", "quantize", ("torch",))
+        import torch
+
+        places = np.stack([self._rows(), self.indices.astype(np.int64)])
+        return torch.sparse_coo_tensor(
+            torch.from_numpy(places),
+            torch.from_numpy(self.values),
+            self.shape,
+            check_invariants=True,
+        ).coalesce()
 
     def dot(self, other: SparseEmbeddings) -> Floats:
         """Return the products of all pairs of embeddings, `(texts, texts of other)`."""
@@ -197,8 +223,11 @@ class _LookUp(_Weigh):
         return largest_weights(ids, self.weights[ids], self.max_active_dims)
 
 
-class SparseEmbedder(PromptedModel):
+class SparseEmbedder(PromptedModel[SparseEmbeddings]):
     """Computes sparse embeddings of texts."""
+
+    has_kinds = True
+    usual_similarity = "dot"
 
     rows = RowFormat(
         name="a sparse embedder",
@@ -219,38 +248,73 @@ class SparseEmbedder(PromptedModel):
         self.dimensions = config.integer("vocab_size")
         self._queries = read_query_weights(folder, vocabulary=self.dimensions)
 
+    @overload
+    def encode(
+        self,
+        inputs: Texts,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        task: Kind | None = None,
+        max_active_dims: int | None = None,
+        convert_to_tensor: Literal[False] = False,
+        device: str | None = None,
+    ) -> SparseEmbeddings: ...
+
+    @overload
+    def encode(
+        self,
+        inputs: Texts,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        task: Kind | None = None,
+        max_active_dims: int | None = None,
+        convert_to_tensor: Literal[True],
+        device: str | None = None,
+    ) -> Tensor: ...
+
     @suggest_keywords
     def encode(
         self,
-        sentences: str | Sequence[str],
-        *,
+        inputs: Texts,
         prompt_name: str | None = None,
         prompt: str | None = None,
-        task: Kind | None = None,
-        max_active_dims: int | None = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
-    ) -> SparseEmbeddings:
+        *,
+        task: Kind | None = None,
+        max_active_dims: int | None = None,
+        convert_to_tensor: bool = False,
+        device: str | None = None,
+    ) -> Any:
         """Compute sparse embeddings, as `SparseEncoder.encode` of sentence-transformers does.
 
         Args:
-            sentences: A text, or a list of texts.
+            inputs: A text, or a list of texts.
             prompt_name: Name of the prompt, a key of `prompts`, that is put before each text. The
                 folder's default prompt, if it has one, is used by default.
             prompt: Text that is put before each text, instead of a named prompt.
-            task: Whether texts are queries or documents. It matters for models with weights of
-                tokens in queries, which need no model for them; see `encode_query`.
-            max_active_dims: Most words of a text that have a weight: the largest weights are kept.
-                The folder's setting by default, or all.
             batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
             show_progress_bar: Whether to show a bar on stderr.
+            task: Whether texts are queries or documents. Models with weights of tokens in queries
+                (SparseStaticEmbedding of sentence-transformers) look these up for a query, and run
+                no model.
+            max_active_dims: Most words of a text that have a weight: the largest weights are kept.
+                The folder's setting by default, or all.
+            convert_to_tensor: Whether the result is a sparse tensor of torch.
+            device: Has no effect, and can be "cpu" only.
 
         Returns:
             A row for each text, also for a single one.
 
         Raises:
             UserInputError: `prompt_name` or `task` is unknown, `max_active_dims` is below 1, or
-                `sentences` is not a text or a list of texts.
+                `inputs` is not a text or a list of texts.
 
         Example:
             >>> found = model.encode(["how to fix a leaking kitchen tap"])
@@ -258,31 +322,14 @@ class SparseEmbedder(PromptedModel):
             [[('kitchen', 1.67), ('tap', 1.66), ('leak', 1.6)]]
         """
         check_batch_size(batch_size)
+        check_device(device)
         job = self.job(
             prompt_name=prompt_name, prompt=prompt, task=task, max_active_dims=max_active_dims
         )
-        texts = [sentences] if isinstance(sentences, str) else listed_texts(sentences, "sentences")
+        texts = [inputs] if isinstance(inputs, str) else listed_texts(inputs, "inputs")
         vectors = self._all(job, texts, progress=progress_of(bool(show_progress_bar)))
-        return stack_vectors(vectors, self.dimensions)
-
-    def encode_query(self, sentences: str | Sequence[str], **options: Any) -> SparseEmbeddings:
-        """Compute embeddings of queries: `encode` with the prompt "query", if there is one.
-
-        Models with weights of tokens in queries (SparseStaticEmbedding of sentence-transformers)
-        look these up, and run no model.
-        """
-        return self.encode(
-            sentences, **{"task": "query", **self._with_prompt(QUERY_PROMPTS, options)}
-        )
-
-    def encode_document(self, sentences: str | Sequence[str], **options: Any) -> SparseEmbeddings:
-        """Compute embeddings of documents: `encode` with the document prompt, if there is one.
-
-        It is the first of the prompts "document", "passage" and "corpus" that the folder has.
-        """
-        return self.encode(
-            sentences, **{"task": "document", **self._with_prompt(DOCUMENT_PROMPTS, options)}
-        )
+        found = stack_vectors(vectors, self.dimensions)
+        return found.to_tensor() if convert_to_tensor else found
 
     @suggest_keywords
     def decode(
@@ -331,8 +378,8 @@ class SparseEmbedder(PromptedModel):
                 argument="embeddings2",
             )
         products = embeddings1.dot(embeddings2)
-        match self._settings.similarity:
-            case "dot" | None:
+        match self.similarity_fn_name:
+            case "dot":
                 return products
             case "cosine":
                 lengths = np.outer(embeddings1.lengths(), embeddings2.lengths())
@@ -343,10 +390,6 @@ class SparseEmbedder(PromptedModel):
                     "config_sentence_transformers.json is not supported for sparse embeddings. "
                     "Known: dot, cosine."
                 )
-
-    def get_sentence_embedding_dimension(self) -> int:
-        """Return the number of words of the vocabulary, as sentence-transformers does."""
-        return self.dimensions
 
     def job(
         self,

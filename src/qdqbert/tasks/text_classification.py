@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,6 +187,22 @@ def _class_columns(options: AnswerOptions) -> tuple[Column, ...]:
     return Column(name="labels", kind="texts"), Column(name="scores", kind="numbers")
 
 
+class Class(TypedDict):
+    """A class of an input, and its score."""
+
+    label: str
+    score: float
+
+
+class ClassifyOptions(TypedDict, total=False):
+    """Options of a call that do not change the type of its result."""
+
+    function_to_apply: Activation | None
+    truncation: bool | str
+    max_length: int | None
+    batch_size: int | None
+
+
 class TextClassifier(Model):
     """Classifies texts or pairs of texts."""
 
@@ -199,12 +215,45 @@ class TextClassifier(Model):
         values=classes,
     )
 
+    @property
+    def labels(self) -> list[str]:
+        """Names of the classes, in the order of the outputs."""
+        return self._loaded.labels
+
+    @overload
+    def __call__(self, inputs: Mapping[str, str], **options: Unpack[ClassifyOptions]) -> Class: ...
+
+    @overload
+    def __call__(
+        self, inputs: str | Sequence[Any], **options: Unpack[ClassifyOptions]
+    ) -> list[Class]: ...
+
+    @overload
+    def __call__(
+        self,
+        inputs: str | Mapping[str, str],
+        *,
+        top_k: int | None,
+        threshold: float | None = None,
+        **options: Unpack[ClassifyOptions],
+    ) -> list[Class]: ...
+
+    @overload
+    def __call__(
+        self,
+        inputs: Any,
+        *,
+        top_k: int | Literal[""] | None = "",
+        threshold: float | None = None,
+        **options: Unpack[ClassifyOptions],
+    ) -> Any: ...
+
     @suggest_keywords
     def __call__(
         self,
         inputs: Any,
         *,
-        top_k: int | None = 1,
+        top_k: int | Literal[""] | None = "",
         function_to_apply: Activation | None = None,
         threshold: float | None = None,
         truncation: bool | str = True,
@@ -217,7 +266,8 @@ class TextClassifier(Model):
             inputs: A text, a pair as `{"text": ..., "text_pair": ...}`, or a list of them, in
                 which a pair can also be `(first, second)`. A single tuple of two texts is refused,
                 because it may be a pair or two texts.
-            top_k: Number of classes to return for each text, best first; `None` for all.
+            top_k: Number of classes to return for each text, best first; `None` for all. By
+                default the best class, without a list around it.
             function_to_apply: Function from logits to scores. By default "softmax"; "sigmoid" for
                 multi-label models and models with one output; "none" for regression.
             threshold: If given, all classes whose score is above it are returned, best first,
@@ -228,9 +278,9 @@ class TextClassifier(Model):
             batch_size: Has no effect. It is there for code that passes it to transformers.
 
         Returns:
-            With `top_k=1`, one `{"label": ..., "score": ...}` for each text. Otherwise a list of
-            them for each text. As in transformers, the result for one text is in a list, too, if
-            `top_k` is 1. With `threshold`, a list of classes for each text, which can be empty.
+            `{"label": ..., "score": ...}` for each input. With `top_k`, a list of these for each
+            input, best first; with `threshold` too, which can be empty. As in transformers, the
+            result for a single text, not for a pair, is in a list without `top_k`, too.
 
         Raises:
             UserInputError: An input is not a text or a pair, or an option has a wrong value.
@@ -249,15 +299,16 @@ class TextClassifier(Model):
         items = [inputs] if is_one else listed(inputs, "inputs", "a text or a list of texts")
         check_batch_size(batch_size)
         job = self.job(
-            top_k=top_k,
+            top_k=1 if top_k == "" else top_k,
             function_to_apply=function_to_apply,
             threshold=threshold,
             truncation=truncation,
             max_length=max_length,
         )
         answers = self._all(job, items, max_length=max_length)
-        if top_k == 1 and threshold is None:
-            return [each[0] for each in answers]
+        if top_k == "" and threshold is None:
+            answers = [each[0] for each in answers]
+            return answers[0] if isinstance(inputs, Mapping) else answers
         return answers[0] if is_one else answers
 
     def job(
@@ -280,16 +331,12 @@ class TextClassifier(Model):
                 "`max_length` are always cut, the longer text of a pair first. Leave it out.",
                 argument="truncation",
             )
-        tokenizer = self._loaded.tokenizer
-        special = tokenizer.backend.num_special_tokens_to_add(is_pair=True)
-        if max_length is not None and not special < max_length <= self.max_length:
-            raise UserInputError(
-                f"`max_length` must be above {special}, the number of special tokens, and at most "
-                f"{self.max_length}, the longest input of {self.name!r}, got {max_length}.",
-                argument="max_length",
-            )
         return Label(
-            tokenizer=tokenizer if max_length is None else tokenizer.cutting(max_length),
+            tokenizer=(
+                self._loaded.tokenizer
+                if max_length is None
+                else self._cutting(max_length, "max_length")
+            ),
             input_names=self._loaded.artifact.input_names,
             function=check_function(function_to_apply, "function_to_apply") or self._function,
             id2label=self._loaded.id2label,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, TypedDict, Unpack, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from qdqbert.tasks.data import Dataset, check_each, labels_place
 from qdqbert.tasks.entities import OUTSIDE, EntityCounts, count_entities, total
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import probabilities
-from qdqbert.tasks.tagging import Tag
+from qdqbert.tasks.tagging import Entity, Tag
 from qdqbert.tasks.task import (
     IGNORED,
     Answer,
@@ -302,6 +302,16 @@ def _entity_columns(options: AnswerOptions) -> tuple[Column, ...]:
     return (Column(name="entities", kind="records", fields=fields),)
 
 
+class TagOptions(TypedDict, total=False):
+    """Options of a call."""
+
+    aggregation_strategy: Strategy
+    ignore_labels: Sequence[str]
+    stride: int | None
+    is_split_into_words: bool
+    batch_size: int | None
+
+
 class TokenClassifier(Model):
     """Tags the tokens of texts: named entities, parts of speech."""
 
@@ -316,6 +326,19 @@ class TokenClassifier(Model):
     )
 
     reads_windows = True
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the classes, in the order of the outputs."""
+        return self._loaded.labels
+
+    @overload
+    def __call__(self, inputs: str, **options: Unpack[TagOptions]) -> list[Entity]: ...
+
+    @overload
+    def __call__(
+        self, inputs: Sequence[Any], **options: Unpack[TagOptions]
+    ) -> list[list[Entity]]: ...
 
     @suggest_keywords
     def __call__(

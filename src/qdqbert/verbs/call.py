@@ -22,6 +22,7 @@ from qdqbert.options import (
     Quantizers,
     TaskOptions,
     declared_options,
+    docstring,
     groups_of,
     helps_of,
     option,
@@ -129,7 +130,7 @@ def public(
 
         call.options = kind  # type: ignore[attr-defined]
         call.__signature__ = signature  # type: ignore[attr-defined]
-        call.__doc__ = _with_arguments(inspect.getdoc(function) or "", kind, signature)
+        call.__doc__ = _with_arguments(docstring(function), kind, signature)
         return call
 
     return decorate

@@ -240,6 +240,31 @@ def test_copies_are_equal_and_apart(case, through) -> None:
     assert torch.equal(quantized(x), before)
 
 
+COMPILED = ("Linear", "Conv1d", "ConvTranspose1d", "MaxPool1d")
+
+
+# torch's own compiler makes an instance.
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {}) for name in COMPILED),
+        ("Linear", {"amax": 2.0}),
+        ("Linear", {"amax": 2.0, "learn_amax": True}),
+        ("Linear", {"scale_amax": 0.9}),
+        ("Linear", {"num_bits": (4, 3)}),
+    ],
+    ids=str,
+)
+def test_compiled_module_gives_the_same_result(name, settings) -> None:
+    case = next(each for each in ONE_OF_EACH if each.name == name)
+    module = case.quant_class(**case.arguments, quant_desc_input=QuantDescriptor(**settings))
+    x = draw(*case.shape).float()
+    torch.compiler.reset()
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), module(x))
+
+
 def test_instance_norm_updates_its_statistics_from_rounded_numbers() -> None:
     case = Case("InstanceNorm2d", {"num_features": 3, "track_running_stats": True}, (2, 3, 5, 5))
     plain, quantized = pair_of(case)

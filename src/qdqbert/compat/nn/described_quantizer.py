@@ -151,10 +151,8 @@ class DescribedQuantizer(Quantizer):
         """Whether the range is `amax`."""
         return self._symmetric
 
-    @property
-    def used_amax(self) -> Tensor | None:
-        """The largest magnitude that codes cover, learned or fixed. `None` while dynamic."""
-        known = super().used_amax
+    def _used_amax(self) -> Tensor | None:
+        known = super()._used_amax()
         return known if known is None or self._scale_amax is None else known * self._scale_amax
 
     def configure(self, spec: TensorSpec | None) -> None:
