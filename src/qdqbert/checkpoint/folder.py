@@ -10,6 +10,8 @@ from qdqbert.checkpoint.families import QDQBERT, family_of
 from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.sentence import MODULES, ReadFile, folder_reader, is_cross_encoder, join
 from qdqbert.encoders.families import FAMILIES as ENCODERS
+from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH, WEIGHTS, has_weights_below
+from qdqbert.encoders.torch_file import OLD_PICKLE
 from qdqbert.errors import CheckpointError
 from qdqbert.json_files import parse_object
 from qdqbert.task_kinds import TASK_KINDS, task_of_architecture
@@ -22,7 +24,7 @@ _MERGE = (
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is no model, a file, and a folder without safetensors weights.
+    """Refuse a name that is no model, a file, and a folder without weights that are read.
 
     Raises:
         CheckpointError: `name` is refused.
@@ -33,18 +35,12 @@ def check_name(name: str) -> None:
         return
     if not folder.is_dir():
         raise CheckpointError(f"{name!r} is a file; expected a checkpoint folder or a hub id.")
-    files = [path.name for path in folder.rglob("*") if path.is_file()]
+    files = {path.name for path in folder.rglob("*") if path.is_file()}
     if _ADAPTER in files and _CONFIG not in files:
         raise _only_an_adapter(name)
-    if any(file.endswith(".safetensors") for file in files):
+    if has_weights_below(folder):
+        refuse_old_pickles(folder, name)
         return
-    pickles = sorted(file for file in files if file.endswith((".bin", ".pt", ".pth", ".ckpt")))
-    if pickles:
-        raise CheckpointError(
-            f"Checkpoint {str(folder)!r} has only pickled weights ({pickles[0]}), which can run "
-            "code when they are read, so they are refused. Convert them once where you trust "
-            f"them: {_conversion(folder)}."
-        )
     graphs = sorted(path for path in folder.rglob("*.onnx") if path.is_file())
     if graphs:
         raise CheckpointError(
@@ -52,8 +48,27 @@ def check_name(name: str) -> None:
             f"path of the file: {str(graphs[0])!r}."
         )
     raise CheckpointError(
-        f"Checkpoint {str(folder)!r} has no weights; expected config.json and model.safetensors."
+        f"Checkpoint {str(folder)!r} has no weights; expected config.json and {SAFETENSORS}."
     )
+
+
+def refuse_old_pickles(folder: Path, name: str) -> None:
+    """Refuse a folder whose only weights are pickles as torch wrote them before version 1.6.
+
+    Raises:
+        CheckpointError: They are. The error names the checkpoint `name`.
+    """
+    if any(folder.rglob("*.safetensors")):
+        return
+    for path in sorted(each for each in folder.rglob(WEIGHTS[TORCH]) if each.is_file()):
+        with path.open("rb") as file:
+            is_old = file.read(len(OLD_PICKLE)) == OLD_PICKLE
+        if is_old:
+            raise CheckpointError(
+                f"Checkpoint {name!r} has only pickled weights ({path.name}) as torch wrote them "
+                "before version 1.6, which can run code when they are read, so they are refused. "
+                f"Convert them once where you trust them: {_conversion(folder)}."
+            )
 
 
 def check_config(name: str, read: ReadFile, subfolder: str) -> None:

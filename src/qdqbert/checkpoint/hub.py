@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
 
 from huggingface_hub import (
     constants,
@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from qdqbert.encoders.tensor_files import WEIGHTS, has_weights
 from qdqbert.errors import CheckpointError
 
 _CONFIG = "config.json"
@@ -70,6 +71,27 @@ def download(name: str, files: Sequence[str], *, commit: str | None = None) -> P
             f"The hub's model {name!r} cannot be downloaded ({type(error).__name__}). Check the "
             "connection, and that there is space left for the hub's cache."
         ) from error
+
+
+def download_weights(name: str, folders: Iterable[str], *, commit: str | None = None) -> Path:
+    """Download the weights in folders of a model: the files of torch only without safetensors.
+
+    Returns the folder of the model. `folders` are paths in it, and some may have no weights.
+
+    Raises:
+        CheckpointError: The hub cannot be reached.
+    """
+    left, path = list(folders), Path()
+    for file, shards in WEIGHTS.items():
+        names = (shards, f"{file}.index.json")
+        globs = [str(PurePosixPath(folder, each)) for folder in left for each in names]
+        path = download(name, globs, commit=commit)
+        # The folder is named after the commit.
+        commit = path.name
+        left = [each for each in left if not has_weights(path / each)]
+        if not left:
+            break
+    return path
 
 
 def _reason_for_absence(url: str) -> str | None:

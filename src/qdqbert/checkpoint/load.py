@@ -1,4 +1,4 @@
-"""Load a checkpoint from a local folder or the hub: safetensors only, no remote code."""
+"""Load a checkpoint from a local folder or the hub, without remote code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from qdqbert.checkpoint.cross_encoder import (
     used_files,
 )
 from qdqbert.checkpoint.families import Family, family_of
-from qdqbert.checkpoint.folder import check_config, check_name
+from qdqbert.checkpoint.folder import check_config, check_name, refuse_old_pickles
+from qdqbert.checkpoint.hub import download_weights
 from qdqbert.checkpoint.multi_vector import MultiVectorHead
 from qdqbert.checkpoint.sentence import ReadFile, SentenceHead, prompt_notices, text_reader
 from qdqbert.checkpoint.sentence_modules import FindFile
@@ -32,6 +33,8 @@ from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.checkpoint.weights import check_weights
 from qdqbert.choices import POOLING_MODES, PoolingMode
 from qdqbert.encoders.model import Step
+from qdqbert.encoders.tensor_files import SAFETENSORS, files_of
+from qdqbert.encoders.weights import Weights
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.task_kinds import (
     ENCODER,
@@ -82,6 +85,18 @@ class Description:
         """Steps of the `head` besides pooling; none without a head."""
         return () if self.head is None else self.head.steps(finder_of(self.name))
 
+    def weights_folder(self) -> Path:
+        """Return the folder of the encoder's weights, which are downloaded if they are on the hub.
+
+        Raises:
+            CheckpointError: The hub cannot be reached.
+        """
+        folder = Path(self.name)
+        if not folder.is_dir():
+            folder = download_weights(self.name, [self.subfolder])
+            refuse_old_pickles(folder / self.subfolder, self.name)
+        return folder / self.subfolder
+
     @property
     def model_task(self) -> TaskName:
         """The task of transformers' model: the encoder alone if modules make the scores."""
@@ -127,8 +142,8 @@ def describe_checkpoint(
             for heads without classes. `None` refuses the head of another task.
 
     Raises:
-        CheckpointError: The checkpoint does not exist, has no safetensors weights or no tokenizer,
-            or its family is unknown.
+        CheckpointError: The checkpoint does not exist, has no weights or no tokenizer, or its
+            family is unknown.
         UserInputError: The task is unknown or not supported, or `pooling` cannot be used.
     """
     check_name(name)
@@ -198,14 +213,17 @@ def load_described(
     Raises:
         CheckpointError: See `load_checkpoint`.
     """
-    name = found.name
+    name, folder = found.name, found.weights_folder()
+    path, _ = files_of(folder)
+    is_safe = path.name.startswith(SAFETENSORS)
     model, info = _from_transformers(
         name,
         class_for(_model_class(found.model_task, found.config), found.config).from_pretrained,
-        name,
-        subfolder=found.subfolder,
+        str(folder) if is_safe else None,
         config=found.config,
         use_safetensors=True,
+        # transformers would unpickle files of torch.
+        state_dict=None if is_safe else _tensors(folder),
         dtype=torch.float32,
         output_loading_info=True,
         # Reported by `check_weights`, because transformers' error does not name the weight.
@@ -216,6 +234,12 @@ def load_described(
     fields = {each.name: getattr(found, each.name) for each in dataclasses.fields(found)}
     fields |= {"config": model.config, "notices": (*found.notices, *notices)}
     return Checkpoint(model=model.eval(), **fields)
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    weights = Weights(folder)
+    # Copies can be trained, and do not depend on the file.
+    return {name: torch.tensor(weights.read(name)) for name in weights}
 
 
 def read_config(name: str) -> Any:

@@ -38,7 +38,6 @@ from qdqbert.checkpoint.sentence_modules import (
     steps_of,
 )
 from qdqbert.encoders.model import Pooling, Step
-from qdqbert.encoders.weights import WEIGHTS
 from qdqbert.errors import CheckpointError
 from qdqbert.files import write_json
 from qdqbert.json_files import Fields, damaged, parse_object, read_json
@@ -186,9 +185,9 @@ class MultiVectorHead(Layout):
     marks: tuple[str, ...] = ()
 
     @property
-    def weight_files(self) -> tuple[str, ...]:
-        """Paths in the checkpoint of the weights of the modules, some of which have none."""
-        return tuple(join(each.path, WEIGHTS) for each in self.modules)
+    def weight_folders(self) -> tuple[str, ...]:
+        """Paths in the checkpoint of the folders of the modules, some of which have no weights."""
+        return tuple(each.path for each in self.modules)
 
     def steps(self, find: FindFile) -> tuple[Step, ...]:
         """Return the modules as steps of a head, in float.

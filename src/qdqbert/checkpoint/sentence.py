@@ -23,7 +23,6 @@ from qdqbert.checkpoint.sentence_modules import (
 from qdqbert.choices import POOLING_MODES, PoolingMode
 from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.model import Pooling, Step
-from qdqbert.encoders.weights import WEIGHTS
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import Fields, damaged, parse_json, parse_object, read_text
 from qdqbert.task_kinds import TaskName
@@ -171,9 +170,9 @@ class PooledHead(Layout):
         return tuple(POOLINGS[each] for each in self.poolings)
 
     @property
-    def weight_files(self) -> tuple[str, ...]:
-        """Paths in the checkpoint of the weights of the modules, some of which have none."""
-        return tuple(f"{each.path}/{WEIGHTS}" for each in self.modules)
+    def weight_folders(self) -> tuple[str, ...]:
+        """Paths in the checkpoint of the folders of the modules, some of which have no weights."""
+        return tuple(each.path for each in self.modules)
 
     def steps(self, find: FindFile) -> tuple[Step, ...]:
         """Return the modules after the pooling as steps of a head, in float.

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,7 +14,8 @@ import numpy as np
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import Activation, Floats, Linear, Norm, Step
 from qdqbert.encoders.reader import Reader
-from qdqbert.encoders.weights import WEIGHTS, Weights
+from qdqbert.encoders.tensor_files import SAFETENSORS, WEIGHTS
+from qdqbert.encoders.weights import Weights
 from qdqbert.errors import CheckpointError
 from qdqbert.json_files import Fields, damaged, parse_object
 
@@ -123,15 +124,15 @@ def steps_of(modules: tuple[HeadModule, ...], find: FindFile) -> tuple[Step, ...
         if module.name == "Normalize":
             steps.append("normalize")
             continue
-        file = find(f"{module.path}/{WEIGHTS}" if module.path else WEIGHTS)
-        if file is None:
+        weights = weights_of(module.path, find)
+        if weights is None:
             raise CheckpointError(
-                f"The module {module.path!r} of modules.json has no {WEIGHTS}. Save the model with "
-                "`safe_serialization=True`: pickled weights are not read."
+                f"The module {module.path!r} of modules.json has no weights: neither "
+                f"{' nor '.join(WEIGHTS)}. Save the model with sentence-transformers again."
             )
         config = module.config
         reader = Reader(
-            weights=Weights(file.parent),
+            weights=weights,
             config=Config(values=config, path=f"{module.path}/config.json"),
         )
         if module.name == "LayerNorm":
@@ -153,6 +154,17 @@ def steps_of(modules: tuple[HeadModule, ...], find: FindFile) -> tuple[Step, ...
             residual = reader.tensor("residual.weight", (outputs, inputs))
             steps += _residual_dense(weight, bias, activation, residual)
     return tuple(steps)
+
+
+def weights_of(path: str, find: FindFile) -> Weights | None:
+    """Return the weights in a folder of the checkpoint; `None` if it has none.
+
+    Raises:
+        CheckpointError: They are damaged.
+    """
+    found = (find(str(PurePosixPath(path, name))) for name in WEIGHTS)
+    file = next((each for each in found if each is not None), None)
+    return None if file is None else Weights(file.parent)
 
 
 def _dense(weight: Floats, bias: Floats, activation: Activation | None) -> list[Step]:
@@ -179,7 +191,7 @@ def _residual_dense(
 def write_modules(
     modules: tuple[HeadModule, ...], folder: Path, find: FindFile
 ) -> list[tuple[str, str]]:
-    """Copy modules to a folder, and return the names of their classes with their new paths."""
+    """Write modules to a folder, and return the names of their classes with their new paths."""
     made = []
     for index, module in enumerate(modules, start=2):
         path = f"{index}_{module.name}"
@@ -187,9 +199,15 @@ def write_modules(
         if module.config:
             text = json.dumps(dict(module.config), indent=2) + "\n"
             (folder / path / "config.json").write_text(text, encoding="utf-8")
-        file = find(f"{module.path}/{WEIGHTS}")
-        if file is not None:
-            shutil.copyfile(file, folder / path / WEIGHTS)
+        weights = weights_of(module.path, find)
+        if weights is not None and weights.path.name == SAFETENSORS:
+            shutil.copyfile(weights.path, folder / path / SAFETENSORS)
+        elif weights is not None:
+            # `load` does not need the package.
+            from safetensors.numpy import save_file
+
+            tensors = {name: np.ascontiguousarray(weights.read(name)) for name in weights}
+            save_file(tensors, folder / path / SAFETENSORS)
         made.append((str(module.name), path))
     return made
 

@@ -23,9 +23,9 @@ from qdqbert.checkpoint.sentence import (
     read_layout_fields,
     read_modules,
 )
-from qdqbert.checkpoint.sentence_modules import FindFile
+from qdqbert.checkpoint.sentence_modules import FindFile, weights_of
 from qdqbert.encoders.model import Floats, Pooling, Step
-from qdqbert.encoders.weights import WEIGHTS, Weights
+from qdqbert.encoders.tensor_files import SAFETENSORS
 from qdqbert.errors import CheckpointError
 from qdqbert.files import write_json
 from qdqbert.json_files import Fields, damaged, parse_object, read_json
@@ -84,9 +84,9 @@ class SpladeHead(Layout):
         return (self.strategy,)
 
     @property
-    def weight_files(self) -> tuple[str, ...]:
-        """Paths in the checkpoint of weights outside the model."""
-        return () if self.query_path is None else (join(self.query_path, WEIGHTS),)
+    def weight_folders(self) -> tuple[str, ...]:
+        """Paths in the checkpoint of the folders of weights outside the model."""
+        return () if self.query_path is None else (self.query_path,)
 
     def steps(self, find: FindFile) -> tuple[Step, ...]:
         """Return the steps that make weights of scores."""
@@ -114,18 +114,17 @@ class SpladeHead(Layout):
         """
         if self.query_path is None:
             return
-        path = join(self.query_path, WEIGHTS)
-        file = find(path)
-        if file is None:
+        found = weights_of(self.query_path, find)
+        if found is None:
             raise CheckpointError(
-                f"The module {self.query_path!r} of {_ROUTER} has no {WEIGHTS}, with the weights "
-                "of tokens in queries. Save the model with sentence-transformers again."
+                f"The module {self.query_path!r} of {_ROUTER} has no {SAFETENSORS}, with the "
+                "weights of tokens in queries. Save the model with sentence-transformers again."
             )
-        weights = Weights(file.parent).read("weight")
+        weights = found.read("weight")
         if weights.ndim != 1 or not np.isfinite(weights).all():
             raise CheckpointError(
-                f"`weight` of {path} must be one finite number for each token; its shape is "
-                f"{weights.shape}."
+                f"`weight` of {self.query_path} must be one finite number for each token; its "
+                f"shape is {weights.shape}."
             )
         # As text, float32 has fewer digits, and is read as the same value.
         values = [float(str(each)) for each in weights]
@@ -255,7 +254,7 @@ def _read_router(read: ReadFile, path: str) -> SpladeHead:
         raise CheckpointError(
             f"{config_place} reads the weights of tokens in queries from a file of JSON. Load the "
             "model with sentence-transformers, and save it again, which writes "
-            f"{join(query_path, WEIGHTS)}."
+            f"{join(query_path, SAFETENSORS)}."
         )
     parameters = fields.child("parameters") if fields.has("parameters") else None
     default = parameters.values.get("default_route") if parameters else None

@@ -1,10 +1,9 @@
-"""Tensors of a checkpoint, read from safetensors files without torch."""
+"""Tensors of a checkpoint, read without torch."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -15,20 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoders.model import Floats
+from qdqbert.encoders.tensor_files import files_of, read_tensors
 from qdqbert.errors import CheckpointError
-from qdqbert.json_files import Fields
-from qdqbert.safetensors_header import are_sizes, read_header
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-
-_FLOATS: Mapping[str, np.dtype[Any]] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    # numpy has no bfloat16. Its bits are the upper half of a float32.
-    "BF16": np.dtype(np.uint16),
-}
 # Names of LayerNorm's parameters in checkpoints that were converted from TensorFlow.
 _OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 
@@ -85,19 +73,16 @@ class Weights:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read the headers of a folder's files.
-
-        Args:
-            folder: A folder with `model.safetensors`, or with an index of several such files.
+        """Read the headers of a folder's files; see `tensor_files`.
 
         Raises:
             CheckpointError: There is no such file, or it is damaged.
         """
-        self.path, self.files = _files_of(folder)
+        self.path, self.files = files_of(folder)
         self._stored: dict[str, tuple[str, NDArray[Any]]] = {}
         self._used: set[str] = set()
         for file in self.files:
-            for name, kind, array in _tensors(file):
+            for name, kind, array in read_tensors(file):
                 self._stored[_current_name(name)] = (kind, array)
 
     @classmethod
@@ -177,55 +162,6 @@ class Weights:
         return found
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Return the paths of a checkpoint's tensor files, without reading them.
-
-    Raises:
-        CheckpointError: There is neither one file nor an index of several.
-    """
-    return _files_of(folder)[1]
-
-
-def _files_of(folder: Path) -> tuple[Path, list[Path]]:
-    """Return the path for messages, and the files of a checkpoint."""
-    single, index = folder / WEIGHTS, folder / INDEX
-    if single.is_file():
-        return single, [single]
-    if not index.is_file():
-        raise CheckpointError(
-            f"{str(folder)!r} has neither {WEIGHTS} nor {INDEX}. Only safetensors are read."
-        )
-    names = set(Fields.of_file(index).texts_by_name("weight_map").values())
-    # A name from outside must not lead out of the folder.
-    return index, [folder / Path(name).name for name in sorted(names)]
-
-
-def _tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any]]]:
-    """Yield name, type and array of each float tensor of a file."""
-    try:
-        data: NDArray[np.uint8] = np.memmap(path, np.uint8, mode="r")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"Cannot read {str(path)!r}: {error}.") from error
-    header, start = read_header(data, functools.partial(_damaged, path))
-    header.pop("__metadata__", None)
-    for name, entry in header.items():
-        try:
-            kind, shape = entry["dtype"], tuple(entry["shape"])
-            first, last = entry["data_offsets"]
-            sizes = [*shape, first, last]
-        except (TypeError, KeyError, ValueError) as error:
-            raise _damaged(path, f"tensor {name!r:.80} has wrong fields") from error
-        if kind not in _FLOATS:
-            continue
-        if not are_sizes(sizes):
-            raise _damaged(path, f"tensor {name!r:.80} has a wrong shape or wrong offsets")
-        count = math.prod(shape)
-        if last - first != count * _FLOATS[kind].itemsize or start + last > len(data):
-            raise _damaged(path, f"tensor {name!r:.80} has wrong offsets, or the file is cut off")
-        raw = data[start + first : start + last]
-        yield name, kind, np.asarray(raw).view(_FLOATS[kind]).reshape(shape)
-
-
 def _divided(array: NDArray[Any], parts: int) -> list[NDArray[Any]]:
     """Return equal parts of an array along its first axis; fewer if it cannot be divided."""
     return list(array.reshape(parts, -1, *array.shape[1:]))
@@ -236,9 +172,3 @@ def _current_name(name: str) -> str:
         if name.endswith(old):
             return name.removesuffix(old) + new
     return name
-
-
-def _damaged(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"{str(path)!r} is damaged: {reason}. Download or copy the checkpoint again."
-    )

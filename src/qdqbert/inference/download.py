@@ -1,4 +1,4 @@
-"""Download models from the hub, float or uploaded by `push`: only the files that are needed."""
+"""Download settings and graphs from the hub: only the files that are needed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 from qdqbert.artifact import Artifact
 from qdqbert.errors import CheckpointError
 from qdqbert.evidence.checksums import CHECKSUMS
-
-_CONFIG = "config.json"
 
 # A model of the hub. Old ones have no owner: bert-base-uncased.
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -39,22 +37,6 @@ def download_settings(name: str) -> Path:
 
     check_hub_model(name)
     return _download(name, None, ["*.json", CHECKSUMS])
-
-
-def download_weights(name: str, folder: Path) -> None:
-    """Download the weights of a float checkpoint to the folder of its settings.
-
-    Args:
-        name: Name of the model on the hub.
-        folder: The folder that `download_settings` returned.
-
-    Raises:
-        CheckpointError: The hub cannot be reached.
-    """
-    # sentence-transformers may keep the encoder in a folder of its own.
-    places = {"", *(each.parent.relative_to(folder).as_posix() for each in folder.rglob(_CONFIG))}
-    files = [f"{place}/model*.safetensors".removeprefix("/").removeprefix("./") for place in places]
-    _download(name, folder.name, files)
 
 
 def download_graph(name: str, artifact: Artifact, model: Path) -> None:

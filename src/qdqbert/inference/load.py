@@ -19,15 +19,14 @@ from qdqbert.evidence.checksums import CHECKSUMS, require_intact
 from qdqbert.inference.download import (
     download_graph,
     download_settings,
-    download_weights,
     is_hub_name,
 )
 from qdqbert.inference.engine_choice import choose_engine, warn_of_slow_kernel
 from qdqbert.inference.float_checkpoint import (
-    check_settings,
     has_settings,
     is_float_checkpoint,
     open_float_checkpoint,
+    weight_folders,
 )
 from qdqbert.keywords import suggest_keywords
 from qdqbert.machine import usable_cores
@@ -286,10 +285,10 @@ def open_folder(
     if is_artifact(folder):
         return open_artifact(folder, requires_graphs=not is_on_hub)
     if is_on_hub and has_settings(folder):
-        if not is_float_checkpoint(folder):
-            # Before weights are downloaded that cannot be run.
-            check_settings(folder)
-        download_weights(str(path), folder)
+        from qdqbert.checkpoint.hub import download_weights
+
+        # It refuses what cannot be run before weights are downloaded.
+        download_weights(str(path), weight_folders(folder, task=task), commit=folder.name)
     if is_float_checkpoint(folder):
         _check_float(str(path), precision, engine, target)
         return open_float_checkpoint(
@@ -301,7 +300,7 @@ def open_folder(
         place = "The hub's model" if is_on_hub else "Folder"
         raise CheckpointError(
             f"{place} {str(path)!r} is neither a quantized model nor a float checkpoint: it has "
-            f"neither {QUANTIZATION} nor config.json with model.safetensors."
+            f"neither {QUANTIZATION} nor config.json with weights."
         )
     return open_artifact(folder)
 

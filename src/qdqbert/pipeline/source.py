@@ -15,7 +15,6 @@ from qdqbert.artifact import read_training
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.checkpoint.cross_encoder import CrossEncoderFiles
 from qdqbert.checkpoint.families import family_of
-from qdqbert.checkpoint.hub import download
 from qdqbert.checkpoint.load import (
     Checkpoint,
     Description,
@@ -228,7 +227,7 @@ def _read_float(model: ModelPath, found: Description) -> Source:
     head = found.head
     config = Config(values=found.config.to_dict())
     encoder = read_encoder(
-        Weights(_weights_folder(found)),
+        Weights(found.weights_folder()),
         config,
         found.task,
         poolings=() if head is None else head.row_poolings,
@@ -285,13 +284,3 @@ def _of_checkpoint(
         training=read_training(Path(found.name)),
         notices=(*found.notices, *notices),
     )
-
-
-def _weights_folder(found: Description) -> Path:
-    """Return the folder of a checkpoint's weights, which are downloaded if they are on the hub."""
-    folder = Path(found.name)
-    if not folder.is_dir():
-        start = f"{found.subfolder}/" if found.subfolder else ""
-        files = [f"{start}model*.safetensors", f"{start}model.safetensors.index.json"]
-        folder = download(found.name, files)
-    return folder / found.subfolder

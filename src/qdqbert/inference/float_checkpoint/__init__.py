@@ -14,7 +14,9 @@ from pathlib import Path
 
 from qdqbert.artifact import CONFIG, Artifact, open_artifact
 from qdqbert.cache import kept_folder
+from qdqbert.checkpoint.folder import refuse_old_pickles
 from qdqbert.choices import Precision
+from qdqbert.encoders.tensor_files import has_weights_below
 from qdqbert.engines.native.storage import FORMAT
 from qdqbert.inference.float_checkpoint.closeness import keep_closeness, kept_closeness
 from qdqbert.inference.float_checkpoint.source import (
@@ -32,8 +34,8 @@ _VERSIONS = {"int8": f"3.{FORMAT}", "float": "float 1"}
 
 
 def is_float_checkpoint(folder: Path) -> bool:
-    """Return whether a folder is a checkpoint whose weights are safetensors."""
-    return has_settings(folder) and any(folder.rglob("*.safetensors"))
+    """Return whether a folder is a checkpoint with weights."""
+    return has_settings(folder) and has_weights_below(folder)
 
 
 def has_settings(folder: Path) -> bool:
@@ -41,8 +43,12 @@ def has_settings(folder: Path) -> bool:
     return (folder / CONFIG).is_file() or (folder / "modules.json").is_file()
 
 
-def check_settings(folder: Path) -> None:
-    """Refuse a checkpoint that cannot run, by its settings. Weights are not read.
+def weight_folders(folder: Path, *, task: TaskName | None = None) -> tuple[str, ...]:
+    """Return the paths in a checkpoint of the folders with weights, by its settings.
+
+    Args:
+        folder: The folder of the checkpoint, which may lack the weights.
+        task: As in `read_checkpoint`.
 
     Raises:
         CheckpointError: The family is not supported, or a setting is missing or damaged.
@@ -50,7 +56,10 @@ def check_settings(folder: Path) -> None:
     """
     from qdqbert.encoders.checkpoint import family_of
 
-    family_of(read_checkpoint(folder).config)
+    checkpoint = read_checkpoint(folder, task=task)
+    family_of(checkpoint.config)
+    encoder = checkpoint.encoder_folder.relative_to(folder).as_posix()
+    return (encoder, *(checkpoint.head.weight_folders if checkpoint.head else ()))
 
 
 def open_float_checkpoint(
@@ -74,6 +83,7 @@ def open_float_checkpoint(
         CheckpointError: A file is missing, damaged, or of a kind that is not supported.
         UserInputError: The family has no head for the checkpoint's task.
     """
+    refuse_old_pickles(folder, name)
     checkpoint = read_checkpoint(folder, task=task)
 
     def write(new: Path) -> None:

@@ -14,7 +14,7 @@ from qdqbert.checkpoint.cross_encoder import ScoreHead, task_of_files
 from qdqbert.checkpoint.sentence import SentenceHead, folder_reader, join
 from qdqbert.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.weights import weight_files
+from qdqbert.encoders.tensor_files import files_of, has_weights
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import parse_object, read_json
@@ -117,10 +117,8 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
     """
     digest = hashlib.sha256(settings.encode())
     names = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS)
-    for path in (
-        *weight_files(checkpoint.encoder_folder),
-        *(checkpoint.encoder_folder / name for name in names),
-    ):
+    places = [checkpoint.encoder_folder / name for name in names]
+    for path in (*files_of(checkpoint.encoder_folder)[1], *places):
         digest.update(path.name.encode())
         if path.is_file():
             digest.update(_digest(path))
@@ -128,9 +126,9 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
         digest.update(f"{name}\n{text}".encode())
     head = checkpoint.head
     digest.update(repr((checkpoint.task, head)).encode())
-    for name in head.weight_files if head else ():
-        path = checkpoint.folder / name
-        if path.is_file():
+    for each in head.weight_folders if head else ():
+        folder = checkpoint.folder / each
+        for path in files_of(folder)[1] if has_weights(folder) else ():
             digest.update(_digest(path))
     return digest.hexdigest()[:32]
 

@@ -1,0 +1,125 @@
+"""The files of a checkpoint's tensors: safetensors, or what `torch.save` wrote.
+
+As in transformers, a folder's safetensors are read if it has both, and one file before an index.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.encoders.torch_file import read_torch
+from qdqbert.errors import CheckpointError
+from qdqbert.json_files import Fields
+from qdqbert.safetensors_header import are_sizes, read_header
+
+SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+WEIGHTS: Mapping[str, str] = {
+    SAFETENSORS: "model*.safetensors",
+    TORCH: "pytorch_model*.bin",
+}
+"""Names of the files of tensors, by preference, and globs for those of their shards."""
+
+_FLOATS: Mapping[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    # numpy has no bfloat16. Its bits are the upper half of a float32.
+    "BF16": np.dtype(np.uint16),
+}
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder has files of tensors, or an index of several."""
+    return _find(folder) is not None
+
+
+def has_weights_below(folder: Path) -> bool:
+    """Return whether a folder, or one in it, has files of tensors."""
+    return any(any(folder.rglob(each)) for each in ("*.safetensors", WEIGHTS[TORCH]))
+
+
+def files_of(folder: Path) -> tuple[Path, list[Path]]:
+    """Return a folder's files of tensors, without reading them, and the file or index of all.
+
+    Raises:
+        CheckpointError: There are none, or the index is damaged.
+    """
+    found = _find(folder)
+    if found is None:
+        raise CheckpointError(
+            f"{str(folder)!r} has no weights: neither {' nor '.join(WEIGHTS)}, nor the index of "
+            "several such files."
+        )
+    if found.name in WEIGHTS:
+        return found, [found]
+    names = set(Fields.of_file(found).texts_by_name("weight_map").values())
+    # A name from outside must not lead out of the folder.
+    return found, [folder / Path(name).name for name in sorted(names)]
+
+
+def _find(folder: Path) -> Path | None:
+    names = [each for name in WEIGHTS for each in (name, f"{name}.index.json")]
+    return next((folder / each for each in names if (folder / each).is_file()), None)
+
+
+def read_tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any]]]:
+    """Yield name, type and array of each float tensor of a file, which is mapped into memory.
+
+    Types are "F64", "F32", "F16" and "BF16", whose arrays have the bits in uint16.
+
+    Raises:
+        CheckpointError: The file is missing or damaged, or has more than tensors.
+    """
+    try:
+        data = np.asarray(np.memmap(path, np.uint8, mode="r"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"Cannot read {str(path)!r}: {error}.") from error
+    damaged = functools.partial(_damaged, path)
+    if path.suffix == ".safetensors":
+        return _read_safetensors(data, damaged)
+    return read_torch(data, _FLOATS, damaged, functools.partial(_refused, path))
+
+
+def _read_safetensors(
+    data: NDArray[np.uint8], damaged: Callable[[str], CheckpointError]
+) -> Iterator[tuple[str, str, NDArray[Any]]]:
+    """Yield name, type and array of each float tensor of a safetensors file; see `read_torch`."""
+    header, start = read_header(data, damaged)
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        try:
+            kind, shape = entry["dtype"], tuple(entry["shape"])
+            first, last = entry["data_offsets"]
+            sizes = [*shape, first, last]
+        except (TypeError, KeyError, ValueError) as error:
+            raise damaged(f"tensor {name!r:.80} has wrong fields") from error
+        if kind not in _FLOATS:
+            continue
+        if not are_sizes(sizes):
+            raise damaged(f"tensor {name!r:.80} has a wrong shape or wrong offsets")
+        count = math.prod(shape)
+        if last - first != count * _FLOATS[kind].itemsize or start + last > len(data):
+            raise damaged(f"tensor {name!r:.80} has wrong offsets, or the file is cut off")
+        raw = data[start + first : start + last]
+        yield name, kind, raw.view(_FLOATS[kind]).reshape(shape)
+
+
+def _damaged(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{str(path)!r} is damaged: {reason}. Download or copy the checkpoint again."
+    )
+
+
+def _refused(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{str(path)!r} {reason}, and is refused: of the files of torch only dicts of tensors are "
+        "read, because others can run code. If you trust it, load the model with the library that "
+        "made it, and save it with `save_pretrained(new_folder)`, which writes safetensors."
+    )
