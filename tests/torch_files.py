@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 NAME = "pytorch_model.bin"
 
@@ -80,3 +81,11 @@ def write_torch(
     named = {"data.pkl": code, **records}
     named |= {f"data/{key}": each for key, each in (storages or {"0": bytes(24)}).items()}
     write_archive(path, [(f"archive/{name}", each) for name, each in named.items()], method)
+
+
+def to_torch(folder: Path, **options: Any) -> Path:
+    """Replace the safetensors of a folder by files of torch, saved with some options."""
+    for path in folder.rglob("*.safetensors"):
+        torch.save(load_file(path), path.with_name(NAME), **options)
+        path.unlink()
+    return folder

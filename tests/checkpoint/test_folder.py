@@ -1,28 +1,23 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 
+import qdqbert
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.errors import CheckpointError
+from torch_files import to_torch
 
 
 def change(folder: Path, **fields: object) -> str:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     return str(folder)
-
-
-def pickled(folder: Path) -> Path:
-    """Replace the safetensors file of a folder by a pickle."""
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    return folder
 
 
 def test_a_folder_of_an_adapter_alone_says_how_to_merge_it(write_file, tmp_path) -> None:
@@ -80,13 +75,15 @@ def test_a_model_that_is_code_of_the_checkpoint_is_refused(checkpoint_copy) -> N
         ("sentence", "SentenceTransformer(folder).save_pretrained(new_folder)"),
     ],
 )
-def test_the_advice_for_pickled_weights_keeps_head_and_tokenizer(
+def test_the_advice_for_old_pickles_keeps_head_and_tokenizer(
     checkpoints, checkpoint_copy, tmp_path, name, expected
 ) -> None:
-    folder = pickled(checkpoint_copy(name))
+    folder = to_torch(checkpoint_copy(name), _use_new_zipfile_serialization=False)
     with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(str(folder))
+        qdqbert.load(folder)
     message = str(caught.value)
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        load_checkpoint(str(folder))
     assert "only pickled weights (pytorch_model.bin)" in message
     assert expected in message
     # Followed to the letter, the advice gives the checkpoint back.

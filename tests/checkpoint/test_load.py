@@ -18,6 +18,7 @@ from qdqbert.checkpoint.load import describe_checkpoint, infer_task, load_checkp
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.choices import POOLING_MODES
 from qdqbert.errors import CheckpointError, UserInputError
+from torch_files import to_torch
 
 
 def change_config(folder, **changes) -> str:
@@ -369,6 +370,28 @@ def test_a_file_is_not_a_checkpoint(write_file) -> None:
     path = write_file("model.safetensors", "")
     with pytest.raises(CheckpointError, match="is a file; expected a checkpoint folder"):
         load_checkpoint(str(path))
+
+
+def test_weights_of_torch_are_those_of_safetensors(
+    checkpoints, checkpoint_copy, monkeypatch
+) -> None:
+    expected = load_checkpoint(str(checkpoints("classifier"))).model.state_dict()
+    folder = to_torch(checkpoint_copy("classifier"))
+    monkeypatch.setattr(torch, "load", None)
+    found = load_checkpoint(str(folder))
+    torch.testing.assert_close(found.model.state_dict(), expected, rtol=0, atol=0)
+    assert all(each.requires_grad for each in found.model.parameters())
+
+
+def test_weights_that_torch_files_lack_are_named(checkpoint_copy) -> None:
+    folder = to_torch(checkpoint_copy("bert"))
+    weights = torch.load(folder / "pytorch_model.bin")
+    del weights["encoder.layer.0.output.dense.weight"]
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(
+        CheckpointError, match=r"lack 1 weight .* `encoder\.layer\.0\.output\.dense"
+    ):
+        load_checkpoint(str(folder))
 
 
 def test_pickles_next_to_safetensors_are_ignored(checkpoint_copy) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +19,10 @@ import flat
 import qdqbert
 from conftest import TEXTS
 from qdqbert.checkpoint.sentence import file_finder, folder_reader, read_sentence_head
-from qdqbert.checkpoint.sentence_modules import head_module, steps_of
+from qdqbert.checkpoint.sentence_modules import head_module, steps_of, write_modules
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.reference.body import run_steps, tensor_of
+from torch_files import to_torch
 
 SAMPLE = TEXTS[:8]
 
@@ -124,13 +127,32 @@ def test_a_residual_is_added_as_in_sentence_transformers(activation, outputs, tm
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_weights_have_to_be_safetensors_of_the_shape_in_the_config(projected, tmp_path) -> None:
+def test_weights_have_to_be_there_and_of_the_shape_in_the_config(projected, tmp_path) -> None:
     text = json.dumps({"in_features": 4, "out_features": 2})
     module = head_module("Dense", "3_Dense", text)
-    with pytest.raises(CheckpointError, match="pickled weights are not read"):
+    with pytest.raises(CheckpointError, match=r"has no weights: neither model\.safetensors nor"):
         steps_of((module,), file_finder(tmp_path))
     with pytest.raises(CheckpointError, match=r"3_Dense/config.json describes \(2\)"):
         steps_of((module,), file_finder(projected))
+
+
+def test_weights_of_torch_are_read_and_written_as_safetensors(projected, tmp_path) -> None:
+    copy, new = to_torch(Path(shutil.copytree(projected, tmp_path / "copy"))), tmp_path / "new"
+    new.mkdir()
+    head = read_sentence_head(folder_reader(copy))
+    expected = steps_of(head.modules, file_finder(projected))
+    names = write_modules(head.modules, new, file_finder(copy))
+    again = [
+        dataclasses.replace(each, path=path)
+        for each, (_, path) in zip(head.modules, names, strict=True)
+    ]
+    assert not list(new.rglob("*.bin"))
+    for folder, modules in ((copy, head.modules), (new, tuple(again))):
+        for step, wanted in zip(steps_of(modules, file_finder(folder)), expected, strict=True):
+            assert type(step) is type(wanted)
+            if not isinstance(step, str):
+                np.testing.assert_array_equal(step.weight, wanted.weight)
+                np.testing.assert_array_equal(step.bias, wanted.bias)
 
 
 @pytest.mark.parametrize("path", ["/etc", "../other", "a/../../b"])

@@ -274,14 +274,6 @@ def test_the_error_for_an_unknown_family_lists_the_known_ones(write_file, out, t
     assert "Supported families: bert, bert-generation, camembert, data2vec-text" in message
 
 
-def test_pickled_weights_are_refused_with_the_way_out(checkpoint_copy, out) -> None:
-    folder = checkpoint_copy("bert")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    message = fails(["quantize", folder, "-o", out])
-    assert "only pickled weights (pytorch_model.bin)" in message
-    assert "save_pretrained" in message
-
-
 def test_a_folder_without_weights_is_refused(checkpoint_copy, out) -> None:
     folder = checkpoint_copy("bert")
     (folder / "model.safetensors").unlink()

@@ -127,7 +127,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
         Weights(tmp_path).read("b")
 
 
-def test_only_safetensors_are_read(tmp_path: Path) -> None:
-    torch.save({}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="Only safetensors are read"):
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    torch.save({}, tmp_path / "optimizer.bin")
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor pytorch_model\.bin"):
         Weights(tmp_path)

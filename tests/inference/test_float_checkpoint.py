@@ -20,6 +20,7 @@ import transformers
 import qdqbert
 from qdqbert import cache
 from qdqbert.errors import CheckpointError, UserInputError
+from torch_files import to_torch
 
 TEXTS = ["the old house", "a train to the city and a good book for the night", "dog"]
 # INT8 of models this narrow is far from float; a wrong part would be below 5 dB.
@@ -165,6 +166,18 @@ def test_half_precision_and_shards_give_what_float32_does(checkpoints, tmp_path)
     assert (halved / "model.safetensors.index.json").is_file()
     with qdqbert.load(folder) as one, qdqbert.load(halved) as other:
         assert (one.encode(TEXTS) * other.encode(TEXTS)).sum(axis=1).min() > 0.97
+
+
+def test_files_of_torch_are_read_without_torch(checkpoints, checkpoint_copy) -> None:
+    folder = to_torch(checkpoint_copy("sentence"))
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        f"import qdqbert; print(qdqbert.load({str(folder)!r}).encode({TEXTS}).tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    with qdqbert.load(checkpoints("sentence")) as model:
+        expected = model.encode(TEXTS)
+    np.testing.assert_array_equal(np.array(json.loads(done.stdout), np.float32), expected)
 
 
 def test_the_second_load_uses_the_cache(checkpoints, monkeypatch) -> None:

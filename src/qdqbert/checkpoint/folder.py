@@ -84,7 +84,7 @@ def check_config(name: str, read: ReadFile, subfolder: str) -> None:
             raise _only_an_adapter(name)
         raise CheckpointError(
             f"Checkpoint {name!r} has no {join(subfolder, _CONFIG)}. Expected a folder with "
-            "config.json, model.safetensors and a tokenizer, as `save_pretrained` writes it."
+            "config.json, weights and a tokenizer, as `save_pretrained` writes it."
         )
     fields = parse_object(text, Path(name) / subfolder / _CONFIG)
     if not isinstance(fields.get("model_type"), str):

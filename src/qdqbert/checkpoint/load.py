@@ -443,7 +443,7 @@ def _call(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointError(
             f"Checkpoint {name!r} cannot be loaded: {reason} Expected a local folder with "
-            "config.json, model.safetensors and a tokenizer, or the id of a hub model that has "
+            "config.json, weights and a tokenizer, or the id of a hub model that has "
             "them."
         ) from error
 

@@ -15,6 +15,7 @@ import pytest
 import qdqbert
 from hub_server import Hub, Repository, running_hub
 from qdqbert.errors import CheckpointError, UserInputError
+from torch_files import to_torch
 
 NAME = "me/my-int8"
 TEXTS = ["the cat sat on the book", "rain"]
@@ -175,19 +176,41 @@ def test_load_downloads_only_settings_and_safetensors_of_a_float_checkpoint(
     assert not set(others) & set(hub.downloads)
 
 
-def test_a_model_without_safetensors_is_refused(hub, tmp_path) -> None:
-    files = {"config.json": b'{"model_type": "bert"}', "pytorch_model.bin": b""}
-    hub.repositories["me/pickled"] = Repository(private=False, files=files)
+def test_files_of_torch_are_downloaded_where_there_are_no_safetensors(
+    hub, checkpoint_copy, tmp_path
+) -> None:
+    folder = to_torch(checkpoint_copy("sentence"))
+    files = {
+        each.relative_to(folder).as_posix(): each.read_bytes()
+        for each in folder.rglob("*")
+        if each.is_file()
+    }
+    others = {"optimizer.bin": b"", "training_args.bin": b"", "onnx/pytorch_model.bin": b""}
+    hub.repositories["me/pickled"] = Repository(private=False, files={**files, **others})
+    hub.downloads.clear()
+    code = """
+from qdqbert.checkpoint.load import load_checkpoint
+print(qdqbert.load("me/pickled").encode(["a dog"]).shape)
+print(load_checkpoint("me/pickled").task)
+"""
+    assert load(hub, tmp_path, code) == ["(1, 32)", "feature-extraction"]
+    assert "pytorch_model.bin" in hub.downloads
+    assert not set(others) & set(hub.downloads)
+
+
+def test_a_model_without_weights_is_refused(hub, tmp_path) -> None:
+    files = {"config.json": b'{"model_type": "bert"}', "tf_model.h5": b""}
+    hub.repositories["me/other"] = Repository(private=False, files=files)
     code = """
 try:
-    qdqbert.load("me/pickled")
+    qdqbert.load("me/other")
 except qdqbert.CheckpointError as error:
     print(error)
 """
     hub.downloads.clear()
     [message] = load(hub, tmp_path, code)
-    assert message.startswith("The hub's model 'me/pickled' is neither a quantized model nor a")
-    assert "pytorch_model.bin" not in hub.downloads
+    assert message.startswith("The hub's model 'me/other' is neither a quantized model nor a")
+    assert "tf_model.h5" not in hub.downloads
 
 
 def test_without_a_network_a_model_that_is_not_cached_is_reported() -> None:
