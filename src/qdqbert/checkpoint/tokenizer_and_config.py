@@ -107,7 +107,7 @@ def _supported(task: TaskName, path: Path) -> TaskName:
     if TASK_KINDS[task].is_sparse or TASK_KINDS[task].is_multi_vector:
         raise UserInputError(
             f"Graph {path.name!r}: .onnx files are not read for the task `{task}`. Pass the folder "
-            "of the checkpoint, with safetensors, as the model.",
+            "of the checkpoint as the model.",
             argument="task",
         )
     return task
