@@ -102,7 +102,10 @@ def make_ways(arguments: argparse.Namespace, root: Path) -> list[dict[str, Any]]
     """Quantize the model with each tool, and return what a worker has to load."""
     import qdqbert
     from qdqbert.checkpoint.demo import demo_checkpoint
-    from qdqbert.verbs.benchmark.run import export_float
+    from qdqbert.checkpoint.load import load_checkpoint
+    from qdqbert.graph.check import save_graph
+    from qdqbert.graph.of_checkpoint import encoder_of
+    from qdqbert.graph.writer import make_graph
 
     model = arguments.model
     if model == "demo":
@@ -113,7 +116,7 @@ def make_ways(arguments: argparse.Namespace, root: Path) -> list[dict[str, Any]]
         model, root / "ours", targets=("native", "openvino", "onnxruntime"), benchmark=False
     )
     ours = {target.target: root / "ours" / target.model for target in report.targets}
-    export_float(model, root / "float.onnx", [8])
+    save_graph(make_graph(encoder_of(load_checkpoint(model))), root / "float.onnx")
     dynamic, nncf = make_rivals(root)
     ways: list[dict[str, Any]] = [
         {"name": NATIVE, "engine": "native", "model": ours["native"], "kernel": arguments.kernel}

@@ -29,13 +29,16 @@ from matplotlib.transforms import Bbox
 import qdqbert
 from other_quantizers import quantize_dynamic, quantize_nncf, without_value_info
 from qdqbert import resources
+from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.choices import EngineName
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
+from qdqbert.graph.check import save_graph
+from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.graph.writer import make_graph
 from qdqbert.pipeline.predictions import encode_examples
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns
-from qdqbert.verbs.benchmark.run import export_float
 from scoring import CALIBRATION_EXAMPLES, TestSet
 
 # isort: split
@@ -140,7 +143,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
         quantizers=qdqbert.Quantizers(weights_for=arguments.weights_for),
         benchmark=False,
     )
-    export_float(model, folder / "float.onnx", [8])
+    save_graph(make_graph(encoder_of(load_checkpoint(model))), folder / "float.onnx")
     inputs = calibration_inputs(arguments.calibration, columns, test)
     models: dict[tuple[str, EngineName], Path] = {
         ("float", "onnxruntime"): folder / "float.onnx",

@@ -19,7 +19,9 @@ import qdqbert
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.cli import main
 from qdqbert.errors import UserInputError
-from qdqbert.verbs.benchmark.run import export_float
+from qdqbert.graph.check import save_graph
+from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.graph.writer import make_graph
 from qdqbert.verbs.evaluate.subject import Request, load_subject
 
 CLASSES = "text,label\nthe cat sat on the book,positive\nrain,0\na dog in the city,NEUTRAL\nme,2\n"
@@ -36,7 +38,7 @@ CLASSIFICATION = "text-classification"
 def float_graph(checkpoints, tmp_path_factory) -> Path:
     """A classifier's graph, without a tokenizer next to it."""
     path = tmp_path_factory.mktemp("graph") / "classifier.onnx"
-    export_float(str(checkpoints("classifier")), path, [8])
+    save_graph(make_graph(encoder_of(load_checkpoint(str(checkpoints("classifier"))))), path)
     return path
 
 
@@ -44,7 +46,7 @@ def float_graph(checkpoints, tmp_path_factory) -> Path:
 def sentence_graph(checkpoints, tmp_path_factory) -> Path:
     """The graph of a sentence encoder, with states and sentence embeddings as outputs."""
     path = tmp_path_factory.mktemp("graph") / "sentence.onnx"
-    export_float(str(checkpoints("sentence")), path, [8])
+    save_graph(make_graph(encoder_of(load_checkpoint(str(checkpoints("sentence"))))), path)
     return path
 
 

@@ -15,9 +15,13 @@ import flat
 import qdqbert
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges
+from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import encode, make_batches
 from qdqbert.errors import UserInputError
+from qdqbert.graph.check import save_graph
+from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.graph.writer import make_graph
 from qdqbert.pipeline.plans import Scheme, choose_targets, make_plans
 from qdqbert.pipeline.ranges import (
     choose_range_source,
@@ -26,7 +30,6 @@ from qdqbert.pipeline.ranges import (
 )
 from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.progress import Silent
-from qdqbert.verbs.benchmark.run import export_float
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 GRAPH = "onnxruntime/model.onnx"
@@ -174,7 +177,7 @@ def test_other_weight_codes_without_data(checkpoints, both, tmp_path) -> None:
 
 def test_an_onnx_model_uses_its_ranges_again(checkpoints, texts, tmp_path) -> None:
     float_graph = tmp_path / "float.onnx"
-    export_float(str(checkpoints("bert")), float_graph, [8])
+    save_graph(make_graph(encoder_of(load_checkpoint(str(checkpoints("bert"))))), float_graph)
     options = {"tokenizer": str(checkpoints("bert")), "task": "feature-extraction"}
     first, again = tmp_path / "first", tmp_path / "again"
     make(float_graph, first, calibration_data=texts, calibration_samples=24, **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qdqbert.extras import require_quantize
 from qdqbert.pipeline.settings import check_model
 from qdqbert.progress import Progress
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
@@ -28,8 +27,6 @@ def benchmark(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
         >>> report = qdqbert.benchmark(["./my-classifier", "./my-classifier-int8"], batches=[1, 8])
         >>> report.speedups
     """
-    # In messages, the command line takes the name alone for the option of `quantize`.
-    require_quantize("`qdqbert benchmark`")
     for each in options.models:
         check_model(each, "models", takes_quantized=True)
     from qdqbert.verbs.benchmark.run import run

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from qdqbert.artifact import Artifact, is_artifact, open_artifact
-from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.engines.providers import check_provider
 from qdqbert.engines.runner import check_engine, float_engine, is_installed
 from qdqbert.errors import CheckpointError, UserInputError, naming
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.graph.writer import make_graph
 from qdqbert.inference.load import open_folder
-from qdqbert.models.quantized import load_model
 from qdqbert.options import is_onnx_file
 from qdqbert.pipeline.settings import check_sequences
 from qdqbert.progress import Progress
@@ -27,7 +22,7 @@ from qdqbert.reporting.benchmark import BenchmarkReport
 from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 
-# An .onnx file does not hold the size of its vocabulary. BERT models have larger ones.
+# A file may not have the size of its vocabulary. Those of BERT models are larger.
 _ANY_VOCABULARY = 1000
 
 
@@ -58,28 +53,26 @@ def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
         engines = ("onnxruntime",)
     for engine in engines:
         check_engine(engine)
-    with tempfile.TemporaryDirectory() as scratch:
-        found: list[_Found] = []
-        for index, model in enumerate(options.models):
-            exported = Path(scratch) / f"{index}.onnx"
-            with progress.stage(f"Loading {Path(model).name}"), naming("models"):
-                found.append(_find(os.fspath(model), engines, exported, options.given_sequences))
-        candidates = [
-            dataclasses.replace(each, provider=options.provider)
-            for each in _shared_engines(found, options, engines)
-        ]
-        sequences = options.given_sequences or _usual_sequences(options.sequences, found)
-        shapes = [(batch, length) for batch in options.batches for length in sequences]
-        total = len(candidates) * len(shapes) * options.rounds
-        with progress.stage("Timing", total) as advance:
-            timings = time_candidates(
-                candidates,
-                shapes,
-                threads=options.threads,
-                rounds=options.rounds,
-                seconds=options.seconds,
-                advance=advance,
-            )
+    found: list[_Found] = []
+    for model in options.models:
+        with progress.stage(f"Loading {Path(model).name}"), naming("models"):
+            found.append(_find(os.fspath(model), engines, options.given_sequences))
+    candidates = [
+        dataclasses.replace(each, provider=options.provider)
+        for each in _shared_engines(found, options, engines)
+    ]
+    sequences = options.given_sequences or _usual_sequences(options.sequences, found)
+    shapes = [(batch, length) for batch in options.batches for length in sequences]
+    total = len(candidates) * len(shapes) * options.rounds
+    with progress.stage("Timing", total) as advance:
+        timings = time_candidates(
+            candidates,
+            shapes,
+            threads=options.threads,
+            rounds=options.rounds,
+            seconds=options.seconds,
+            advance=advance,
+        )
     return BenchmarkReport(
         timings=tuple(timings),
         speedups=tuple(speedup(_first_model(timing, timings), timing) for timing in timings),
@@ -132,9 +125,7 @@ def _shared_engines(
     return [each for each in candidates if each.engine in kept]
 
 
-def _find(
-    model: str, engines: Sequence[EngineName], exported: Path, sequences: Sequence[int]
-) -> _Found:
+def _find(model: str, engines: Sequence[EngineName], sequences: Sequence[int]) -> _Found:
     """Pair a model with each engine that was asked for, or with each that runs it."""
     path, installed = Path(model), [engine for engine in ENGINE_NAMES if is_installed(engine)]
     float_engines = tuple(dict.fromkeys(float_engine(engine) for engine in engines or installed))
@@ -142,9 +133,8 @@ def _find(
         artifact = open_artifact(path)
         usable = [engine for engine in installed if engine in artifact.engines]
         check_sequences(sequences, model, artifact.max_length)
-        vocab_size = artifact.load_config().vocab_size
         return _Found(
-            candidates=_graphs(model, artifact, engines or usable, vocab_size),
+            candidates=_graphs(model, artifact, engines or usable),
             max_length=artifact.max_length,
         )
     is_openvino = path.suffix.lower() == ".xml" and not path.is_dir()
@@ -157,50 +147,33 @@ def _find(
                 for engine in (engines or ("openvino",) if is_openvino else float_engines)
             ]
         )
-    checkpoint = export_float(model, exported, sequences)
-    vocab_size = checkpoint.config.vocab_size
-    in_float = [
-        Candidate(
-            name=model,
-            engine=engine,
-            model=exported,
-            vocab_size=vocab_size,
-            choices=TASK_KINDS[checkpoint.task].choices,
-        )
-        for engine in float_engines
-    ]
+    exported = open_folder(model, precision="float", check=False)
+    check_sequences(sequences, model, exported.max_length)
+    in_float = _graphs(model, exported, cast(Sequence[EngineName], float_engines))
     if "native" not in (engines or installed):
-        return _Found(candidates=in_float, max_length=checkpoint.max_length)
+        return _Found(candidates=in_float, max_length=exported.max_length)
     try:
         rounded = open_folder(model, check=False)
     except (CheckpointError, UserInputError) as error:
         if engines:
             raise
         notice = f"{model} was not timed in INT8 on the native engine. {error}"
-        return _Found(candidates=in_float, max_length=checkpoint.max_length, notices=(notice,))
-    in_int8 = _graphs(f"{model} in INT8", rounded, ["native"], vocab_size)
-    return _Found(candidates=[*in_float, *in_int8], max_length=checkpoint.max_length)
+        return _Found(candidates=in_float, max_length=exported.max_length, notices=(notice,))
+    in_int8 = _graphs(f"{model} in INT8", rounded, ["native"])
+    return _Found(candidates=[*in_float, *in_int8], max_length=exported.max_length)
 
 
-def _graphs(
-    name: str, artifact: Artifact, engines: Sequence[EngineName], vocab_size: int
-) -> list[Candidate]:
+def _graphs(name: str, artifact: Artifact, engines: Sequence[EngineName]) -> list[Candidate]:
     """Return the graphs of a folder that engines run."""
+    is_float = artifact.targets.keys() == {"float"}
     return [
         Candidate(
             name=name,
             engine=engine,
-            model=artifact.model_for(engine),
-            vocab_size=vocab_size,
+            # Each engine runs the graph of a float checkpoint.
+            model=artifact.model_for("onnxruntime" if is_float else engine),
+            vocab_size=artifact.read_config().get("vocab_size", _ANY_VOCABULARY),
             choices=TASK_KINDS[artifact.task].choices,
         )
         for engine in engines
     ]
-
-
-def export_float(model: str, path: Path, sequences: Sequence[int]) -> Checkpoint:
-    """Write the float graph of a checkpoint, and return the checkpoint."""
-    checkpoint = load_model(model)
-    check_sequences(sequences, model, checkpoint.max_length)
-    save_graph(make_graph(encoder_of(checkpoint)), path)
-    return checkpoint
