@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -144,3 +146,37 @@ def test_labels_are_scores_from_0_to_1() -> None:
     found = [each["scores"] for each in TASK.labels(features(PAIRS, count=6), {})]
     assert found == pytest.approx([(x - scores[0]) / (highest - scores[0]) for x in scores[1:]])
     assert TASK.class_names is None
+
+
+@pytest.mark.parametrize(
+    ("header", "texts"),
+    [
+        ("anchor,positive", ("a", "b")),
+        ("positive,anchor", ("b", "a")),
+        ("query,document,answer", ("a", "b")),
+        ("question,answer", ("a", "b")),
+        ("text,positive", ("a",)),
+        ("Anchor,Positive,Negative", ("a", "b", "c")),
+        ("anchor,positive,hard_negative", ("a", "b", "c")),
+        ("anchor,positive,negative_1,negative_2", ("a", "b", "c", "d")),
+        ("sentence1,sentence2,negative2,negative1", ("a", "b", "c", "d")),
+        ("text,negative", ("a",)),
+    ],
+)
+def test_texts_that_belong_together_are_found_by_their_columns(write_file, header, texts) -> None:
+    columns = header.split(",")
+    path = write_file("a.csv", f"{header}\n{','.join('abcd'[: len(columns)])}\n")
+    (example,) = TASK.read(str(path), columns=Columns(), max_examples=None).examples
+    assert example.content == texts
+
+
+def test_negatives_may_be_lists_of_one_length(write_file) -> None:
+    rows = [{"query": "a", "positive": "b", "negatives": [*"cd"]} for _ in range(2)]
+    path = write_file("a.jsonl", "\n".join(map(json.dumps, rows)))
+    dataset = TASK.read(str(path), columns=Columns(), max_examples=None)
+    assert dataset.examples[1].content == ("a", "b", "c", "d")
+    for odd in (["c"], ["c", ""], None, ["c", 1]):
+        rows[1]["negatives"] = odd
+        path.write_text("\n".join(map(json.dumps, rows)))
+        with pytest.raises(DataFileError, match=r"^Line 2 of .* must have 2 texts in 'negatives'"):
+            TASK.read(str(path), columns=Columns(), max_examples=None)

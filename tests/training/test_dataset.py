@@ -44,7 +44,9 @@ def batches_of(sampler: BucketSampler, size: int) -> list[list[int]]:
 
 
 def test_features_without_labels_are_left_out() -> None:
-    data = TrainingDataset(features_of(4, 2, 3), [{"labels": 1}, None, {"labels": 0}], pairs=False)
+    data = TrainingDataset(
+        features_of(4, 2, 3), [{"labels": 1}, None, {"labels": 0}], together=False
+    )
     assert first_ids(data) == [[0], [200]]
     assert [item["labels"] for item in _items(data)] == [{"labels": 1}, {"labels": 0}]
     assert data.lengths == [4, 3]
@@ -52,19 +54,19 @@ def test_features_without_labels_are_left_out() -> None:
 
 def test_a_pair_has_two_features_and_the_length_of_the_longer_one() -> None:
     labels = [{"scores": 0.5}, None, {"scores": 1.0}]
-    data = TrainingDataset(features_of(4, 2, 3, 5, 6, 1), labels, pairs=True)
+    data = TrainingDataset(features_of(4, 2, 3, 5, 6, 1), labels, together=True)
     assert first_ids(data) == [[0, 300], [200, 500]]
     assert data.lengths == [5, 3]
 
 
 def test_single_texts_of_an_embedder_make_items_of_one_feature() -> None:
-    data = TrainingDataset(features_of(4, 2), [{}, {}], pairs=True)
+    data = TrainingDataset(features_of(4, 2), [{}, {}], together=True)
     assert first_ids(data) == [[0], [100]]
 
 
 def test_inputs_and_labels_of_a_batch_are_padded() -> None:
     labels = [{"labels": np.array(row, dtype=np.int64)} for row in ([1, 2, 0], [IGNORED])]
-    data = TrainingDataset(features_of(3, 1), labels, pairs=False)
+    data = TrainingDataset(features_of(3, 1), labels, together=False)
     batch = collator(PADDING)(_items(data))
     assert batch["input_ids"].tolist() == [[0, 1, 2], [100, 9, 9]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
@@ -72,8 +74,15 @@ def test_inputs_and_labels_of_a_batch_are_padded() -> None:
     assert {each.dtype for each in batch.values()} == {torch.int64}
 
 
+def test_all_texts_of_an_example_make_an_item() -> None:
+    data = TrainingDataset(features_of(*[1] * 6), [{}, {}], together=True)
+    assert (data.texts, first_ids(data)) == (3, [[0, 200, 400], [100, 300, 500]])
+
+
 def test_all_first_texts_come_before_all_second_ones() -> None:
-    data = TrainingDataset(features_of(2, 1, 1, 2), [{"scores": 0.0}, {"scores": 1.0}], pairs=True)
+    data = TrainingDataset(
+        features_of(2, 1, 1, 2), [{"scores": 0.0}, {"scores": 1.0}], together=True
+    )
     batch = collator(PADDING)(_items(data))
     assert batch["input_ids"].tolist() == [[0, 1], [100, 9], [200, 9], [300, 301]]
     assert batch["scores"].tolist() == [0.0, 1.0]
@@ -86,7 +95,7 @@ def test_choices_of_a_feature_are_kept_together() -> None:
     features = Features(
         examples=("a", "b"), encoded=Encoded(inputs=(longer, shorter), padding=PADDING, truncated=0)
     )
-    data = TrainingDataset(features, [{"labels": 1}, {"labels": 0}], pairs=False)
+    data = TrainingDataset(features, [{"labels": 1}, {"labels": 0}], together=False)
     batch = collator(PADDING)(_items(data))
     assert data.lengths == [3, 2]
     assert batch["input_ids"].tolist() == [[[1, 2, 3], [4, 5, 9]], [[1, 2, 9], [4, 5, 9]]]
@@ -98,7 +107,7 @@ def test_choices_of_a_feature_are_kept_together() -> None:
     ids=["classes", "scores"],
 )
 def test_classes_stay_integers_and_scores_become_float32(values, dtype) -> None:
-    data = TrainingDataset(features_of(1, 1), [{"labels": each} for each in values], pairs=False)
+    data = TrainingDataset(features_of(1, 1), [{"labels": each} for each in values], together=False)
     labels = collator(PADDING)(_items(data))["labels"]
     assert (labels.tolist(), labels.dtype) == (values, dtype)
 

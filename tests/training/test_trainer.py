@@ -15,6 +15,7 @@ from torch.nn import functional
 from qdqbert.errors import TrainingError
 from qdqbert.models.calibrate import calibrate
 from qdqbert.models.prepare import prepare
+from qdqbert.models.quantized import load_model
 from qdqbert.models.state import learn_ranges_
 from qdqbert.reference.sited_model import sited_model
 from qdqbert.tasks.task import Metric
@@ -26,7 +27,7 @@ from qdqbert.training.losses import (
     states_distance,
 )
 from qdqbert.training.teacher import Teacher
-from qdqbert.training.trainer import TaskTrainer
+from qdqbert.training.trainer import SCORES, TaskTrainer
 
 LENGTHS = torch.tensor([6, 4])
 INPUTS = {
@@ -70,6 +71,7 @@ def trainer_of(tmp_path: Path) -> Callable[..., TaskTrainer]:
             "outputs": ("logits",),
             "head": None,
             "is_embedder": False,
+            "objective": "labels",
             "teacher": None,
             "score": None,
             "start": None,
@@ -121,7 +123,7 @@ def test_an_embedder_learns_scores_of_pairs_or_the_direction_of_its_teacher(
         states = model(**INPUTS).last_hidden_state
         return (states * mask).sum(1) / mask.sum(1)
 
-    own = trainer_of(student, is_embedder=True)
+    own = trainer_of(student, is_embedder=True, objective="similarity")
     found = own.compute_loss(student, {**INPUTS, "scores": torch.tensor([0.25])})
     first, second = vectors(student)
     expected = (functional.cosine_similarity(first, second, dim=0) - 0.25) ** 2
@@ -130,6 +132,59 @@ def test_an_embedder_learns_scores_of_pairs_or_the_direction_of_its_teacher(
     led = trainer_of(student, is_embedder=True, teacher=Teacher(other, Distillation()))
     found = led.compute_loss(student, dict(INPUTS))
     torch.testing.assert_close(found, embedding_distance(vectors(student), vectors(other)))
+
+
+@pytest.mark.parametrize("texts", [2, 3, 5], ids=["pairs", "triplets", "three-negatives"])
+def test_pairs_without_scores_give_the_loss_of_sentence_transformers(
+    checkpoints, trainer_of, texts
+) -> None:
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    folder = str(checkpoints("sentence"))
+    words = ["the", "cat", "sat", "on", "a", "book", "in", "rain", "and", "home", "night"]
+    rng = np.random.default_rng(texts)
+    columns = [[" ".join(rng.choice(words, size)) for size in (3, 7, 4, 5)] for _ in range(texts)]
+    theirs = SentenceTransformer(folder, device="cpu").eval()
+    expected = MultipleNegativesRankingLoss(theirs)(
+        [theirs.preprocess(each) for each in columns], None
+    )
+    expected.backward()
+    loaded = load_model(folder)
+    data = TrainingDataset.__new__(TrainingDataset)
+    data.texts = texts
+    trainer = trainer_of(
+        loaded.model, is_embedder=True, objective="in-batch", head=loaded.head, train_dataset=data
+    )
+    everything = [text for each in columns for text in each]
+    inputs = loaded.tokenizer(everything, padding=True, return_tensors="pt")
+    found = trainer.compute_loss(loaded.model.eval(), dict(inputs))
+    found.backward()
+    # float32 sums of other paddings.
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    ours, other = (
+        dict(model.named_parameters())["encoder.layer.0.output.dense.weight"].grad
+        for model in (loaded.model, theirs[0].auto_model)
+    )
+    torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-6)
+
+
+def test_relevance_gives_the_default_loss_of_cross_encoders(checkpoints, trainer_of) -> None:
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
+
+    folder = str(checkpoints("reranker"))
+    pairs = [["the cat", "a cat sat on a book"], ["rain", "night"], ["home", "a home in the rain"]]
+    scores = torch.tensor([1.0, 0.0, 0.25])
+    theirs = CrossEncoder(folder, device="cpu").eval()
+    expected = BinaryCrossEntropyLoss(theirs)(list(zip(*pairs, strict=True)), scores)
+    loaded = load_model(folder)
+    inputs = dict(loaded.tokenizer(*zip(*pairs, strict=True), padding=True, return_tensors="pt"))
+    trainer = trainer_of(loaded.model, objective="relevance")
+    found = trainer.compute_loss(loaded.model.eval(), {**inputs, SCORES: scores})
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_evaluation_gives_the_metrics_of_the_task_and_leaves_the_mode(

@@ -17,7 +17,7 @@ _KNOWN_NAMES = {
     role: names.split()
     for role, names in {
         "text": "text sentence sentence1 sentence_1 question question1 premise query review "
-        "content title body",
+        "content title body anchor",
         "text_pair": "text_pair sentence2 sentence_2 question2 hypothesis passage document text2 "
         "context",
         "label": "label labels score similarity similarity_score gold_label class category target "

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
@@ -21,6 +23,7 @@ from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.encoding import Encoded, encode, feature_of, padding_of
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.keywords import suggest_keywords
+from qdqbert.objects import Rows
 from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
@@ -37,8 +40,16 @@ from qdqbert.runtime.scheduler import EncodedItem, Job
 from qdqbert.runtime.tensors import converted
 from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
-from qdqbert.tasks.lines import counted
+from qdqbert.tasks.columns import Row, quoted, resolve_columns
+from qdqbert.tasks.data import (
+    Columns,
+    Dataset,
+    Example,
+    check_each,
+    open_table,
+    read_table,
+)
+from qdqbert.tasks.lines import counted, row_name
 from qdqbert.tasks.logits import score_answers
 from qdqbert.tasks.prompts import (
     Prompted,
@@ -47,7 +58,12 @@ from qdqbert.tasks.prompts import (
     encode_in_turn,
     prompts_of,
 )
-from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
+from qdqbert.tasks.scores import (
+    check_scores_differ,
+    correlations,
+    scaled_scores,
+    score_of,
+)
 from qdqbert.tasks.small_vectors import (
     DTYPES,
     LENGTH_TOLERANCE,
@@ -73,8 +89,82 @@ from qdqbert.tokenizing.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Names of columns of second texts, next to those of first ones. Other tasks use them for labels.
+_POSITIVES = ("positive", "answer", "response")
+_ANCHORS = ("anchor", "query", "question")
+# Names of columns of texts that do not belong to the first one.
+_NEGATIVE = re.compile(r"(hard_)?negatives?(_?[0-9]+)?")
 # More dimensions than embeddings have.
 _MOST = 2**31
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContrastExample(Example):
+    """A text, one that belongs to it, and others that do not.
+
+    Attributes:
+        negatives: The others, equally many for each example of a data set.
+    """
+
+    negatives: tuple[str, ...]
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        """The texts that a model reads."""
+        return (*super().content, *self.negatives)
+
+
+def read_pairs(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
+    """Read texts, pairs of texts, or pairs with negatives; see `read_dataset`.
+
+    Raises:
+        DataFileError: As `read_dataset`, or a negative is blank.
+    """
+    table = open_table(data, columns)
+    known = {name.strip().lower(): name for name in table.names}
+    positive = next((known[name] for name in _POSITIVES if name in known), None)
+    if positive is not None and not known.keys().isdisjoint(_ANCHORS):
+        resolved, _ = resolve_columns(table, columns)
+        if resolved.text_pair is None and positive not in (resolved.text, resolved.label):
+            columns = dataclasses.replace(columns, text_pair=positive)
+    names = [name for name in table.names if _NEGATIVE.fullmatch(name.strip().lower())]
+    found: dict[int, tuple[str, ...]] = {}
+    if names:
+        table.rows = _with_negatives(table.rows, table.path, names, found)
+    dataset = read_table(table, columns, max_examples=max_examples)
+    if not names or dataset.columns.text_pair is None:
+        return dataset
+    examples = tuple(
+        ContrastExample(
+            text=each.text,
+            text_pair=each.text_pair,
+            label=each.label,
+            row=each.row,
+            negatives=found[each.row],
+        )
+        for each in dataset.examples
+    )
+    return dataclasses.replace(dataset, examples=examples)
+
+
+def _with_negatives(
+    rows: Iterator[Row], path: str, names: Sequence[str], found: dict[int, tuple[str, ...]]
+) -> Iterator[Row]:
+    """Yield rows, and record their negatives by the number of the row."""
+    count = None
+    for number, fields in rows:
+        values = [fields.get(name) for name in names]
+        listed = [x for each in values for x in (each if isinstance(each, list) else [each])]
+        texts = tuple(each for each in listed if isinstance(each, str) and each.strip())
+        count = len(listed) if count is None else count
+        if len(texts) != count or len(listed) != count:
+            raise DataFileError(
+                f"{row_name(path, number)} must have {counted(count, 'text')} in "
+                f"{quoted(names)}, as the first row, got {len(texts)}. Fill it in, or remove the "
+                "row."
+            )
+        found[number] = texts
+        yield number, fields
 
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
@@ -154,9 +244,9 @@ def by_jobs_in_turn(
 
 
 def _texts_of(examples: Sequence[Example]) -> list[str]:
-    """Return all first texts, and then all second ones."""
-    seconds = [example.text_pair for example in examples if example.text_pair is not None]
-    return [example.text for example in examples] + seconds
+    """Return all first texts, then all second ones, and so on."""
+    columns = zip(*(example.content for example in examples), strict=True)
+    return list(itertools.chain.from_iterable(columns))
 
 
 def sentence_vectors(results: Results) -> NDArray[np.float32]:
@@ -215,9 +305,7 @@ def _answers(
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
     """Return the score of each pair, scaled to 0 to 1 if it is not in that range."""
     del id2label
-    scores = [score_of(example) for example in features.examples]
-    low, high = min(0.0, *scores), max(1.0, *scores)
-    return [{"scores": (score - low) / (high - low)} for score in scores]
+    return [{"scores": score} for score in scaled_scores(features.examples)]
 
 
 Embedding = NDArray[np.float32]
@@ -788,7 +876,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
 
 FEATURE_EXTRACTION = Task(
     name="feature-extraction",
-    read=read_dataset,
+    read=read_pairs,
     encode=_encode,
     encode_calibration=by_jobs_in_turn(_calibration_jobs),
     check_labels=_check_labels,

@@ -31,6 +31,13 @@ def score_of(example: Example) -> float:
     return float(label)
 
 
+def scaled_scores(examples: Sequence[Example]) -> list[float]:
+    """Return the labels as numbers, scaled to 0 to 1 if one of them is not in that range."""
+    scores = [score_of(example) for example in examples]
+    low, high = min(0.0, *scores), max(1.0, *scores)
+    return [(score - low) / (high - low) for score in scores]
+
+
 def check_scores_differ(dataset: Dataset) -> None:
     """Refuse data whose scores are all equal, as nothing correlates with them.
 

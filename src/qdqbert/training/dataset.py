@@ -22,25 +22,28 @@ _MEGABATCH = 50
 class TrainingDataset(Dataset[dict[str, Any]]):
     """A data set of items with features and labels.
 
-    An item has one feature, or two for embedders, which are trained on pairs. A feature has inputs
-    `(..., tokens)` by name.
+    An item has one feature, or those of all texts of an example for embedders, which are trained
+    on pairs. A feature has inputs `(..., tokens)` by name.
+
+    Attributes:
+        texts: Number of features of an item.
     """
 
-    def __init__(self, features: Features, labels: Sequence[Labels | None], *, pairs: bool) -> None:
+    def __init__(
+        self, features: Features, labels: Sequence[Labels | None], *, together: bool
+    ) -> None:
         """Select the features that have labels.
 
         Args:
-            features: Features of one task; of pairs, all first texts and then all second ones.
-            labels: Labels of each feature, or of each pair. Features with `None` are left out.
-            pairs: Whether two features make an item.
+            features: Features of one task. If several belong together, the first ones of all items
+                come before all second ones.
+            labels: Labels of each item. Items with `None` are left out.
+            together: Whether all features of an example make an item.
         """
         inputs, size = features.encoded.inputs, len(labels)
-        has_pairs = pairs and len(inputs) == 2 * size
+        self.texts = len(inputs) // size if together else 1
         used = [index for index in range(size) if labels[index] is not None]
-        self._items = [
-            [inputs[index], inputs[index + size]] if has_pairs else [inputs[index]]
-            for index in used
-        ]
+        self._items = [list(inputs[index :: size if together else len(inputs)]) for index in used]
         self._labels = [labels[index] for index in used]
 
     def __len__(self) -> int:
@@ -51,14 +54,14 @@ class TrainingDataset(Dataset[dict[str, Any]]):
 
     @property
     def lengths(self) -> list[int]:
-        """Number of tokens of each item, of the longer feature for pairs."""
+        """Number of tokens of each item, of the longest feature if there are several."""
         return [max(each["input_ids"].shape[-1] for each in item) for item in self._items]
 
 
 def collator(padding: Mapping[str, int]) -> Callable[[Sequence[dict[str, Any]]], dict[str, Tensor]]:
     """Return a function that makes batches, the keyword arguments of a model, from items.
 
-    In a batch of pairs all first texts come before the second ones.
+    In a batch of pairs all first texts come before the second ones, and so on.
 
     Args:
         padding: Value that pads shorter features, by input name.

@@ -1,9 +1,9 @@
-"""Losses of training: similarity of pairs, and the distance to a teacher."""
+"""Losses of training: of scores, of pairs without scores, and the distance to a teacher."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,12 @@ from qdqbert.checkpoint.body import pool
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.errors import UserInputError
 from qdqbert.tasks.task import IGNORED
+
+Objective = Literal["labels", "relevance", "similarity", "in-batch"]
+"""What a model learns: transformers' loss of labels, or one of the losses below."""
+
+# As in sentence-transformers: cosines are multiplied by it before the softmax.
+_SCALE = 20.0
 
 MEAN = SentenceHead(poolings=("mean",), normalize=False, max_length=None)
 """The pooling of a plain encoder."""
@@ -41,6 +47,37 @@ def similarity_loss(embeddings: Tensor, scores: Tensor) -> Tensor:
     """
     first, second = embeddings.chunk(2)
     return functional.mse_loss(functional.cosine_similarity(first, second), scores)
+
+
+def relevance_loss(logits: Tensor, scores: Tensor) -> Tensor:
+    """Return the binary cross-entropy of the sigmoid of one output and a score. Shape `()`.
+
+    Args:
+        logits: Outputs of the model. Shape `(pairs, 1)`.
+        scores: Scores from 0 to 1. Shape `(pairs,)`.
+
+    Source: the default loss of sentence-transformers' `CrossEncoder` with one output.
+    """
+    return functional.binary_cross_entropy_with_logits(logits.flatten(), scores)
+
+
+def in_batch_loss(embeddings: Tensor, texts: int) -> Tensor:
+    """Return how well anchors find their positives among all other texts of a batch. Shape `()`.
+
+    It is the cross-entropy of the cosines of an anchor to the positives and negatives of all
+    examples, where its own positive is the right one.
+
+    Args:
+        embeddings: Embeddings of all anchors, then of all positives, then of all first negatives
+            and so on. Shape `(texts * examples, hidden)`.
+        texts: Number of texts of an example, at least 2.
+
+    Source: `MultipleNegativesRankingLoss` of sentence-transformers; Henderson et al. 2017,
+    arXiv:1705.00652, section 4.4.
+    """
+    anchors, *others = functional.normalize(embeddings).chunk(texts)
+    right = torch.arange(len(anchors), device=anchors.device)
+    return functional.cross_entropy(_SCALE * anchors @ torch.cat(others).T, right)
 
 
 def embedding_distance(student: Tensor, teacher: Tensor) -> Tensor:

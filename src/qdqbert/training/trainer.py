@@ -19,15 +19,19 @@ from qdqbert.training.checkpoints import last_checkpoint
 from qdqbert.training.dataset import BucketSampler, TrainingDataset
 from qdqbert.training.distillation import Distillation
 from qdqbert.training.losses import (
+    Objective,
     embed,
     embedding_distance,
+    in_batch_loss,
     logits_distance,
+    relevance_loss,
     similarity_loss,
     states_distance,
 )
 from qdqbert.training.teacher import Teacher
 
-_PAIR_SCORE = "scores"
+SCORES = "scores"
+"""The label of an example that is a score, which models of transformers do not read."""
 
 
 class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
@@ -39,6 +43,7 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         outputs: tuple[str, ...],
         head: SentenceHead | None,
         is_embedder: bool,
+        objective: Objective,
         teacher: Teacher | None,
         score: Callable[[], list[Metric]] | None,
         start: Metric | None,
@@ -47,12 +52,14 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
     ) -> None:
         """Create a Trainer.
 
-        `score` returns the metrics of the current model, `start` is the one that a better model has
-        to exceed, if the best one is kept, and `on_batch` is called after each batch. The rest is
-        for transformers.
+        `objective` is what the model learns besides the distance to its teacher, `score` returns
+        the metrics of the current model, and `start` is the one that a better model has to exceed,
+        if the best one is kept. `on_batch` is called after each batch. The rest is for
+        transformers.
         """
         self.sampler: BucketSampler | None = None
         self._outputs, self._head, self._is_embedder = outputs, head, is_embedder
+        self._objective = objective
         self._teacher, self._score, self._on_batch = teacher, score, on_batch
         self._start = start
         super().__init__(*args, **kwargs)
@@ -70,15 +77,13 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         """Return the task's loss, the distance to the teacher, or their weighted sum, `()`."""
         del num_items_in_batch
         inputs = dict(inputs)
-        scores = inputs.pop(_PAIR_SCORE, None)
+        scores = inputs.pop(SCORES, None)
         settings = self._teacher.settings if self._teacher else Distillation(alpha=0.0)
         hidden = settings.hidden > 0
         outputs = model(**inputs, output_hidden_states=hidden)
         loss: Tensor | float = 0.0
         if settings.alpha < 1:
-            embeds = self._is_embedder
-            own = self._embedding_loss(outputs, inputs, scores) if embeds else outputs["loss"]
-            loss = (1 - settings.alpha) * own
+            loss = (1 - settings.alpha) * self._own_loss(outputs, inputs, scores)
         if self._teacher is not None:
             theirs = self._teacher.outputs(inputs, hidden=hidden)
             loss = loss + settings.alpha * self._distance(outputs, theirs, inputs)
@@ -86,10 +91,19 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
                 loss = loss + settings.hidden * states_distance(outputs, theirs, inputs)
         return (loss, outputs) if return_outputs else loss
 
-    def _embedding_loss(
+    def _own_loss(
         self, outputs: Any, inputs: Mapping[str, Tensor], scores: Tensor | None
     ) -> Tensor:
+        if self._objective == "labels":
+            loss: Tensor = outputs["loss"]
+            return loss
+        if self._objective == "in-batch":
+            data = self.train_dataset
+            assert isinstance(data, TrainingDataset)
+            return in_batch_loss(embed(outputs, inputs, self._head), data.texts)
         assert scores is not None, "checked when the data were read"
+        if self._objective == "relevance":
+            return relevance_loss(outputs["logits"], scores)
         return similarity_loss(embed(outputs, inputs, self._head), scores)
 
     def _distance(self, outputs: Any, theirs: Any, inputs: Mapping[str, Tensor]) -> Tensor:

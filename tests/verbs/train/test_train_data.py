@@ -30,6 +30,7 @@ CLASSIFICATION = TASKS["text-classification"]
 EMBEDDING = TASKS["feature-extraction"]
 TEXTS = ("the cat", "a dog in the rain", "night", "home on the river", "music was in", "a river")
 TEXTS += ("the dog", "rain on a home", "the night", "bread and paper")
+IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.0.0"}
 SENTIMENT = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
 
 
@@ -98,10 +99,22 @@ def test_the_task_of_an_embedder_is_that_of_its_modules(options, checkpoints) ->
 
 
 def test_a_new_head_has_the_classes_of_the_teacher_or_of_the_data(options, load) -> None:
-    data = read_examples(CLASSIFICATION, options(), progress=Silent()).train
-    assert new_classes(CLASSIFICATION, data, None) == ["bad", "good"]
-    assert new_classes(CLASSIFICATION, data, load("TokenClassification")) == ["LABEL_0", "LABEL_1"]
-    assert new_classes(EMBEDDING, data, None) == []
+    requested = options(model=load().name)
+    data = read_examples(CLASSIFICATION, requested, progress=Silent()).train
+    assert new_classes(CLASSIFICATION, data, requested, None) == ["bad", "good"]
+    teacher = load("TokenClassification")
+    assert new_classes(CLASSIFICATION, data, requested, teacher) == ["LABEL_0", "LABEL_1"]
+    assert new_classes(EMBEDDING, data, requested, None) == []
+
+
+def test_a_head_that_is_there_gets_no_classes_from_the_data(options, load, write_file) -> None:
+    # One class would be refused, and a missing value be no class.
+    requested = options(
+        model=load("SequenceClassification").name,
+        train_data=write_file("one.csv", "text,label\nthe cat,none\nrain,none\n"),
+    )
+    data = read_examples(CLASSIFICATION, requested, progress=Silent()).train
+    assert new_classes(CLASSIFICATION, data, requested, None) == []
 
 
 def test_evaluation_data_that_equal_the_training_data_are_refused(options) -> None:
@@ -183,6 +196,73 @@ def test_scores_of_pairs_are_scaled_to_0_to_1(
     data = write_file("pairs.tsv", "\n".join(["sentence1\tsentence2\tlabel", *rows]))
     made = encoded(options(train_data=data), "").rows
     assert [made[index]["labels"]["scores"] for index in range(3)] == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "texts"),
+    [
+        ("anchor,positive", "the cat,a cat", 2),
+        ("query,answer", "who,the cat", 2),
+        ("sentence1,sentence2", "the cat,a cat", 2),
+        ("anchor,positive,negative", "the cat,a cat,rain", 3),
+        ("query,positive,negative_1,negative_2,score", "the cat,a cat,rain,night,0.5", 4),
+    ],
+)
+def test_pairs_without_scores_are_learned_in_batches(
+    options, write_file, encoded, header, cells, texts
+) -> None:
+    data = write_file("pairs.csv", "\n".join([header, cells, f"a {cells}", cells]))
+    made = encoded(options(train_data=data), "")
+    assert (made.objective, made.rows.texts, len(made.rows)) == ("in-batch", texts, 3)
+    assert made.rows[0]["labels"] == {}
+    about = [
+        "Trained on pairs",
+        *(["The scores in column 'score' are not used"] if "score" in header else []),
+        "3 of 3 pairs have the second text",
+    ]
+    assert [any(each in notice for notice in made.notices) for each in about] == [True] * len(about)
+
+
+def test_a_batch_needs_a_wrong_answer(options, write_file, encoded) -> None:
+    rows = ["anchor,positive,negative", "the cat,a cat,rain", "night,a night,the cat"]
+    with_negatives = options(train_data=write_file("3.csv", "\n".join(rows)), batch_size=1)
+    assert encoded(with_negatives, "").rows.texts == 3
+    rows = [",".join(row.split(",")[:2]) for row in rows]
+    pairs = write_file("2.csv", "\n".join(rows))
+    with pytest.raises(UserInputError, match="second texts of the other pairs") as caught:
+        encoded(options(train_data=pairs, batch_size=1), "")
+    assert caught.value.argument == "batch_size"
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "scores", "objective", "expected"),
+    [
+        ("reranking", {}, (0, 1, 1), "relevance", (0, 1, 1)),
+        ("reranking", {}, (0, 0.5, 1), "relevance", (0, 0.5, 1)),
+        ("reranking", {}, (0, 2, 4), "relevance", (0, 0.5, 1)),
+        ("reranking", {"sentence_transformers": IDENTITY}, (0, 1, 1), "relevance", (0, 1, 1)),
+        ("reranking", {"sentence_transformers": IDENTITY}, (0, 2, 4), "labels", (0, 2, 4)),
+        ("reranking", {"problem_type": "regression"}, (0, 1, 1), "labels", (0, 1, 1)),
+        ("text-classification", {}, (0, 1, 1), "relevance", (0, 1, 1)),
+        ("text-classification", {}, (0, 2, 4), "labels", (0, 2, 4)),
+        ("text-classification", {"problem_type": "regression"}, (0, 1, 1), "labels", (0, 1, 1)),
+    ],
+)
+def test_a_model_with_one_output_learns_probabilities_or_numbers(
+    options, write_file, save_tiny, tmp_path, task, changes, scores, objective, expected
+) -> None:
+    head = transformers.AutoModelForSequenceClassification
+    folder = save_tiny(tmp_path / "m", "bert", head, num_labels=1, num_hidden_layers=1, **changes)
+    rows = [f"{TEXTS[i]}\t{TEXTS[i + 1]}\t{score}" for i, score in enumerate(scores)]
+    data = write_file("pairs.tsv", "\n".join(["query\tdocument\tlabel", *rows]))
+    checkpoint, requested = load_checkpoint(str(folder), task=task), options(train_data=data)
+    examples = read_examples(TASKS[task], requested, progress=Silent())
+    made = encode_data(TASKS[task], checkpoint, examples, requested, trained={}, progress=Silent())
+    name = "labels" if objective == "labels" else "scores"
+    assert made.objective == objective
+    assert [made.rows[index]["labels"] for index in range(3)] == [{name: each} for each in expected]
+    is_scaled = objective == "relevance" and max(scores) > 1
+    assert any("scaled to 0 to 1" in notice for notice in made.notices) == is_scaled
 
 
 def test_labels_are_needed_if_the_teacher_is_only_a_part_of_the_loss(

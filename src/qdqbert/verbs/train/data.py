@@ -5,6 +5,7 @@ What a user should know about the data is returned as notices.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import os
@@ -16,21 +17,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qdqbert.checkpoint.cross_encoder import activation_of
 from qdqbert.checkpoint.load import Checkpoint, infer_task, read_config
+from qdqbert.checkpoint.sentence import MODEL_SETTINGS, model_settings
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Encoded, make_batches
 from qdqbert.errors import DataFileError, UserInputError, naming
 from qdqbert.pipeline.settings import input_length, task_options_of
 from qdqbert.progress import Progress
-from qdqbert.task_kinds import TASK_KINDS, TaskSettings, tasks_of
+from qdqbert.task_kinds import TASK_KINDS, TaskSettings, head_of, tasks_of
+from qdqbert.tasks.columns import is_number
 from qdqbert.tasks.data import Dataset, fingerprint, labels_place
+from qdqbert.tasks.feature_extraction import ContrastExample
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.question_answering import windows_by_example
 from qdqbert.tasks.registry import TASKS, task_for
+from qdqbert.tasks.reranking import RERANKING
+from qdqbert.tasks.scores import scaled_scores, score_of
 from qdqbert.tasks.task import Features, Labels, Task
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
 from qdqbert.training.dataset import TrainingDataset
+from qdqbert.training.losses import Objective
+from qdqbert.training.trainer import SCORES
 from qdqbert.verbs.train.options import TrainOptions
 
 
@@ -132,9 +141,15 @@ def read_examples(task: Task, options: TrainOptions, *, progress: Progress) -> E
     return Examples(train=train, held=held, evaluated=frozenset(evaluated), notices=tuple(notices))
 
 
-def new_classes(task: Task, dataset: Dataset, teacher: Checkpoint | None) -> list[str]:
-    """Return the classes of a new head: the teacher's in their order, or the data's."""
-    if task.class_names is None:
+def new_classes(
+    task: Task, dataset: Dataset, options: TrainOptions, teacher: Checkpoint | None
+) -> list[str]:
+    """Return the classes of a new head: the teacher's in their order, or the data's.
+
+    There are none if the checkpoint has a head, or if heads of the task have no classes.
+    """
+    has_head = head_of(task.name) in tasks_of(read_config(os.fspath(options.model)))
+    if task.class_names is None or has_head:
         return []
     if teacher is not None:
         return list(teacher.config.id2label.values())
@@ -149,6 +164,7 @@ class TrainingData:
     Attributes:
         features: Features of the training examples.
         rows: The same with labels, for the Trainer.
+        objective: What the labels are.
         held: Features of the evaluation examples, if there are any.
         task_options: Settings of the task.
         max_length: Longest feature in tokens.
@@ -157,6 +173,7 @@ class TrainingData:
 
     features: Features
     rows: TrainingDataset
+    objective: Objective
     held: Features | None
     task_options: TaskSettings
     max_length: int
@@ -182,7 +199,9 @@ def encode_data(
     """
     uses_labels = _uses_labels(task, options)
     id2label = checkpoint.config.id2label
-    examples, read = _with_read_labels(task, examples, id2label, uses_labels=uses_labels)
+    objective = _objective(task, checkpoint, examples.train)
+    has_labels = uses_labels and objective != "in-batch"
+    examples, read = _with_read_labels(task, examples, id2label, uses_labels=has_labels)
     max_length, notices = input_length(
         options.max_length, trained.get("max_length") or task.max_length, checkpoint.max_length
     )
@@ -199,12 +218,17 @@ def encode_data(
     )
     with progress.stage("Tokenizing the training data"):
         features = encode(examples.train.examples)
-    labels = _training_labels(task, features, id2label, uses_labels=uses_labels)
+    labels = _training_labels(task, features, id2label, uses_labels=has_labels)
     notices += [f"Training data: {each}" for each in features.notices]
-    if uses_labels and task.class_names is not None and checkpoint.config.num_labels > 1:
+    if has_labels and task.class_names is not None and checkpoint.config.num_labels > 1:
         notices += _absent_classes(labels, id2label)
-    elif uses_labels and not TASK_KINDS[task.name].has_choices:
+    elif has_labels and not TASK_KINDS[task.name].has_choices:
         _check_labels_differ(labels, examples.train)
+    if has_labels and objective == "relevance":
+        notices += _scale_notice(examples.train)
+        labels = [{SCORES: score} for score in scaled_scores(features.examples)]
+    elif uses_labels and objective == "in-batch":
+        notices += _in_batch_notices(examples.train, options.optimization.batch_size)
     held = None
     if examples.held is not None:
         with progress.stage("Tokenizing the evaluation data"):
@@ -212,12 +236,71 @@ def encode_data(
         notices += [f"Evaluation data: {each}" for each in held.notices]
     return TrainingData(
         features=features,
-        rows=TrainingDataset(features, labels, pairs=task.is_embedding),
+        rows=TrainingDataset(features, labels, together=task.is_embedding),
+        objective=objective,
         held=held,
         task_options=task_options,
         max_length=max_length,
         notices=tuple(notices),
     )
+
+
+def _objective(task: Task, checkpoint: Checkpoint, train: Dataset) -> Objective:
+    """Return what a model learns from the training data."""
+    config, first = checkpoint.config, train.examples[0]
+    if task.is_embedding:
+        is_scored = train.columns.label is not None and not isinstance(first, ContrastExample)
+        return "similarity" if is_scored or first.text_pair is None else "in-batch"
+    is_scorer = task in (TEXT_CLASSIFICATION, RERANKING) and config.num_labels == 1
+    if not is_scorer or getattr(config, "problem_type", None) == "regression":
+        return "labels"
+    if all(is_number(each.label) and 0 <= float(each.label) <= 1 for each in train.examples):
+        return "relevance"
+    # Other scores can be learned as they are, unless the model's are probabilities.
+    files = {} if checkpoint.cross_encoder is None else checkpoint.cross_encoder.files
+    activation = activation_of(config.to_dict(), model_settings(files.get(MODEL_SETTINGS)), 1)
+    return "relevance" if task is RERANKING and activation == "sigmoid" else "labels"
+
+
+def _scale_notice(train: Dataset) -> list[str]:
+    scores = [score_of(example) for example in train.examples]
+    if min(scores) >= 0 and max(scores) <= 1:
+        return []
+    return [
+        f"Scores of {labels_place(train)} are from {min(scores):g} to {max(scores):g}. They are "
+        "scaled to 0 to 1, as the model's are probabilities."
+    ]
+
+
+def _in_batch_notices(train: Dataset, batch_size: int) -> list[str]:
+    """Return notices on pairs without scores.
+
+    Raises:
+        UserInputError: A batch has no wrong answer.
+    """
+    texts = [example.content for example in train.examples]
+    if len(texts[0]) == 2 and min(batch_size, len(texts)) < 2:
+        raise UserInputError(
+            f"`batch_size={batch_size}` with {counted(len(texts), 'pair')}: the second texts of "
+            "the other pairs of a batch are the wrong answers, so there must be others. Raise it, "
+            "pass more pairs, or pairs with a score.",
+            argument="batch_size",
+        )
+    negatives = len(texts[0]) - 2
+    kinds = f"pairs with {counted(negatives, 'negative')}" if negatives else "pairs without scores"
+    notices = [
+        f"Trained on {kinds}: a first text has to find its second one among all texts of a batch."
+    ]
+    if train.columns.label is not None:
+        notices.append(f"The scores in column {train.columns.label!r} are not used.")
+    seen = collections.Counter(each[1] for each in texts)
+    repeated = sum(count for count in seen.values() if count > 1)
+    if repeated:
+        notices.append(
+            f"{repeated} of {counted(len(texts), 'pair')} have the second text of another pair. In "
+            "one batch, they are wrong answers to each other."
+        )
+    return notices
 
 
 def _with_read_labels(
@@ -327,7 +410,7 @@ def _check_labels_differ(labels: Sequence[Labels | None], dataset: Dataset) -> N
         raise DataFileError(
             f"All labels of {labels_place(dataset)} are {dataset.examples[0].label!r}, from which "
             "nothing can be learned. Add examples with other labels, or name another column with "
-            "`label_column`.",
+            "`label_column`. Embedders also learn from pairs without a label.",
             argument="label_column",
         )
 
@@ -349,7 +432,7 @@ def _features_by_example(features: Features, task: Task) -> list[list[int]]:
     if total == count:
         return [[index] for index in range(count)]
     if task.is_embedding:
-        return [[index, index + count] for index in range(count)]
+        return [list(range(index, total, count)) for index in range(count)]
     return windows_by_example(features)
 
 

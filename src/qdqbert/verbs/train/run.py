@@ -35,6 +35,7 @@ from qdqbert.reporting.train import TrainReport
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.task import Metric, Task
+from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
 from qdqbert.training.checkpoints import (
     check_folder,
     checkpoint_folder,
@@ -90,7 +91,7 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
     teacher_checkpoint = _load_teacher(options, task, progress)
     task = task_of_labels(task, examples.train, options, teacher_checkpoint)
     checkpoint = load_student(
-        options, task, new_classes(task, examples.train, teacher_checkpoint), progress
+        options, task, new_classes(task, examples.train, options, teacher_checkpoint), progress
     )
     checkpoint.model.to(arguments.device)
     trained = read_training(Path(options.model))
@@ -159,6 +160,9 @@ def load_student(
             "it with sentence-transformers, and quantize the result.",
             argument="model",
         )
+    if task is TEXT_CLASSIFICATION and list(classes) == ["score"]:
+        # Its output is the score itself, not a probability.
+        checkpoint.config.problem_type = "regression"
     if task is MULTI_LABEL_CLASSIFICATION:
         # transformers then computes the loss of independent classes.
         checkpoint.config.problem_type = "multi_label_classification"
@@ -235,6 +239,7 @@ def fit(
             outputs=scorer.body.output_names,
             head=checkpoint.head if isinstance(checkpoint.head, SentenceHead) else None,
             is_embedder=scorer.task.is_embedding,
+            objective=data.objective,
             teacher=teacher,
             score=None if data.held is None else scorer.metrics,
             start=before[0] if options.optimization.keep_best else None,
