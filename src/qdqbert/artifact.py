@@ -29,8 +29,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact_settings import check_config, check_quantization, check_task_options
+from qdqbert.artifact_settings import check_quantization, check_task_options
 from qdqbert.choices import ENGINE_NAMES, EngineName
+from qdqbert.encoders.config import Config
 from qdqbert.engines.runner import RUNS_NO_ONNX
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.json_files import Fields, damaged, read_json, shown
@@ -147,24 +148,34 @@ class Artifact:
         return self.directory / str(self.targets[self.target_for(engine, target)]["model"])
 
     def read_config(self) -> Mapping[str, Any]:
-        """Return the content of config.json.
+        """Return the content of config.json; see `Config.with_classes`.
 
         Raises:
             CheckpointError: It is missing, or a setting that decides about results has a wrong
                 value.
+            UserInputError: A reranker has several classes.
         """
         path = self.directory / CONFIG
-        content = read_json(path)
-        check_config(Fields(content, lambda reason: damaged(path, reason)))
-        return content
+        config = Config(values=read_json(path), path=str(path))
+        config = config.with_classes(self.task, outputs=self.quantization.get("classes"))
+        fields = Fields(config.values, lambda reason: damaged(path, reason))
+        if fields.has("sentence_transformers"):
+            fields.child("sentence_transformers")
+        return config.values
 
     def load_config(self) -> Any:
-        """Return the config of transformers; a plain one for models that it does not know."""
+        """Return the config of transformers; a plain one for models that it does not know.
+
+        Raises:
+            CheckpointError: As `read_config`.
+            UserInputError: As `read_config`.
+        """
         from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
-        if self.quantization["checkpoint"]["model_type"] not in CONFIG_MAPPING:
-            return PretrainedConfig.from_pretrained(self.directory)
-        return AutoConfig.from_pretrained(self.directory, trust_remote_code=False)
+        names = self.read_config()["id2label"]
+        is_known = self.quantization["checkpoint"]["model_type"] in CONFIG_MAPPING
+        kind = AutoConfig if is_known else PretrainedConfig
+        return kind.from_pretrained(self.directory, id2label=names)
 
     def _check_target(self, engine: EngineName, target: str) -> None:
         if target not in self.targets:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from qdqbert.encoders.config import MOST_CLASSES
 from qdqbert.json_files import Fields
 from qdqbert.task_kinds import TaskSettings
 
-_PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 _LARGEST_SEED = 2**63 - 1
 
 
@@ -25,6 +25,8 @@ def check_quantization(fields: Fields) -> None:
     fields.names("inputs")
     if fields.has("outputs"):
         fields.names("outputs")
+    if fields.has("classes"):
+        fields.integer("classes", high=MOST_CLASSES)
     for name in ("takes_pairs", "unanswerable"):
         if fields.has(name):
             fields.truth(name)
@@ -72,15 +74,3 @@ def check_task_options(fields: Fields) -> None:
     known = {each.name for each in dataclasses.fields(TaskSettings)}
     if unknown := sorted(options.values.keys() - known):
         raise options.refuse(unknown[0], options.get(unknown[0]), "left out: it is unknown")
-
-
-def check_config(fields: Fields) -> None:
-    """Check the class names and the problem type of `config.json`."""
-    if fields.has("id2label"):
-        names = fields.texts_by_name("id2label")
-        if set(names) != {str(index) for index in range(len(names))}:
-            raise fields.refuse("id2label", names, "a name for each class, from 0")
-    if fields.has("problem_type"):
-        fields.choice("problem_type", _PROBLEMS)
-    if fields.has("sentence_transformers"):
-        fields.child("sentence_transformers")

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from qdqbert.errors import UserInputError
+from qdqbert.errors import CheckpointError, UserInputError
 
 TaskName = Literal[
     "feature-extraction",
@@ -33,6 +33,10 @@ CHOICES = 4
 """Choices of an example input of a multiple-choice model, which takes any number."""
 
 
+# Numbers of classes that an error lists.
+_MOST_SHOWN = 20
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskKind:
     """The models of a task.
@@ -46,6 +50,8 @@ class TaskKind:
         rank: Number of dimensions of an output: 3 for `(batch, seq, n)`, 2 for `(batch, n)` and
             `(batch, seq)`.
         has_classes: Whether the values of an output are classes, or one score.
+        outputs_of_head: Number of outputs of the head, if all models have as many.
+        counts_classes: Whether the head has an output for each class that the config counts.
         has_choices: Whether a feature is several texts, of which one is chosen.
         is_embedding: Whether there is no head: the outputs are states and embeddings.
         is_sparse: Whether the output has a weight for each word of the vocabulary, which the head
@@ -65,6 +71,8 @@ class TaskKind:
     of_tokens: bool = False
     rank: int = 2
     has_classes: bool = False
+    outputs_of_head: int | None = None
+    counts_classes: bool = False
     has_choices: bool = False
     is_embedding: bool = False
     is_sparse: bool = False
@@ -144,12 +152,14 @@ TASK_KINDS: Mapping[str, TaskKind] = {
     "multiple-choice": TaskKind(
         auto_class="AutoModelForMultipleChoice",
         architectures=("ForMultipleChoice",),
+        outputs_of_head=1,
         has_choices=True,
         call='model(context="It rains.", choices=["I stay home.", "I swim."])',
     ),
     "next-sentence-prediction": TaskKind(
         auto_class="AutoModelForNextSentencePrediction",
         architectures=("ForNextSentencePrediction",),
+        outputs_of_head=2,
         # The hub has no name for it.
         hub_tag="text-classification",
         call='model(("It rains.", "I stay home."))',
@@ -158,6 +168,8 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         auto_class="AutoModelForQuestionAnswering",
         architectures=("ForQuestionAnswering",),
         outputs=("start_logits", "end_logits"),
+        outputs_of_head=2,
+        counts_classes=True,
         of_tokens=True,
         call='model(question="Who sat?", context="A cat sat on the mat.")',
     ),
@@ -165,6 +177,8 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         auto_class="AutoModelForSequenceClassification",
         head="text-classification",
         has_classes=True,
+        outputs_of_head=1,
+        counts_classes=True,
         hub_tag="text-ranking",
         call='model.predict([("what do cats eat", "Cats eat mice.")])',
     ),
@@ -181,6 +195,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         auto_class="AutoModelForSequenceClassification",
         architectures=("ForSequenceClassification",),
         has_classes=True,
+        counts_classes=True,
         call='model(["A fine film.", "A dull one."])',
     ),
     "text-generation": TaskKind(
@@ -198,22 +213,56 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         of_tokens=True,
         rank=3,
         has_classes=True,
+        counts_classes=True,
         call='model("Ada Lovelace lived in London.", aggregation_strategy="simple")',
     ),
 }
 
 
-def check_outputs(task: str, outputs: int) -> None:
-    """Refuse a model with several outputs for reranking.
+def check_classes(
+    task: str, names: Mapping[int, str], *, where: str, outputs: int | None = None
+) -> None:
+    """Refuse classes that models of a task do not have, or whose numbers do not count from 0.
+
+    Args:
+        task: The task.
+        names: Names of the classes by number.
+        where: The config.json that they come from.
+        outputs: Number of outputs of the model's head, if it is known.
 
     Raises:
-        UserInputError: The task is "reranking", and there are several outputs.
+        UserInputError: The task is "reranking", and there are several classes.
+        CheckpointError: The numbers have a gap or start above 0, there is no class, or the task
+            or the head has another number of outputs.
     """
-    if task == "reranking" and outputs != 1:
+    kind, count = TASK_KINDS.get(task), len(names)
+    if kind is None:
+        # The folder of another version, which `load` refuses.
+        return
+    if task == "reranking" and count > 1:
         raise UserInputError(
             f"`task='reranking'` needs a model with one output, the score of a pair; this one has "
-            f"{outputs} classes. Pass task `text-classification`.",
+            f"{count} classes. Pass task `text-classification`.",
             argument="task",
+        )
+    wanted = kind.outputs_of_head
+    if wanted is None or kind.counts_classes:
+        if wanted not in (None, count) or outputs not in (None, count):
+            raise CheckpointError(
+                f"The number of classes in {where!r} is {count} (`num_labels`, `id2label`), and "
+                f"the number of outputs of the model's head is {outputs or wanted}. Use the "
+                "config.json of these weights."
+            )
+    elif outputs not in (None, wanted):
+        raise CheckpointError(
+            f"The number of outputs of the model's head is {outputs}, and for `{task}` it has to "
+            f"be {wanted}. Pass the task that it was trained for."
+        )
+    if kind.has_classes and (not names or names.keys() != set(range(count))):
+        found = ", ".join(map(str, sorted(names)[:_MOST_SHOWN])) or "none"
+        raise CheckpointError(
+            f"`id2label` in {where!r} names the classes {found}: expected each number from 0 to "
+            "one less than the number of classes. Correct it in a copy of the folder."
         )
 
 

@@ -38,6 +38,7 @@ from qdqbert.checkpoint.sentence_modules import (
     FindFile,
     head_module,
 )
+from qdqbert.encoders.config import Config
 from qdqbert.errors import CheckpointError
 from qdqbert.task_kinds import TaskName, head_of, task_of_architecture
 
@@ -132,7 +133,7 @@ def _read_score_head(read: ReadFile, modules: Sequence[tuple[str, str]]) -> Scor
 
 
 def used_files(
-    layout: object, config: Mapping[str, Any], task: TaskName
+    layout: object, config: Config, task: TaskName
 ) -> tuple[CrossEncoderFiles | None, tuple[str, ...]]:
     """Return the files of a cross-encoder if its head is used, and notices about them.
 
@@ -142,8 +143,10 @@ def used_files(
     if head_of(task) != "text-classification":
         return None, ()
     found = layout if isinstance(layout, CrossEncoderFiles | ScoreHead) else None
-    if _outputs(config) == 1:
-        activation_of(config, model_settings(found.files.get(MODEL_SETTINGS) if found else None), 1)
+    if len(config.class_names()) == 1:
+        activation_of(
+            config.values, model_settings(found.files.get(MODEL_SETTINGS) if found else None), 1
+        )
     files = found if isinstance(found, CrossEncoderFiles) else None
     if found is None or not found.default_prompt:
         return files, ()
@@ -160,14 +163,12 @@ def write_cross_encoder(files: CrossEncoderFiles, folder: Path) -> None:
     write_files(folder, [("Transformer", "")], {**defaults, **files.files})
 
 
-def task_of_files(
-    architectures: Sequence[str], config: Mapping[str, Any], files: object
-) -> TaskName | None:
+def task_of_files(architectures: Sequence[str], config: Config, files: object) -> TaskName | None:
     """Return the task of a checkpoint; `None` if its architecture is not known.
 
     Args:
         architectures: Names of transformers' classes in the config. The first one counts.
-        config: Content of config.json.
+        config: The config.
         files: The files of sentence-transformers, if there are some.
     """
     # Embedders were often trained from masked language models, which their configs still name.
@@ -179,17 +180,12 @@ def task_of_files(
     return task
 
 
-def is_reranker(config: Mapping[str, Any], files: object) -> bool:
+def is_reranker(config: Config, files: object) -> bool:
     """Return whether a text classifier is known to score pairs with one number."""
     is_known = isinstance(files, CrossEncoderFiles) or any(
-        config.get(key) is not None for key in ("sentence_transformers", _OLD_KEY)
+        key in config for key in ("sentence_transformers", _OLD_KEY)
     )
-    return is_known and _outputs(config) == 1
-
-
-def _outputs(config: Mapping[str, Any]) -> int:
-    # Without names of classes there are two, as in transformers.
-    return len(config.get("id2label") or "12")
+    return is_known and len(config.class_names()) == 1
 
 
 def activation_of(config: Mapping[str, Any], settings: ModelSettings, outputs: int) -> Activation:

@@ -9,6 +9,7 @@ from typing import Any
 from qdqbert.checkpoint.families import QDQBERT, family_of
 from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.sentence import MODULES, ReadFile, folder_reader, is_cross_encoder, join
+from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES as ENCODERS
 from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH, WEIGHTS, has_weights_below
 from qdqbert.encoders.torch_file import OLD_PICKLE
@@ -71,8 +72,11 @@ def refuse_old_pickles(folder: Path, name: str) -> None:
             )
 
 
-def check_config(name: str, read: ReadFile, subfolder: str) -> None:
+def check_config(name: str, read: ReadFile, subfolder: str) -> Config:
     """Refuse a checkpoint without a config, of an unknown family, of custom code, or an adapter.
+
+    Returns:
+        The config.
 
     Raises:
         CheckpointError: The checkpoint is refused.
@@ -86,7 +90,8 @@ def check_config(name: str, read: ReadFile, subfolder: str) -> None:
             f"Checkpoint {name!r} has no {join(subfolder, _CONFIG)}. Expected a folder with "
             "config.json, weights and a tokenizer, as `save_pretrained` writes it."
         )
-    fields = parse_object(text, Path(name) / subfolder / _CONFIG)
+    path = Path(name) / subfolder / _CONFIG
+    fields = parse_object(text, path)
     if not isinstance(fields.get("model_type"), str):
         raise CheckpointError(
             f"The config.json of checkpoint {name!r} names no `model_type`, so its family is not "
@@ -100,6 +105,7 @@ def check_config(name: str, read: ReadFile, subfolder: str) -> None:
             f"Checkpoint {name!r} has an adapter next to the model, {_ADAPTER}, which would be "
             f"left out. {_MERGE} If the weights contain it already, remove {_ADAPTER} from a copy."
         )
+    return Config(values=fields, path=str(path))
 
 
 def _check_code(name: str, fields: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from qdqbert.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.checkpoint.weights import check_weights
 from qdqbert.choices import POOLING_MODES, PoolingMode
+from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import Step
 from qdqbert.encoders.tensor_files import SAFETENSORS, files_of
 from qdqbert.encoders.weights import Weights
@@ -41,7 +42,7 @@ from qdqbert.task_kinds import (
     TASK_KINDS,
     TASK_NAMES,
     TaskName,
-    check_outputs,
+    check_classes,
     head_of,
     tasks_of,
 )
@@ -152,14 +153,13 @@ def describe_checkpoint(
     family = family_of(config.model_type)
     chosen = _choose_task(task, config, stored)
     head, head_notices = _choose_head(name, stored, chosen, pooling)
-    cross_encoder, pair_notices = used_files(stored, config.to_dict(), chosen)
+    cross_encoder, pair_notices = used_files(stored, Config(values=config.to_dict()), chosen)
     _check_config(config, chosen, family)
     if new_head is None:
         _check_other_heads(name, config, head_of(chosen))
     elif new_head and head_of(chosen) not in tasks_of(config):
-        config.id2label = dict(enumerate(new_head))
-        config.label2id = {label: index for index, label in config.id2label.items()}
-    check_outputs(chosen, config.num_labels)
+        set_classes_(config, dict(enumerate(new_head)))
+    check_classes(chosen, config.id2label, where=str(Path(name) / subfolder / "config.json"))
     layout = head or cross_encoder
     tokenizer, token_notices = _load_tokenizer(
         name, subfolder, prepare_=layout.prepare_tokenizer_ if layout else lambda backend: None
@@ -266,6 +266,12 @@ def infer_task(name: str) -> TaskName | None:
     return task if has_head or isinstance(stored, TextHead) else None
 
 
+def set_classes_(config: Any, names: Mapping[int, str]) -> None:
+    """Set the names of the classes by number in a config of transformers."""
+    config.id2label = dict(names)
+    config.label2id = {name: number for number, name in names.items()}
+
+
 def check_positions(config: Any) -> None:
     """Raise `CheckpointError` for positions that transformers 5 does not compute."""
     kind = getattr(config, "position_embedding_type", None) or "absolute"
@@ -307,7 +313,9 @@ def known_task(task: str) -> TaskName:
 
 def _inferred_task(config: Any, stored: TextHead | CrossEncoderFiles | None) -> TaskName | None:
     return task_of_files(
-        getattr(config, "architectures", None) or ["Model"], config.to_dict(), stored
+        getattr(config, "architectures", None) or ["Model"],
+        Config(values=config.to_dict()),
+        stored,
     )
 
 
@@ -489,10 +497,11 @@ def _read_configs(name: str) -> tuple[TextHead | CrossEncoderFiles | None, Any]:
     read = reader_of(name)
     stored: TextHead | CrossEncoderFiles | None = _call(name, read_layout, read)
     subfolder = stored.subfolder if stored else ""
-    _call(name, check_config, name, read, subfolder)
+    names = _call(name, check_config, name, read, subfolder).class_names()
     register_config()
     load_config = transformers.AutoConfig.from_pretrained
     config = _from_transformers(name, load_config, name, subfolder=subfolder)
+    set_classes_(config, names)
     if isinstance(stored, ScoreHead):
         config.num_labels = stored.outputs
     return stored, config

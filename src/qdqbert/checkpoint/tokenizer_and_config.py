@@ -15,12 +15,13 @@ from qdqbert.checkpoint.cross_encoder import (
 )
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.hub import check_hub_model
-from qdqbert.checkpoint.load import known_task, reader_of
+from qdqbert.checkpoint.load import known_task, reader_of, set_classes_
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.checkpoint.text_heads import TextHead, read_layout
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
+from qdqbert.encoders.config import Config
 from qdqbert.errors import UserInputError, naming, one_line
-from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_outputs
+from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_classes
 
 _DEFAULT_LENGTH = 512
 # Tokenizers without a limit have a `model_max_length` far above this.
@@ -87,7 +88,8 @@ def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskN
         return _supported(known_task(task), path)
     fields = _config_fields(tokenizer, path)
     architectures = [each for each in fields.get("architectures") or [] if isinstance(each, str)]
-    inferred = task_of_files(architectures, fields, _read_layout(tokenizer, path))
+    config = Config(values=fields, path=_config_path(tokenizer, path))
+    inferred = task_of_files(architectures, config, _read_layout(tokenizer, path))
     if inferred is None:
         reason = (
             f"its config names the architecture {architectures[0]}"
@@ -130,6 +132,10 @@ def _config_fields(tokenizer: str | None, path: Path) -> dict[str, Any]:
         raise _unusable_config(tokenizer, path, error) from error
 
 
+def _config_path(tokenizer: str | None, path: Path) -> str:
+    return str(Path(tokenizer or path.parent) / "config.json")
+
+
 def _unusable_config(tokenizer: str | None, path: Path, error: Exception) -> UserInputError:
     place = f"`tokenizer={tokenizer!r}`" if tokenizer else f"graph {path.name!r}"
     return UserInputError(
@@ -159,7 +165,6 @@ def load_tokenizer_and_config(
     loaded.model_input_names = list(graph.input_names)
     _check_vocabulary(path, graph.vocabulary_size, config)
     classes = graph.outputs if TASK_KINDS[task].has_classes else None
-    check_outputs(task, graph.outputs)
     notices: tuple[str, ...] = ()
     model_type = getattr(config, "model_type", None)
     layout: TextHead | CrossEncoderFiles | None = None
@@ -187,7 +192,8 @@ def load_tokenizer_and_config(
             f"tokenizer has {config.num_labels}. Pass the `tokenizer` of this model.",
             argument="tokenizer",
         )
-    cross_encoder, pair_notices = used_files(layout, config.to_dict(), task)
+    check_classes(task, config.id2label, where=_config_path(tokenizer, path))
+    cross_encoder, pair_notices = used_files(layout, Config(values=config.to_dict()), task)
     pools = TASK_KINDS[task].is_embedding and not graph.is_pooled
     pooling_notices = _pooling_notices(path, layout) if pools else ()
     return TokenizerAndConfig(
@@ -265,6 +271,7 @@ def _load(given: str | None, path: Path) -> tuple[LoadedTokenizer, Any, bool]:
     subject = f"`tokenizer={given!r}`" if given else f"The tokenizer next to graph {path.name!r}"
     hint = "" if given else "Put it there, or pass `tokenizer`. "
     fields = _config_fields(given, path)
+    names = Config(values=fields, path=_config_path(given, path)).class_names()
     try:
         loaded = load_tokenizer(name)
     except _UNREADABLE as error:
@@ -286,4 +293,5 @@ def _load(given: str | None, path: Path) -> tuple[LoadedTokenizer, Any, bool]:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except _UNREADABLE as error:
         raise _unusable_config(given, path, error) from error
-    return loaded, config, "id2label" in fields or "num_labels" in fields
+    set_classes_(config, names)
+    return loaded, config, fields.get("id2label") is not None or "num_labels" in fields

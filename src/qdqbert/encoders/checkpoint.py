@@ -13,7 +13,7 @@ from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
 from qdqbert.encoders.model import EncoderModel, Head, Layer, Linear, Norm, Pooling, Step
 from qdqbert.encoders.weights import MissingTensorError, Weights
 from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.task_kinds import ENCODER, TASK_KINDS, TaskName
+from qdqbert.task_kinds import ENCODER, TASK_KINDS, TaskName, check_classes
 
 # Modules of the heads of transformers' models, of older versions too.
 _HEADS = frozenset(
@@ -114,6 +114,11 @@ def read_encoder(
                 argument="task",
             )
         heads = _read_head(read, parts, task)
+        if kind.counts_classes or kind.outputs_of_head:
+            outputs = next(
+                len(step.bias) for step in heads[0].steps[::-1] if isinstance(step, Linear)
+            )
+            check_classes(task, config.class_names(), where=config.path, outputs=outputs)
         if kind.is_sparse:
             heads = pooled_words(heads[0], poolings or ("max",), steps)
     left_out = check_left_out(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from qdqbert.encoders.model import Activation
 from qdqbert.errors import CheckpointError
+from qdqbert.task_kinds import check_classes
 
 # Names of transformers' activation functions.
 _ACTIVATIONS: Mapping[str, Activation] = {
@@ -21,6 +23,9 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "swish": "silu",
     "tanh": "tanh",
 }
+_PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
+MOST_CLASSES = 2**22
+"""More classes than any head has, and few enough to name them all."""
 _MISSING: Any = object()
 
 
@@ -101,6 +106,58 @@ class Config:
         if found not in _ACTIVATIONS:
             raise self._wrong(name, found, f"one of {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[found]
+
+    def with_classes(self, task: str, *, outputs: int | None = None) -> Config:
+        """Return the config with an `id2label` that has a name for each class, by its number.
+
+        Args:
+            task: The task.
+            outputs: Number of outputs of the model's head, if it is known.
+
+        Raises:
+            CheckpointError: A field is of a kind that transformers does not read, or the models of
+                the task have other classes; see `check_classes`.
+        """
+        names = self.class_names()
+        check_classes(task, names, where=self.path, outputs=outputs)
+        values = {name: value for name, value in self.values.items() if name != "num_labels"}
+        return dataclasses.replace(self, values={**values, "id2label": names})
+
+    def class_names(self) -> dict[int, str]:
+        """Return the names of classes by number, as transformers fills them in.
+
+        There are `num_labels` of them, by default as many as `id2label` has, or two. The names are
+        LABEL_0 and so on if `id2label` is missing or has another number of them. `label2id` is not
+        read. Numbers can be any: `check_classes` refuses gaps.
+
+        Raises:
+            CheckpointError: `id2label`, `num_labels` or `problem_type` has a wrong value.
+        """
+        given = self.values.get("id2label")
+        names = {} if given is None else self._names("id2label", given)
+        count = self.values.get("num_labels", 2 if given is None else len(names))
+        if given is None or count != len(names):
+            if not isinstance(count, int) or not 0 <= count <= MOST_CLASSES:
+                raise self._wrong("num_labels", count, "the number of classes, or no such field")
+            names = {index: f"LABEL_{index}" for index in range(count)}
+        problem = self.values.get("problem_type")
+        if problem not in (None, *_PROBLEMS):
+            raise self._wrong("problem_type", problem, f"one of {', '.join(_PROBLEMS)}, or null")
+        if problem == "single_label_classification" and len(names) == 1:
+            raise self.refuse(
+                "problem_type", "there is one class. Set `regression` for a score, or null."
+            )
+        return names
+
+    def _names(self, name: str, given: Any) -> dict[int, str]:
+        """Return a field whose keys are whole numbers and whose values are names."""
+        # Names of data sets without names are numbers or truth values.
+        if isinstance(given, Mapping) and all(
+            isinstance(each, str | int | float) for each in given.values()
+        ):
+            with contextlib.suppress(ValueError, TypeError):
+                return {int(key): str(each) for key, each in given.items()}
+        raise self._wrong(name, given, 'names by number, such as {"0": "no", "1": "yes"}')
 
     def refuse(self, name: str, reason: str) -> CheckpointError:
         """Return the error for an unsupported value of a field."""

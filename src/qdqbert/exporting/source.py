@@ -92,12 +92,12 @@ class Source:
 
     @property
     def labels(self) -> int:
-        """Number of classes, 2 if the config has no names of classes, as in transformers."""
-        return len(self.config.get("id2label") or "12")
+        """Number of classes."""
+        return len(self.config["id2label"])
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Content of config.json."""
+        """Content of config.json, with a name for each class."""
         return self.artifact.read_config()
 
     @property

@@ -30,7 +30,7 @@ def encoder_of(checkpoint: Checkpoint) -> EncoderModel:
     head = checkpoint.head
     model = read_encoder(
         Weights.of_arrays(arrays, Path(checkpoint.name)),
-        Config(values=checkpoint.config.to_dict()),
+        Config(values=checkpoint.config.to_dict(), path=f"{checkpoint.name}/config.json"),
         checkpoint.task,
         poolings=() if head is None else head.row_poolings,
         steps=checkpoint.head_steps,

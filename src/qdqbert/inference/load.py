@@ -161,8 +161,7 @@ def load(
             task=task,
         )
     config = artifact.read_config()
-    # transformers' default is two classes.
-    found = loaded_task(artifact.task, classes=len(config.get("id2label") or range(2)))
+    found = loaded_task(artifact.task, classes=len(config["id2label"]))
     model = TASKS[found].model if found in TASKS else None
     if model is None:
         known = [name for name, each in TASKS.items() if each.model is not None]
@@ -288,7 +287,7 @@ def open_folder(
         from qdqbert.checkpoint.hub import download_weights
 
         # It refuses what cannot be run before weights are downloaded.
-        download_weights(str(path), weight_folders(folder, task=task), commit=folder.name)
+        download_weights(str(path), weight_folders(folder, str(path), task=task), commit=folder.name)
     if is_float_checkpoint(folder):
         _check_float(str(path), precision, engine, target)
         return open_float_checkpoint(

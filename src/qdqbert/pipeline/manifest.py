@@ -13,6 +13,7 @@ from qdqbert.pipeline.graphs import WrittenGraph
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.versions import versions
 from qdqbert.targets.target import Plan
+from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tasks.data import digest_examples, fingerprint
 
 
@@ -29,6 +30,7 @@ def quantization_json(
             the call were written.
     """
     source, calibration, scheme = ready.source, ready.calibration, ready.scheme
+    kind = TASK_KINDS[source.task.name]
     unsmoothed = calibration.without_smoothing
     return {
         "format": QUANTIZATION_FORMAT,
@@ -45,6 +47,7 @@ def quantization_json(
         "max_length": ready.inputs.max_length,
         "inputs": list(source.input_names),
         "outputs": list(source.output_names),
+        **({"classes": len(source.config.id2label)} if kind.counts_classes else {}),
         "embeddings": scheme.quantizers.embeddings,
         "quantizer_options": scheme.quantizer_options.to_dict(),
         "task_options": dataclasses.asdict(ready.inputs.task_options),

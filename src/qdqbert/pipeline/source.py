@@ -225,7 +225,7 @@ def _read_float(model: ModelPath, found: Description) -> Source:
     """Read the weights of a checkpoint without quantizers."""
     notices: list[str] = []
     head = found.head
-    config = Config(values=found.config.to_dict())
+    config = Config(values=found.config.to_dict(), path=f"{found.name}/config.json")
     encoder = read_encoder(
         Weights(found.weights_folder()),
         config,

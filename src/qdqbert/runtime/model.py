@@ -17,7 +17,7 @@ from qdqbert.artifact import Artifact
 from qdqbert.choices import EngineName
 from qdqbert.encoding import Encoded, Inputs, feature_of, make_batch, padding_of
 from qdqbert.engines.runner import Outputs
-from qdqbert.errors import CheckpointError, ModelClosedError, UserInputError
+from qdqbert.errors import ModelClosedError, UserInputError
 from qdqbert.forks import repair_in_child
 from qdqbert.progress import Progress, Silent
 from qdqbert.runtime.inputs import check_whole, listed, located, text_or_pair
@@ -46,7 +46,7 @@ class Loaded:
         runners: The graph.
         scheduler: Runs inputs on it.
         tokenizer: Cuts inputs to the folder's `max_length`.
-        config: Content of the folder's `config.json`.
+        config: Content of the folder's `config.json`, with a name for each class.
         reopen: Loads the model again, with the same options.
     """
 
@@ -63,24 +63,14 @@ class Loaded:
 
     @property
     def id2label(self) -> dict[int, str]:
-        """Names of the classes, as transformers fills them in."""
-        names = self.config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
-        return _ClassNames({int(index): str(name) for index, name in names.items()})
+        """Names of the classes by number."""
+        names: dict[int, str] = self.config["id2label"]
+        return names
 
     @property
     def labels(self) -> list[str]:
         """Names of the classes, in the order of the outputs."""
         return [name for _, name in sorted(self.id2label.items())]
-
-
-class _ClassNames(dict[int, str]):
-    """Names of classes by number."""
-
-    def __missing__(self, index: int) -> str:
-        raise CheckpointError(
-            f"config.json has names of {len(self)} classes, and the graph has more: `id2label` has "
-            f"no {index}. Restore the file, or quantize the model again."
-        )
 
 
 class Model:

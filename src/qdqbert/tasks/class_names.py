@@ -88,37 +88,44 @@ def name_classes(
 
 
 def class_named(label: str, id2label: Mapping[int, str]) -> int | None:
-    """Return the class with a name; `None` if there is none.
+    """Return the class with a name; `None` if there is none, or several.
 
     Case and spacing count only if they tell two names apart. Names that are numbers are compared
     by value: `1.0` is '1'.
     """
-    exact = next((index for index, name in id2label.items() if name == label), None)
-    if exact is not None:
-        return int(exact)
-    for key in (_folded, _value):
+    for key in (str, _folded, _value):
         wanted = key(label)
         found = [index for index, name in id2label.items() if key(name) == wanted]
-        if wanted is not None and len(found) == 1:
-            return int(found[0])
+        if wanted is not None and found:
+            return int(found[0]) if len(found) == 1 else None
     return None
 
 
-def class_of(label: str, id2label: Mapping[int, str]) -> int:
+def class_of(label: str, id2label: Mapping[int, str], *, noun: str = "Label") -> int:
     """Return the class of a label, which is its name or else its number.
 
     Raises:
-        DataFileError: The model does not have such a class.
+        DataFileError: The model does not have such a class, or several with the name. The message
+            calls the label a `noun`.
     """
-    named = class_named(label.strip(), id2label)
+    label = label.strip()
+    named = class_named(label, id2label)
     if named is not None:
         return named
-    number = _value(label.strip())
+    number = _value(label)
     if number is not None and number in id2label:
         return int(number)
+    same = [str(index) for index, name in id2label.items() if _folded(name) == _folded(label)]
+    if same:
+        raise DataFileError(
+            f"{noun} {label!r} is the name of several classes of the model: {', '.join(same)}. "
+            "Write their numbers instead, or give each class a name of its own in `id2label` of "
+            "the checkpoint's config.json."
+        )
     raise DataFileError(
-        f"Label {label!r} is not one of the model's: {listed_classes(id2label)}. Name another "
-        "column with `label_column`, or set `id2label` in the checkpoint's config.json."
+        f"{noun} {label!r} is not one of the model's: {listed_classes(id2label)}. Rename it in the "
+        "data, name another column with `label_column`, or set `id2label` in the checkpoint's "
+        "config.json."
     )
 
 

@@ -6,8 +6,9 @@ The model has the interface of transformers' pipeline "token-classification".
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, get_args, overload
 
 import numpy as np
@@ -25,7 +26,7 @@ from qdqbert.runtime.routes import TaskRoute
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.tables.rows import Column, Kind
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.class_names import listed_classes, name_classes, new_names
+from qdqbert.tasks.class_names import class_of, name_classes, new_names
 from qdqbert.tasks.conll import TokenExample, read_sentences
 from qdqbert.tasks.data import Dataset, check_each, labels_place
 from qdqbert.tasks.entities import OUTSIDE, EntityCounts, count_entities, total
@@ -67,8 +68,7 @@ def _name_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
 
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
-    classes = _class_numbers(id2label)
-    check_each(dataset, lambda example: _classes_of(example, id2label, classes))
+    check_each(dataset, _reader_of_classes(id2label))
 
 
 def _encode(
@@ -249,29 +249,13 @@ def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
 
 def _classes(features: Features, id2label: Mapping[int, str]) -> list[_Classes]:
     """Return the class of each word. Shape `(words,)` for each sentence."""
-    numbers = _class_numbers(id2label)
-    return [_classes_of(example, id2label, numbers) for example in features.examples]
+    return list(map(_reader_of_classes(id2label), features.examples))
 
 
-def _class_numbers(id2label: Mapping[int, str]) -> dict[str, int]:
-    """Return the number of each class by its name, its name in lower case, and its number."""
-    numbers = {str(index): int(index) for index in id2label}
-    numbers |= {name.lower(): int(index) for index, name in id2label.items()}
-    return numbers | {name: int(index) for index, name in id2label.items()}
-
-
-def _classes_of(
-    example: TokenExample, id2label: Mapping[int, str], numbers: Mapping[str, int]
-) -> _Classes:
-    tags = _tags_of(example)
-    found = [numbers.get(tag, numbers.get(tag.lower())) for tag in tags]
-    if None in found:
-        raise DataFileError(
-            f"Tag {tags[found.index(None)]!r} is not one of the model's: "
-            f"{listed_classes(id2label)}. Rename it in the data, or set `id2label` in the "
-            "checkpoint's config.json."
-        )
-    return np.array(found, dtype=np.int64)
+def _reader_of_classes(id2label: Mapping[int, str]) -> Callable[[TokenExample], _Classes]:
+    """Return a function that returns the class of each word of a sentence; see `class_of`."""
+    number = functools.cache(lambda tag: class_of(tag, id2label, noun="Tag"))
+    return lambda example: np.array(list(map(number, _tags_of(example))), dtype=np.int64)
 
 
 def _tags_of(example: TokenExample) -> tuple[str, ...]:

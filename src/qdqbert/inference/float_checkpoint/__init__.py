@@ -30,7 +30,7 @@ from qdqbert.task_kinds import TaskName
 _LOGGER = logging.getLogger("qdqbert")
 
 # Versions of the folders that are written for a checkpoint.
-_VERSIONS = {"int8": f"3.{FORMAT}", "float": "float 1"}
+_VERSIONS = {"int8": f"4.{FORMAT}", "float": "float 2"}
 
 
 def is_float_checkpoint(folder: Path) -> bool:
@@ -43,12 +43,19 @@ def has_settings(folder: Path) -> bool:
     return (folder / CONFIG).is_file() or (folder / "modules.json").is_file()
 
 
-def weight_folders(folder: Path, *, task: TaskName | None = None) -> tuple[str, ...]:
+def weight_folders(
+    folder: Path, name: str, *, task: TaskName | None = None
+) -> tuple[str, ...]:
     """Return the paths in a checkpoint of the folders with weights, by its settings.
 
     Args:
         folder: The folder of the checkpoint, which may lack the weights.
+        name: The user's name for it.
         task: As in `read_checkpoint`.
+
+    Args:
+        folder: The folder.
+        name: The user's name for it.
 
     Raises:
         CheckpointError: The family is not supported, or a setting is missing or damaged.
@@ -56,7 +63,7 @@ def weight_folders(folder: Path, *, task: TaskName | None = None) -> tuple[str, 
     """
     from qdqbert.encoders.checkpoint import family_of
 
-    checkpoint = read_checkpoint(folder, task=task)
+    checkpoint = read_checkpoint(folder, name=name, task=task)
     family_of(checkpoint.config)
     encoder = checkpoint.encoder_folder.relative_to(folder).as_posix()
     return (encoder, *(checkpoint.head.weight_folders if checkpoint.head else ()))
@@ -84,7 +91,7 @@ def open_float_checkpoint(
         UserInputError: The family has no head for the checkpoint's task.
     """
     refuse_old_pickles(folder, name)
-    checkpoint = read_checkpoint(folder, task=task)
+    checkpoint = read_checkpoint(folder, name=name, task=task)
 
     def write(new: Path) -> None:
         # Code that reads families and writes models is needed once for a checkpoint.

@@ -51,11 +51,14 @@ class FloatCheckpoint:
         return found or (self.layout if isinstance(self.layout, SentenceHead) else None)
 
 
-def read_checkpoint(folder: Path, *, task: TaskName | None = None) -> FloatCheckpoint:
+def read_checkpoint(
+    folder: Path, *, name: str | None = None, task: TaskName | None = None
+) -> FloatCheckpoint:
     """Read the settings of a folder that transformers or sentence-transformers saved.
 
     Args:
         folder: The folder.
+        name: The user's name for it, for messages; the folder by default.
         task: The task that was asked for. A masked language model is then a sparse embedder;
             otherwise the files say what the task is.
 
@@ -63,6 +66,7 @@ def read_checkpoint(folder: Path, *, task: TaskName | None = None) -> FloatCheck
         CheckpointError: A file is missing or damaged, or there is an adapter.
         UserInputError: The task of its architecture is not known.
     """
+    name = name or str(folder)
     read = folder_reader(folder)
     layout = read_layout(read)
     subfolder = layout.subfolder if layout else ""
@@ -73,9 +77,11 @@ def read_checkpoint(folder: Path, *, task: TaskName | None = None) -> FloatCheck
             "with PEFT's `merge_and_unload()`, and save the whole model."
         )
     values = read_json(path)
-    if isinstance(layout, ScoreHead) and len(values.get("id2label") or ()) != layout.outputs:
-        values["id2label"] = {str(each): f"LABEL_{each}" for each in range(layout.outputs)}
-    config = Config(values=values, path=str(path))
+    if isinstance(layout, ScoreHead):
+        values["num_labels"] = layout.outputs
+    config = Config(values=values, path=f"{name}/{join(subfolder, CONFIG)}")
+    chosen = _task(config, layout, task)
+    config = config.with_classes(chosen)
     tokenizer_config = {
         **parse_object(read(join(subfolder, SPECIAL_TOKENS)) or "{}", SPECIAL_TOKENS),
         **parse_object(read(join(subfolder, TOKENIZER_CONFIG)) or "{}", TOKENIZER_CONFIG),
@@ -85,14 +91,14 @@ def read_checkpoint(folder: Path, *, task: TaskName | None = None) -> FloatCheck
         config=config,
         encoder_folder=folder / subfolder,
         layout=layout,
-        task=_task(config, layout, task),
+        task=chosen,
         tokenizer_config=tokenizer_config,
     )
 
 
 def _task(config: Config, layout: Any, wanted: TaskName | None) -> TaskName:
     named = config.values.get("architectures") or ["Model"]
-    task = task_of_files(named, config.values, layout)
+    task = task_of_files(named, config, layout)
     if task is None:
         raise UserInputError(
             f"The task of architecture `{named[0]}` in {config.path} is not known, so the "

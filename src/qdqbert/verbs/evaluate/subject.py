@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import Artifact, is_artifact, open_artifact, read_training, size_bytes
+from qdqbert.artifact import CONFIG, Artifact, is_artifact, open_artifact, read_training, size_bytes
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.folder import check_name
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
@@ -24,7 +24,7 @@ from qdqbert.options import is_onnx_file
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.settings import input_length
 from qdqbert.runtime.scheduler import Scheduler
-from qdqbert.task_kinds import TaskName, check_outputs, head_of
+from qdqbert.task_kinds import TaskName, check_classes, head_of
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task
 from qdqbert.tokenizing.tokenizer import Tokenizer
@@ -301,7 +301,7 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
             f"{artifact.task!r}.",
             argument="task",
         )
-    check_outputs(task, config.num_labels)
+    check_classes(task, config.id2label, where=str(artifact.directory / CONFIG))
     engine = request.engine or _default_engine(artifact, request)
     check_engine(engine, provider=request.provider)
     target = artifact.target_for(engine, request.target)
