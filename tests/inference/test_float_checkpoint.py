@@ -20,6 +20,7 @@ import transformers
 import qdqbert
 from qdqbert import cache
 from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.inference.float_checkpoint.source import read_checkpoint
 from torch_files import to_torch
 
 TEXTS = ["the old house", "a train to the city and a good book for the night", "dog"]
@@ -396,3 +397,13 @@ def test_tensors_of_an_adapter_are_refused(checkpoint_copy) -> None:
     safetensors.torch.save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match="lora_A"):
         qdqbert.load(folder)
+
+
+def test_an_error_about_classes_has_the_users_name_of_the_model(checkpoint_copy) -> None:
+    folder = checkpoint_copy("classifier")
+    path = folder / "config.json"
+    names = {"id2label": {"1": "a", "2": "b", "3": "c"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | names))
+    # A model of the hub is in its cache.
+    with pytest.raises(CheckpointError, match=r"in 'owner/name/config\.json' names the classes 1"):
+        read_checkpoint(folder, name="owner/name")

@@ -170,3 +170,11 @@ def test_words_scores_and_whole_numbers_may_be_classes(labels) -> None:
 def test_one_class_is_refused(labels) -> None:
     with pytest.raises(DataFileError, match=f"column 'y' name one class only, '{labels[0]}'"):
         as_classes(labels)
+
+
+def test_a_name_of_several_classes_is_refused_and_their_numbers_are_not() -> None:
+    names = {0: "bad", 1: "good", 2: "good"}
+    with pytest.raises(DataFileError, match=r"'good' is the name of several classes .*: 1, 2"):
+        class_of("good", names)
+    assert [class_of(label, names) for label in ("bad", "1", "2")] == [0, 1, 2]
+    assert read("012", names) == {"0": "bad", "1": "1", "2": "2"}

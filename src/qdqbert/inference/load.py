@@ -287,7 +287,9 @@ def open_folder(
         from qdqbert.checkpoint.hub import download_weights
 
         # It refuses what cannot be run before weights are downloaded.
-        download_weights(str(path), weight_folders(folder, str(path), task=task), commit=folder.name)
+        download_weights(
+            str(path), weight_folders(folder, str(path), task=task), commit=folder.name
+        )
     if is_float_checkpoint(folder):
         _check_float(str(path), precision, engine, target)
         return open_float_checkpoint(

@@ -43,19 +43,13 @@ def has_settings(folder: Path) -> bool:
     return (folder / CONFIG).is_file() or (folder / "modules.json").is_file()
 
 
-def weight_folders(
-    folder: Path, name: str, *, task: TaskName | None = None
-) -> tuple[str, ...]:
+def weight_folders(folder: Path, name: str, *, task: TaskName | None = None) -> tuple[str, ...]:
     """Return the paths in a checkpoint of the folders with weights, by its settings.
 
     Args:
         folder: The folder of the checkpoint, which may lack the weights.
         name: The user's name for it.
         task: As in `read_checkpoint`.
-
-    Args:
-        folder: The folder.
-        name: The user's name for it.
 
     Raises:
         CheckpointError: The family is not supported, or a setting is missing or damaged.
