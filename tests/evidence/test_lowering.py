@@ -13,6 +13,7 @@ from qdqbert.encoders.quantize import Choices
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.evidence import lowering
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, layer_fidelity
+from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import tidy
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.targets.files import save_encoder
@@ -178,6 +179,43 @@ def test_fidelity_of_layers_is_that_of_all_batches_together_without_padding() ->
     assert (layer.name, output.name) == ("layer", "logits")
     assert layer.sqnr_db == pytest.approx(10 * math.log10(signal / noise), rel=1e-6)
     assert output.sqnr_db == math.inf
+
+
+@pytest.mark.parametrize(
+    ("to_float", "far"),
+    [
+        ({}, ()),
+        ({"pytorch": 37.5, "float32": 32.0, "bf16": 25.1}, ()),
+        ({"pytorch": 37.5, "float32": 32.0, "bf16": 24.9}, ("bf16",)),
+        ({"pytorch": 37.5, "float32": 20.5, "bf16": 21.1}, ("float32", "bf16")),
+        # It is the quantization that is far from float.
+        ({"pytorch": 12.0, "float32": 6.1, "bf16": 6.1}, ()),
+        ({"pytorch": 12.0, "float32": 5.9, "bf16": 6.1}, ("float32",)),
+        ({"pytorch": math.inf, "float32": 130.0, "bf16": 42.0}, ()),
+    ],
+)
+def test_an_engine_is_far_if_the_quantization_is_not(to_float, far) -> None:
+    check = dataclasses.replace(GOOD, to_float=to_float)
+    assert check.far == far
+    assert check.is_exact == (not far)
+
+
+def test_a_wrong_end_of_the_embeddings_is_found_in_the_first_layer_and_the_whole(
+    bert, references, tmp_path
+) -> None:
+    def check(factor: float) -> LoweringCheck:
+        model = lowered(bert)
+        norm = next(node for node in model.graph if node.outputs[0].name == "layer.0.input")
+        value = norm.inputs[1]
+        value.const_value = ir.tensor(value.const_value.numpy() * np.float32(factor))
+        save_graph(tidy(model), tmp_path / "model.onnx")
+        return check_lowering(tmp_path / "model.onnx", references, "onnxruntime", floats=references)
+
+    right, wrong = check(1), check(0.5)
+    assert right.is_exact
+    assert right.to_float == {"pytorch": math.inf, "float32": right.end_to_end_db}
+    assert wrong.worst_layer == "layer.1.input"
+    assert wrong.far == ("float32",)
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,18 @@ def test_other_families_support_all_sites_of_the_paper(prepared, name, check_low
     assert check.worst_layer_db >= 40
 
 
+@pytest.mark.openvino
+def test_openvino_scales_the_channels_of_projected_embeddings(prepared, check_lowered) -> None:
+    each = prepared("electra")
+    assert each.encoder.embeddings.projection is not None
+    model = lowered(each, "portable", "full-smoothed")
+    # Two sites scale the output of the projection. The scaled outputs of other linear layers have
+    # one reader.
+    assert op_counts(model)["Clip"] == 1
+    references = each.references(each.plan("portable", "full-smoothed"))
+    assert check_lowered(model, references, "openvino").worst_layer_db >= 40
+
+
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
 def test_corrected_biases_restore_the_mean_of_each_linear_layer(
     prepared, run_plainly, name

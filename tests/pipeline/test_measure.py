@@ -44,7 +44,7 @@ def test_targets_with_equal_specs_run_in_pytorch_once(prepared, monkeypatch) -> 
 
 def notices_of(monkeypatch, features: tuple[str, ...], *latency: LatencyReport) -> list[str]:
     monkeypatch.setattr(messages, "cpu_features", lambda: features)
-    exact = SimpleNamespace(is_exact=True, saturates=False)
+    exact = SimpleNamespace(is_exact=True, far=(), saturates=False)
     report = SimpleNamespace(
         target="native", engine="native", lowering=exact, batch_invariance=exact, latency=latency
     )

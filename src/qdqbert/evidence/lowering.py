@@ -34,6 +34,8 @@ WANTED_DB = 40.0
 LAST_BITS = 1e-6
 
 _LEAST_DB = 25.0
+# An engine adds less than this to the noise of the Q/DQ pairs, dB. Ties move it by less than 3 dB.
+_ADDED_DB = 6.0
 # In float16, values are close enough to the middle of two codes a thousand times as often.
 _LEAST_DB_IN_HALF = 12.0
 # Outputs with one value for each token.
@@ -76,6 +78,9 @@ class LoweringCheck:
             saturate on CPUs without VNNI.
         last_bits: Relative rounding error of the graph's float type, which causes the ties.
         agreement_db: SQNR that the target's arithmetic should reach apart from ties, dB.
+        to_float: SQNR of the model's output to that of the float model, dB, given texts only, of
+            PyTorch (`pytorch`), and of the engine by the type of its floats between int8 operators
+            (`float32`, and `bf16` on OpenVINO if the CPU has it). Empty if it was not measured.
     """
 
     engine: str
@@ -86,11 +91,25 @@ class LoweringCheck:
     native_db: float
     last_bits: float = LAST_BITS
     agreement_db: float = WANTED_DB
+    to_float: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def is_exact(self) -> bool:
-        """Whether every layer agrees, as far as rounding ties and the target's arithmetic allow."""
-        return self.worst_layer_db >= self.wanted_db
+        """Whether the engine computes the Q/DQ pairs, layer by layer and as a whole.
+
+        Rounding ties and the target's arithmetic may add noise to layers, and the engine's types
+        may add a little to the whole.
+        """
+        return self.worst_layer_db >= self.wanted_db and not self.far
+
+    @property
+    def far(self) -> tuple[str, ...]:
+        """Types with which the whole graph is much farther from float than in PyTorch.
+
+        Layers are checked one by one, so this also finds what an engine makes of their ends.
+        """
+        wanted = min(_LEAST_DB, self.to_float.get("pytorch", -math.inf) - _ADDED_DB)
+        return tuple(name for name, found in self.to_float.items() if found < wanted)
 
     @property
     def wanted_db(self) -> float:
@@ -233,31 +252,46 @@ def check_lowering(
     references: Sequence[Reference],
     engine: EngineName,
     *,
+    floats: Sequence[Reference] = (),
     agreement_db: float = WANTED_DB,
 ) -> LoweringCheck:
     """Compare a finished graph on an engine with results of PyTorch.
 
     Temporary graphs are written to the folder of the file.
+
+    Args:
+        path: The graph, or the file of the native engine.
+        references: Results of PyTorch's fake quantization.
+        engine: The engine.
+        floats: The float model's results on the same batches, to see how far the whole graph is
+            from them.
+        agreement_db: As in `LoweringCheck`.
     """
     names = list(references[0].states)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        open_ = functools.partial(open_runner, engine, precision="f32", low_memory=True)
-        open_layers = _layers_opener(path, names, engine, Path(folder), open_)
+        open_ = functools.partial(open_runner, engine, low_memory=True)
+        in_full = functools.partial(open_, precision="f32")
+        open_layers = _layers_opener(path, names, engine, Path(folder), in_full)
         exact = native = _layer_sqnr(open_layers(exact=True), references)
         # Only ONNX Runtime has a choice between exact and fast arithmetic.
         if engine == "onnxruntime":
             native = _layer_sqnr(open_layers(exact=False), references)
-        end_to_end = _end_to_end(open_(path), references)
+        full = _run_whole(in_full(path), references)
+        runs = {"pytorch": [_first_output(each) for each in references], "float32": full}
+        # Only OpenVINO usually computes in bf16.
+        if floats and engine == "openvino":
+            runs["bf16"] = _run_whole(open_(path), references)
     worst = min(exact, key=lambda name: exact[name])
     return LoweringCheck(
         engine=engine,
         worst_layer_db=exact[worst],
         worst_layer=worst,
-        end_to_end_db=end_to_end,
+        end_to_end_db=_whole_sqnr(references, full),
         ties_db=_ties_sqnr(references, worst),
         native_db=min(native.values()),
         last_bits=references[0].last_bits,
         agreement_db=agreement_db,
+        to_float={name: _whole_sqnr(floats, each) for name, each in runs.items() if floats},
     )
 
 
@@ -275,7 +309,8 @@ def _layers_opener(
         # Its arithmetic is always exact.
         return lambda exact: LayerRunner(path, names)
     layers = folder / "layers.onnx"
-    save_graph(add_teacher_forcing(ir.load(path), names), layers, temporary=True)
+    # An engine that fuses the end of the embeddings with the first layer does so here, too.
+    save_graph(add_teacher_forcing(ir.load(path), names[1:]), layers, temporary=True)
     return functools.partial(open_, layers)
 
 
@@ -288,6 +323,8 @@ def _layer_sqnr(runner: Runner, references: Sequence[Reference]) -> dict[str, fl
         known: dict[str, NDArray[Any]] = {**reference.inputs, **given}
         outputs = runner.run({name: known[name] for name in runner.input_names})
         for name, state in {**reference.outputs, **reference.states}.items():
+            if name not in outputs:
+                continue
             pair = (_text_only(name, each, reference) for each in (state, outputs[name]))
             powers[name] = powers.get(name, np.zeros(2)) + signal_and_noise(*pair)
     return {name: to_decibels(*sums) for name, sums in powers.items()}
@@ -302,12 +339,25 @@ def _ties_sqnr(references: Sequence[Reference], name: str) -> float:
     return to_decibels(*powers)
 
 
-def _end_to_end(runner: Runner, references: Sequence[Reference]) -> float:
+def _first_output(reference: Reference) -> NDArray[np.float32]:
+    return next(iter(reference.outputs.values()))
+
+
+def _run_whole(runner: Runner, references: Sequence[Reference]) -> list[NDArray[np.float32]]:
+    """Return the first output for each batch."""
+    name = next(iter(references[0].outputs))
+    return [
+        runner.run({key: each.inputs[key] for key in runner.input_names})[name]
+        for each in references
+    ]
+
+
+def _whole_sqnr(references: Sequence[Reference], outputs: Sequence[NDArray[np.float32]]) -> float:
+    """Return the SQNR of a model's first output to that of references, dB."""
     name = next(iter(references[0].outputs))
     powers = np.zeros(2)
-    for each in references:
-        made = runner.run({key: each.inputs[key] for key in runner.input_names})[name]
-        pair = (each.outputs[name], made)
+    for each, made in zip(references, outputs, strict=True):
+        pair = (_first_output(each), made)
         powers += signal_and_noise(*(_text_only(name, values, each) for values in pair))
     return to_decibels(*powers)
 

@@ -41,7 +41,7 @@ from qdqbert.encoders.sites import parent_of
 from qdqbert.graph.edit import MICROSOFT
 from qdqbert.graph.nodes import Array, Nodes
 from qdqbert.machine import release_memory_after
-from qdqbert.spec import QdqStyle, TensorSpec, is_residual_input, matmul_sites
+from qdqbert.spec import LOCAL, QdqStyle, TensorSpec, is_residual_input, matmul_sites
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -290,12 +290,26 @@ class SiteWriter:
         return self._static(site, x, spec, shifts)
 
     def _scaled(self, site: str, x: str, scale: Floats) -> str:
-        """Multiply a value by a `pre_quant_scale`."""
+        """Multiply a value by a `pre_quant_scale`.
+
+        OpenVINO moves a product of a linear layer's output into the QuantizeLinear, and then takes
+        the wrong axis for that of the channels, unless the linear layer has no other reader. It
+        moves none past a Clip, which has no limits here and changes nothing.
+        """
         key = (x, scale.tobytes())
         if key not in self._values:
+            if self._is_linear(x) and not site.endswith(LOCAL):
+                x = self._add("Clip", x)
             constant = self._add.constant(scale, f"{site}.pre_quant_scale")
             self._values[key] = self._add("Mul", x, constant, name=f"{site}.rescale")
         return self._values[key]
+
+    def _is_linear(self, x: str) -> bool:
+        """Return whether a value is the output of a linear layer."""
+        made = self._add.values[x].producer()
+        if made is not None and made.op_type == "Add" and made.inputs[0] is not None:
+            made = made.inputs[0].producer()
+        return made is not None and made.op_type == "MatMul"
 
     def _static(self, site: str, x: str, spec: TensorSpec, shifts: bool) -> _Codes:
         step, zero = parameters_of(range_of(site, self._choices), spec)

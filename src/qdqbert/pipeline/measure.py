@@ -178,7 +178,11 @@ def _check(
         layers=layer_fidelity(in_pytorch.references, in_pytorch.floats),
         sensitivity=in_pytorch.sensitivity,
         lowering=check_lowering(
-            graph.path, in_pytorch.references, engine, agreement_db=plan.target.agreement_db
+            graph.path,
+            in_pytorch.references,
+            engine,
+            floats=in_pytorch.floats,
+            agreement_db=plan.target.agreement_db,
         ),
         overflows=None,
         batch_invariance=invariance,

@@ -52,7 +52,7 @@ def engine_notices(target: Target) -> list[str]:
 def fidelity_warnings(report: TargetReport, ranges: RangeKind = "calibrated") -> list[str]:
     """Warn about a graph that is far from the float model.
 
-    Where its ranges come from decides about the advice.
+    What its engine makes of it and where its ranges come from decide about the advice.
     """
     fidelity = report.fidelity
     interval = fidelity.flips_interval
@@ -62,10 +62,13 @@ def fidelity_warnings(report: TargetReport, ranges: RangeKind = "calibrated") ->
     found = f"{fidelity.sqnr_db:.1f} dB SQNR"
     if fidelity.flips_percent is not None:
         found += f", {fidelity.flips_percent:.1f} % of the predictions changed"
+    advice = f"{_HINTS[ranges]}, or pass another `recipe`"
+    if report.lowering.far:
+        advice = f"The cause is {report.engine}, and not the calibration: pass other `targets`"
     return [
         f"The INT8 graph for {report.target} on {report.engine} is far from the float model "
-        f"({found}). {_HINTS[ranges]}, or pass another `recipe`, and check the task's metric with "
-        "`qdqbert evaluate` before you use it."
+        f"({found}). {advice}, and check the task's metric with `qdqbert evaluate` before you use "
+        "it."
     ]
 
 
@@ -73,7 +76,16 @@ def report_notices(report: TargetReport) -> list[str]:
     """Say what a user should know about a graph's arithmetic and speed."""
     notices = []
     lowering: LoweringCheck = report.lowering
-    if not lowering.is_exact:
+    if lowering.far:
+        found = dict(lowering.to_float)
+        pytorch = found.pop("pytorch")
+        measured = " and ".join(f"{each:.1f} dB in {name}" for name, each in found.items())
+        notices.append(
+            f"On {report.engine} the graph for {report.target} has an SQNR to float of {measured}, "
+            f"where PyTorch gets {pytorch:.1f} dB from the same Q/DQ pairs. The cause is the "
+            "engine, and another calibration does not change it. Pass other `targets`."
+        )
+    elif not lowering.is_exact:
         notices.append(
             f"On {report.engine} the graph differs from its Q/DQ pairs: "
             f"{lowering.worst_layer_db:.1f} dB at `{lowering.worst_layer}`, where "

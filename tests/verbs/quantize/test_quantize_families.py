@@ -92,6 +92,32 @@ def test_each_target_is_exact_and_near_float(save, tmp_path, family) -> None:
         assert model.encode(["the cat"]).shape == (1, 32)
 
 
+@pytest.mark.slow
+@pytest.mark.openvino
+@pytest.mark.parametrize(
+    ("family", "recipe"),
+    [
+        *((family, "linear") for family in VARIANTS),
+        # Their embeddings are projected.
+        ("rembert", "full-smoothed"),
+        ("roformer", "full-smoothed"),
+    ],
+)
+def test_each_engine_computes_the_pairs_of_a_graph(save, tmp_path, family, recipe) -> None:
+    report = qdqbert.quantize(
+        save(family),
+        tmp_path / "int8",
+        targets=("portable", "openvino"),
+        recipe=recipe,
+        calibration_data=texts(tmp_path),
+        calibration=qdqbert.Calibration(samples=24),
+        benchmark=False,
+    )
+    assert len(report.targets) == 3
+    for target in report.targets:
+        assert target.lowering.is_exact, (target.target, target.engine, target.lowering)
+
+
 def test_training_with_quantizers_is_refused(save) -> None:
     model = transformers.AutoModel.from_pretrained(save("ernie"))
     with pytest.raises(CheckpointError, match="family `ernie` get no quantizers, so it has no QAT"):

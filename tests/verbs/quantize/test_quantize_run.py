@@ -20,7 +20,7 @@ from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.latency import Timing
 from qdqbert.machine import cpu_features, usable_cores
 from qdqbert.pipeline import measure, plans
-from qdqbert.pipeline.messages import fidelity_warnings
+from qdqbert.pipeline.messages import fidelity_warnings, report_notices
 from qdqbert.pipeline.plans import choose_targets
 from qdqbert.reporting.page import page
 from qdqbert.targets.target import recipe_for
@@ -393,6 +393,22 @@ def test_low_sqnr_and_changed_predictions_are_warned_about(quantized) -> None:
     low = dataclasses.replace(report, fidelity=dataclasses.replace(report.fidelity, sqnr_db=9.9))
     assert "calibrate again with `recalibrate=True`" in fidelity_warnings(low, "stored")[0]
     assert "Leave `ranges_from` out" in fidelity_warnings(low, "earlier")[0]
+
+
+def test_an_engine_that_is_the_cause_is_named_instead_of_the_calibration(quantized) -> None:
+    report = quantized("classifier").report.targets[0]
+    assert set(report.lowering.to_float) == {"pytorch", "float32"}
+    assert report.lowering.to_float["pytorch"] == pytest.approx(report.layers[-1].sqnr_db)
+    assert not any("PyTorch" in each for each in report_notices(report))
+    lowering = dataclasses.replace(
+        report.lowering, to_float={"pytorch": 37.5, "float32": 8.0, "bf16": 8.1}
+    )
+    fidelity = dataclasses.replace(report.fidelity, sqnr_db=8.1)
+    wrong = dataclasses.replace(report, lowering=lowering, fidelity=fidelity)
+    (warning,) = fidelity_warnings(wrong)
+    assert "The cause is onnxruntime, and not the calibration: pass other `targets`" in warning
+    notice = report_notices(wrong)[0]
+    assert "8.0 dB in float32 and 8.1 dB in bf16, where PyTorch gets 37.5 dB" in notice
 
 
 def test_texts_in_memory_give_the_ranges_of_the_same_texts_in_a_file(
