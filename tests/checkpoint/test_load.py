@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -12,9 +13,10 @@ from transformers.utils import logging as transformers_logging
 
 import qdqbert
 from conftest import FLAT_POOLING, add_sentence_files, replace_cats_
+from encoders.test_older_layouts import ABSOLUTE, ROTARY, save_flash
 from qdqbert.checkpoint import hub, tokenizer
 from qdqbert.checkpoint.families import FAMILIES
-from qdqbert.checkpoint.load import describe_checkpoint, infer_task, load_checkpoint
+from qdqbert.checkpoint.load import describe_checkpoint, infer_task, load_checkpoint, read_config
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.choices import POOLING_MODES
 from qdqbert.errors import CheckpointError, UserInputError
@@ -381,6 +383,35 @@ def test_weights_of_torch_are_those_of_safetensors(
     found = load_checkpoint(str(folder))
     torch.testing.assert_close(found.model.state_dict(), expected, rtol=0, atol=0)
     assert all(each.requires_grad for each in found.model.parameters())
+
+
+@pytest.mark.parametrize("values", [ABSOLUTE, ROTARY], ids=["absolute", "rotary"])
+@pytest.mark.parametrize("model_type", [None, "xlm-roberta"])
+def test_xlm_roberta_of_jina_is_a_model_of_transformers(
+    values, model_type, checkpoint_copy, tmp_path
+) -> None:
+    folder = save_flash(checkpoint_copy("xlm-roberta"), values, model_type=model_type)
+    found = load_checkpoint(str(folder))
+    ids = torch.randint(2, 131, (1, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits = found.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    with qdqbert.load(folder, precision="float") as model:
+        expected = model.forward({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    np.testing.assert_allclose(logits.numpy(), expected["logits"], atol=1e-5)
+    # A copy that transformers saves is one of its own.
+    found.model.save_pretrained(tmp_path / "again")
+    config = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert config["model_type"] == found.config.model_type
+    assert "auto_map" not in config
+
+
+def test_a_field_under_its_older_name_is_taken_by_transformers(checkpoint_copy) -> None:
+    folder = checkpoint_copy("bert")
+    config = {"model_type": "eurobert", "clf_pooling": "bos", "rope_theta": 250_000}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = read_config(str(folder))
+    assert found.classifier_pooling == "bos"
+    assert found.rope_parameters["rope_theta"] == 250_000
 
 
 def test_weights_that_torch_files_lack_are_named(checkpoint_copy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,200 @@ def test_jina_v2(for_code: bool, tmp_path: Path) -> None:
     found = NativeRunner(path, threads=1).run(inputs)["last_hidden_state"]
     expected = encoder_reference.run_encoder(rounded, inputs)["last_hidden_state"]
     assert sqnr_db(expected, found) >= 32
+
+
+FLASH = {
+    "auto_map": {
+        "AutoConfig": "jinaai/xlm-roberta-flash-implementation--configuration_xlm_roberta."
+        "XLMRobertaFlashConfig",
+        "AutoModel": "jinaai/xlm-roberta-flash-implementation--modeling_xlm_roberta."
+        "XLMRobertaModel",
+        "AutoModelForSequenceClassification": "modeling_xlm_roberta."
+        "XLMRobertaForSequenceClassification",
+    },
+    "hidden_act": "gelu",
+    "id2label": {"0": "LABEL_0"},
+    "hidden_size": 40,
+    "intermediate_size": 56,
+    "layer_norm_eps": 1e-5,
+    "lora_adaptations": None,
+    "max_position_embeddings": 72,
+    "num_attention_heads": 5,
+    "num_hidden_layers": 2,
+    "pad_token_id": 1,
+    "type_vocab_size": 1,
+    "use_flash_attn": True,
+    "vocab_size": 131,
+}
+ABSOLUTE = {**FLASH, "position_embedding_type": "absolute"}
+ROTARY = {**FLASH, "position_embedding_type": "rotary", "rotary_emb_base": 500.0}
+
+
+def flash_weights(values: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Random tensors under the names of Jina's code for XLM-R."""
+    hidden, inner = values["hidden_size"], values["intermediate_size"]
+    shapes = {
+        "roberta.embeddings.word_embeddings.weight": (values["vocab_size"], hidden),
+        "roberta.embeddings.token_type_embeddings.weight": (1, hidden),
+        "classifier.dense.weight": (hidden, hidden),
+        "classifier.dense.bias": (hidden,),
+        "classifier.out_proj.weight": (1, hidden),
+        "classifier.out_proj.bias": (1,),
+    }
+    if values["position_embedding_type"] == "absolute":
+        shapes["roberta.embeddings.position_embeddings.weight"] = (72, hidden)
+    norms = ["roberta.emb_ln"]
+    for index in range(values["num_hidden_layers"]):
+        at = f"roberta.encoder.layers.{index}"
+        norms += [f"{at}.norm1", f"{at}.norm2"]
+        for name, size in (
+            ("mixer.Wqkv", (3 * hidden, hidden)),
+            ("mixer.out_proj", (hidden, hidden)),
+            ("mlp.fc1", (inner, hidden)),
+            ("mlp.fc2", (hidden, inner)),
+        ):
+            shapes[f"{at}.{name}.weight"], shapes[f"{at}.{name}.bias"] = size, size[:1]
+    for each in norms:
+        shapes[f"{each}.weight"] = shapes[f"{each}.bias"] = (hidden,)
+    torch.manual_seed(0)
+    return {name: 0.3 * torch.randn(shape) for name, shape in shapes.items()}
+
+
+def save_flash(folder: Path, values: dict[str, Any], **changes: Any) -> Path:
+    """Make the checkpoint of XLM-R in a folder one of Jina's code, with one class."""
+    kept = {name: each for name, each in {**values, **changes}.items() if each is not None}
+    named = {"architectures": ["XLMRobertaForSequenceClassification"]}
+    vocabulary = {"vocab_size": json.loads((folder / "config.json").read_text())["vocab_size"]}
+    config = {**kept, **named, **vocabulary}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").unlink()
+    torch.save(flash_weights(config), folder / "pytorch_model.bin")
+    return folder
+
+
+def flash_reference(
+    weights: dict[str, torch.Tensor], values: dict[str, Any], ids: torch.Tensor
+) -> torch.Tensor:
+    """Return the states of a text, computed after the published description of Jina's XLM-R."""
+
+    def linear(name: str, x: Any) -> Any:
+        return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    def norm(name: str, x: Any) -> Any:
+        own = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        return functional.layer_norm(x, x.shape[-1:], *own, eps=1e-5)
+
+    def rotate(x: Any) -> Any:
+        size = x.shape[-1]
+        frequencies = values["rotary_emb_base"] ** (-torch.arange(0, size, 2) / size)
+        turn = torch.polar(torch.ones(1), torch.arange(len(ids))[:, None] * frequencies)
+        first, second = x.chunk(2, dim=-1)
+        turned = torch.complex(first, second) * turn
+        return torch.cat([turned.real, turned.imag], dim=-1)
+
+    x = weights["roberta.embeddings.word_embeddings.weight"][ids]
+    x = x + weights["roberta.embeddings.token_type_embeddings.weight"][0]
+    is_rotary = values["position_embedding_type"] == "rotary"
+    if not is_rotary:
+        places = torch.arange(len(ids)) + values["pad_token_id"] + 1
+        x = x + weights["roberta.embeddings.position_embeddings.weight"][places]
+    x = norm("roberta.emb_ln", x)
+    for index in range(values["num_hidden_layers"]):
+        at = f"roberta.encoder.layers.{index}"
+        heads = linear(f"{at}.mixer.Wqkv", x).unflatten(-1, (3, values["num_attention_heads"], -1))
+        q, k, v = heads.permute(1, 2, 0, 3)
+        if is_rotary:
+            q, k = rotate(q), rotate(k)
+        attention = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+        context = linear(f"{at}.mixer.out_proj", attention.transpose(0, 1).flatten(1))
+        x = norm(f"{at}.norm1", x + context)
+        inner = functional.gelu(linear(f"{at}.mlp.fc1", x))
+        x = norm(f"{at}.norm2", x + linear(f"{at}.mlp.fc2", inner))
+    return x
+
+
+@pytest.mark.parametrize("model_type", [None, "", "xlm-roberta"])
+@pytest.mark.parametrize("values", [ABSOLUTE, ROTARY], ids=["absolute", "rotary"])
+def test_xlm_roberta_of_jina(
+    values: dict[str, Any], model_type: str | None, tmp_path: Path
+) -> None:
+    weights = flash_weights(values)
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    named = values if model_type is None else {**values, "model_type": model_type}
+    model = read_encoder(Weights(tmp_path), Config(values=named), "text-classification")
+    ids = torch.randint(2, 131, (67,), generator=torch.Generator().manual_seed(1))
+    states = flash_reference(weights, values, ids)
+    dense = functional.linear(
+        states[0], weights["classifier.dense.weight"], weights["classifier.dense.bias"]
+    )
+    wanted = functional.linear(
+        dense.tanh(), weights["classifier.out_proj.weight"], weights["classifier.out_proj.bias"]
+    )
+    found = run_text(model, ids.numpy(), np.zeros(67, np.int64))["logits"]
+    np.testing.assert_allclose(found.ravel(), wanted.numpy(), atol=1e-4)
+    plain = read_encoder(Weights(tmp_path), Config(values=named), "feature-extraction")
+    found = run_text(plain, ids.numpy(), np.zeros(67, np.int64))["last_hidden_state"]
+    np.testing.assert_allclose(found, states.numpy(), atol=1e-4)
+
+
+def test_rotation_of_xlm_roberta_of_jina_has_the_default_of_its_code(tmp_path: Path) -> None:
+    torch.save(flash_weights(ROTARY), tmp_path / "pytorch_model.bin")
+    values = {name: each for name, each in ROTARY.items() if name != "rotary_emb_base"}
+    found = read_encoder(Weights(tmp_path), Config(values=values), "feature-extraction")
+    rotary = found.layers[0].attention.rotary
+    assert rotary is not None
+    frequencies = 10_000.0 ** (-np.arange(0, 8, 2) / 8)
+    np.testing.assert_allclose(rotary.cos[1], np.cos(frequencies), atol=1e-6)
+
+
+def test_other_code_with_the_names_of_xlm_roberta_is_refused(tmp_path: Path) -> None:
+    torch.save(flash_weights(ABSOLUTE), tmp_path / "pytorch_model.bin")
+    code = {"AutoConfig": "own.Config", "AutoModel": "own.XLMRobertaModel"}
+    config = Config(values={**ABSOLUTE, "model_type": "xlm-roberta", "auto_map": code})
+    with pytest.raises(CheckpointError, match=r"auto_map.*code of its own"):
+        read_encoder(Weights(tmp_path), config, "feature-extraction")
+
+
+def test_joined_weights_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
+    weights = flash_weights(ABSOLUTE)
+    weights["roberta.encoder.layers.0.mixer.Wqkv.weight"] = torch.ones(100, 40)
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    with pytest.raises(
+        CheckpointError, match=r"`roberta\.encoder\.layers\.0\.mixer\.Wqkv\.weight`"
+    ):
+        read_encoder(Weights(tmp_path), Config(values=ABSOLUTE), "feature-extraction")
+
+
+@pytest.mark.parametrize("variant", ["eurobert", "eurobert, shared keys", "eurobert, late pooling"])
+def test_eurobert_with_the_fields_of_its_own_code(variant: str, tmp_path: Path) -> None:
+    model = save_model(variant, "text-classification", tmp_path)
+    values = model.config.to_dict()
+    theta = values.pop("rope_parameters")["rope_theta"]
+    pooling = values.pop("classifier_pooling")
+    code = {
+        "AutoConfig": "EuroBERT/EuroBERT-210m--configuration_eurobert.EuroBertConfig",
+        **{
+            f"AutoModel{end or ''}": f"EuroBERT/EuroBERT-210m--modeling_eurobert.EuroBert{name}"
+            for end, name in (
+                ("", "Model"),
+                ("ForMaskedLM", "ForMaskedLM"),
+                ("ForPreTraining", "PreTrainedModel"),
+                ("ForQuestionAnswering", "ForQuestionAnswering"),
+                ("ForSequenceClassification", "ForSequenceClassification"),
+                ("ForTokenClassification", "ForTokenClassification"),
+            )
+        },
+    }
+    old = {"auto_map": code, "clf_pooling": pooling, "rope_scaling": None, "rope_theta": theta}
+    found = read_encoder(Weights(tmp_path), Config(values={**values, **old}), "text-classification")
+    inputs = random_inputs(found, "text-classification", model.config.pad_token_id)
+    with torch.no_grad():
+        expected = model(**{name: torch.from_numpy(each) for name, each in inputs.items()})
+    np.testing.assert_allclose(
+        encoder_reference.run_encoder(found, inputs)["logits"],
+        expected.logits.numpy(),
+        atol=1e-4,
+    )
 
 
 def test_an_unknown_family_is_refused_by_name(tmp_path: Path) -> None:

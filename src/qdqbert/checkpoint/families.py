@@ -229,10 +229,10 @@ FAMILIES = {
 QDQBERT = "qdqbert"
 """`model_type` of BERT models with quantizers; see `qdqbert.models`."""
 
-# Families that `load` runs, and that have no graphs: layers of ALBERT share their weights, which
-# ONNX Runtime refuses in INT8 on some CPUs, and the encoders of DPR have no token states.
-_RUN_ONLY = ("albert", "dpr")
-_NOT_IN_TRANSFORMERS = ("jina-bert", "new")
+# Families that only `load` runs: layers of ALBERT share their weights, which ONNX Runtime refuses
+# in INT8 on some CPUs, encoders of DPR have no token states, and transformers has no Jina v2.
+_RUN_ONLY = ("albert", "dpr", "jina-bert")
+_NOT_IN_TRANSFORMERS = ("new",)
 
 # Families that are quantized as data only: modules of transformers get no quantizers.
 _AS_DATA = tuple(

@@ -11,6 +11,7 @@ from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.sentence import MODULES, ReadFile, folder_reader, is_cross_encoder, join
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES as ENCODERS
+from qdqbert.encoders.family import family_name, is_flash
 from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH, WEIGHTS, has_weights_below
 from qdqbert.encoders.torch_file import OLD_PICKLE
 from qdqbert.errors import CheckpointError
@@ -72,14 +73,14 @@ def refuse_old_pickles(folder: Path, name: str) -> None:
             )
 
 
-def check_config(name: str, read: ReadFile, subfolder: str) -> Config:
-    """Refuse a checkpoint without a config, of an unknown family, of custom code, or an adapter.
+def read_known_config(name: str, read: ReadFile, subfolder: str) -> Config:
+    """Return the content of config.json, as transformers knows it.
 
-    Returns:
-        The config.
+    Models that only Jina's code knows under their names are XLM-R, or Jina Embeddings v3.
 
     Raises:
-        CheckpointError: The checkpoint is refused.
+        CheckpointError: There is no config, its family is not known, or the model is custom code
+            or has an adapter.
     """
     text = read(join(subfolder, _CONFIG))
     has_adapter = any(read(join(each, _ADAPTER)) is not None for each in {"", subfolder})
@@ -91,7 +92,9 @@ def check_config(name: str, read: ReadFile, subfolder: str) -> Config:
             "config.json, weights and a tokenizer, as `save_pretrained` writes it."
         )
     path = Path(name) / subfolder / _CONFIG
-    fields = parse_object(text, path)
+    stored = parse_object(text, path)
+    kind = family_name(stored)
+    fields = {**stored, "model_type": kind}
     if not isinstance(fields.get("model_type"), str):
         raise CheckpointError(
             f"The config.json of checkpoint {name!r} names no `model_type`, so its family is not "
@@ -105,7 +108,12 @@ def check_config(name: str, read: ReadFile, subfolder: str) -> Config:
             f"Checkpoint {name!r} has an adapter next to the model, {_ADAPTER}, which would be "
             f"left out. {_MERGE} If the weights contain it already, remove {_ADAPTER} from a copy."
         )
-    return Config(values=fields, path=str(path))
+    old = ENCODERS[kind].fields
+    renamed = {new: fields[name] for name, new in old.items() if name in fields}
+    if is_flash(stored):
+        # transformers' model is another class, with other names of tensors.
+        fields.pop("auto_map", None)
+    return Config(values={**renamed, **fields}, path=str(path))
 
 
 def _check_code(name: str, fields: Mapping[str, Any]) -> None:

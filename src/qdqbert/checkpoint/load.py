@@ -23,7 +23,7 @@ from qdqbert.checkpoint.cross_encoder import (
     used_files,
 )
 from qdqbert.checkpoint.families import Family, family_of
-from qdqbert.checkpoint.folder import check_config, check_name, refuse_old_pickles
+from qdqbert.checkpoint.folder import check_name, read_known_config, refuse_old_pickles
 from qdqbert.checkpoint.hub import download_weights
 from qdqbert.checkpoint.multi_vector import MultiVectorHead
 from qdqbert.checkpoint.sentence import ReadFile, SentenceHead, prompt_notices, text_reader
@@ -33,6 +33,7 @@ from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.checkpoint.weights import check_weights
 from qdqbert.choices import POOLING_MODES, PoolingMode
 from qdqbert.encoders.config import Config
+from qdqbert.encoders.families import FAMILIES as ENCODERS
 from qdqbert.encoders.model import Step
 from qdqbert.encoders.tensor_files import SAFETENSORS, files_of
 from qdqbert.encoders.weights import Weights
@@ -214,16 +215,14 @@ def load_described(
         CheckpointError: See `load_checkpoint`.
     """
     name, folder = found.name, found.weights_folder()
-    path, _ = files_of(folder)
-    is_safe = path.name.startswith(SAFETENSORS)
+    tensors = _tensors(folder, found.config.model_type)
     model, info = _from_transformers(
         name,
         class_for(_model_class(found.model_task, found.config), found.config).from_pretrained,
-        str(folder) if is_safe else None,
+        str(folder) if tensors is None else None,
         config=found.config,
         use_safetensors=True,
-        # transformers would unpickle files of torch.
-        state_dict=None if is_safe else _tensors(folder),
+        state_dict=tensors,
         dtype=torch.float32,
         output_loading_info=True,
         # Reported by `check_weights`, because transformers' error does not name the weight.
@@ -236,8 +235,19 @@ def load_described(
     return Checkpoint(model=model.eval(), **fields)
 
 
-def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+def _tensors(folder: Path, model_type: str) -> dict[str, torch.Tensor] | None:
+    """Return the weights for a model of transformers, or `None` if it reads them itself.
+
+    It would unpickle files of torch, and does not know the layout of Jina's XLM-R.
+    """
+    path, _ = files_of(folder)
     weights = Weights(folder)
+    is_flash = any(".mixer.Wqkv." in name for name in weights)
+    if path.name.startswith(SAFETENSORS) and not is_flash:
+        return None
+    conversion = ENCODERS[model_type].conversion
+    if is_flash and conversion is not None:
+        weights = weights.converted(conversion)
     # Copies can be trained, and do not depend on the file.
     return {name: torch.tensor(weights.read(name)) for name in weights}
 
@@ -497,10 +507,11 @@ def _read_configs(name: str) -> tuple[TextHead | CrossEncoderFiles | None, Any]:
     read = reader_of(name)
     stored: TextHead | CrossEncoderFiles | None = _call(name, read_layout, read)
     subfolder = stored.subfolder if stored else ""
-    names = _call(name, check_config, name, read, subfolder).class_names()
+    known = read_known_config(name, read, subfolder)
+    names = known.class_names()
     register_config()
-    load_config = transformers.AutoConfig.from_pretrained
-    config = _from_transformers(name, load_config, name, subfolder=subfolder)
+    make = transformers.CONFIG_MAPPING[known.values["model_type"]].from_dict
+    config = _call(name, make, dict(known.values))
     set_classes_(config, names)
     if isinstance(stored, ScoreHead):
         config.num_labels = stored.outputs

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
-from qdqbert.encoders.family import Family, Parts, ReadHead
+from qdqbert.encoders.family import Family, Parts, ReadHead, family_name
 from qdqbert.encoders.heads import PROJECTION, pooled_words, scores, states, token_vectors
 from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
 from qdqbert.encoders.model import EncoderModel, Head, Layer, Linear, Norm, Pooling, Step
@@ -125,7 +125,7 @@ def read_encoder(
         path,
         tensors.unused,
         own_task,
-        model=f"a model of type `{config.text('model_type')}`",
+        model=f"a model of type `{family.model_type}`",
         is_inner=is_inner,
         without_head=lambda names: [
             each for each in names if root_of(each.removeprefix(parts.body.path)) not in _HEADS
@@ -213,11 +213,12 @@ def family_of(config: Config) -> Family:
     Raises:
         CheckpointError: It is not known, or its model is code of the checkpoint.
     """
-    kind = _family_name(config)
-    family = FAMILIES.get(kind)
+    # A name of another type, or none, is refused.
+    kind = family_name(config.values) or config.text("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         raise CheckpointError(
-            f"Checkpoints of type `{kind:.80}` are not supported. Supported families: "
+            f"Checkpoints of type `{kind!s:.80}` are not supported. Supported families: "
             f"{', '.join(sorted(FAMILIES))}."
         )
     if family.other_code(config.values.get("auto_map")) is not None:
@@ -237,14 +238,6 @@ def _inner_names(parts: Parts) -> Callable[[str], bool]:
     used = set(weights) - set(weights.unused)
     roots = {root_of(name.removeprefix(start)) for name in used}
     return lambda name: name.startswith(start) and root_of(name.removeprefix(start)) in roots
-
-
-def _family_name(config: Config) -> str:
-    """Return the name of a config's family, which is `model_type` with one exception."""
-    kind = config.text("model_type")
-    has_alibi = config.text("position_embedding_type", "absolute") == "alibi"
-    # Jina's models say that they are BERT.
-    return "jina-bert" if kind == "bert" and has_alibi else kind
 
 
 def _input_names(parts: Parts, reads_token_types: bool) -> tuple[str, ...]:

@@ -89,6 +89,7 @@ class Family:
         first: A tensor of the encoder, by which its place in the file is found.
         code: Names of classes outside of transformers that compute the same, which checkpoints name
             in `auto_map`. They are not run.
+        code_config: Name of the class of their config, if other code has classes of the same names.
         fields: Names of the config's fields in older files, and today's.
         conversion: Names of the tensors in older files, and today's.
         encoder: Reads the encoder.
@@ -105,15 +106,18 @@ class Family:
     embedding: ReadHead | None = None
     first: str = "embeddings.word_embeddings.weight"
     code: tuple[str, ...] = ()
+    code_config: str | None = None
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
     conversion: Conversion | None = None
     masks_queries: bool = False
 
     def other_code(self, auto_map: Any) -> str | None:
         """Return the class in a config's `auto_map` that is not this family's, if any."""
+        is_known = self.code_config in (None, _class_of(auto_map, "AutoConfig"))
+        known = self.code if is_known else ()
         named = auto_map.items() if isinstance(auto_map, Mapping) else ()
         models = (str(path) for auto, path in named if auto.startswith("AutoModel"))
-        return next((path for path in models if path.rpartition(".")[2] not in self.code), None)
+        return next((path for path in models if path.rpartition(".")[2] not in known), None)
 
     def read(self, weights: Weights, config: Config, *, has_head: bool) -> Parts:
         """Read the encoder.
@@ -136,3 +140,41 @@ class Family:
         if not has_head:
             body = dataclasses.replace(body, module="")
         return Parts(root=root, body=body, encoder=self.encoder(body))
+
+
+FLASH = "XLMRobertaFlashConfig"
+"""Class of the config of Jina's XLM-R, whose code has names of its own for the tensors."""
+
+FLASH_CODE = (
+    "XLMRobertaLoRA",
+    *(f"XLMRoberta{end}" for end in ("Model", "ForMaskedLM", "ForPreTraining")),
+    "XLMRobertaForSequenceClassification",
+)
+"""Classes of that code."""
+
+# Jina's models say that they are BERT or XLM-R, and have other positions.
+_BY_POSITIONS = {("bert", "alibi"): "jina-bert", ("xlm-roberta", "rotary"): "jina_embeddings_v3"}
+
+
+def family_name(values: Mapping[str, Any]) -> Any:
+    """Return the name of a config's family: its `model_type` if it is a model of transformers.
+
+    `values` is the content of config.json, which may be wrong.
+    """
+    kind = values.get("model_type")
+    if not kind and _class_of(values.get("auto_map"), "AutoConfig") == FLASH:
+        kind = "xlm-roberta"
+    positions = values.get("position_embedding_type")
+    return _BY_POSITIONS.get((str(kind), str(positions)), kind)
+
+
+def is_flash(values: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint of Jina's XLM-R has the tensors of its own code."""
+    has_own = _class_of(values.get("auto_map"), "AutoConfig") == FLASH
+    return has_own or family_name(values) != values.get("model_type")
+
+
+def _class_of(auto_map: Any, auto: str) -> str | None:
+    """Return the name of the class that a config's `auto_map` has for one of transformers'."""
+    path = auto_map.get(auto) if isinstance(auto_map, Mapping) else None
+    return path.rpartition(".")[2] if isinstance(path, str) else None

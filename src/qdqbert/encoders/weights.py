@@ -115,7 +115,7 @@ class Weights:
         found._stored, found._used = {}, set()
         for name, (kind, array) in self._stored.items():
             targets = conversion.targets(name)
-            parts = [array] if len(targets) == 1 else _divided(array, len(targets))
+            parts = [array] if len(targets) == 1 else self._divided(name, array, len(targets))
             for target, part in zip(targets, parts, strict=True):
                 found._stored[target] = (kind, part)
         return found
@@ -151,6 +151,15 @@ class Weights:
             )
         return found
 
+    def _divided(self, name: str, array: NDArray[Any], parts: int) -> list[NDArray[Any]]:
+        """Return equal parts of an array along its first axis."""
+        if array.ndim == 0 or len(array) % parts:
+            raise CheckpointError(
+                f"Tensor `{name}` of {str(self.path)!r} has shape {array.shape}, and has to have a "
+                f"multiple of {parts} rows. Download or copy the checkpoint again."
+            )
+        return list(array.reshape(parts, len(array) // parts, *array.shape[1:]))
+
     def _find(self, name: str) -> tuple[str, NDArray[Any]]:
         found = self._stored.get(name)
         if found is None:
@@ -160,11 +169,6 @@ class Weights:
                 tensor=name,
             )
         return found
-
-
-def _divided(array: NDArray[Any], parts: int) -> list[NDArray[Any]]:
-    """Return equal parts of an array along its first axis; fewer if it cannot be divided."""
-    return list(array.reshape(parts, -1, *array.shape[1:]))
 
 
 def _current_name(name: str) -> str:

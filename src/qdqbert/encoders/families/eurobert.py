@@ -24,6 +24,11 @@ from qdqbert.encoders.model import (
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.rotation import read_rotation
 
+# Ends of the names of its own classes, some of which have no head here.
+_CODE = (
+    *("Model", "PreTrainedModel", "ForMaskedLM", "ForSequenceClassification"),
+    *("ForTokenClassification", "ForQuestionAnswering"),
+)
 _POOLINGS: Mapping[str, Pooling] = {"bos": "first", "late": "mean", "mean": "mean"}
 
 
@@ -122,4 +127,6 @@ EUROBERT = Family(
         "text-classification": classify,
         "token-classification": classify_tokens,
     },
+    code=tuple(f"EuroBert{end}" for end in _CODE),
+    fields={"clf_pooling": "classifier_pooling"},
 )

@@ -1,4 +1,7 @@
-"""Jina Embeddings v3 (Sturua et al. 2024, arXiv:2409.10173), without adapters."""
+"""Jina Embeddings v3 (Sturua et al. 2024, arXiv:2409.10173), and jina-colbert-v2.
+
+Their own code is Jina's XLM-R with rotated queries and keys, and its `model_type` that of XLM-R.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import dataclasses
 from qdqbert.encoders.families.bert import answer, classify_tokens
 from qdqbert.encoders.families.nomic_bert import ROTATED_LAYER, read_rotated
 from qdqbert.encoders.families.roberta import classify, fill_mask
-from qdqbert.encoders.family import Encoder, Family
+from qdqbert.encoders.family import FLASH, FLASH_CODE, Encoder, Family
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.weights import Conversion
 
@@ -26,7 +29,10 @@ _LAYER = dataclasses.replace(ROTATED_LAYER, up="mlp.fc1", gate=None, down="mlp.f
 
 def read_jina_embeddings_v3(reader: Reader) -> Encoder:
     """Read a model whose queries and keys are rotated."""
-    return read_rotated(reader, _LAYER, theta=20_000.0, activation="gelu", types=1)
+    # The own code has another default than transformers'.
+    is_new = reader.config.values.get("model_type") == "jina_embeddings_v3"
+    theta = 20_000.0 if is_new else 10_000.0
+    return read_rotated(reader, _LAYER, theta=theta, activation="gelu", types=1)
 
 
 JINA_EMBEDDINGS_V3 = Family(
@@ -39,5 +45,8 @@ JINA_EMBEDDINGS_V3 = Family(
         "text-classification": classify,
         "token-classification": classify_tokens,
     },
+    code=FLASH_CODE,
+    code_config=FLASH,
+    fields={"rotary_emb_base": "rope_theta"},
     conversion=_CONVERSION,
 )

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from qdqbert.encoders.families.bert import bert_heads, choose, read_bert_like, transform
-from qdqbert.encoders.family import Encoder, Family, Parts
+from qdqbert.encoders.family import FLASH, FLASH_CODE, Encoder, Family, Parts
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.model import Head
 from qdqbert.encoders.reader import Reader
+from qdqbert.encoders.weights import Conversion
+
+# Jina's code for XLM-R, with absolute positions: jina-reranker-v2-base-multilingual.
+_CONVERSION = Conversion(
+    renames=(
+        (r"(^|\.)emb_ln\.", r"\1embeddings.LayerNorm."),
+        (r"encoder\.layers\.", "encoder.layer."),
+        (r"mixer\.out_proj\.", "attention.output.dense."),
+        (r"norm1\.", "attention.output.LayerNorm."),
+        (r"mlp\.fc1\.", "intermediate.dense."),
+        (r"mlp\.fc2\.", "output.dense."),
+        (r"norm2\.", "output.LayerNorm."),
+    ),
+    splits={
+        ".mixer.Wqkv": (".attention.self.query", ".attention.self.key", ".attention.self.value")
+    },
+)
 
 
 def read_roberta(reader: Reader) -> Encoder:
@@ -31,6 +48,14 @@ def fill_mask(parts: Parts) -> tuple[Head, ...]:
 ROBERTA_HEADS = bert_heads(fill_mask, classify, choose)
 
 ROBERTA, XLM_ROBERTA, CAMEMBERT = (
-    Family(model_type=name, prefix="roberta", encoder=read_roberta, heads=ROBERTA_HEADS)
+    Family(
+        model_type=name,
+        prefix="roberta",
+        encoder=read_roberta,
+        heads=ROBERTA_HEADS,
+        code=FLASH_CODE if name == "xlm-roberta" else (),
+        code_config=FLASH,
+        conversion=_CONVERSION if name == "xlm-roberta" else None,
+    )
     for name in ("roberta", "xlm-roberta", "camembert")
 )
