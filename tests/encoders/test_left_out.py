@@ -11,7 +11,8 @@ from safetensors.numpy import load_file, save_file
 from encoders.test_families import save_model
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.weights import WEIGHTS, Weights
+from qdqbert.encoders.tensor_files import SAFETENSORS
+from qdqbert.encoders.weights import Weights
 from qdqbert.errors import CheckpointError
 from qdqbert.task_kinds import TaskName
 
@@ -19,8 +20,8 @@ from qdqbert.task_kinds import TaskName
 def notices_of(folder: Path, task: TaskName, *names: str) -> list[str]:
     """Return what reading BERT's classifier for a task says about it and tensors of more names."""
     model = save_model("bert", "text-classification", folder)
-    tensors = load_file(folder / WEIGHTS)
-    save_file({**tensors, **{name: np.ones(2, np.float32) for name in names}}, folder / WEIGHTS)
+    tensors = load_file(folder / SAFETENSORS)
+    save_file({**tensors, **{name: np.ones(2, np.float32) for name in names}}, folder / SAFETENSORS)
     notices: list[str] = []
     read_encoder(Weights(folder), Config(values=model.config.to_dict()), task, notices=notices)
     return notices
