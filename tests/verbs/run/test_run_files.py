@@ -46,7 +46,8 @@ def test_answers_are_those_of_the_model(classifier, reviews, tmp_path, name) -> 
     assert report.rows_per_second == pytest.approx(11 / report.seconds)
     assert report.notices == ()
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"rows.jsonl", name.rstrip("/")}
+    made = name.rstrip("/")
+    assert left == {"rows.jsonl", made, f".{made}.run.json"}
     if name == "folder/":
         files = sorted(path.name for path in (tmp_path / "folder").iterdir())
         assert files == [f"part-0000{index}.parquet" for index in range(3)]

@@ -163,6 +163,33 @@ def test_a_finished_run_has_nothing_to_continue(classifier, reviews, tmp_path, n
     assert content_of(tmp_path / "out") == before
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a/"])
+def test_a_finished_run_of_other_options_input_or_model_is_refused(
+    classifier, reviews, tmp_path, name
+) -> None:
+    output = f"{tmp_path}/out/{name}"
+    qdqbert.run(classifier, reviews, output, top_k=2)
+    before = content_of(tmp_path / "out")
+    for changes, message in (
+        ({}, "`top_k` was 2 and is None"),
+        ({"top_k": 3}, "`top_k` was 2 and is 3"),
+        ({"top_k": 2, "threads": 1}, "`threads` was None and is 1"),
+    ):
+        with pytest.raises(UserInputError, match=f"that has written .* another one: {message}"):
+            qdqbert.run(classifier, reviews, output, resume=True, **changes)
+    changed = shutil.copytree(classifier, tmp_path / "changed")
+    with (changed / "quantization.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(UserInputError, match="the model has changed"):
+        qdqbert.run(changed, reviews, output, resume=True, top_k=2)
+    with reviews.open("a") as file:
+        file.write(ROW)
+    with pytest.raises(UserInputError, match=r"rows.jsonl' has changed"):
+        qdqbert.run(classifier, reviews, output, resume=True, top_k=2)
+    assert content_of(tmp_path / "out") == before
+    assert qdqbert.run(classifier, reviews, output, overwrite=True, top_k=3).rows == 12
+
+
 def test_an_output_that_is_older_than_its_input_is_not_taken_for_finished(
     classifier, reviews, tmp_path
 ) -> None:

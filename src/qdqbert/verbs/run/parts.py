@@ -8,6 +8,8 @@ While a run is under way there is a folder next to its output:
                                 answers, and marks the part as finished
 .NAME.parts/joined              the output, before it is moved to its place
 
+.NAME.run.json                  the same as run.json, once the output is complete
+
 Each file is written under another name, flushed to the disk and renamed. `run.json` is removed when
 the output is in its place, and the other files after it. Therefore a process can be killed at any
 moment.
@@ -98,6 +100,7 @@ class Parts:
             for path in self.output.iterdir():
                 path.unlink()
             self.output.rmdir()
+        write_bytes(_finished_path(self.output), (self.path / _RUN).read_bytes())
         self.joined.replace(self.output)
         _sync_folder(self.output.parent)
         self.remove()
@@ -123,16 +126,29 @@ def errors_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.errors.jsonl")
 
 
-def is_finished(output: Path, read: Iterable[Path]) -> bool:
+def _finished_path(output: Path) -> Path:
+    """Return the file that identifies the run which has written an output."""
+    return output.with_name(f".{output.name}.run.json")
+
+
+def is_finished(output: Path, read: Iterable[Path], identity: Mapping[str, Any]) -> bool:
     """Return whether an earlier run has written an output, so that there is nothing to continue.
 
-    An output that is older than a file of `read` is another run's.
+    If it is not known which one, an output that is older than a file of `read` is another run's.
+
+    Raises:
+        UserInputError: The run was another one; see `open_parts`.
     """
     if (parts_path(output) / _RUN).is_file() or not output.exists():
         return False
     written = list(output.iterdir()) if output.is_dir() else [output]
     if not written or not all(output.is_file() or _is_part(each) for each in written):
         return False
+    known = _finished_path(output)
+    if known.is_file():
+        what = f"the run that has written {str(output)!r}"
+        _check_identity(what, json.loads(known.read_bytes()), identity)
+        return True
     newest = max(each.stat().st_mtime_ns for each in read)
     return min(each.stat().st_mtime_ns for each in written) >= newest
 
@@ -178,7 +194,8 @@ def open_parts(
     path.mkdir(parents=True, exist_ok=True)
     with _locked(path, output):
         if is_known and resume:
-            _check_identity(path, json.loads((path / _RUN).read_bytes()), identity)
+            what = f"the interrupted run in {str(path)!r}"
+            _check_identity(what, json.loads((path / _RUN).read_bytes()), identity)
         else:
             _clear(path)
             write_bytes(path / _RUN, json_bytes(identity))
@@ -210,8 +227,8 @@ def _is_part(path: Path) -> bool:
     return path.name.startswith("part-")
 
 
-def _check_identity(path: Path, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Refuse to continue a run with another input, model or options.
+def _check_identity(what: str, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Refuse to continue a run, named by `what`, with another input, model or options.
 
     Raises:
         UserInputError: Something differs.
@@ -225,9 +242,8 @@ def _check_identity(path: Path, stored: Mapping[str, Any], identity: Mapping[str
             details.append(f"{name} {values if name.startswith('`') else 'has changed'}")
     if details:
         raise UserInputError(
-            f"`resume=True`: the interrupted run in {str(path)!r} was another one: "
-            f"{'; '.join(details)}. Repeat the earlier call, or pass `overwrite=True` instead to "
-            "start again.",
+            f"`resume=True`: {what} was another one: {'; '.join(details)}. Repeat the earlier "
+            "call, or pass `overwrite=True` instead to start again.",
             argument="resume",
         )
 

@@ -148,7 +148,7 @@ def _write(pipeline: Pipeline) -> RunReport:
         output.parent.mkdir(parents=True, exist_ok=True)
     identity = _identity(pipeline)
     read = [*pipeline.source.files, pipeline.run.model.directory / QUANTIZATION]
-    if options.resume and is_finished(output, read):
+    if options.resume and is_finished(output, read, identity):
         remove_rest(output)
         return _report(
             pipeline,
