@@ -39,6 +39,7 @@ DIFFERENCE = MetricDifference(
     name="accuracy", value=-0.5, interval=Interval(low=-1.25, high=0.25), is_error=False
 )
 TARGET = TargetReport(
+    codes="INT8",
     target="portable",
     engine="onnxruntime",
     recipe="linear",

@@ -51,6 +51,17 @@ def test_a_model_without_warnings_is_close_to_float(quantize_report) -> None:
     ]
 
 
+def test_other_codes_than_int8_are_named(quantize_report) -> None:
+    (target,) = quantize_report.targets
+    targets = [dataclasses.replace(target, codes="W4A8"), dataclasses.replace(target, target="x")]
+    for count, name in ((1, "W4A8"), (2, "W4A8 and INT8")):
+        report = dataclasses.replace(quantize_report, targets=tuple(targets[:count]))
+        document = report.document()
+        assert document.title.endswith(f" in {name}")
+        assert f"was quantized to {name}. Its" in document.summary
+        assert document.verdict == f"{name} is close to float"
+
+
 def test_few_texts_do_not_show_that_a_model_is_close_to_float(quantize_report) -> None:
     target = quantize_report.targets[0]
     verdicts = []

@@ -112,6 +112,31 @@ def test_embedding_tables_can_be_left_in_float(prepared) -> None:
         assert [spec is None for spec in tables] == [is_float] * 3
 
 
+@pytest.mark.parametrize(
+    ("changes", "codes"),
+    [
+        ({}, "INT8"),
+        ({"wprec": 4}, "W4A8"),
+        ({"aprec": 6}, "W8A6"),
+        ({"wprec": 2, "aprec": 3, "quant_per_tensor": True}, "W2A3"),
+        ({"wprec": 4, "quant_disable_keyword": ["input_quantizer"]}, "W4"),
+        ({"quant_disable": True}, "INT8"),
+    ],
+)
+def test_a_plan_names_the_widths_of_its_codes(prepared, changes, codes) -> None:
+    sites, options = prepared("bert").sited.sites, QuantizerOptions.from_dict(changes)
+    plan = make_plan(
+        TARGETS["portable"], sites, recipe="full", embeddings="int8", quantizer_options=options
+    )
+    assert plan.codes == codes
+
+
+def test_several_widths_are_a_span() -> None:
+    specs = {"a._weight_quantizer": TensorSpec(bits=4), "b._weight_quantizer": TensorSpec(bits=2)}
+    plan = Plan(target=TARGETS["portable"], recipe=build_recipe("full"), specs=specs)
+    assert plan.codes == "W2-4"
+
+
 def test_every_activation_of_the_full_recipe_needs_a_range(prepared) -> None:
     each = prepared("bert")
     assert len(each.plan("portable", "full").activations) == 14 * len(each.layers)

@@ -87,6 +87,7 @@ class TargetReport:
         target: Target of the graph.
         engine: Engine that ran it.
         recipe: Recipe that placed its Q/DQ pairs.
+        codes: Widths of their codes: "INT8", or "W4A8" for weights of 4 bits.
         units_in_float: Linear layers and sites that were left in float to meet the limits.
         model: Path of the graph in the folder.
         fidelity: How close it is to the float model, on held-out texts.
@@ -111,6 +112,7 @@ class TargetReport:
     target: str
     engine: str
     recipe: str
+    codes: str
     units_in_float: tuple[str, ...]
     model: str
     fidelity: Fidelity

@@ -169,6 +169,7 @@ def _check(
         target=plan.target.name,
         engine=engine,
         recipe=plan.recipe.name,
+        codes=plan.codes,
         units_in_float=plan.units_in_float,
         model=graph.name,
         fidelity=comparison.fidelity,

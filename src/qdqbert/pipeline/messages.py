@@ -66,9 +66,9 @@ def fidelity_warnings(report: TargetReport, ranges: RangeKind = "calibrated") ->
     if report.lowering.far:
         advice = f"The cause is {report.engine}, and not the calibration: pass other `targets`"
     return [
-        f"The INT8 graph for {report.target} on {report.engine} is far from the float model "
-        f"({found}). {advice}, and check the task's metric with `qdqbert evaluate` before you use "
-        "it."
+        f"The {report.codes} graph for {report.target} on {report.engine} is far from the float "
+        f"model ({found}). {advice}, and check the task's metric with `qdqbert evaluate` before "
+        "you use it."
     ]
 
 

@@ -35,7 +35,8 @@ _TERMS = (
     (
         "float, INT8",
         "The model before and after quantization. INT8 stores weights and computes linear layers "
-        "with integers of 8 bits, which takes a quarter of the memory.",
+        "with integers of 8 bits, which takes a quarter of the memory. W4A8 has weights of 4 bits "
+        "and activations of 8, all stored in 8.",
     ),
     (
         "changed predictions",

@@ -253,7 +253,7 @@ def layer_sections(targets: Sequence[TargetReport]) -> list[Section]:
     same: dict[tuple[tuple[str, float], ...], dict[str, None]] = {}
     for each in targets:
         after = [(f"after {layer.name}", layer.sqnr_db) for layer in each.layers]
-        only = [(f"only {part.name} in INT8", part.sqnr_db) for part in each.sensitivity]
+        only = [(f"only {part.name} in {each.codes}", part.sqnr_db) for part in each.sensitivity]
         same.setdefault((*after, *only), {})[each.target] = None
     text = (
         "SQNR to float, of PyTorch's fake quantization. After a layer, it contains the noise of "

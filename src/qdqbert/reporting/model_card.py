@@ -65,9 +65,9 @@ def model_card(report: QuantizeReport, origin: Origin) -> str:
     parts = [
         f"---\n{_metadata(report, origin, name).to_yaml()}\n---",
         f"# {markdown_code(name)}",
-        f"{source} in INT8,\nquantized and measured by qdqbert. {verdict}",
-        f"Ranges were taken from {counted(report.calibration_texts, 'text')}. INT8 is compared "
-        f"with float on {counted(report.heldout_texts, 'text')} that were not used to "
+        f"{source} in {report.codes},\nquantized and measured by qdqbert. {verdict}",
+        f"Ranges were taken from {counted(report.calibration_texts, 'text')}. {report.codes} is "
+        f"compared with float on {counted(report.heldout_texts, 'text')} that were not used to "
         f"calibrate{place}.",
         *(_section(each) for each in document.sections if not (each.is_detail or each.is_folded)),
     ]

@@ -103,6 +103,11 @@ class QuantizeReport(Report):
         engines = {each.engine for each in self.targets} if best is None else {best.engine}
         return "'qdqbert[openvino]'" if engines == {"openvino"} else "qdqbert"
 
+    @property
+    def codes(self) -> str:
+        """The widths of the codes of all graphs: "INT8", or "W4A8" for weights of 4 bits."""
+        return " and ".join(dict.fromkeys(each.codes for each in self.targets)) or "INT8"
+
     def document(self) -> Document:
         """Return the report as text and tables, the fastest graph first."""
         targets = by_speed(self.targets)
@@ -121,7 +126,9 @@ class QuantizeReport(Report):
                 *graphs.recall_sections(targets),
                 *graphs.candidate_sections(self.candidates, self.reason),
                 *changed_sections(
-                    targets[0].changed, f"float and {graph_name(targets[0])}", ("float", "INT8")
+                    targets[0].changed,
+                    f"float and {graph_name(targets[0])}",
+                    ("float", targets[0].codes),
                 ),
                 graphs.checks(targets),
                 *graphs.layer_sections(targets),
@@ -129,7 +136,7 @@ class QuantizeReport(Report):
         place = environment(self.cpu, self.cpu_features, self.cores, self.versions)
         level, verdict = self._verdict()
         return Document(
-            title=f"{short_name(self.checkpoint)} in INT8",
+            title=f"{short_name(self.checkpoint)} in {self.codes}",
             summary=self._summary(),
             level=level,
             verdict=verdict,
@@ -140,14 +147,14 @@ class QuantizeReport(Report):
 
     def _summary(self) -> str:
         made = (
-            f"{self.checkpoint} ({self.task}) was quantized to INT8. Its ranges were taken from "
-            f"{counted(self.calibration_texts, 'text')}."
+            f"{self.checkpoint} ({self.task}) was quantized to {self.codes}. Its ranges were taken "
+            f"from {counted(self.calibration_texts, 'text')}."
         )
         if not self.targets:
             return f"{made} No engine that is installed here runs its graphs."
         names = ", ".join(dict.fromkeys(graph_name(each) for each in by_speed(self.targets)))
         heldout = counted(self.heldout_texts, "other text")
-        return f"{made} INT8 is compared with float on {heldout}, on {self.cpu}: {names}."
+        return f"{made} {self.codes} is compared with float on {heldout}, on {self.cpu}: {names}."
 
     def _facts(self) -> list[str]:
         """Return the numbers behind the verdict."""
@@ -176,8 +183,8 @@ class QuantizeReport(Report):
         if has_limits:
             return "good", "All limits are met"
         if not all(can_show_closeness(each) for each in self.targets):
-            return "doubtful", "Too few texts to tell whether INT8 is close to float"
-        return "good", "INT8 is close to float"
+            return "doubtful", f"Too few texts to tell whether {self.codes} is close to float"
+        return "good", f"{self.codes} is close to float"
 
     def _tiles(self) -> list[tuple[str, str, str]]:
         """Return the most important numbers: speed, metric, closeness and size."""
@@ -196,7 +203,7 @@ class QuantizeReport(Report):
             tiles.append((name, values, f"float: {floats[name]:.2f}"))
         ratios = span([100 * each.size_ratio for each in self.targets], ".0f")
         sizes = span([each.size_bytes / MEGABYTE for each in self.targets], ".1f")
-        note = f"float {size}, INT8 {sizes} MB"
+        note = f"float {size}, {self.codes} {sizes} MB"
         return [*tiles, close[0], ("size compared with float", f"{ratios} %", note)]
 
     def _usage(self) -> list[Section]:

@@ -141,6 +141,28 @@ class Plan:
         )
 
     @property
+    def codes(self) -> str:
+        """The widths of the codes: "INT8", or "W4A8" for weights of 4 bits."""
+        weights, inputs = (
+            sorted(
+                {
+                    spec.bits
+                    for name, spec in self.specs.items()
+                    # Tables have scales along their other axis.
+                    if spec is not None and is_weight(name) == of_weights and spec.axis != 1
+                }
+            )
+            for of_weights in (True, False)
+        )
+        if {*weights, *inputs} <= {8}:
+            return "INT8"
+        return "".join(
+            f"{kind}{'-'.join(str(each) for each in dict.fromkeys((bits[0], bits[-1])))}"
+            for kind, bits in (("W", weights), ("A", inputs))
+            if bits
+        )
+
+    @property
     def rounded_weights(self) -> frozenset[tuple[str, TensorSpec]]:
         """Sites and specs of the weights that are rounded by the moments of their inputs.
 
