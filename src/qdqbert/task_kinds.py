@@ -52,6 +52,7 @@ class TaskKind:
         has_classes: Whether the values of an output are classes, or one score.
         outputs_of_head: Number of outputs of the head, if all models have as many.
         counts_classes: Whether the head has an output for each class that the config counts.
+        takes_pairs: Whether an input is always a pair of texts.
         has_choices: Whether a feature is several texts, of which one is chosen.
         is_embedding: Whether there is no head: the outputs are states and embeddings.
         is_sparse: Whether the output has a weight for each word of the vocabulary, which the head
@@ -73,6 +74,7 @@ class TaskKind:
     has_classes: bool = False
     outputs_of_head: int | None = None
     counts_classes: bool = False
+    takes_pairs: bool = False
     has_choices: bool = False
     is_embedding: bool = False
     is_sparse: bool = False
@@ -160,6 +162,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         auto_class="AutoModelForNextSentencePrediction",
         architectures=("ForNextSentencePrediction",),
         outputs_of_head=2,
+        takes_pairs=True,
         # The hub has no name for it.
         hub_tag="text-classification",
         call='model(("It rains.", "I stay home."))',
@@ -171,6 +174,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         outputs_of_head=2,
         counts_classes=True,
         of_tokens=True,
+        takes_pairs=True,
         call='model(question="Who sat?", context="A cat sat on the mat.")',
     ),
     "reranking": TaskKind(
@@ -179,6 +183,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         has_classes=True,
         outputs_of_head=1,
         counts_classes=True,
+        takes_pairs=True,
         hub_tag="text-ranking",
         call='model.predict([("what do cats eat", "Cats eat mice.")])',
     ),

@@ -80,6 +80,8 @@ def test_a_notice_says_what_may_be_wrong(source, name, stored, pairs, expected) 
 
 
 def test_an_embedder_takes_no_pairs(source) -> None:
-    with pytest.raises(UserInputError, match=r"`pairs=True` applies to .* is an embedder") as it:
+    with pytest.raises(
+        UserInputError, match=r"`pairs=True` applies to .* model for feature-extraction"
+    ) as it:
         source("sentence", stored=None, task="feature-extraction", pairs=True)
     assert it.value.argument == "pairs"

@@ -182,6 +182,30 @@ def test_classes_of_pairs_are_those_of_load(run, of_pairs, tmp_path) -> None:
 
 
 @pytest.mark.slow
+def test_tags_are_those_of_load(run, tiny_artifact, tmp_path) -> None:
+    _, folder = tiny_artifact("AutoModelForTokenClassification", num_labels=3)
+    report = qdqbert.export(folder, to="transformers-js", output=tmp_path / "tags")
+    texts = TEXTS[:6]
+    changes = {'["Ada Lovelace lived in London."]': f"{json.dumps(texts)}, {{ ignore_labels: [] }}"}
+    found = run(report, changes, "answers.flat().map((each) => each.score)")
+    with qdqbert.load(folder, **SETTINGS) as model:
+        expected = [each["score"] for tags in model(texts, ignore_labels=[]) for each in tags]
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_load(run, tiny_artifact, tmp_path) -> None:
+    _, folder = tiny_artifact("AutoModelForQuestionAnswering")
+    report = qdqbert.export(folder, to="transformers-js", output=tmp_path / "answers")
+    question, context = TEXTS[0], TEXTS[1]
+    changes = {'"Who sat?", "A cat sat on the mat."': f"{json.dumps([question, context])[1:-1]}"}
+    found = run(report, changes, "answers.answer")
+    with qdqbert.load(folder, **SETTINGS) as model:
+        answer = model(question=question, context=context, handle_impossible_answer=False)
+    assert str(found).split() == answer["answer"].split()
+
+
+@pytest.mark.slow
 def test_classes_are_those_of_load(run, quantized, tmp_path) -> None:
     folder = quantized("classifier").directory
     report = qdqbert.export(folder, to="transformers-js", output=tmp_path / "classes")

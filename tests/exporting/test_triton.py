@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import re
 import shutil
 import sys
 import types
@@ -133,6 +134,65 @@ def test_pairs_and_single_texts_give_the_logits_of_the_folder(
     (found,) = session.run(["logits"], {each.name: each.values for each in response})
     items = list(zip(*columns, strict=True)) if is_pair else TEXTS
     np.testing.assert_allclose(found, logits_of(folder, items), atol=1e-5)
+
+
+def run_repository(folder: Path, name: str, columns: dict[str, list[str]], monkeypatch) -> Any:
+    """Run both steps with the parameters that config.pbtxt has; return outputs by name."""
+    config = (folder / f"{name}_tokenizer" / "config.pbtxt").read_text()
+    keys = re.findall(r'key: "(\w+)"\s+value \{\s+string_value: "([^"]*)"', config)
+    content = {
+        "input": [{"name": each} for each in columns],
+        "parameters": {key: {"string_value": value} for key, value in keys},
+    }
+    tokenizer = python_model(folder / f"{name}_tokenizer", monkeypatch)
+    tokenizer.initialize({"model_config": json.dumps(content)})
+    request = {
+        each: Tensor(each, np.array([[text.encode()] for text in texts], dtype=object))
+        for each, texts in columns.items()
+    }
+    (response,) = tokenizer.execute([request])
+    given = {each.name: each.values for each in response}
+    session = onnxruntime.InferenceSession(str(folder / f"{name}_model/1/model.onnx"))
+    taken = {each.name: given[each.name] for each in session.get_inputs()}
+    names = [each.name for each in session.get_outputs()]
+    return {**given, **dict(zip(names, session.run(names, taken), strict=True))}
+
+
+def test_tokens_are_tagged_at_their_places_in_the_text(
+    tiny_artifact, tmp_path, monkeypatch
+) -> None:
+    _, folder = tiny_artifact("AutoModelForTokenClassification", num_labels=3)
+    report = qdqbert.export(folder, to="triton", output=tmp_path / "tags", name="m")
+    assert report.inputs == ("text",)
+    assert any("`offsets`" in each for each in report.notices)
+    ensemble = (tmp_path / "tags" / "m" / "config.pbtxt").read_text()
+    assert ensemble.count('name: "offsets"') == 1
+    texts = ["the cat sat, naïve 中文 😀", "rain", ""]
+    found = run_repository(tmp_path / "tags", "m", {"text": texts}, monkeypatch)
+    with qdqbert.load(folder) as model:
+        for row, expected in enumerate(model(texts, ignore_labels=[])):
+            places = np.flatnonzero(found["offsets"][row, :, 0] >= 0)
+            assert [
+                (model.labels[found["logits"][row, each].argmax()], *found["offsets"][row, each])
+                for each in places
+            ] == [(each["entity"], each["start"], each["end"]) for each in expected]
+
+
+def test_answers_are_at_their_places_in_the_context(tiny_artifact, tmp_path, monkeypatch) -> None:
+    _, folder = tiny_artifact("AutoModelForQuestionAnswering")
+    report = qdqbert.export(folder, to="triton", output=tmp_path / "answers", name="m")
+    assert report.inputs == ("text", "text_pair")
+    question, context = "who sat on the book", "the cat sat on the book in the night"
+    columns = {"text": [question], "text_pair": [context]}
+    found = run_repository(tmp_path / "answers", "m", columns, monkeypatch)
+    offsets = found["offsets"][0]
+    is_context = offsets[:, 0] >= 0
+    scores = found["start_logits"][0][:, None] + found["end_logits"][0]
+    scores[~(is_context[:, None] & is_context)] = -np.inf
+    first, last = np.unravel_index(np.argmax(np.triu(np.exp(scores))), scores.shape)
+    with qdqbert.load(folder) as model:
+        answer = model(question=question, context=context, handle_impossible_answer=False)
+    assert (offsets[first, 0], offsets[last, 1]) == (answer["start"], answer["end"])
 
 
 def test_the_shipped_tokenizer_needs_no_package_of_ours(repository) -> None:

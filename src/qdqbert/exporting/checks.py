@@ -17,7 +17,6 @@ from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import to_decibels
 from qdqbert.exporting.samples import check_pairs, check_texts
 from qdqbert.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Source
-from qdqbert.tasks.text_classification import Classify
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 LEAST_SQNR_DB = 15.0
@@ -105,7 +104,8 @@ def expected_results(
 
     Returns:
         For each output, a result for each item: `(tokens, hidden)` for states,
-        `(dimensions,)` for embeddings and `(classes,)` for logits.
+        `(dimensions,)` for embeddings, and `(classes,)`, `(tokens, classes)` or `(tokens,)` for
+        logits.
     """
     loaded = qdqbert.inference.load.load(
         source.artifact.directory,
@@ -115,12 +115,9 @@ def expected_results(
     )
     with loaded as model:
         if not source.is_embedder:
-            job = Classify(
-                tokenizer=source.tokenizer(),
-                input_names=source.artifact.input_names,
-                function="none",
-            )
-            return {source.outputs[0]: list(model.stream(job, items))}
+            tokenizer = source.tokenizer()
+            rows = [model.forward(inputs_of(source, tokenizer, item)) for item in items]
+            return {name: [row[name][0] for row in rows] for name in source.outputs}
         values = {LAST_HIDDEN_STATE: "token_embeddings", SENTENCE_EMBEDDING: SENTENCE_EMBEDDING}
         # A call would log that texts were cut.
         jobs = {
@@ -128,6 +125,17 @@ def expected_results(
             for name in outputs or source.outputs
         }
         return {name: list(model.stream(job, items)) for name, job in jobs.items()}
+
+
+def inputs_of(source: Source, tokenizer: Tokenizer, item: Item) -> dict[str, NDArray[np.int64]]:
+    """Return the inputs of a graph for a text or pair, each `(1, tokens)`."""
+    encoded = tokenizer.encode(item)
+    values = {
+        "input_ids": encoded.ids,
+        "attention_mask": encoded.attention_mask,
+        "token_type_ids": encoded.type_ids,
+    }
+    return {name: np.array([values[name]], np.int64) for name in source.artifact.input_names}
 
 
 def open_session(graph: Path) -> Any:
@@ -158,9 +166,10 @@ def check_graph(
     rows = [session.run(list(source.outputs), inputs_of(item)) for item in items]
     agreement = []
     for index, name in enumerate(source.outputs):
-        # States of padded tokens are outputs, too.
+        # Padded tokens have outputs, too.
+        is_padded = not source.is_of_whole_texts or name == LAST_HIDDEN_STATE
         found = [
-            row[index][0][: len(mine)] if row[index].ndim == 3 else row[index][0]
+            row[index][0][: len(mine)] if is_padded else row[index][0]
             for row, mine in zip(rows, expected[name], strict=True)
         ]
         agreement.append(check_results(name, expected[name], found))

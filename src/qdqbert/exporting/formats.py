@@ -17,6 +17,7 @@ class Format:
 
     Attributes:
         engine: Engine whose graphs the format takes.
+        tasks: Tasks that it has a place for.
         default_outputs: Outputs of an embedder by default.
         refuse: Raises `UserInputError` if the format has no place for a model.
         write: Writes a model to a folder.
@@ -27,6 +28,7 @@ class Format:
     """
 
     engine: EngineName
+    tasks: Sequence[str]
     default_outputs: ExportedOutputs
     refuse: Callable[[Source], None]
     write: Callable[[Source, Path], None]

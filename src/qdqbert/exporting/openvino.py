@@ -31,6 +31,7 @@ from qdqbert.exporting.samples import check_pairs, check_texts
 from qdqbert.exporting.source import (
     LAST_HIDDEN_STATE,
     SENTENCE_EMBEDDING,
+    WHOLE_TEXTS,
     Source,
     refuse_truncate_dim,
 )
@@ -165,6 +166,7 @@ def _notices(source: Source) -> Sequence[str]:
 
 OPENVINO = Format(
     engine="openvino",
+    tasks=WHOLE_TEXTS,
     default_outputs=LAST_HIDDEN_STATE,
     refuse=_refuse,
     write=_write,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,8 +27,15 @@ SENTENCE_EMBEDDING: Literal["sentence_embedding"] = "sentence_embedding"
 # A name also names a folder, and is a part of addresses.
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
-TASKS = tuple(name for name, kind in TASK_KINDS.items() if kind.is_of_whole_texts)
-"""Tasks whose models can be exported: those that make one result of each text or pair."""
+WHOLE_TEXTS = tuple(name for name, kind in TASK_KINDS.items() if kind.is_of_whole_texts)
+"""Tasks whose models make one result of each text or pair."""
+
+TASKS = tuple(
+    name
+    for name, kind in TASK_KINDS.items()
+    if name in WHOLE_TEXTS or (kind.of_tokens and kind.has_head and not kind.predicts_words)
+)
+"""Tasks whose models can be exported: also those that make a result of each token of a text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,12 +73,19 @@ class Source:
         return TASK_KINDS[self.artifact.task].is_embedding
 
     @property
+    def is_of_whole_texts(self) -> bool:
+        """Whether an input gets one result, and not one for each token."""
+        return self.artifact.task in WHOLE_TEXTS
+
+    @property
     def takes_pairs(self) -> bool:
         """Whether an input is a pair of texts."""
         if self.is_embedder:
             return False
-        if self.pairs or self.artifact.task == "reranking":
+        if self.pairs or TASK_KINDS[self.artifact.task].takes_pairs:
             return True
+        if not self.is_of_whole_texts:
+            return False
         # Without the key, a model with one output is a reranker, as for `load`.
         return bool(self.artifact.quantization.get("takes_pairs", self.labels == 1))
 
@@ -83,7 +97,11 @@ class Source:
     @property
     def is_reranker(self) -> bool:
         """Whether the model gives each pair of texts a single score."""
-        return self.takes_pairs and (self.artifact.task == "reranking" or self.labels == 1)
+        return (
+            self.takes_pairs
+            and self.is_of_whole_texts
+            and (self.artifact.task == "reranking" or self.labels == 1)
+        )
 
     @property
     def prompt(self) -> str:
@@ -160,8 +178,19 @@ def open_source(
     default: ExportedOutputs,
     name: str | None,
     pairs: bool = False,
+    tasks: Sequence[str] = TASKS,
 ) -> Source:
     """Read a folder, and choose its graph and its outputs.
+
+    Args:
+        folder: The folder.
+        engine: Engine whose graphs the format takes.
+        target: Target of the graph, if the folder has several.
+        returns: Outputs of an embedder.
+        default: Outputs of an embedder by default.
+        name: Name of the model in a server; the folder's by default.
+        pairs: Whether the caller says that a classifier takes pairs of texts.
+        tasks: Tasks that the format has a place for.
 
     Raises:
         CheckpointError: `quantize` did not write the folder.
@@ -169,16 +198,16 @@ def open_source(
             and has to take pairs.
     """
     artifact = open_artifact(folder)
-    if artifact.task not in TASKS:
+    if artifact.task not in tasks:
         raise UserInputError(
             f"{str(folder)!r} was quantized for task {artifact.task!r}. `export` writes models for "
-            f"{', '.join(TASKS)}.",
+            f"{', '.join(tasks)} in this format.",
             argument="model",
         )
-    if pairs and TASK_KINDS[artifact.task].is_embedding:
+    if pairs and (artifact.task not in WHOLE_TEXTS or TASK_KINDS[artifact.task].is_embedding):
         raise UserInputError(
-            f"`pairs=True` applies to classifiers and rerankers. {str(folder)!r} is an embedder, "
-            "which takes single texts. Leave it out.",
+            f"`pairs=True` applies to classifiers of texts and rerankers. {str(folder)!r} is a "
+            f"model for {artifact.task}. Leave it out.",
             argument="pairs",
         )
     name = name or folder.absolute().name

@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from qdqbert.artifact import weights_of
 from qdqbert.errors import UserInputError
-from qdqbert.exporting.checks import Agreement, Item, check_graph
+from qdqbert.exporting.checks import Agreement, Item, check_graph, inputs_of
 from qdqbert.exporting.formats import Format
 from qdqbert.exporting.source import (
     LAST_HIDDEN_STATE,
     SENTENCE_EMBEDDING,
+    TASKS,
     Source,
     pooling_of,
 )
@@ -115,18 +116,11 @@ def _check(source: Source, folder: Path) -> Sequence[Agreement]:
     """Run the files on ONNX Runtime, as transformers.js does, but for its tokenizer."""
     tokenizer = Tokenizer.from_folder(folder, max_length=source.artifact.max_length)
 
-    def inputs_of(item: Item) -> Mapping[str, NDArray[np.int64]]:
+    def of_item(item: Item) -> Mapping[str, NDArray[np.int64]]:
         text = f"{source.prompt}{item}" if isinstance(item, str) else item
-        encoded = tokenizer.encode(text)
-        values = {
-            "input_ids": encoded.ids,
-            "attention_mask": encoded.attention_mask,
-            "token_type_ids": encoded.type_ids,
-        }
-        names = source.artifact.input_names
-        return {name: np.array([values[name]], np.int64) for name in names}
+        return inputs_of(source, tokenizer, text)
 
-    return check_graph(source, folder / GRAPH, inputs_of)
+    return check_graph(source, folder / GRAPH, of_item)
 
 
 def _usage(source: Source, folder: Path) -> str:
@@ -152,7 +146,7 @@ def _code(source: Source, name: str, *, local: str = "") -> str:
             f'const extract = await pipeline("feature-extraction", {model}, {{ dtype: "q8" }});\n'
             f"const vectors = await extract({texts}, {{ {options} }});"
         )
-    if source.takes_pairs or source.is_embedder:
+    if source.is_of_whole_texts and (source.takes_pairs or source.is_embedder):
         kind = "AutoModel" if source.is_embedder else "AutoModelForSequenceClassification"
         first, second = json.dumps(["A fine film."]), json.dumps(["The film is good."])
         pair = f", text_pair: {second}" if source.takes_pairs else ""
@@ -164,10 +158,14 @@ def _code(source: Source, name: str, *, local: str = "") -> str:
             f"const inputs = tokenizer({first}, {{ padding: true, truncation: true{pair} }});\n"
             f"const {{ {output} }} = await model(inputs);"
         )
+    texts = '["A fine film.", "A dull one."]'
+    if not source.is_of_whole_texts:
+        question = '"Who sat?", "A cat sat on the mat."'
+        texts = question if source.takes_pairs else '["Ada Lovelace lived in London."]'
     return (
         f"import {{ {env}pipeline }} {package}"
-        f'const classify = await pipeline({json.dumps(task)}, {model}, {{ dtype: "q8" }});\n'
-        'const answers = await classify(["A fine film.", "A dull one."]);'
+        f'const run = await pipeline({json.dumps(task)}, {model}, {{ dtype: "q8" }});\n'
+        f"const answers = await run({texts});"
     )
 
 
@@ -176,6 +174,11 @@ def _notices(source: Source) -> Sequence[str]:
         "transformers.js has a tokenizer of its own, which was not run. It cuts long texts without "
         "the token that ends a text."
     ]
+    if not source.is_of_whole_texts:
+        notices.append(
+            "It reads no windows: what is beyond the first "
+            f"{source.artifact.max_length} tokens has no answer."
+        )
     if source.prompt:
         notices.append(f"Put the prompt {source.prompt!r} before each text.")
     if source.is_embedder and source.settings.truncate_dim is not None:
@@ -186,6 +189,7 @@ def _notices(source: Source) -> Sequence[str]:
 
 TRANSFORMERS_JS = Format(
     engine="onnxruntime",
+    tasks=TASKS,
     default_outputs=LAST_HIDDEN_STATE,
     refuse=_refuse,
     write=_write,

@@ -24,7 +24,8 @@ from qdqbert.artifact import weights_of
 from qdqbert.exporting import triton_tokenizer
 from qdqbert.exporting.checks import Agreement, Item, check_graph, check_tokens, open_session
 from qdqbert.exporting.formats import Format
-from qdqbert.exporting.source import SENTENCE_EMBEDDING, Source, refuse_truncate_dim
+from qdqbert.exporting.source import SENTENCE_EMBEDDING, TASKS, Source, refuse_truncate_dim
+from qdqbert.exporting.triton_tokenizer import OFFSETS
 from qdqbert.tokenizer_files import set_limits
 
 MAX_BATCH = 64
@@ -34,6 +35,10 @@ _MULTIPLE = 16
 # How long a request waits for others, in microseconds. One batch takes longer than this.
 _DELAY = 500
 _VERSION = "1"
+_OFFSETS_NOTICE = (
+    "The output `offsets` has the first character of each token in `{}` and the one after its "
+    "last; -1 for other tokens and for padding. Long texts are cut: no windows are read."
+)
 
 
 class Name(str):
@@ -95,19 +100,25 @@ def _results(source: Source) -> list[dict[str, Any]]:
     ]
 
 
+def _offsets(source: Source) -> list[dict[str, Any]]:
+    """Return the output of the tokenizer that says where tokens stand, if clients need it."""
+    return [] if source.is_of_whole_texts else [_tensor(OFFSETS, "INT64", -1, 2)]
+
+
 def _configs(source: Source) -> dict[str, dict[str, Any]]:
     """Return the content of config.pbtxt of each model, by its name."""
     tokenizer, model = f"{source.name}_tokenizer", f"{source.name}_model"
     texts, ids, results = _texts(source), _ids(source), _results(source)
+    offsets = _offsets(source)
     batching = {"max_queue_delay_microseconds": _DELAY}
-    steps = [(tokenizer, texts, ids), (model, ids, results)]
+    steps = [(tokenizer, texts, [*ids, *offsets]), (model, ids, results)]
     return {
         source.name: {
             "name": source.name,
             "platform": "ensemble",
             "max_batch_size": MAX_BATCH,
             "input": texts,
-            "output": results,
+            "output": [*results, *offsets],
             "ensemble_scheduling": {
                 "step": [
                     {
@@ -125,7 +136,7 @@ def _configs(source: Source) -> dict[str, dict[str, Any]]:
             "backend": "python",
             "max_batch_size": MAX_BATCH,
             "input": texts,
-            "output": ids,
+            "output": [*ids, *offsets],
             "dynamic_batching": {},
             "instance_group": [{"count": 1, "kind": Name("KIND_CPU")}],
             "parameters": [
@@ -157,6 +168,7 @@ def _parameters(source: Source) -> dict[str, str]:
         "truncation_side": tokenizer.truncation_side,
         "pad_to_multiple_of": str(_MULTIPLE),
         **({"prompt": source.prompt} if source.prompt else {}),
+        **({} if source.is_of_whole_texts else {"offsets_of": source.text_names[-1]}),
         **{f"pad_{name}": str(value) for name, value in padding.items()},
     }
 
@@ -196,7 +208,8 @@ def _check(source: Source, folder: Path) -> Sequence[Agreement]:
 
     check_tokens(source, ids, converter="The tokenizer for Triton", prompt=source.prompt)
     graph = folder / f"{source.name}_model" / _VERSION / source.graph.name
-    return check_graph(source, graph, inputs_of)
+    names = source.artifact.input_names
+    return check_graph(source, graph, lambda item: {k: inputs_of(item)[k] for k in names})
 
 
 def _usage(source: Source, folder: Path) -> str:
@@ -209,11 +222,13 @@ def _notices(source: Source) -> Sequence[str]:
         "The server's Python needs the packages tokenizers and numpy: "
         f"pip install tokenizers=={tokenizers.__version__} numpy",
         *source.states_notices,
+        *([] if source.is_of_whole_texts else [_OFFSETS_NOTICE.format(source.text_names[-1])]),
     ]
 
 
 TRITON = Format(
     engine="onnxruntime",
+    tasks=TASKS,
     default_outputs=SENTENCE_EMBEDDING,
     refuse=_refuse,
     write=_write,

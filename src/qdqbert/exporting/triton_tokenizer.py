@@ -15,6 +15,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+OFFSETS = "offsets"
+
 
 class TextTokenizer:
     """Cuts and pads texts or pairs of texts."""
@@ -25,7 +27,8 @@ class TextTokenizer:
         Args:
             folder: Folder with tokenizer.json.
             parameters: Values by name: `max_length`; `truncation_side`; `pad_to_multiple_of`;
-                `prompt`, which is put before each text; `pad_NAME`, the padding of each output.
+                `prompt`, which is put before each text; `offsets_of`, whether and of which input
+                there are `offsets`; `pad_NAME`, the padding of each other output.
         """
         self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
@@ -35,6 +38,7 @@ class TextTokenizer:
         )
         self._multiple = int(parameters.get("pad_to_multiple_of", 1))
         self._prompt = parameters.get("prompt", "")
+        self._has_offsets = "offsets_of" in parameters
         self._padding = {
             name.removeprefix("pad_"): int(value)
             for name, value in parameters.items()
@@ -43,6 +47,9 @@ class TextTokenizer:
 
     def __call__(self, *columns: Sequence[str]) -> dict[str, NDArray[np.int64]]:
         """Return the inputs of the model, each `(texts, tokens)`, int64.
+
+        `offsets`, `(texts, tokens, 2)`, has the first character of each token of the last text, and
+        the character after its last one; -1 for other tokens.
 
         Args:
             columns: The texts, or the first texts of pairs and the second ones.
@@ -65,6 +72,13 @@ class TextTokenizer:
             found[name] = np.full((len(encodings), width), padding, dtype=np.int64)
             for row, values in zip(found[name], parts[name], strict=True):
                 row[: len(values)] = values
+        if self._has_offsets:
+            found[OFFSETS] = np.full((len(encodings), width, 2), -1, dtype=np.int64)
+            last = len(columns) - 1
+            for row, each in zip(found[OFFSETS], encodings, strict=True):
+                for place, text in enumerate(each.sequence_ids):
+                    if text == last:
+                        row[place] = each.offsets[place]
         return found
 
 

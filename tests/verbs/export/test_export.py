@@ -67,10 +67,16 @@ def test_a_wrong_option_is_refused(classifier, tmp_path, options, argument, mess
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_tasks_are_refused(tiny_artifact, tmp_path) -> None:
-    _, folder = tiny_artifact("AutoModelForTokenClassification")
-    with pytest.raises(UserInputError, match=r"task 'token-classification'\. `export`"):
-        qdqbert.export(folder, to="triton", output=tmp_path / "out")
+def test_tasks_that_a_format_has_no_place_for_are_refused(tiny_artifact, tmp_path) -> None:
+    pytest.importorskip("openvino_genai")
+    _, tagger = tiny_artifact("AutoModelForTokenClassification")
+    with pytest.raises(UserInputError, match=r"task 'token-classification'\. .* in this format"):
+        qdqbert.export(tagger, to="openvino", output=tmp_path / "out")
+    _, fills = tiny_artifact("AutoModelForMaskedLM")
+    with pytest.raises(UserInputError, match=r"task 'fill-mask'\. `export` writes models for"):
+        qdqbert.export(fills, to="triton", output=tmp_path / "out")
+    with pytest.raises(UserInputError, match=r"`pairs=True` applies to classifiers of texts"):
+        qdqbert.export(tagger, to="triton", output=tmp_path / "out", pairs=True)
 
 
 def test_a_folder_that_quantize_did_not_write_is_refused(tmp_path) -> None:

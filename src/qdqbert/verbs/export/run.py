@@ -39,6 +39,7 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
         default=written.default_outputs,
         name=options.name,
         pairs=options.pairs,
+        tasks=written.tasks,
     )
     written.refuse(source)
     check_output(options.folder, overwrite=options.overwrite)
