@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         NextSentencePredictor as NextSentencePredictor,
     )
     from qdqbert.tasks.question_answering import QuestionAnswerer as QuestionAnswerer
+    from qdqbert.tasks.regression import Regressor as Regressor
     from qdqbert.tasks.reranking import Reranker as Reranker
     from qdqbert.tasks.sparse_embedding import SparseEmbedder as SparseEmbedder
     from qdqbert.tasks.sparse_embedding import SparseEmbeddings as SparseEmbeddings
@@ -154,6 +155,7 @@ _MODULES = {
     "QuantizerOptions": "qdqbert.recipes",
     "Quantizers": "qdqbert.options",
     "QuestionAnswerer": "qdqbert.tasks.question_answering",
+    "Regressor": "qdqbert.tasks.regression",
     "Reranker": "qdqbert.tasks.reranking",
     "run": "qdqbert.verbs.run",
     "RunReport": "qdqbert.reporting.run",

@@ -10,14 +10,24 @@ import pytest
 
 from qdqbert.errors import UserInputError
 from qdqbert.exporting.source import open_source
+from qdqbert.exporting.transformers_js import TRANSFORMERS_JS
 
 
 @pytest.fixture
 def source(quantized, tmp_path):
     """Open a copy of a folder whose manifest says something else about pairs."""
 
-    def make(name: str, *, stored: bool | None, task: str = "text-classification", pairs=False):
+    def make(
+        name: str,
+        *,
+        stored: bool | None,
+        task: str = "text-classification",
+        pairs=False,
+        problem: str | None = None,
+    ):
         folder = Path(shutil.copytree(quantized(name).directory, tmp_path / "copy"))
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "problem_type": problem}))
         path = folder / "quantization.json"
         content = json.loads(path.read_text())
         content["checkpoint"]["task"] = task
@@ -54,6 +64,32 @@ def test_a_classifier_takes_what_the_manifest_or_the_caller_says(
 ) -> None:
     opened = source(name, stored=stored, pairs=pairs)
     assert (opened.takes_pairs, opened.is_reranker) == expected
+
+
+@pytest.mark.parametrize("stored", [None, False, True])
+def test_a_regression_takes_single_texts_unless_it_was_quantized_on_pairs(source, stored) -> None:
+    opened = source("reranker", stored=stored, problem="regression")
+    assert (opened.takes_pairs, opened.is_reranker) == (bool(stored), False)
+    assert bool(opened.input_notices) == (stored is None)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "problem", "last"),
+    [
+        ("classifier", False, None, "await run("),
+        ("classifier", False, "multi_label_classification", "await run("),
+        ("classifier", False, "regression", "const { logits } = await model(inputs);"),
+        ("classifier", True, None, "const { logits } = await model(inputs);"),
+        ("classifier", True, "multi_label_classification", "const scores = logits.sigmoid();"),
+        ("reranker", False, None, "const scores = logits.sigmoid();"),
+        ("reranker", True, None, "const scores = logits.sigmoid();"),
+        ("reranker", False, "regression", "const { logits } = await model(inputs);"),
+        ("reranker", True, "regression", "const { logits } = await model(inputs);"),
+    ],
+)
+def test_the_javascript_ends_with_the_scores_of_load(source, name, stored, problem, last) -> None:
+    opened = source(name, stored=stored, problem=problem)
+    assert last in TRANSFORMERS_JS.usage(opened, Path("x")).splitlines()[-1]
 
 
 def test_a_model_for_reranking_takes_pairs_without_a_notice(source) -> None:

@@ -214,3 +214,21 @@ def test_classes_are_those_of_load(run, quantized, tmp_path) -> None:
     with qdqbert.load(folder, **SETTINGS) as model:
         expected = [each["score"] for each in model(TEXTS[:8])]
     np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("outputs", "problem", "result"),
+    [(1, None, "scores"), (1, "regression", "logits"), (3, "regression", "logits")],
+)
+def test_numbers_are_those_of_load(run, tiny_artifact, tmp_path, outputs, problem, result) -> None:
+    changes = {"num_labels": outputs, "problem_type": problem}
+    _, folder = tiny_artifact("AutoModelForSequenceClassification", **changes)
+    report = qdqbert.export(folder, to="transformers-js", output=tmp_path / "numbers")
+    found = run(report, {'["A fine film."]': json.dumps(TEXTS[:6])}, f"{result}.tolist()")
+    with qdqbert.load(folder, **SETTINGS) as model:
+        answers = model(TEXTS[:6], top_k=None)
+    expected = [sorted(each, key=lambda one: one["label"]) for each in answers]
+    np.testing.assert_allclose(
+        found, [[one["score"] for one in each] for each in expected], atol=1e-3
+    )

@@ -12,7 +12,7 @@ def examples(*labels: str) -> list[Example]:
 
 
 def test_correlations_of_equal_orders_are_100() -> None:
-    scores = correlations([0.1, 0.2, 0.4], examples("1", "2", "4"))
+    scores = correlations([0.1, 0.2, 0.4], [1, 2, 4])
     metrics = [each.metric() for each in scores]
     assert [(metric.name, metric.examples) for metric in metrics] == [
         ("spearman", 3),
@@ -35,9 +35,9 @@ def test_equal_scores_are_refused_before_a_model_runs() -> None:
 
 @pytest.mark.parametrize(
     ("values", "labels"),
-    [([0.1, 0.2], ("3", "3")), ([0.1], ("3",)), ([0.1, float("nan")], ("1", "2"))],
+    [([0.1, 0.2], (3, 3)), ([0.1], (3,)), ([0.1, float("nan")], (1, 2))],
     ids=["equal-labels", "one-example", "nan"],
 )
 def test_undefined_correlations_are_data_file_errors(values, labels) -> None:
     with pytest.raises(DataFileError, match="cannot be correlated"):
-        correlations(values, examples(*labels))
+        correlations(values, labels)

@@ -156,34 +156,18 @@ def test_data_without_a_column_of_labels_are_refused(read) -> None:
 
 def test_known_labels_are_accepted(read) -> None:
     TASK.check_labels(read("text,label\na,Positive\nb,0\n"), ID2LABEL)
-    TASK.check_labels(read("text,label\na,2.5\nb,-1\n"), {0: "LABEL_0"})
-    with pytest.raises(DataFileError, match="Label 'good' is not a finite number"):
-        TASK.check_labels(read("text,label\na,good\n"), {0: "LABEL_0"})
 
 
-def test_one_output_is_scored_by_correlation() -> None:
-    predictions = list(np.array([[0.1], [0.9], [0.5]], np.float32))
-    scored = features("1", "3", "2.5")
-    spearman, pearson = TASK.metrics(predictions, scored, {0: "LABEL_0"}, OPTIONS)
-    # The tolerance is that of float64.
-    assert spearman.value == pytest.approx(100, abs=1e-9)
-    expected = 100 * np.corrcoef([0.1, 0.9, 0.5], [1, 3, 2.5])[0, 1]
-    # The predictions are float32.
-    assert pearson.value == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_decision_is_the_largest_class_unless_there_is_one_output() -> None:
+def test_a_decision_is_the_largest_class() -> None:
     assert TASK.decisions(PREDICTIONS, features(*"0212"), OPTIONS) == [0, 2, 2, 2]
-    assert TASK.decisions([np.ones(1, np.float32)] * 2, features(*"01"), OPTIONS) is None
 
 
-def test_a_model_is_trained_with_numbers_of_classes_or_with_scores() -> None:
+def test_a_model_is_trained_with_numbers_of_classes() -> None:
     assert TASK.labels(features("positive", "0", "Neutral"), ID2LABEL) == [
         {"labels": 2},
         {"labels": 0},
         {"labels": 1},
     ]
-    assert TASK.labels(features("1", "2.5"), {0: "LABEL_0"}) == [{"labels": 1}, {"labels": 2.5}]
 
 
 @pytest.mark.parametrize(
@@ -210,13 +194,9 @@ def test_labels_are_replaced_by_the_names_that_they_mean(read) -> None:
     assert TASK.labels(made, stars) == [{"labels": 2}, {"labels": 0}, {"labels": 1}]
 
 
-def test_names_and_scores_are_read_without_a_word(read) -> None:
-    for content, id2label in (
-        ("text,label\na,Positive\nb,Neutral\n", ID2LABEL),
-        ("text,label\na,2\nb,5\n", {0: "LABEL_0"}),
-    ):
-        dataset = read(content)
-        assert TASK.read_labels(dataset, id2label) == dataset
+def test_names_are_read_without_a_word(read) -> None:
+    dataset = read("text,label\na,Positive\nb,Neutral\n")
+    assert TASK.read_labels(dataset, ID2LABEL) == dataset
 
 
 def test_the_column_of_ambiguous_labels_is_named(read) -> None:

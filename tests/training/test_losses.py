@@ -70,8 +70,17 @@ def test_independent_classes_are_compared_one_by_one() -> None:
         for each in range(3)
     )
     sides = ({"logits": tensor(x)} for x in (student, teacher))
-    found = logits_distance(*sides, inputs_of(), ("logits",), temperature=2.0, multi_label=True)
+    found = logits_distance(
+        *sides, inputs_of(), ("logits",), temperature=2.0, problem="multi_label_classification"
+    )
     np.testing.assert_allclose(float(found), expected, **NEAR)
+
+
+def test_numbers_of_a_regression_are_compared_by_squared_difference() -> None:
+    student, teacher = draw(4, 3), draw(4, 3, seed=1)
+    sides = ({"logits": tensor(x)} for x in (student, teacher))
+    found = logits_distance(*sides, inputs_of(), ("logits",), temperature=2.0, problem="regression")
+    np.testing.assert_allclose(float(found), np.square(student - teacher).mean(), **NEAR)
 
 
 def test_the_size_of_the_gradient_does_not_depend_on_the_temperature() -> None:

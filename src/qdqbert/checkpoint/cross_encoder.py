@@ -191,6 +191,8 @@ def is_reranker(config: Config, files: object) -> bool:
 def activation_of(config: Mapping[str, Any], settings: ModelSettings, outputs: int) -> Activation:
     """Return the activation function from logits to scores that sentence-transformers chooses.
 
+    Where no file names one, the output of a regression is the score, as in transformers.
+
     Raises:
         CheckpointError: It is a function that is not supported.
     """
@@ -211,4 +213,5 @@ def activation_of(config: Mapping[str, Any], settings: ModelSettings, outputs: i
                 "scores are logits."
             )
         return ACTIVATIONS[name]
-    return "sigmoid" if outputs == 1 else "none"
+    is_number = outputs > 1 or config.get("problem_type") == "regression"
+    return "none" if is_number else "sigmoid"

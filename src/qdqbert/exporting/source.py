@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qdqbert.artifact import Artifact, open_artifact
+from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.checkpoint.sentence import (
     ModelSettings,
     SentenceHead,
@@ -19,6 +20,7 @@ from qdqbert.checkpoint.sentence import (
 from qdqbert.choices import EngineName, ExportedOutputs, TargetName
 from qdqbert.errors import UserInputError
 from qdqbert.task_kinds import TASK_KINDS
+from qdqbert.tasks.text_classification import usual_function
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 LAST_HIDDEN_STATE: Literal["last_hidden_state"] = "last_hidden_state"
@@ -87,7 +89,8 @@ class Source:
         if not self.is_of_whole_texts:
             return False
         # Without the key, a model with one output is a reranker, as for `load`.
-        return bool(self.artifact.quantization.get("takes_pairs", self.labels == 1))
+        usual = self.labels == 1 and not self.is_regression
+        return bool(self.artifact.quantization.get("takes_pairs", usual))
 
     @property
     def text_names(self) -> tuple[str, ...]:
@@ -96,12 +99,21 @@ class Source:
 
     @property
     def is_reranker(self) -> bool:
-        """Whether the model gives each pair of texts a single score."""
-        return (
-            self.takes_pairs
-            and self.is_of_whole_texts
-            and (self.artifact.task == "reranking" or self.labels == 1)
-        )
+        """Whether the model gives each pair of texts a single score, a sigmoid."""
+        if self.artifact.task == "reranking":
+            return True
+        is_scorer = self.is_of_whole_texts and self.labels == 1 and not self.is_regression
+        return self.takes_pairs and is_scorer
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the outputs of a classifier are numbers, and not logits."""
+        return self.config.get("problem_type") == "regression"
+
+    @property
+    def function(self) -> Activation:
+        """The function from logits to scores, of the pipelines of transformers and of `load`."""
+        return usual_function(self.config)
 
     @property
     def prompt(self) -> str:
@@ -140,7 +152,7 @@ class Source:
             return []
         is_known = "takes_pairs" in self.artifact.quantization
         # A reranker that was calibrated on single texts looks like a model of single texts.
-        if is_known and (self.takes_pairs or self.labels > 1):
+        if is_known and (self.takes_pairs or self.labels > 1 or self.is_regression):
             return []
         why = "as it was quantized on them" if is_known else "as `quantize` had no data of yours"
         if self.takes_pairs:

@@ -146,17 +146,20 @@ def _code(source: Source, name: str, *, local: str = "") -> str:
             f'const extract = await pipeline("feature-extraction", {model}, {{ dtype: "q8" }});\n'
             f"const vectors = await extract({texts}, {{ {options} }});"
         )
-    if source.is_of_whole_texts and (source.takes_pairs or source.is_embedder):
+    # The pipeline applies a softmax to all but multi-label models: 1 for a single output.
+    is_number = not source.is_embedder and (source.labels == 1 or source.is_regression)
+    if source.is_of_whole_texts and (source.takes_pairs or source.is_embedder or is_number):
         kind = "AutoModel" if source.is_embedder else "AutoModelForSequenceClassification"
         first, second = json.dumps(["A fine film."]), json.dumps(["The film is good."])
         pair = f", text_pair: {second}" if source.takes_pairs else ""
         output = SENTENCE_EMBEDDING if source.is_embedder else "logits"
+        scores = "\nconst scores = logits.sigmoid();" if _is_sigmoid(source) else ""
         return (
             f"import {{ {env}AutoTokenizer, {kind} }} {package}"
             f"const tokenizer = await AutoTokenizer.from_pretrained({model});\n"
             f'const model = await {kind}.from_pretrained({model}, {{ dtype: "q8" }});\n'
             f"const inputs = tokenizer({first}, {{ padding: true, truncation: true{pair} }});\n"
-            f"const {{ {output} }} = await model(inputs);"
+            f"const {{ {output} }} = await model(inputs);{scores}"
         )
     texts = '["A fine film.", "A dull one."]'
     if not source.is_of_whole_texts:
@@ -167,6 +170,10 @@ def _code(source: Source, name: str, *, local: str = "") -> str:
         f'const run = await pipeline({json.dumps(task)}, {model}, {{ dtype: "q8" }});\n'
         f"const answers = await run({texts});"
     )
+
+
+def _is_sigmoid(source: Source) -> bool:
+    return not source.is_embedder and source.function == "sigmoid"
 
 
 def _notices(source: Source) -> Sequence[str]:

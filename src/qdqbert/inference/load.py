@@ -37,7 +37,7 @@ from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import Schedule, Scheduler
 from qdqbert.task_kinds import TaskName
-from qdqbert.tasks.registry import TASKS, loaded_task
+from qdqbert.tasks.registry import TASKS, model_for
 from qdqbert.tokenizer_files import TOKENIZER
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
@@ -161,8 +161,7 @@ def load(
             task=task,
         )
     config = artifact.read_config()
-    found = loaded_task(artifact.task, classes=len(config["id2label"]))
-    model = TASKS[found].model if found in TASKS else None
+    found, model = model_for(artifact.task, config, wanted=task)
     if model is None:
         known = [name for name, each in TASKS.items() if each.model is not None]
         raise UserInputError(

@@ -159,6 +159,7 @@ def origin_of(ready: Ready) -> Origin:
         is_sentence_transformer=isinstance(source.head, SentenceHead),
         eval_data=ready.examples.labeled_data,
         labels=tuple(name for _, name in sorted(source.config.id2label.items())),
+        is_regression=source.config.problem_type == "regression",
         takes_pairs=bool(ready.examples.takes_pairs),
         mask_token=source.tokenizer.mask_token,
     )

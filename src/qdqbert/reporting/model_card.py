@@ -31,6 +31,7 @@ class Origin:
         is_sentence_transformer: Whether sentence-transformers reads its folder.
         eval_data: Data that the metrics are computed on, if there are some.
         labels: Names of its classes.
+        is_regression: Whether the outputs of a classifier are numbers.
         takes_pairs: Whether a classifier reads pairs of texts.
         mask_token: The token that masked language models fill.
     """
@@ -41,6 +42,7 @@ class Origin:
     is_sentence_transformer: bool
     eval_data: str | None
     labels: tuple[str, ...] = ()
+    is_regression: bool = False
     takes_pairs: bool = False
     mask_token: str | None = None
 
@@ -103,7 +105,7 @@ def markdown_code(text: str) -> str:
 
 def example_call(task: str, origin: Origin) -> str | None:
     """Return an example of a call of the model; `None` if `load` does not run it."""
-    if task in ("text-classification", "reranking") and len(origin.labels) == 1:
+    if task == "text-classification" and len(origin.labels) == 1 and not origin.is_regression:
         return TASK_KINDS["reranking"].call
     if task == "text-classification" and origin.takes_pairs:
         return 'model({"text": "A man is eating.", "text_pair": "Someone eats."})'

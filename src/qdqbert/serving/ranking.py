@@ -13,6 +13,7 @@ from qdqbert.serving.batcher import Answered
 from qdqbert.serving.service import Served
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder
+from qdqbert.tasks.regression import Regressor
 
 
 async def rank_logits(
@@ -41,8 +42,11 @@ async def _rank_vectors(
 def scores_of(
     served: Served, logits: NDArray[np.float32], *, is_raw: bool = False
 ) -> NDArray[np.float32]:
-    """Return the scores of texts: sigmoids of logits, unless `is_raw`, or MaxSim as it is."""
-    keeps = is_raw or isinstance(served.model, MultiVectorEmbedder)
+    """Return the scores of texts: sigmoids of logits, unless `is_raw`.
+
+    MaxSim and the numbers of a regression are scores as they are.
+    """
+    keeps = is_raw or isinstance(served.model, MultiVectorEmbedder | Regressor)
     return apply("none" if keeps else "sigmoid", logits)
 
 

@@ -275,7 +275,9 @@ def _scores(
 ) -> list[Score]:
     """Return the correlations of cosine and score, x 100, as in STS benchmarks."""
     del id2label, options
-    return correlations(_cosines(predictions, features), features.examples)
+    return correlations(
+        _cosines(predictions, features), [score_of(each) for each in features.examples]
+    )
 
 
 def _cosines(predictions: Predictions, features: Features) -> NDArray[np.float64]:

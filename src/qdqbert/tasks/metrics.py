@@ -125,6 +125,16 @@ def spearman(x: ArrayLike, y: ArrayLike) -> float:
     return _correlation(_average_ranks(left), _average_ranks(right))
 
 
+def rmse(rows: NDArray[np.float64]) -> float:
+    """Return the root of the mean squared difference of predictions and labels.
+
+    Args:
+        rows: Predictions and then labels of each example. Shape `(examples, 2 * outputs)`.
+    """
+    predictions, labels = np.split(rows, 2, axis=1)
+    return float(np.sqrt(np.mean(np.square(predictions - labels))))
+
+
 def _classes(
     predictions: ArrayLike, labels: ArrayLike
 ) -> tuple[NDArray[np.generic], NDArray[np.generic]]:

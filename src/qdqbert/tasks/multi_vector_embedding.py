@@ -41,7 +41,7 @@ from qdqbert.tasks.prompts import (
     first_prompt,
 )
 from qdqbert.tasks.ranked import check_ranking, ranked
-from qdqbert.tasks.scores import correlations
+from qdqbert.tasks.scores import correlations, score_of
 from qdqbert.tasks.task import Answer, Features, Prediction, Predictions, Score
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
@@ -472,7 +472,9 @@ def _scores(
 ) -> list[Score]:
     """Return the correlations of mean MaxSim and score, x 100."""
     del id2label, options
-    return correlations(_pair_scores(predictions, features), features.examples)
+    return correlations(
+        _pair_scores(predictions, features), [score_of(each) for each in features.examples]
+    )
 
 
 def _answers(

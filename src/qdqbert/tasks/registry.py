@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from qdqbert.runtime.model import Model
 from qdqbert.task_kinds import TASK_NAMES
 from qdqbert.tasks.task import Task
 
@@ -29,9 +30,9 @@ class _Tasks(Mapping[str, Task]):
         return len(TASK_NAMES)
 
 
-def _imported(name: str) -> Task:
-    file = name.replace("-", "_")
-    task: Task = getattr(importlib.import_module(f"qdqbert.tasks.{file}"), file.upper())
+def _imported(name: str, file: str | None = None) -> Task:
+    name = name.replace("-", "_")
+    task: Task = getattr(importlib.import_module(f"qdqbert.tasks.{file or name}"), name.upper())
     return task
 
 
@@ -43,19 +44,32 @@ def task_for(name: str, config: Any) -> Task:
 
     Args:
         name: Name of the task.
-        config: Config of the model, which says whether it is a multi-label classifier.
+        config: Config of the model, which says what the outputs of a text classifier are.
     """
-    is_multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
-    if name == "text-classification" and is_multi_label:
+    if name != "text-classification":
+        return TASKS[name]
+    problem = getattr(config, "problem_type", None)
+    if problem == "multi_label_classification":
         return _imported("multi-label-classification")
-    return TASKS[name]
+    if problem == "regression":
+        return _imported("regression")
+    return _imported("one-score", "regression") if config.num_labels == 1 else TASKS[name]
 
 
-def loaded_task(name: str, *, classes: int) -> str:
-    """Return the task that `load` runs a model for: one with a single class scores pairs.
+def model_for(
+    name: str, config: Mapping[str, Any], *, wanted: str | None = None
+) -> tuple[str, type[Model] | None]:
+    """Return the task that `load` runs a model for, and the class of it.
+
+    One output of a text classifier is the score of a pair, or a number if it is a regression.
 
     Args:
         name: Name of the task.
-        classes: Number of outputs of a classifier.
+        config: Content of its config.json, with a name for each class.
+        wanted: The task that was asked for. A regression can be a reranker, too.
     """
-    return "reranking" if name == "text-classification" and classes == 1 else name
+    if name == "text-classification" and len(config["id2label"]) == 1:
+        if config.get("problem_type") == "regression" and wanted != "reranking":
+            return name, _imported("regression").model
+        name = "reranking"
+    return name, TASKS[name].model if name in TASKS else None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from qdqbert.errors import DataFileError
 from qdqbert.tasks.columns import is_number
 from qdqbert.tasks.data import Dataset, Example, labels_place
-from qdqbert.tasks.logits import of_pairs
 from qdqbert.tasks.metrics import pearson, spearman
 from qdqbert.tasks.task import Score
 from qdqbert.tasks.texts import label_of
@@ -38,35 +38,44 @@ def scaled_scores(examples: Sequence[Example]) -> list[float]:
     return [(score - low) / (high - low) for score in scores]
 
 
-def check_scores_differ(dataset: Dataset) -> None:
+def check_scores_differ(
+    dataset: Dataset, read: Callable[[Example], float | list[float]] = score_of
+) -> None:
     """Refuse data whose scores are all equal, as nothing correlates with them.
+
+    Args:
+        dataset: The data.
+        read: Returns the score of an example, or a list of them.
 
     Raises:
         DataFileError: All scores are equal, or there is only one.
     """
-    scores = {score_of(example) for example in dataset.examples}
-    if len(scores) == 1:
-        raise DataFileError(
-            f"All scores of {labels_place(dataset)} are {scores.pop():g}, and this model is scored "
-            "by their correlation. Add examples with other scores, or name another column with "
-            "`label_column`."
-        )
+    scores = np.array([read(example) for example in dataset.examples]).reshape(len(dataset), -1)
+    for index, column in enumerate(scores.T):
+        if (column == column[0]).all():
+            which = f", number {index} of each list," if scores.shape[1] > 1 else ""
+            raise DataFileError(
+                f"All scores of {labels_place(dataset)}{which} are {column[0]:g}, and this model "
+                "is scored by their correlation. Add examples with other scores, or name another "
+                "column with `label_column`."
+            )
 
 
-def correlations(values: ArrayLike, examples: Sequence[Example]) -> list[Score]:
+def correlations(values: ArrayLike, labels: ArrayLike) -> list[Score]:
     """Return Spearman's and Pearson's correlation of a model's outputs with the labels, x 100.
 
     Args:
-        values: One number for each example.
-        examples: Examples with numbers as labels.
+        values: Numbers of each example, `(examples,)` or `(examples, outputs)`. The correlations of
+            several outputs are averaged.
+        labels: The labels, in the same shape.
 
     Raises:
-        DataFileError: A label is not a number, or the correlation is undefined: there is only one
-            example, all labels or values are equal, or a value is not finite.
+        DataFileError: A correlation is undefined: there is only one example, all labels or values
+            are equal, or a value is not finite.
     """
-    rows = np.array([values, [score_of(example) for example in examples]], dtype=np.float64).T
+    rows = paired(values, labels)
     found = [
-        Score(name=name, rows=rows, compute=of_pairs(metric))
+        Score(name=name, rows=rows, compute=functools.partial(_mean_of_outputs, metric))
         for name, metric in (("spearman", spearman), ("pearson", pearson))
     ]
     try:
@@ -75,3 +84,16 @@ def correlations(values: ArrayLike, examples: Sequence[Example]) -> list[Score]:
     except ValueError as error:
         raise DataFileError(f"The scores cannot be correlated: {error}") from error
     return found
+
+
+def paired(values: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
+    """Return rows with the outputs and the labels of each example, `(examples, 2 * outputs)`."""
+    parts = (np.asarray(each, dtype=np.float64) for each in (values, labels))
+    return np.concatenate([each.reshape(len(each), -1) for each in parts], axis=1)
+
+
+def _mean_of_outputs(
+    metric: Callable[[ArrayLike, ArrayLike], float], rows: NDArray[np.float64]
+) -> float:
+    found, known = np.split(rows.T, 2)
+    return float(np.mean([metric(*pair) for pair in zip(found, known, strict=True)]))

@@ -1,4 +1,4 @@
-"""Classes of texts or pairs of texts; with one output, scores of pairs (rerankers, regression).
+"""Classes of texts or pairs of texts.
 
 The model has the interface of transformers' pipeline "text-classification".
 """
@@ -26,7 +26,7 @@ from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import class_of, name_classes, new_names, plain_number, sorted_names
 from qdqbert.tasks.columns import is_number
-from qdqbert.tasks.data import Dataset, Example, check_each, labels_place, read_dataset
+from qdqbert.tasks.data import Dataset, check_each, labels_place, read_dataset
 from qdqbert.tasks.logits import (
     apply,
     check_function,
@@ -34,17 +34,13 @@ from qdqbert.tasks.logits import (
     logit_predictions,
     most_likely_classes,
     of_pairs,
-    score_answers,
 )
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
-from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
 from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task
 from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
 
 
 def _name_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
-    if len(id2label) == 1:
-        return dataset
     labels = [(each.label or "").strip() for each in dataset.examples]
     naming = name_classes(filter(None, labels), id2label, where=labels_place(dataset))
     if not naming.names:
@@ -59,17 +55,7 @@ def _name_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
     check_label_column(dataset)
-    check_each(dataset, lambda example: _label(example, id2label))
-
-
-def _check_metrics(dataset: Dataset, id2label: Mapping[int, str]) -> None:
-    if len(id2label) == 1:
-        check_scores_differ(dataset)
-
-
-def _label(example: Example, id2label: Mapping[int, str]) -> int | float:
-    """Return the class of an example, or its score if the model has one output."""
-    return score_of(example) if len(id2label) == 1 else class_of(label_of(example), id2label)
+    check_each(dataset, lambda example: class_of(label_of(example), id2label))
 
 
 def _scores(
@@ -81,8 +67,6 @@ def _scores(
     """Return accuracy first. `f1` is the F1 score of class 1, as in GLUE."""
     del options
     logits = np.stack(predictions)
-    if logits.shape[1] == 1:
-        return correlations(logits[:, 0], features.examples)
     labels = [class_of(label_of(example), id2label) for example in features.examples]
     rows = np.stack([logits.argmax(axis=1), labels], axis=1).astype(np.float64)
     f1 = {"f1": f1_binary} if logits.shape[1] == 2 else {"f1_macro": f1_macro}
@@ -100,13 +84,11 @@ def _answers(
 ) -> list[Answer]:
     del tokenizer, options
     given = [example.given for example in features.examples]
-    if len(predictions[0]) == 1:
-        return score_answers(np.concatenate(predictions), given, "score")
     return class_answers(predictions, given, id2label)
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
-    return [{"labels": _label(example, id2label)} for example in features.examples]
+    return [{"labels": class_of(label_of(each), id2label)} for each in features.examples]
 
 
 def _class_names(dataset: Dataset) -> list[str]:
@@ -116,6 +98,15 @@ def _class_names(dataset: Dataset) -> list[str]:
     if all(map(is_number, names)) and not all(float(name).is_integer() for name in names):
         return ["score"]
     return sorted_names(names)
+
+
+def usual_function(config: Mapping[str, Any]) -> Activation:
+    """Return the function from logits to scores that transformers' pipeline applies."""
+    problem = config.get("problem_type")
+    if problem == "regression":
+        return "none"
+    is_sigmoid = problem == "multi_label_classification" or len(config["id2label"]) == 1
+    return "sigmoid" if is_sigmoid else "softmax"
 
 
 class Scored(NamedTuple):
@@ -338,20 +329,12 @@ class TextClassifier(Model):
                 else self._cutting(max_length, "max_length")
             ),
             input_names=self._loaded.artifact.input_names,
-            function=check_function(function_to_apply, "function_to_apply") or self._function,
+            function=check_function(function_to_apply, "function_to_apply")
+            or usual_function(self._loaded.config),
             id2label=self._loaded.id2label,
             top_k=top_k,
             threshold=threshold,
         )
-
-    @property
-    def _function(self) -> Activation:
-        problem = self._loaded.config.get("problem_type")
-        if problem == "regression":
-            return "none"
-        if problem == "multi_label_classification" or len(self._loaded.id2label) == 1:
-            return "sigmoid"
-        return "softmax"
 
 
 TEXT_CLASSIFICATION = Task(
@@ -360,7 +343,6 @@ TEXT_CLASSIFICATION = Task(
     encode=encode_texts,
     name_labels=_name_labels,
     check_labels=_check_labels,
-    check_metrics=_check_metrics,
     predictions=logit_predictions,
     scores=_scores,
     decisions=most_likely_classes,

@@ -92,11 +92,12 @@ def logits_distance(
     names: Sequence[str],
     *,
     temperature: float,
-    multi_label: bool = False,
+    problem: str | None = None,
 ) -> Tensor:
     """Return the Kullback-Leibler divergence of the student's probabilities from the teacher's.
 
-    A single output is a number, not a class; its mean squared difference is returned.
+    A single output is a number, not a class, and so are those of a regression; their mean squared
+    difference is returned.
 
     Args:
         student: Outputs of the student by name.
@@ -107,12 +108,15 @@ def logits_distance(
             classes.
         temperature: The logits are divided by it. The loss is multiplied by its square, so that
             the size of gradients does not depend on it.
-        multi_label: Whether classes are independent, so that each has a probability of its own,
-            the sigmoid of its logit. Their divergences are added.
+        problem: The config's `problem_type`. Outputs of a regression are numbers. Classes of a
+            multi-label classifier are independent: each has a probability of its own, the sigmoid
+            of its logit, and their divergences are added.
 
     Source: Hinton et al. 2015, arXiv:1503.02531, section 2.
     """
-    if multi_label:
+    if problem == "regression":
+        return functional.mse_loss(student["logits"], teacher["logits"])
+    if problem == "multi_label_classification":
         return _sigmoid_divergence(student["logits"], teacher["logits"], temperature)
     losses = [
         _divergence(student[name], teacher[name], inputs, temperature, spans=len(names) > 1)

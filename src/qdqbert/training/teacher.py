@@ -74,9 +74,9 @@ def check_teacher(task: Task, student: Checkpoint, teacher: Checkpoint) -> None:
     problems = {
         f"The classes {teacher_is} are {classes[0]}, the student's {classes[1]}; expected equal "
         "classes in equal order.": task.class_names is not None and has_other_classes,
-        f"`problem_type` {teacher_is} is {kinds[0]!r}, the student's {kinds[1]!r}: one of them "
-        "has one class for each text, the other any number of classes. Name a teacher of the same "
-        "kind, or change the student's config.json.": (
+        f"`problem_type` {teacher_is} is {kinds[0]!r}, the student's {kinds[1]!r}: their "
+        "outputs are not of one kind: classes of which one is right, independent classes, or "
+        "numbers. Name a teacher of the same kind, or change the student's config.json.": (
             task_for(task.name, ours) is not task_for(task.name, theirs)
         ),
         f"The vocabulary {teacher_is} differs from the student's, so it would read other words. "

@@ -119,7 +119,7 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
             inputs,
             self._outputs,
             temperature=temperature,
-            multi_label=problem == "multi_label_classification",
+            problem=problem,
         )
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:

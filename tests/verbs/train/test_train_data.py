@@ -15,7 +15,7 @@ from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.progress import Silent
 from qdqbert.tasks.data import fingerprint
-from qdqbert.tasks.registry import TASKS
+from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.verbs.train.data import (
     TrainingData,
     calibration_sample,
@@ -256,8 +256,9 @@ def test_a_model_with_one_output_learns_probabilities_or_numbers(
     rows = [f"{TEXTS[i]}\t{TEXTS[i + 1]}\t{score}" for i, score in enumerate(scores)]
     data = write_file("pairs.tsv", "\n".join(["query\tdocument\tlabel", *rows]))
     checkpoint, requested = load_checkpoint(str(folder), task=task), options(train_data=data)
-    examples = read_examples(TASKS[task], requested, progress=Silent())
-    made = encode_data(TASKS[task], checkpoint, examples, requested, trained={}, progress=Silent())
+    chosen = task_for(task, checkpoint.config)
+    examples = read_examples(chosen, requested, progress=Silent())
+    made = encode_data(chosen, checkpoint, examples, requested, trained={}, progress=Silent())
     name = "labels" if objective == "labels" else "scores"
     assert made.objective == objective
     assert [made.rows[index]["labels"] for index in range(3)] == [{name: each} for each in expected]

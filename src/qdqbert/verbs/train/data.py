@@ -33,6 +33,7 @@ from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.question_answering import windows_by_example
 from qdqbert.tasks.registry import TASKS, task_for
+from qdqbert.tasks.regression import ONE_SCORE
 from qdqbert.tasks.reranking import RERANKING
 from qdqbert.tasks.scores import scaled_scores, score_of
 from qdqbert.tasks.task import Features, Labels, Task
@@ -149,10 +150,13 @@ def new_classes(
     There are none if the checkpoint has a head, or if heads of the task have no classes.
     """
     has_head = head_of(task.name) in tasks_of(read_config(os.fspath(options.model)))
-    if task.class_names is None or has_head:
+    if has_head or not TASK_KINDS[task.name].has_classes:
         return []
     if teacher is not None:
         return list(teacher.config.id2label.values())
+    if task.class_names is None:
+        # The config says how many numbers there are.
+        return []
     with naming("train_data"):
         return task.class_names(dataset)
 
@@ -251,8 +255,7 @@ def _objective(task: Task, checkpoint: Checkpoint, train: Dataset) -> Objective:
     if task.is_embedding:
         is_scored = train.columns.label is not None and not isinstance(first, ContrastExample)
         return "similarity" if is_scored or first.text_pair is None else "in-batch"
-    is_scorer = task in (TEXT_CLASSIFICATION, RERANKING) and config.num_labels == 1
-    if not is_scorer or getattr(config, "problem_type", None) == "regression":
+    if task not in (ONE_SCORE, RERANKING) or getattr(config, "problem_type", None) == "regression":
         return "labels"
     if all(is_number(each.label) and 0 <= float(each.label) <= 1 for each in train.examples):
         return "relevance"

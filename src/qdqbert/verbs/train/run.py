@@ -34,6 +34,8 @@ from qdqbert.reporting.report import json_ready
 from qdqbert.reporting.train import TrainReport
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
+from qdqbert.tasks.registry import task_for
+from qdqbert.tasks.regression import REGRESSION
 from qdqbert.tasks.task import Metric, Task
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
 from qdqbert.training.checkpoints import (
@@ -93,6 +95,8 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
     checkpoint = load_student(
         options, task, new_classes(task, examples.train, options, teacher_checkpoint), progress
     )
+    # A new head may have one output.
+    task = task_for(task.name, checkpoint.config)
     checkpoint.model.to(arguments.device)
     trained = read_training(Path(options.model))
     data = encode_data(task, checkpoint, examples, options, trained=trained, progress=progress)
@@ -160,7 +164,7 @@ def load_student(
             "it with sentence-transformers, and quantize the result.",
             argument="model",
         )
-    if task is TEXT_CLASSIFICATION and list(classes) == ["score"]:
+    if task is REGRESSION or (task is TEXT_CLASSIFICATION and list(classes) == ["score"]):
         # Its output is the score itself, not a probability.
         checkpoint.config.problem_type = "regression"
     if task is MULTI_LABEL_CLASSIFICATION:

@@ -1,0 +1,135 @@
+"""Numbers for each text or pair of texts: ratings, ages, similarities.
+
+The tasks of text classifiers whose config has `problem_type="regression"`, or which have one
+output: then scores are the sigmoids of the numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from qdqbert.errors import DataFileError
+from qdqbert.runtime.rows import SCORE, RowFormat, always
+from qdqbert.task_kinds import TaskSettings
+from qdqbert.tasks.columns import is_number
+from qdqbert.tasks.data import Dataset, Example, check_each, read_dataset
+from qdqbert.tasks.logits import logit_predictions, score_answers
+from qdqbert.tasks.metrics import rmse
+from qdqbert.tasks.multi_label_classification import labels_of
+from qdqbert.tasks.reranking import Reranker
+from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
+from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task
+from qdqbert.tasks.texts import check_label_column, encode_texts
+
+
+def numbers_of(example: Example, outputs: int) -> list[float]:
+    """Return the label as a number for each output: a JSON list, or numbers joined by `|` or `;`.
+
+    Raises:
+        DataFileError: It is blank, something else, or has another length.
+    """
+    if outputs == 1:
+        return [score_of(example)]
+    found = labels_of(example)
+    if len(found) != outputs or not all(map(is_number, found)):
+        raise DataFileError(
+            f"Label {example.label!r:.60} is not a list of {outputs} finite numbers, one for each "
+            "output of the model. Name another column with `label_column`."
+        )
+    return [float(each) for each in found]
+
+
+def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
+    check_label_column(dataset)
+    check_each(dataset, lambda example: numbers_of(example, len(id2label)))
+
+
+def _check_metrics(dataset: Dataset, id2label: Mapping[int, str]) -> None:
+    check_scores_differ(dataset, lambda example: numbers_of(example, len(id2label)))
+
+
+def _scores(
+    predictions: Predictions,
+    features: Features,
+    id2label: Mapping[int, str],
+    options: TaskSettings,
+) -> list[Score]:
+    """Return correlations, means over the outputs, and the root mean squared error of all."""
+    found = _correlations(predictions, features, id2label, options)
+    return [*found, Score(name="rmse", rows=found[0].rows, compute=rmse, is_error=True)]
+
+
+def _correlations(
+    predictions: Predictions,
+    features: Features,
+    id2label: Mapping[int, str],
+    options: TaskSettings,
+) -> list[Score]:
+    del options
+    known = [numbers_of(example, len(id2label)) for example in features.examples]
+    return correlations(np.stack(predictions), known)
+
+
+def _answers(
+    predictions: Predictions,
+    features: Features,
+    *,
+    tokenizer: Any,
+    id2label: Mapping[int, str],
+    options: TaskSettings,
+) -> list[Answer]:
+    del tokenizer, options
+    given = [example.given for example in features.examples]
+    if len(id2label) == 1:
+        return score_answers(np.concatenate(predictions), given, "score")
+    numbers = np.stack(predictions).astype(np.float64)
+    return [
+        Answer(given=fields, found={"scores": each.tolist()}, numbers=each, decisions=0)
+        for each, fields in zip(numbers, given, strict=True)
+    ]
+
+
+def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
+    """Return the number of each example, or the numbers `(outputs,)`."""
+    numbers = [numbers_of(example, len(id2label)) for example in features.examples]
+    if len(id2label) == 1:
+        return [{"labels": number} for (number,) in numbers]
+    return [{"labels": np.array(each, np.float32)} for each in numbers]
+
+
+class Regressor(Reranker):
+    """Computes a number for each text or pair: a rating, an age, a similarity.
+
+    Scores are the outputs of the model, unless its files name a function for `predict`.
+    """
+
+    rows = RowFormat(
+        name="a regressor",
+        pair="optional",
+        columns=always(SCORE),
+        job=lambda model, _: model.job(),
+        values=lambda answer, _: (answer[0]["score"],),
+    )
+
+
+REGRESSION = Task(
+    name="text-classification",
+    read=read_dataset,
+    encode=encode_texts,
+    check_labels=_check_labels,
+    check_metrics=_check_metrics,
+    predictions=logit_predictions,
+    scores=_scores,
+    decisions=lambda predictions, features, options: None,
+    labels=_labels,
+    answers=_answers,
+    model=Regressor,
+)
+"""Numbers as the labels have them."""
+
+ONE_SCORE = dataclasses.replace(REGRESSION, scores=_correlations, model=Reranker)
+"""One number, whose sigmoid is a score. It is in the order of the labels, on another scale."""
