@@ -97,14 +97,14 @@ def test_a_regression_can_be_loaded_as_a_reranker(folders) -> None:
 
 @pytest.mark.parametrize("columns", [1, 2])
 def test_run_writes_the_number_of_texts_and_pairs(folders, tmp_path, columns) -> None:
-    checkpoint, _ = folders(1)
+    checkpoint, folder = folders(1)
     rows = [tuple(each.values())[:columns] for each in PAIRS] if columns > 1 else TEXTS
     data, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     names = ("text", "text_pair")[:columns]
     fields = [dict(zip(names, (row,) if columns == 1 else row, strict=True)) for row in rows]
     data.write_text("\n".join(map(json.dumps, fields)))
     chosen = {"text_pair_column": "text_pair"} if columns == 2 else {}
-    qdqbert.run(str(checkpoint), str(data), output=out, precision="float", **chosen)
+    qdqbert.run(str(folder), str(data), output=out, **chosen)
     found = [json.loads(line) for line in out.read_text().splitlines()]
     expected = their_scores(checkpoint, TEXTS if columns == 1 else PAIRS)
     assert [each["score"] for each in found] == pytest.approx(
