@@ -34,12 +34,19 @@ def read_header(
     if not 2 <= length <= min(_LARGEST_HEADER, len(data) - 8):
         raise damaged("its header has a wrong length")
     try:
-        header = json.loads(data[8 : 8 + length].tobytes())
+        header = json.loads(data[8 : 8 + length].tobytes(), object_pairs_hook=_with_each_name_once)
     except (ValueError, RecursionError) as error:
-        raise damaged("its header is not JSON") from error
+        raise damaged("its header is not JSON, or has a name twice") from error
     if not isinstance(header, dict):
         raise damaged("its header is not an object")
     return header, 8 + length
+
+
+def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError
+    return found
 
 
 def are_sizes(values: object) -> bool:

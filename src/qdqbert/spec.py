@@ -113,6 +113,16 @@ class TensorSpec:
         return f"{sign}{self.bits} {kind} {place}{sums}{dynamic}"
 
 
+DEAD_AMAX = 2.0**-24
+"""Ranges up to this width cover only 0: values that are quantized with one become 0.
+
+Source: pytorch-quantization's smallest range, `1 / (1 << 24)`.
+"""
+
+DEAD_STEP = 2.0**15
+"""Scale of an activation with such a range: so large that all codes are that of 0. A float16."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Range:
     """The range that calibration chose for one site, in real units.
@@ -135,6 +145,10 @@ class Range:
             raise SpecError(f"A range must be finite, got {self}.")
         if self.amax < 0 or self.low > 0 or self.high < 0:
             raise SpecError(f"A range needs `0 <= amax` and `low <= 0 <= high`, got {self}.")
+
+    def covers_only_zero(self, spec: TensorSpec) -> bool:
+        """Return whether all values that are quantized with this range become 0."""
+        return (self.amax if spec.symmetric else self.high - self.low) <= DEAD_AMAX
 
 
 # Kinds of inputs of a linear layer: the output of a LayerNorm, of the attention or of an activation

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges, write_ranges
@@ -25,7 +26,7 @@ ROUNDINGS = {
 }
 RANGES = {
     QUERY: Range(amax=0.1, low=-1 / 3, high=math.pi),  # none is a float32
-    KEY: Range(amax=1e-300, low=-1e300, high=0.0),
+    KEY: Range(amax=1e-300, low=-1e30, high=0.0),
     "encoder.layer.0.attention.self.matmul_a_input_quantizer": Range(amax=0.0, low=0.0, high=0.0),
 }
 
@@ -119,3 +120,28 @@ def test_everybody_may_read_the_file(tmp_path) -> None:
     path = tmp_path / "ranges.safetensors"
     write_ranges(CalibrationResult(ranges={}, scales={}), path)
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "problem"),
+    [
+        (QUERY, [1.0, math.nan, 1.0], "NaN"),
+        (QUERY, [math.inf, -1.0, 1.0], "an infinite value"),
+        (QUERY, [-1.0, -1.0, 1.0], "the negative value -1"),
+        (QUERY, [1.0, 1.0, 2.0], "the ends 1 and 2, without 0 in between"),
+        (QUERY, [1.0, 1.0], "shape (2,), not (3,)"),
+        (f"{QUERY}.plain", [1.0, -1.0, math.nan], "NaN"),
+        (f"{QUERY}.pre_quant_scale", [1.0, 0.0], "the value 0, where only positive"),
+        (f"{QUERY}.mean", [1.0, math.inf], "an infinite value"),
+        (f"{WEIGHT}.weight_amax", [-1.0], "the negative value -1"),
+    ],
+)
+def test_ranges_that_cannot_be_used_are_named(tmp_path: Path, name, values, problem) -> None:
+    path = tmp_path / "ranges.safetensors"
+    write_ranges(calibration(), path)
+    tensors = {**load_file(path), name: torch.tensor(values)}
+    save_file(tensors, path, metadata={"format": "qdqbert-ranges/2"})
+    with pytest.raises(CalibrationError, match=re.escape(f"Tensor `{name}` of {str(path)!r} has ")):
+        read_ranges(path)
+    with pytest.raises(CalibrationError, match=re.escape(problem)):
+        read_ranges(path)

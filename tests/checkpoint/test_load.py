@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+from safetensors.torch import load_file, save_file
 from transformers.utils import logging as transformers_logging
 
 import qdqbert
@@ -56,6 +57,15 @@ def test_a_folder_of_the_qdqbert_classes_is_known_before_they_are_imported(
     found = describe_checkpoint(str(folder))
     assert (found.config.model_type, found.task) == ("qdqbert", "text-classification")
     assert found.config.quantizers is not None
+
+
+def test_two_values_for_one_tensor_are_refused(checkpoint_copy) -> None:
+    path = checkpoint_copy("classifier") / "model.safetensors"
+    tensors = load_file(path)
+    name = "bert.encoder.layer.0.output.LayerNorm"
+    save_file({**tensors, f"{name}.gamma": tensors[f"{name}.weight"] + 1}, path, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"`{name}.gamma` and `{name}.weight`"):
+        load_checkpoint(str(path.parent))
 
 
 def test_a_model_with_a_table_of_segments_reads_them(tmp_path, save_tiny) -> None:

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from qdqbert.encoders.affine import parameters_of, quantize_weight, rounding_shift
 from qdqbert.numerics import affine
+from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import AFFINE, PROBABILITIES, SYMMETRIC, WEIGHT
 from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT, Range, TensorSpec
 
@@ -38,6 +39,20 @@ def test_scale_and_zero_point_of_a_range(low: float, high: float, spec: TensorSp
     expected = affine.parameters_of(chosen, spec)
     found = parameters_of(chosen, spec)
     assert found == (expected.scale.item(), expected.zero_point.item())
+
+
+@pytest.mark.parametrize("spec", [SYMMETRIC, AFFINE, PROBABILITIES], ids=str)
+@pytest.mark.parametrize("width", [0.0, 1e-42, 1e-30, 2.0**-24])
+def test_a_range_of_zero_makes_all_values_zero_as_in_pytorch(width: float, spec: Any) -> None:
+    x = torch.tensor([-3.0, -0.2, 0.0, 0.7, 200.0])
+    chosen = Range(amax=width, low=-width / 2, high=width / 2)
+    made = Quantizer(spec)
+    made.set_range(chosen)
+    assert made(x).tolist() == [0] * 5
+    assert affine.fake_quantize(x, affine.parameters_of(chosen, spec), spec).tolist() == [0] * 5
+    step, zero_point = parameters_of(chosen, spec)
+    codes = (np.rint(x.numpy() / step) + zero_point).clip(spec.qmin, spec.qmax)
+    assert ((codes - zero_point) * step).tolist() == [0] * 5
 
 
 @given(st.data(), MATRICES, SPECS)

@@ -91,8 +91,41 @@ def test_values_that_are_not_finite_are_refused(value: float, tmp_path: Path) ->
 
 
 def test_large_finite_values_are_read(tmp_path: Path) -> None:
-    save(tmp_path, {"a": torch.full((100,), 3e38)})
-    assert Weights(tmp_path).read("a")[0] == np.float32(3e38)
+    save(tmp_path, {"a": torch.full((100,), 1e29), "b": torch.full((100,), 3e38)})
+    assert Weights(tmp_path).read("a")[0] == np.float32(1e29)
+    with pytest.raises(CheckpointError, match=r"`b` of .* as large as 3e\+38"):
+        Weights(tmp_path).read("b")
+
+
+SHARDS = ("model-1.safetensors", "model-2.safetensors")
+
+
+def save_in_parts(folder: Path, *parts: dict[str, torch.Tensor]) -> None:
+    for name, tensors in zip(SHARDS, parts, strict=True):
+        save(folder, tensors, name)
+    places = {key: name for name, part in zip(SHARDS, parts, strict=True) for key in part}
+    index = folder / "model.safetensors.index.json"
+    # A shard is read whole, so that it needs one name only.
+    index.write_text(json.dumps({"weight_map": {**places, "other": SHARDS[0]}}))
+
+
+def test_two_values_for_one_tensor_are_refused(tmp_path: Path) -> None:
+    one, other = torch.ones(2), torch.zeros(2)
+    save(tmp_path, {"a.gamma": one, "a.weight": other})
+    with pytest.raises(CheckpointError, match=r"two values .*, `a\.gamma` and `a\.weight`"):
+        Weights(tmp_path)
+    save(tmp_path, {"x.a": one, "a": other})
+    with pytest.raises(CheckpointError, match=r"two values for one tensor, `a` and `x\.a`"):
+        Weights(tmp_path).converted(Conversion(renames=((r"^x\.", ""),)))
+    (tmp_path / "model.safetensors").unlink()
+    save_in_parts(tmp_path, {"a": one}, {"a": other})
+    with pytest.raises(CheckpointError, match="two values for one tensor, `a` in two files"):
+        Weights(tmp_path)
+
+
+def test_one_value_may_be_stored_twice(tmp_path: Path) -> None:
+    save_in_parts(tmp_path, {"a.gamma": torch.ones(2)}, {"a.weight": torch.ones(2)})
+    np.testing.assert_array_equal(Weights(tmp_path).read("a.weight"), [1, 1])
 
 
 def write(path: Path, header: Any, body: bytes = b"") -> None:
@@ -104,6 +137,8 @@ def write(path: Path, header: Any, body: bytes = b"") -> None:
     "header",
     [
         b"{",
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "a": {"dtype": "F32", '
+        b'"shape": [1], "data_offsets": [4, 8]}}',
         [],
         {"a": 1},
         {"a": {"dtype": "F32", "shape": [2]}},

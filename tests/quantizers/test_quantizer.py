@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from torch import nn
 
 from qdqbert.errors import CheckpointError, UncalibratedError
 from qdqbert.numerics.affine import affine_parameters, dequantize, quantize
@@ -124,6 +125,20 @@ def test_half_precision_keeps_float32_ranges_and_scales() -> None:
     assert half.amax.dtype == half.pre_quant_scale.dtype == torch.float32
     assert half.pre_quant_scale == torch.tensor(0.1)
     assert half(X.half()).dtype == torch.float16
+
+
+@pytest.mark.parametrize("spec", [TensorSpec(), AFFINE], ids=["symmetric", "affine"])
+def test_half_precision_keeps_learned_ends_in_float32(spec) -> None:
+    made = calibrated(spec)
+    made.learn_range()
+    made.clip.ends[1].data.fill_(70000.0)
+    made(X).sum().backward()
+    before, ends = made(X), list(made.clip.ends)
+    half = nn.Sequential(made).half()[0]
+    # An optimizer holds them.
+    assert list(map(id, half.clip.ends)) == list(map(id, ends))
+    assert {x.dtype for end in ends for x in (end, end.grad)} == {torch.float32}
+    assert torch.equal(half(X.half()), before.half())
 
 
 @pytest.mark.parametrize(

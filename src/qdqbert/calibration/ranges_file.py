@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.encoders.stored import problem_of, wrong_range
 from qdqbert.errors import CalibrationError
 from qdqbert.numerics.weight_rounding import Roundings
 from qdqbert.spec import Range, TensorSpec
@@ -35,6 +36,8 @@ from qdqbert.spec import Range, TensorSpec
 _FORMAT = "qdqbert-ranges/2"
 _SUFFIX, _PLAIN, _WEIGHT, _MEAN = ".pre_quant_scale", ".plain", ".weight_amax", ".mean"
 _ROUNDS_UP = ".rounds_up."
+# The same tensors of a quantizer in a checkpoint.
+_BUFFERS = {_SUFFIX: "_pre_quant_scale", _WEIGHT: "_amax"}
 
 
 def write_ranges(calibration: CalibrationResult, path: Path) -> None:
@@ -59,7 +62,8 @@ def read_ranges(path: Path) -> CalibrationResult:
     """Read a calibration that `write_ranges` wrote. Values are exactly the same.
 
     Raises:
-        CalibrationError: The file does not exist or is not a ranges file.
+        CalibrationError: The file does not exist, is not a ranges file, or has a range or a scale
+            that cannot be used.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -71,6 +75,7 @@ def read_ranges(path: Path) -> CalibrationResult:
         raise CalibrationError(
             f"{str(path)!r} is not a ranges file: expected format {_FORMAT!r}, got {format_name!r}."
         )
+    _check(path, tensors)
     bits = {name: tensors.pop(name) for name in list(tensors) if _ROUNDS_UP in name}
     roundings, plain_roundings = _roundings(bits)
     scales = _ending(tensors, _SUFFIX)
@@ -96,6 +101,29 @@ def read_ranges(path: Path) -> CalibrationResult:
             else None
         ),
     )
+
+
+def _check(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse ranges, scales and means that cannot be used.
+
+    Raises:
+        CalibrationError: There is one.
+    """
+    for name, x in tensors.items():
+        if _ROUNDS_UP in name:
+            continue
+        suffix = next((each for each in (_SUFFIX, _WEIGHT, _MEAN) if name.endswith(each)), None)
+        values = x.numpy()
+        if suffix is not None:
+            problem = problem_of(_BUFFERS.get(suffix, ""), values)
+        else:
+            problem = (
+                problem_of("", values, [(3,)])
+                or problem_of("_amax", values[:1])
+                or problem_of("_range", values[1:])
+            )
+        if problem is not None:
+            raise CalibrationError(wrong_range(name, problem, str(path)))
 
 
 def _named_roundings(roundings: Roundings, suffix: str) -> dict[str, Tensor]:

@@ -215,6 +215,7 @@ def load_described(
         CheckpointError: See `load_checkpoint`.
     """
     name, folder = found.name, found.weights_folder()
+    # Refuses two values for one tensor, of which transformers takes one.
     tensors = _tensors(folder, found.config.model_type)
     model, info = _from_transformers(
         name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ def check_weights(
     """
     unused = sorted(info["unexpected_keys"])
     refuse_adapter(name, unused)
-    _check_shapes(name, info)
+    check_shapes(name, info["mismatched_keys"])
     _check_missing(name, model, task, sorted(info["missing_keys"]), needs_head=needs_head)
     notices = check_left_out(
         name,
@@ -43,8 +43,17 @@ def check_weights(
     return tuple(notices)
 
 
-def _check_shapes(name: str, info: dict[str, Any]) -> None:
-    for weight, stored, expected in sorted(info["mismatched_keys"]):
+def check_shapes(name: str, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
+    """Refuse weights of other shapes than the config describes.
+
+    Args:
+        name: Folder or hub id of the checkpoint, for messages.
+        mismatched: Names of such weights, their shapes and those that the config describes.
+
+    Raises:
+        CheckpointError: There is one.
+    """
+    for weight, stored, expected in sorted(mismatched):
         raise CheckpointError(
             f"Weight `{weight}` of checkpoint {name!r} has shape {tuple(stored)}, but its "
             f"config.json describes shape {tuple(expected)}. Use the config.json that belongs to "

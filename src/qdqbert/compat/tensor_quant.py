@@ -18,13 +18,12 @@ from torch import Tensor
 
 from qdqbert.numerics.affine import round_trip, widened
 from qdqbert.numerics.fake_quantization import (
-    DEAD_AMAX,
     E4M3_MAX,
     Codes,
     fake_quantize_amax,
     scales_of,
 )
-from qdqbert.spec import code_bounds
+from qdqbert.spec import DEAD_AMAX, code_bounds
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoders.model import Floats
-from qdqbert.spec import Range, TensorSpec
+from qdqbert.spec import DEAD_STEP, Range, TensorSpec
 
 Bools = NDArray[np.bool_]
 
@@ -20,8 +20,10 @@ _ROWS = 4096
 def parameters_of(chosen: Range, spec: TensorSpec) -> tuple[float, int]:
     """Return scale and zero point of a calibrated activation, symmetric or affine.
 
-    Source: see `numerics.affine.symmetric_parameters` and `affine_parameters`.
+    Source: see `numerics.affine.parameters_of`.
     """
+    if chosen.covers_only_zero(spec):
+        return DEAD_STEP, 0 if spec.symmetric else spec.qmin
     if spec.symmetric:
         return float(_usable(np.float32(chosen.amax) / np.float32(spec.qmax))), 0
     low, high = np.float32(chosen.low), np.float32(chosen.high)

@@ -8,19 +8,29 @@ of their sites, without the path of the encoder in a model with a head.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import EncoderModel, Floats
 from qdqbert.encoders.quantize import Choices, Specs
 from qdqbert.encoders.sites import linear_layers_of, parent_of, sites_of
-from qdqbert.encoders.weights import Weights
+from qdqbert.encoders.weights import LARGEST, Weights
 from qdqbert.errors import CheckpointError, GraphError, SpecError
 from qdqbert.json_files import Fields, damaged
-from qdqbert.spec import LOCAL, RESIDUAL, Range, Site, TensorSpec
+from qdqbert.spec import (
+    LOCAL,
+    RESIDUAL,
+    Range,
+    Site,
+    TensorSpec,
+    is_linear_input,
+    weight_site_of,
+)
 
 FORMAT = 2
 """Version of the keys in config.json that describe quantizers."""
@@ -30,6 +40,9 @@ STATE_VERSION = 1
 
 BUFFERS = ("_amax", "_range", "_pre_quant_scale")
 """Names of a quantizer's tensors in a checkpoint."""
+
+ENDS = ("clip.clip_value_min", "clip.clip_value_max")
+"""Names of the learned ends of a range in a checkpoint, the low one first."""
 
 TENSORS = tuple(buffer.removeprefix("_") for buffer in BUFFERS)
 """Names of these tensors in config.json."""
@@ -53,6 +66,62 @@ STATE_DEFAULTS: Mapping[str, Any] = {
     **TOOLKIT_DEFAULTS,
 }
 """Defaults that a stored state leaves out, besides `axis`; see `default_state`."""
+
+
+def problem_of(
+    tensor: str, values: NDArray[Any], shapes: Sequence[tuple[int, ...]] = ()
+) -> str | None:
+    """Return what is wrong with a stored range or scale, to follow "has"; `None` if it is right.
+
+    A range of 0 is right: it covers the value 0 alone, and all others become 0.
+
+    Args:
+        tensor: Its name, of which the last part counts: one of `BUFFERS`, or `clip` for the learned
+            ends of a range, the low one first.
+        values: Its values.
+        shapes: Shapes that it may have; all of them if there is none. If one value may be for all
+            channels, it may have any shape.
+    """
+    kind = tensor.rpartition(".")[2]
+    is_one = values.size == 1 and () in shapes and kind in ("_amax", "_pre_quant_scale")
+    if shapes and values.shape not in shapes and not is_one:
+        return f"shape {values.shape}, not {shapes[0]}"
+    if not values.size:
+        return "no value"
+    lowest, highest = float(values.min()), float(values.max())
+    if math.isnan(lowest):
+        return "the value NaN"
+    if math.isinf(lowest) or math.isinf(highest):
+        return "an infinite value"
+    if max(-lowest, highest) > LARGEST:
+        return f"a value as large as {max(-lowest, highest):g}"
+    if kind == "_amax" and lowest < 0:
+        return f"the negative value {lowest:g}"
+    if kind == "_pre_quant_scale" and lowest <= 0:
+        return f"the value {lowest:g}, where only positive ones are factors"
+    first, last = values.flat[0], values.flat[-1]
+    if kind == "_range" and not first <= 0 <= last:
+        return f"the ends {first:g} and {last:g}, without 0 in between"
+    if kind == "clip" and first > last:
+        return f"the ends {first:g} and {last:g} in the wrong order"
+    return None
+
+
+def wrong_range(tensor: str, problem: str, where: str) -> str:
+    """Return the message about a stored range or scale with a problem."""
+    return (
+        f"Tensor `{tensor}` of {where!r} has {problem}. Save the model again, or calibrate it "
+        "again."
+    )
+
+
+def problem_of_inverse(scale: NDArray[Any] | None, inverse: NDArray[Any] | None) -> str | None:
+    """Return what is wrong with the factors of a weight, if they do not undo those of its input."""
+    if scale is None and inverse is None:
+        return None
+    if scale is not None and inverse is not None and np.allclose(scale * inverse, 1, rtol=1e-3):
+        return None
+    return "factors that do not undo those of its input"
 
 
 def default_state(site: Site) -> dict[str, Any]:
@@ -131,7 +200,8 @@ def read_stored(
     }
     if unknown := sorted(reader.names() - sites.keys()):
         raise GraphError(f"The native engine has no place for the quantizer `{unknown[0]}`.")
-    channels = dict(_channels(model))
+    reader.check_names()
+    channels = dict(channels_of(model))
     specs: dict[str, TensorSpec | None] = {}
     ranges: dict[str, Range] = {}
     scales: dict[str, Floats] = {}
@@ -141,16 +211,16 @@ def read_stored(
         specs[site.name] = spec = reader.spec(name, site, state)
         if spec is None:
             continue
-        count = channels.get(site.name, 1)
+        count = channels.get(site.name)
         if site.kind == "weight":
-            amax = reader.amax(name, state, (1, count))
+            amax = reader.amax(name, state, [(count or 1, 1), ()])
             if amax is not None:
                 weight_amax[site.name] = amax.reshape(()) if amax.size == 1 else amax
             continue
         found = reader.range_of(name, state)
         if found is not None:
             ranges[site.name] = found
-        scale = reader.tensor("pre_quant_scale", name, (count,))
+        scale = reader.scale(name, count)
         if scale is not None:
             scales[site.name] = scale
     return specs, Choices(ranges=ranges, scales=scales, weight_amax=weight_amax)
@@ -183,6 +253,17 @@ class _Reader:
             self.part(part)
         return names_of(self.config.values["quantizers"])
 
+    def check_names(self) -> None:
+        """Refuse ranges and scales that config.json does not describe."""
+        described = {f"{name}._{kind}" for kind in TENSORS for name in self.part(kind).values}
+        ends = tuple(f"_quantizer.{buffer}" for buffer in BUFFERS)
+        found = {name.removeprefix(self.base) for name in self.weights if name.endswith(ends)}
+        if unknown := sorted(found - described):
+            raise CheckpointError(
+                f"{str(self.weights.path)!r} has the tensor `{unknown[0]}`, which config.json does "
+                "not describe. Save the model again, or calibrate it again."
+            )
+
     def state(self, name: str, site: Site) -> dict[str, Any]:
         changed = self.part("changed")
         return {
@@ -201,62 +282,73 @@ class _Reader:
             raise GraphError(f"The quantizer `{name}` has no codes: {error}") from error
         return found
 
-    def tensor(self, kind: str, name: str, sizes: tuple[int, ...]) -> Floats | None:
+    def scale(self, name: str, channels: int | None) -> Floats | None:
+        """Return the factors of an activation before it is quantized.
+
+        Those of a weight that reads it have to be their inverses.
+        """
+        shapes = [] if channels is None else [(channels,), ()]
+        found = self.tensor("pre_quant_scale", name, shapes)
+        if is_linear_input(name):
+            weight = weight_site_of(name)
+            inverse = self.tensor("pre_quant_scale", weight, shapes)
+            problem = problem_of_inverse(found, inverse)
+            if problem is not None:
+                raise self._wrong(f"{weight}._pre_quant_scale", problem)
+        return found if found is None or channels is None else np.resize(found, channels)
+
+    def tensor(self, kind: str, name: str, shapes: Sequence[tuple[int, ...]]) -> Floats | None:
         """Return a tensor of a quantizer as a vector, if config.json says that there is one."""
         if name not in self.part(kind).values:
             return None
-        found = self._read(f"{name}._{kind}", sizes)
-        # The ends of ranges are checked with the ranges.
-        if kind != "range" and not (found >= 0 if kind == "amax" else found > 0).all():
-            raise self._wrong(f"{name}._{kind}", "values that are not positive")
-        return found
+        return self._read(f"{name}._{kind}", shapes)
 
-    def amax(self, name: str, state: Mapping[str, Any], sizes: tuple[int, ...]) -> Floats | None:
+    def amax(
+        self, name: str, state: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]
+    ) -> Floats | None:
         """Return the largest magnitude that the symmetric codes of a quantizer cover."""
-        ends = self._learned(name, state)
-        found = (
-            self.tensor("amax", name, sizes) if ends is None else np.abs(ends).max(keepdims=True)
-        )
+        found, ends = self.tensor("amax", name, shapes), self._learned(name, state)
+        found = found if ends is None else np.abs(ends).max(keepdims=True)
         factor = state["scale_amax"]
         return found if found is None or factor is None else found * np.float32(factor)
 
     def range_of(self, name: str, state: Mapping[str, Any]) -> Range | None:
         """Return the range of the quantizer of an activation."""
         if state["symmetric"]:
-            amax = self.amax(name, state, (1,))
+            amax = self.amax(name, state, [()])
             ends = None if amax is None else np.array([-amax[0], amax[0]])
         else:
-            ends = self._learned(name, state)
-            ends = self.tensor("range", name, (2,)) if ends is None else ends
+            fixed, learned = self.tensor("range", name, [(2,)]), self._learned(name, state)
+            ends = fixed if learned is None else learned
         if ends is None:
             return None
         low, high = ends.tolist()
-        if not low <= 0 <= high:
-            raise self._wrong(f"{name}._range", f"the ends {low} and {high}, without 0 in between")
         return Range(amax=max(-low, high), low=low, high=high)
 
     def _learned(self, name: str, state: Mapping[str, Any]) -> Floats | None:
         """Return the learned ends of a range, at most and at least 0."""
         if not state["learn_amax"]:
             return None
-        low, high = (self._read(f"{name}.clip.clip_value_{end}", (1,)) for end in ("min", "max"))
+        low, high = (self._read(f"{name}.{end}", [()]) for end in ENDS)
+        self._check(f"{name}.clip", np.concatenate([low, high]))
         return np.concatenate([np.minimum(low, 0), np.maximum(high, 0)])
 
-    def _read(self, name: str, sizes: tuple[int, ...]) -> Floats:
+    def _read(self, name: str, shapes: Sequence[tuple[int, ...]]) -> Floats:
         start = self.base if f"{self.base}{name}" in self.weights else ""
-        found = self.weights.read(f"{start}{name}").reshape(-1)
-        if found.size not in sizes:
-            raise self._wrong(name, f"{found.size} values, not {sizes[-1]}")
-        return found
+        found = self.weights.read(f"{start}{name}")
+        self._check(name, found, shapes)
+        return found.reshape(-1)
+
+    def _check(self, name: str, values: Floats, shapes: Sequence[tuple[int, ...]] = ()) -> None:
+        problem = problem_of(name, values, shapes)
+        if problem is not None:
+            raise self._wrong(name, problem)
 
     def _wrong(self, name: str, what: str) -> CheckpointError:
-        return CheckpointError(
-            f"Tensor `{name}` of {str(self.weights.path)!r} has {what}. Save the model again, or "
-            "calibrate it again."
-        )
+        return CheckpointError(wrong_range(name, what, str(self.weights.path)))
 
 
-def _channels(model: EncoderModel) -> Iterator[tuple[str, int]]:
+def channels_of(model: EncoderModel) -> Iterator[tuple[str, int]]:
     """Yield the number of channels of each weight, and of each activation that has a scale."""
     for layer in model.layers:
         outputs: dict[str, int] = {}

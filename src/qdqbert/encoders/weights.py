@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +17,10 @@ from qdqbert.encoders.model import Floats
 from qdqbert.encoders.tensor_files import files_of, read_tensors
 from qdqbert.errors import CheckpointError
 
+LARGEST = 1e30
+"""Largest magnitude of a weight or a range. Products of larger ones are not finite in float32."""
+
+_Tensor = tuple[str, NDArray[Any]]
 # Names of LayerNorm's parameters in checkpoints that were converted from TensorFlow.
 _OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 
@@ -76,14 +80,13 @@ class Weights:
         """Read the headers of a folder's files; see `tensor_files`.
 
         Raises:
-            CheckpointError: There is no such file, or it is damaged.
+            CheckpointError: There is no such file, it is damaged, or there are two values for one
+            tensor.
         """
         self.path, self.files = files_of(folder)
-        self._stored: dict[str, tuple[str, NDArray[Any]]] = {}
         self._used: set[str] = set()
-        for file in self.files:
-            for name, kind, array in read_tensors(file):
-                self._stored[_current_name(name)] = (kind, array)
+        tensors = ((name, _current_name(name), each) for name, each in _tensors_of(self.files))
+        self._stored = _by_name(tensors, self.path)
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, Floats], path: Path) -> Self:
@@ -112,13 +115,16 @@ class Weights:
     def converted(self, conversion: Conversion) -> Weights:
         """Return the same tensors under the names of another layout."""
         found = copy.copy(self)
-        found._stored, found._used = {}, set()
+        found._used = set()
+        found._stored = _by_name(self._converted(conversion), self.path)
+        return found
+
+    def _converted(self, conversion: Conversion) -> Iterator[tuple[str, str, _Tensor]]:
         for name, (kind, array) in self._stored.items():
             targets = conversion.targets(name)
             parts = [array] if len(targets) == 1 else self._divided(name, array, len(targets))
             for target, part in zip(targets, parts, strict=True):
-                found._stored[target] = (kind, part)
-        return found
+                yield name, target, (kind, part)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor.
@@ -132,7 +138,8 @@ class Weights:
         """Return a tensor in float32.
 
         Raises:
-            CheckpointError: There is no such tensor, or one of its values is not finite.
+            CheckpointError: There is no such tensor, or one of its values is not finite or larger
+                than any that a model computes with.
         """
         kind, array = self._find(name)
         self._used.add(name)
@@ -143,11 +150,13 @@ class Weights:
         # The sum of squares is finite only if each value is, and needs no array of flags.
         flat = found.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
-            is_finite = math.isfinite(float(flat @ flat)) or bool(np.isfinite(flat).all())
-        if not is_finite:
+            is_small = math.isfinite(float(flat @ flat))
+        largest = 0.0 if is_small else float(np.abs(flat).max())
+        if not largest <= LARGEST:
+            wrong = f"as large as {largest:g}" if math.isfinite(largest) else "not finite"
             raise CheckpointError(
-                f"Tensor `{name}` of {str(self.path)!r} has values that are not finite. Download "
-                "or copy the checkpoint again."
+                f"Tensor `{name}` of {str(self.path)!r} has values that are {wrong}. Download or "
+                "copy the checkpoint again."
             )
         return found
 
@@ -160,7 +169,7 @@ class Weights:
             )
         return list(array.reshape(parts, len(array) // parts, *array.shape[1:]))
 
-    def _find(self, name: str) -> tuple[str, NDArray[Any]]:
+    def _find(self, name: str) -> _Tensor:
         found = self._stored.get(name)
         if found is None:
             raise MissingTensorError(
@@ -169,6 +178,36 @@ class Weights:
                 tensor=name,
             )
         return found
+
+
+def _by_name(tensors: Iterable[tuple[str, str, _Tensor]], path: Path) -> dict[str, _Tensor]:
+    """Return tensors by today's names, given their own names too.
+
+    Raises:
+        CheckpointError: Two that differ have one name. The error names `path`.
+    """
+    found: dict[str, _Tensor] = {}
+    own: dict[str, str] = {}
+    for name, current, tensor in tensors:
+        known = found.setdefault(current, tensor)
+        first = own.setdefault(current, name)
+        if known is not tensor and not _are_same(known, tensor):
+            both = f"`{first}` and `{name}`" if first != name else f"`{name}` in two files"
+            raise CheckpointError(
+                f"{str(path)!r} has two values for one tensor, {both}. Which of them the model was "
+                "trained with is not known. Remove one in a copy, or download it again."
+            )
+    return found
+
+
+def _are_same(one: _Tensor, other: _Tensor) -> bool:
+    return one[0] == other[0] and np.array_equal(one[1], other[1])
+
+
+def _tensors_of(files: Iterable[Path]) -> Iterator[tuple[str, _Tensor]]:
+    for file in files:
+        for name, kind, array in read_tensors(file):
+            yield name, (kind, array)
 
 
 def _current_name(name: str) -> str:

@@ -70,6 +70,8 @@ def quantized_linear(
     new._input_quantizer.site, new._weight_quantizer.site = linear_sites(
         name, source, over_tokens=over_tokens
     )
+    new._input_quantizer.sizes = (linear.in_features,)
+    new._weight_quantizer.sizes = tuple(linear.weight.shape)
     return new
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from torch import nn
 
@@ -21,7 +22,12 @@ from qdqbert.insert.outputs import add_output_quantizers_, check_outputs
 from qdqbert.reference.factory import PLAIN, QuantizerFactory
 from qdqbert.reference.modules import QuantEmbedding
 from qdqbert.reference.sited_model import SitedModel, sited_model
-from qdqbert.spec import CROSS_SEQUENCE_AXES, MATMUL_SEQUENCE_AXES, SiteGroup
+from qdqbert.spec import (
+    CROSS_SEQUENCE_AXES,
+    MATMUL_SEQUENCE_AXES,
+    SiteGroup,
+    is_residual_input,
+)
 
 
 def insert_quantizers_(
@@ -60,7 +66,8 @@ def insert_quantizers_(
             f"`{family.model_type}`; expected modules named like `{family.layer_example}`."
         )
     register_attention()
-    model.config._attn_implementation = ATTENTION  # type: ignore[union-attr]
+    config: Any = model.config
+    config._attn_implementation = ATTENTION
     # A QDQBERT model has quantizers already.
     if not sited_model(model).quantizers:
         if "output" in groups:
@@ -77,8 +84,10 @@ def insert_quantizers_(
         ):
             model.set_submodule(name, QuantEmbedding.from_float(module, name=name))
     sited = sited_model(model.eval())
-    for quantizer in sited.quantizers.values():
+    for name, quantizer in sited.quantizers.items():
         quantizer.disable()
+        if is_residual_input(name):
+            quantizer.sizes = (config.hidden_size,)
     return sited
 
 

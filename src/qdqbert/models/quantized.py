@@ -24,7 +24,8 @@ from qdqbert.checkpoint.configuration import (
 )
 from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.load import Checkpoint, check_positions, load_checkpoint
-from qdqbert.encoders.stored import BUFFERS, check_format
+from qdqbert.checkpoint.weights import check_shapes
+from qdqbert.encoders.stored import BUFFERS, ENDS, check_format, wrong_range
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.insert.modules import ATTENTION, register_attention
 from qdqbert.insert.sited import insert_quantizers_
@@ -36,11 +37,13 @@ from qdqbert.models.state import (
     restore_,
     stored_state,
 )
+from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import QuantizerOptions, build_recipe
 from qdqbert.reference.factory import PLAIN, QuantizerFactory
 from qdqbert.reference.sited_model import SitedModel, sited_model
 
 _RANGES = tuple(f"_quantizer.{buffer}" for buffer in BUFFERS)
+_LEARNED = tuple(f"_quantizer.{end}" for end in ENDS)
 
 
 class QuantizedModel:
@@ -119,25 +122,31 @@ class QuantizedModel:
         return (_new, (model_class,), *made[2:])
 
     @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls,
+        *args: Any,
+        output_loading_info: bool = False,
+        ignore_mismatched_sizes: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         """Load a float checkpoint, or one that a model with quantizers saved.
 
         Weights are float32, as in transformers 4, whatever the checkpoint stores: float16 cannot be
         trained. Pass `dtype` for another type, "auto" for the stored one.
 
         Raises:
-            CheckpointError: The checkpoint belongs to another family, or its ranges are not
-                complete.
+            CheckpointError: The checkpoint belongs to another family, or a range is missing or
+                cannot be used.
         """
         if "torch_dtype" not in kwargs:
             kwargs.setdefault("dtype", torch.float32)
         model, info = super().from_pretrained(  # type: ignore[misc]
-            *args, output_loading_info=True, **kwargs
+            *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
         )
         # transformers leaves missing tensors uninitialized, and drops unexpected ones.
         is_float = model.config.quantizers is None
         for keys, what in (("missing_keys", "lack"), ("unexpected_keys", "have unexpected")):
-            ranges = sorted(key for key in info[keys] if key.endswith(_RANGES))
+            ranges = sorted(key for key in info[keys] if key.endswith((*_RANGES, *_LEARNED)))
             # Of a float checkpoint, ranges of descriptors are missing.
             if ranges and not (is_float and keys == "missing_keys"):
                 raise CheckpointError(
@@ -145,8 +154,13 @@ class QuantizedModel:
                     f"`{ranges[0]}`, which contradicts config.json. Save the model again with "
                     "`save_pretrained`, or calibrate the float checkpoint again."
                 )
+        # transformers' error names no weight, and ranges of another shape are never left out.
+        name, wrong = model.config.name_or_path, info["mismatched_keys"]
+        ranges = [each for each in wrong if each[0].endswith((*_RANGES, *_LEARNED))]
+        check_shapes(name, ranges if ignore_mismatched_sizes else wrong)
         if is_float:
             factory_of(model).finish_loading(sited_model(model).quantizers.values())
+        check_ranges(name, model)
         return (model, info) if output_loading_info else model
 
     def train(self, mode: bool = True) -> Self:
@@ -159,6 +173,22 @@ class QuantizedModel:
                 stacklevel=2,
             )
         return super().train(mode)  # type: ignore[misc, no-any-return]
+
+
+def check_ranges(name: str, model: Any) -> None:
+    """Refuse ranges and scales that a quantizer cannot use.
+
+    Args:
+        name: Name of the checkpoint, for messages.
+        model: The model.
+
+    Raises:
+        CheckpointError: There is one.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, Quantizer):
+            for tensor, problem in module.problems_of(module.state_dict()).items():
+                raise CheckpointError(wrong_range(f"{path}.{tensor}", problem, name))
 
 
 def _new(model_class: Any) -> Any:

@@ -10,12 +10,19 @@ import torch
 from torch import Tensor
 
 from qdqbert.calibration.calibration import CalibrationResult
-from qdqbert.encoders.stored import STATE_VERSION, TENSORS, default_state, names_of
+from qdqbert.encoders.stored import (
+    STATE_VERSION,
+    TENSORS,
+    default_state,
+    names_of,
+    problem_of_inverse,
+    wrong_range,
+)
 from qdqbert.errors import CheckpointError, SpecError
 from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import QuantizerOptions, build_recipe
 from qdqbert.reference.sited_model import SitedModel, site_of, weight_of
-from qdqbert.spec import Range, TensorSpec, is_residual_input, weight_site_of
+from qdqbert.spec import Range, TensorSpec, is_linear_input, is_residual_input, weight_site_of
 
 MOVING = 0.01
 """Share of a batch in moving ranges, as in torch's observers."""
@@ -221,7 +228,11 @@ def stored_specs(sited: SitedModel) -> dict[str, TensorSpec | None]:
 
 
 def stored_calibration(sited: SitedModel) -> CalibrationResult:
-    """Return the ranges that a model was calibrated or trained with."""
+    """Return the ranges that a model was calibrated or trained with.
+
+    Raises:
+        CheckpointError: The `pre_quant_scale` of a weight does not undo that of its input.
+    """
     ranges: dict[str, Range] = {}
     scales: dict[str, Tensor] = {}
     weight_amax: dict[str, Tensor] = {}
@@ -235,9 +246,21 @@ def stored_calibration(sited: SitedModel) -> CalibrationResult:
         chosen = _range_of(quantizer, quantizer.used_amax)
         if chosen is not None:
             ranges[name] = chosen
-        if quantizer.pre_quant_scale is not None:
-            scales[name] = quantizer.pre_quant_scale.cpu()
+        scale = quantizer.pre_quant_scale
+        if scale is not None:
+            scales[name] = scale.cpu().expand(quantizer.sizes or scale.shape).clone()
+        if quantizer.is_enabled and is_linear_input(name):
+            _check_inverse(sited, weight_site_of(name), scale)
     return CalibrationResult(ranges=ranges, scales=scales, weight_amax=weight_amax)
+
+
+def _check_inverse(sited: SitedModel, weight: str, scale: Tensor | None) -> None:
+    """Refuse a weight whose `pre_quant_scale` does not undo that of its input, `scale`."""
+    both = (scale, sited.quantizers[weight].pre_quant_scale)
+    problem = problem_of_inverse(*(None if x is None else x.cpu().numpy() for x in both))
+    if problem is not None:
+        where = str(getattr(sited.model, "name_or_path", ""))
+        raise CheckpointError(wrong_range(f"{weight}._pre_quant_scale", problem, where))
 
 
 def _spec_of(name: str, quantizer: Quantizer) -> TensorSpec | None:

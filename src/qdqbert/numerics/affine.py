@@ -14,7 +14,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from qdqbert.spec import Range, TensorSpec
+from qdqbert.spec import DEAD_STEP, Range, TensorSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,15 @@ def affine_parameters(
 
 
 def parameters_of(chosen: Range, spec: TensorSpec) -> QuantizationParameters:
-    """Return scale and zero point of a calibrated activation, symmetric or affine."""
+    """Return scale and zero point of a calibrated activation, symmetric or affine.
+
+    With a range that covers only 0, all values become 0, as in `fake_quantize_amax`.
+    """
+    if chosen.covers_only_zero(spec):
+        zero_point = 0 if spec.symmetric else spec.qmin
+        return QuantizationParameters(
+            scale=torch.tensor(DEAD_STEP), zero_point=torch.tensor(zero_point, dtype=torch.int32)
+        )
     if spec.symmetric:
         return symmetric_parameters(torch.tensor(chosen.amax, dtype=torch.float32), spec)
     low, high = (torch.tensor(end, dtype=torch.float32) for end in (chosen.low, chosen.high))

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from qdqbert.numerics.affine import round_trip, widened
-
-DEAD_AMAX = 2.0**-24
-"""Ranges up to this make all values 0. Source: pytorch-quantization."""
+from qdqbert.spec import DEAD_AMAX
 
 E4M3_MAX = 448.0
 """Largest value of torch's `float8_e4m3fn`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,8 @@ from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.calibration.statistics import calibrator_of
+from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.stored import channels_of
 from qdqbert.encoding import Batch
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.pipeline.cluster import cluster_run
@@ -241,6 +244,7 @@ def _earlier_calibration(
             argument="ranges_from",
         )
     calibration = read_ranges(earlier.directory / RANGES)
+    _check_sizes(calibration, source.encoder, given)
     for plan in plans:
         missing = _missing_ranges(plan, sited, calibration)
         if missing:
@@ -254,6 +258,20 @@ def _earlier_calibration(
                 argument="ranges_from",
             )
     return calibration
+
+
+def _check_sizes(calibration: CalibrationResult, encoder: EncoderModel, given: str) -> None:
+    """Refuse scales, means and ranges of weights that have another number of channels."""
+    channels = dict(channels_of(encoder))
+    vectors = [calibration.scales, calibration.means, calibration.weight_amax]
+    for name, x in itertools.chain.from_iterable(each.items() for each in vectors):
+        count = channels.get(name)
+        if x.dim() and count is not None and x.shape != (count,):
+            raise UserInputError(
+                f"{given} has shape {tuple(x.shape)} for `{name}`, which has {count} channels. "
+                "Leave it out to calibrate.",
+                argument="ranges_from",
+            )
 
 
 def _missing_ranges(plan: Plan, sited: SitedSource, calibration: CalibrationResult) -> list[str]:

@@ -11,13 +11,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from qdqbert.encoders.stored import BUFFERS, TOOLKIT_DEFAULTS, spec_of
+from qdqbert.encoders.stored import (
+    BUFFERS,
+    ENDS,
+    TOOLKIT_DEFAULTS,
+    problem_of,
+    spec_of,
+    wrong_range,
+)
 from qdqbert.errors import CheckpointError, UncalibratedError
 from qdqbert.numerics.affine import affine_parameters, reduce_amax, round_trip, widened
 from qdqbert.numerics.fake_quantization import Codes, fake_quantize_amax, reduced_axes
 from qdqbert.quantizers.clip import Clip
 from qdqbert.quantizers.export import is_exporting, quantize_dequantize
-from qdqbert.spec import Range, Site, TensorSpec, is_residual_input
+from qdqbert.spec import DEAD_AMAX, DEAD_STEP, Range, Site, TensorSpec, is_residual_input
 
 Action = Callable[[Tensor], Tensor]
 """Replaces quantizing, for example by showing the tensor to an observer."""
@@ -39,9 +46,12 @@ class Quantizer(nn.Module):
         action: Replaces all this while a context manager of `qdqbert.insert.sited` is active. These
             restore the previous action.
         clip: Clips to the learned ends of the range. `None` unless the range is learned.
+        sizes: Shape of the weight that is quantized, or `(channels,)` of an activation. `None` if
+            it is not known.
     """
 
     clip: Clip | None
+    sizes: tuple[int, ...] | None = None
 
     def __init__(self, spec: TensorSpec | None = None, *, site: Site | None = None) -> None:
         """Create a quantizer without a range.
@@ -299,7 +309,7 @@ class Quantizer(nn.Module):
         parameters = affine_parameters(low, high, spec, check=False)
         return round_trip(
             inputs,
-            parameters.scale,
+            torch.where(high - low <= DEAD_AMAX, DEAD_STEP, parameters.scale),
             spec.qmin,
             spec.qmax,
             zero_point=parameters.zero_point,
@@ -376,14 +386,19 @@ class Quantizer(nn.Module):
         self.register_buffer(buffer, torch.empty(shape))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Self:
-        before = {name: getattr(self, name, None) for name in BUFFERS}
+        before = [each.data for each in self._tensors()]
         super()._apply(fn, *args, **kwargs)  # type: ignore[no-untyped-call]
-        for name, old in before.items():
-            new = getattr(self, name, None)
-            if old is not None and new is not None and new.dtype.itemsize < old.dtype.itemsize:
+        for old, new in zip(before, self._tensors(), strict=True):
+            if new.dtype.itemsize < old.dtype.itemsize:
                 # They stay float32 in a model of half precision: codes must not change.
-                setattr(self, name, old.to(new.device))
+                new.data = old.to(new.device)
         return self
+
+    def _tensors(self) -> list[Tensor]:
+        """Return ranges, scales, learned ends and their gradients."""
+        ends = [] if self.clip is None else [*self.clip.ends]
+        grads = [end.grad for end in ends if end.grad is not None]
+        return [*self.buffers(recurse=False), *ends, *grads]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -397,19 +412,71 @@ class Quantizer(nn.Module):
         state = self.state()
         return {f"_{name}": value for name, value in state.items() if name != "learn_amax"}
 
+    def problems_of(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+        """Return what is wrong with stored tensors, by name, if the quantizer uses them."""
+        if not self.is_enabled:
+            return {}
+        arrays = {
+            name: x.detach().to("cpu", torch.float32).numpy()
+            for name, x in tensors.items()
+            if name in (*BUFFERS, *ENDS) and not x.is_meta
+        }
+        found = {name: problem_of(name, x, self._shapes_of(name)) for name, x in arrays.items()}
+        ends = [arrays[name] for name in ENDS if name in arrays and found[name] is None]
+        if len(ends) == len(ENDS):
+            found[ENDS[0]] = problem_of("clip", np.stack([each.reshape(()) for each in ends]))
+        return {name: problem for name, problem in found.items() if problem is not None}
+
+    def _shapes_of(self, name: str) -> list[tuple[int, ...]]:
+        """Return the shapes that a stored tensor may have; none if they are not known."""
+        if name == "_range":
+            return [(2,)]
+        if name == "_pre_quant_scale":
+            return [] if self.sizes is None else [self.sizes[-1:], ()]
+        axis = self.state()["axis"]
+        if name in ENDS or axis is None:
+            return [()]
+        if self.sizes is None or len(self.sizes) < 2:
+            return []
+        reduced = reduced_axes(axis, len(self.sizes)) or []
+        return [tuple(1 if i in reduced else size for i, size in enumerate(self.sizes)), ()]
+
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
-        for buffer in BUFFERS:
-            stored = state_dict.get(prefix + buffer)
-            if stored is not None and getattr(self, buffer, None) is None:
-                device = self._device(stored)
-                self.register_buffer(buffer, torch.empty_like(stored, device=device))
         found = local_metadata.get(_STATE)
         if found is not None:
             state = {name.removeprefix("_"): value for name, value in found.items()}
             self.restore({**self.state(), **state, "learn_amax": False})
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+        names = (name for name in (*BUFFERS, *ENDS) if prefix + name in state_dict)
+        stored = {name: state_dict[prefix + name] for name in names}
+        problems = self.problems_of(stored)
+        error_msgs += [
+            wrong_range(prefix + name, problem, "the state dict")
+            for name, problem in problems.items()
+        ]
+        if problems:
+            return
+        for buffer in BUFFERS:
+            if buffer in stored and getattr(self, buffer, None) is None:
+                empty = torch.empty_like(stored[buffer], device=self._device(stored[buffer]))
+                self.register_buffer(buffer, empty)
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
 
     def _device(self, stored: Tensor) -> torch.device:
         return stored.device

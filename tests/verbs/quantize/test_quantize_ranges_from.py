@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,18 @@ def test_the_same_ranges_give_the_same_graph(both, again) -> None:
         load_file(folder / "ranges.safetensors").keys()
         == load_file(both / "ranges.safetensors").keys()
     )
+
+
+def test_ranges_of_another_number_of_channels_are_refused(
+    checkpoints, both, texts, tmp_path
+) -> None:
+    earlier = shutil.copytree(both, tmp_path / "earlier")
+    path = earlier / "ranges.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in sorted(tensors) if name.endswith(".mean"))
+    save_file({**tensors, name: tensors[name][1:]}, path, metadata={"format": "qdqbert-ranges/2"})
+    with pytest.raises(UserInputError, match=f"`{name.removesuffix('.mean')}`, which has 32 chann"):
+        make(checkpoints("bert"), tmp_path / "int8", ranges_from=earlier, calibration_data=texts)
 
 
 def test_the_manifest_records_where_the_ranges_came_from(both, again) -> None:

@@ -260,6 +260,7 @@ class TensorQuantizer(DescribedQuantizer):
         While dynamo exports a model, its parameters are fake tensors without values.
         """
         self._source = None if weight is None else (weight,)
+        self.sizes = None if weight is None else tuple(weight.shape)
 
     def _quantize(self, inputs: Tensor) -> Tensor:
         if self._disabled:
