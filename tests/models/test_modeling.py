@@ -200,13 +200,6 @@ def test_a_plain_bert_checkpoint_loads_whole_and_without_leftovers(floats, auto)
     assert all(torch.equal(ours[name], original[name]) for name in original)
 
 
-def test_a_checkpoint_in_half_precision_is_loaded_in_float32(floats, tmp_path) -> None:
-    transformers.BertModel.from_pretrained(floats("AutoModel")).half().save_pretrained(tmp_path)
-    for given, expected in (({}, torch.float32), ({"dtype": torch.float16}, torch.float16)):
-        model = qdqbert.QDQBertModel.from_pretrained(tmp_path, **given)
-        assert {each.dtype for each in model.parameters()} == {expected}
-
-
 def test_loading_a_bert_checkpoint_warns_of_nothing(floats, caplog, capsys) -> None:
     transformers.logging.enable_propagation()
     try:
