@@ -5,6 +5,7 @@ DIR/native/model.safetensors    packed weights of the target `native`
 DIR/config.json, tokenizer...   as transformers writes them
 DIR/ranges.safetensors          ranges of the calibration
 DIR/quantization.json           how the graphs were made: recipe, sites, ranges, data, versions
+DIR/training.json               fingerprints of the data, if `train` trained the model
 DIR/report.json                 sizes, speed, accuracy and checks
 DIR/report.html                 the same, for people
 DIR/verification.npz            inputs and results of the float model, for `verify`
@@ -27,7 +28,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from qdqbert.artifact_settings import check_quantization, check_task_options
 from qdqbert.choices import ENGINE_NAMES, EngineName
@@ -84,6 +85,15 @@ class Artifact:
     def calibration_fingerprints(self) -> frozenset[str]:
         """Fingerprints of the examples that ranges were taken from; see `tasks.data`."""
         return frozenset(self.quantization["calibration"].get("fingerprints", ()))
+
+    @property
+    def trained_fingerprints(self) -> frozenset[str]:
+        """Fingerprints of the examples that `train` trained the model on, if it did.
+
+        Raises:
+            CheckpointError: `training.json` cannot be read.
+        """
+        return rows_of(read_training(self.directory), "training")
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -223,8 +233,24 @@ def read_training(path: Path) -> Mapping[str, Any]:
     _check_format(fields, path / TRAINING, TRAINING_FORMAT)
     fields.integer("max_length")
     check_task_options(fields)
-    fields.child("calibration")
-    return {name: content[name] for name in ("max_length", "task_options", "calibration")}
+    for part in ("calibration", "training"):
+        if fields.has(part) and fields.child(part).has("fingerprints"):
+            fields.child(part).names("fingerprints")
+    return {
+        name: content[name]
+        for name in ("max_length", "task_options", "calibration", "training")
+        if name in content
+    }
+
+
+def rows_of(
+    training: Mapping[str, Any], part: Literal["calibration", "training"]
+) -> frozenset[str]:
+    """Return the fingerprints of the examples that `train` calibrated or trained a model on.
+
+    `training` is what `read_training` returns.
+    """
+    return frozenset(training.get(part, {}).get("fingerprints", ()))
 
 
 def quantize_command(model: str) -> str:

@@ -119,6 +119,11 @@ def test_a_command_ends_quietly_if_nobody_reads_its_output(monkeypatch, capsys, 
             "`qdqbert train`, not of `qdqbert serve`.\n",
         ),
         (
+            ["train", "--max-steps", "10"],
+            "Error: `--max-steps` is no option of `qdqbert train`. Did you mean "
+            "`--max-train-examples`?\n",
+        ),
+        (
             ["quantize", "--outptu", "x"],
             "Error: Unknown option: --outptu. Did you mean --output?\n",
         ),

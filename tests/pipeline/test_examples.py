@@ -22,9 +22,16 @@ def data(write_file) -> Path:
     return write_file("texts.txt", "\n".join(f"text number {index}" for index in range(60)))
 
 
-def choose(task=TASK, *, labels=None, known=None, **data) -> ChosenExamples:
+# What is said of examples for one of the two, which the model may know.
+MAYBE_TRAINED = (
+    "INT8 is compared with float on rows of `calibration_data` that the model may have been "
+    "trained on. It is surer of those than of new ones, so pass others as `eval_data`."
+)
+
+
+def choose(task=TASK, *, labels=None, known=None, trained=(), **data) -> ChosenExamples:
     paths = {name: str(path) for name, path in data.items() if name.endswith("_data")}
-    return choose_examples(Data(**{**data, **paths}), task, labels or {}, known)
+    return choose_examples(Data(**{**data, **paths}), task, labels or {}, known, trained)
 
 
 def test_calibration_and_held_out_examples_are_drawn_by_the_seed(data) -> None:
@@ -35,7 +42,7 @@ def test_calibration_and_held_out_examples_are_drawn_by_the_seed(data) -> None:
     assert not set(chosen.calibration) & set(chosen.heldout)
     assert chosen == again
     assert chosen.calibration != other.calibration
-    assert chosen.notices == ()
+    assert chosen.notices == (MAYBE_TRAINED,)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +63,7 @@ def test_a_fifth_of_the_data_is_held_out(data, samples, split) -> None:
         "Calibrated on 48 examples of `calibration_data`. 12 others are held out, and INT8 is "
         "compared with float on them."
     )
-    assert chosen.notices == ((notice,) if samples > 48 else ())
+    assert chosen.notices == (*([notice] if samples > 48 else []), MAYBE_TRAINED)
 
 
 def test_nothing_is_held_out_of_data_next_to_labeled_ones(data, write_file) -> None:
@@ -159,9 +166,11 @@ def test_labeled_calibration_data_are_split_and_the_rest_is_evaluated(write_file
     assert (len(chosen.calibration), len(chosen.heldout)) == (20, 40)
     assert not set(chosen.calibration) & set(chosen.heldout)
     assert chosen.labeled_data == str(path)
-    assert chosen.notices[-1] == (
+    assert chosen.is_split
+    assert chosen.notices[-2:] == (
         "`calibration_data` was split by the seed: 20 examples were calibrated on, and metrics are "
-        "of 40 others."
+        "of 40 others.",
+        MAYBE_TRAINED,
     )
 
 
@@ -169,7 +178,7 @@ def test_at_most_a_thousand_labeled_examples_are_held_out(write_file) -> None:
     path = write_file("train.csv", labeled_rows(1500))
     chosen = choose(calibration_data=path, labels=LABELS)
     assert (len(chosen.calibration), len(chosen.heldout)) == (300, 1000)
-    assert "metrics are of 1,000 of 1,200 others" in chosen.notices[-1]
+    assert "metrics are of 1,000 of 1,200 others" in chosen.notices[-2]
 
 
 def test_labels_of_calibration_data_that_cannot_be_scored_are_named_in_a_note(write_file) -> None:
@@ -195,6 +204,7 @@ def test_evaluation_data_alone_are_split_too(write_file) -> None:
     assert (len(chosen.calibration), len(chosen.heldout)) == (12, 28)
     assert not set(chosen.calibration) & set(chosen.heldout)
     assert chosen.labeled_data == str(path)
+    assert not chosen.is_split
     assert "`eval_data` was split by the seed: 12 examples" in chosen.notices[-1]
     assert chosen == choose(eval_data=path, samples=12, labels=LABELS)
     half = choose(eval_data=path, labels=LABELS)
@@ -224,3 +234,82 @@ def test_the_documents_of_a_query_are_on_one_side(write_file) -> None:
     assert len(chosen.calibration) == 30
     assert len(chosen.heldout) % 4 == 0
     assert not used & held
+
+
+def fingerprints(path: Path, count: int, task=TASK) -> set[str]:
+    """Those of the first examples of a file."""
+    examples = task.read(str(path), columns=Columns(), max_examples=count).examples
+    return {fingerprint(each) for each in examples}
+
+
+def test_examples_that_were_trained_on_are_calibrated_on_and_not_held_out(write_file) -> None:
+    path = write_file("train.csv", labeled_rows(60))
+    trained = fingerprints(path, 30)
+    chosen = choose(calibration_data=path, samples=20, labels=LABELS, trained=trained)
+    assert len(chosen.calibration) == 20
+    assert {fingerprint(each) for each in chosen.calibration} <= trained
+    assert len(chosen.heldout) == 30
+    assert not {fingerprint(each) for each in chosen.heldout} & trained
+    notice = "10 examples of `calibration_data` are left out: the model was trained on them."
+    assert chosen.notices[-1] == notice
+
+
+def test_examples_to_evaluate_on_that_were_trained_on_are_left_out(write_file) -> None:
+    path = write_file("dev.csv", labeled_rows(40))
+    data = write_file("other.txt", "\n".join(f"another text {index}" for index in range(30)))
+    trained = fingerprints(path, 30)
+    options = {"labels": LABELS, "trained": trained, "eval_data": path}
+    for others in ({}, {"calibration_data": data}, {"known": ()}):
+        chosen = choose(**options, **others)
+        assert len(chosen.heldout) == 10
+        assert not {fingerprint(each) for each in chosen.heldout} & trained
+        notice = "examples of `eval_data` are left out: the model was trained on them."
+        assert any(notice in each for each in chosen.notices)
+
+
+@pytest.mark.parametrize("others", [{"known": ()}, {}], ids=["stored", "calibrated"])
+def test_data_that_were_all_trained_on_are_refused(write_file, others) -> None:
+    path = write_file("dev.csv", labeled_rows(40))
+    trained = fingerprints(path, 40)
+    with pytest.raises(UserInputError, match="or that the model was trained on") as caught:
+        choose(eval_data=path, labels=LABELS, trained=trained, **others)
+    assert caught.value.argument == "eval_data"
+    task = TASKS["token-classification"]
+    tags = write_file("a.conll", "\n\n".join(f"the O\ncat{index} B-ANIMAL" for index in range(9)))
+    with pytest.raises(UserInputError, match="only examples that the model was trained on"):
+        choose(task, calibration_data=tags, trained=fingerprints(tags, 9, task), **others)
+    # Built-in sentences replace texts.
+    chosen = choose(calibration_data=path, labels=LABELS, trained=trained, **others)
+    assert chosen.heldout == tuple(resources.heldout_examples())
+    assert chosen.labeled_data is None
+
+
+def test_a_query_with_a_document_that_was_trained_on_is_left_out(write_file) -> None:
+    rows = [f"query {index // 4}\tdocument {index}\t{index % 2}" for index in range(80)]
+    path = write_file("ranking.tsv", "\n".join(["query\tdocument\tlabel", *rows]))
+    task = TASKS["reranking"]
+    columns = Columns(text="query", text_pair="document")
+    first = task.read(str(path), columns=columns, max_examples=1).examples[0]
+    chosen = choose(
+        task,
+        eval_data=path,
+        columns=columns,
+        labels={0: "LABEL_0"},
+        known=(),
+        trained={fingerprint(first)},
+    )
+    assert len(chosen.heldout) == 76
+    assert first.group not in {each.group for each in chosen.heldout}
+
+
+def test_notices_name_the_parameter_of_the_call(write_file) -> None:
+    path = write_file("dev.csv", labeled_rows(40))
+    data = write_file("other.txt", "\n".join(f"another text {index}" for index in range(30)))
+    trained = fingerprints(path, 30)
+    chosen = choose(
+        eval_data=path, calibration_data=data, labels=LABELS, trained=trained, eval_name="data"
+    )
+    assert any("30 examples of `data` are left out" in each for each in chosen.notices)
+    with pytest.raises(UserInputError, match="`data=") as caught:
+        choose(eval_data=path, labels=LABELS, trained=fingerprints(path, 40), eval_name="data")
+    assert caught.value.argument == "data"

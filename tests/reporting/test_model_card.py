@@ -96,12 +96,12 @@ def test_every_task_has_a_name_on_the_hub(quantize_report) -> None:
 @pytest.mark.parametrize(
     ("engines", "package"),
     [
-        (("onnxruntime",), "qdqbert"),
-        (("native",), "qdqbert"),
-        (("native", "openvino"), "qdqbert"),
-        (("openvino",), "'qdqbert[openvino]'"),
-        (("onnxruntime", "openvino"), "qdqbert"),
-        ((), "qdqbert"),
+        (("onnxruntime",), "'qdqbert[serve]'"),
+        (("native",), "'qdqbert[serve]'"),
+        (("native", "openvino"), "'qdqbert[serve]'"),
+        (("openvino",), "'qdqbert[openvino,serve]'"),
+        (("onnxruntime", "openvino"), "'qdqbert[serve]'"),
+        ((), "'qdqbert[serve]'"),
     ],
 )
 def test_the_package_is_installed_with_what_the_folder_needs(

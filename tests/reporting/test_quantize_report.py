@@ -237,7 +237,7 @@ def usage(report) -> tuple[str, list[str]]:
 
 def test_the_lines_run_the_folder(three) -> None:
     assert usage(three)[1] == [
-        "pip install qdqbert",
+        "pip install 'qdqbert[serve]'",
         "",
         "import qdqbert",
         "model = qdqbert.load('out/my-int8')",
@@ -250,7 +250,7 @@ def test_the_lines_run_the_folder(three) -> None:
 def test_the_extra_is_that_of_the_fastest_engine(three) -> None:
     target = three.targets[1]
     only = dataclasses.replace(three, targets=(target, timed(target, "onnxruntime", 9.0, 8.0)))
-    assert usage(only)[1][0] == "pip install 'qdqbert[openvino]'"
+    assert usage(only)[1][0] == "pip install 'qdqbert[openvino,serve]'"
 
 
 def test_without_timings_the_report_says_how_to_measure(three) -> None:

@@ -239,7 +239,7 @@ def test_the_code_of_the_model_card_runs(make, task: str, monkeypatch, capsys) -
     monkeypatch.chdir(made.directory.parent)
     exec(code, {})
     assert capsys.readouterr().out.strip()
-    assert "pip install qdqbert\n" in card
+    assert "pip install 'qdqbert[serve]'\n" in card
 
 
 # What counts is `Example.content`, which these two tasks make of several columns.

@@ -19,9 +19,9 @@ from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import EncoderModel, Floats
 from qdqbert.encoders.quantize import Choices, Specs
 from qdqbert.encoders.sites import linear_layers_of, parent_of, sites_of
-from qdqbert.encoders.weights import LARGEST, Weights
+from qdqbert.encoders.weights import Weights
 from qdqbert.errors import CheckpointError, GraphError, SpecError
-from qdqbert.json_files import Fields, damaged
+from qdqbert.json_files import LARGEST_FLOAT, Fields, damaged
 from qdqbert.spec import (
     LOCAL,
     RESIDUAL,
@@ -93,7 +93,7 @@ def problem_of(
         return "the value NaN"
     if math.isinf(lowest) or math.isinf(highest):
         return "an infinite value"
-    if max(-lowest, highest) > LARGEST:
+    if max(-lowest, highest) > LARGEST_FLOAT:
         return f"a value as large as {max(-lowest, highest):g}"
     if kind == "_amax" and lowest < 0:
         return f"the negative value {lowest:g}"

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from qdqbert.encoders.model import Floats
 from qdqbert.encoders.tensor_files import files_of, read_tensors
 from qdqbert.errors import CheckpointError
-
-LARGEST = 1e30
-"""Largest magnitude of a weight or a range. Products of larger ones are not finite in float32."""
+from qdqbert.json_files import LARGEST_FLOAT
 
 _Tensor = tuple[str, NDArray[Any]]
 # Names of LayerNorm's parameters in checkpoints that were converted from TensorFlow.
@@ -152,7 +150,7 @@ class Weights:
         with np.errstate(over="ignore", invalid="ignore"):
             is_small = math.isfinite(float(flat @ flat))
         largest = 0.0 if is_small else float(np.abs(flat).max())
-        if not largest <= LARGEST:
+        if not largest <= LARGEST_FLOAT:
             wrong = f"as large as {largest:g}" if math.isfinite(largest) else "not finite"
             raise CheckpointError(
                 f"Tensor `{name}` of {str(self.path)!r} has values that are {wrong}. Download or "

@@ -11,7 +11,7 @@ from qdqbert import resources
 from qdqbert.errors import DataFileError, UserInputError, naming
 from qdqbert.objects import Rows
 from qdqbert.options import Columns
-from qdqbert.tasks.data import Dataset, fingerprint
+from qdqbert.tasks.data import Dataset, fingerprint, without_rows
 from qdqbert.tasks.task import Task
 
 # Most held-out examples, without labels and with them; and their share of the data, which is one of
@@ -30,6 +30,7 @@ class Data:
     Attributes:
         calibration_data: Data to calibrate on, if the call names some.
         eval_data: Labeled data to compare on, if the call names some.
+        eval_name: Name of the parameter that gave it.
         columns: Columns of the data.
         samples: Number of examples to calibrate on.
         seed: Seed that draws them.
@@ -40,6 +41,7 @@ class Data:
 
     calibration_data: str | Rows | None = None
     eval_data: str | Rows | None = None
+    eval_name: str = "eval_data"
     columns: Columns = Columns()
     samples: int = 300
     seed: int = 0
@@ -62,6 +64,7 @@ class ChosenExamples:
         heldout: Other examples, to compare INT8 with float on.
         takes_pairs: Whether the user's examples are pairs of texts; `None` without any.
         labeled_data: The data that the held-out examples are from, if they have labels.
+        is_split: Whether these are `calibration_data`, which the model may have been trained on.
         notices: Messages for the user.
     """
 
@@ -69,11 +72,16 @@ class ChosenExamples:
     heldout: Sequence[Any]
     takes_pairs: bool | None
     labeled_data: str | None = None
+    is_split: bool = False
     notices: Sequence[str]
 
 
 def choose_examples(
-    data: Data, task: Task, id2label: Mapping[int, str], known: Collection[str] | None
+    data: Data,
+    task: Task,
+    id2label: Mapping[int, str],
+    known: Collection[str] | None,
+    trained: Collection[str] = (),
 ) -> ChosenExamples:
     """Read the data, and draw calibration and held-out examples.
 
@@ -85,12 +93,14 @@ def choose_examples(
         id2label: Labels of the model.
         known: Fingerprints of the examples that stored ranges were taken from; `None` if the
             ranges are calibrated in this call.
+        trained: Fingerprints of the examples that the model was trained on, as far as it is known.
+            They can be calibrated on, and are not held out.
 
     Raises:
         UserInputError: The data is missing, no example is left to compare on, or labels are
             needed and missing.
     """
-    draw = _Draw(data=data, task=task, id2label=id2label, known=known)
+    draw = _Draw(data=data, task=task, id2label=id2label, known=known, trained=trained)
     if data.eval_data is None:
         chosen = draw.built_in() if data.calibration_data is None else draw.from_calibration_data()
     else:
@@ -98,7 +108,7 @@ def choose_examples(
     if data.max_drop is not None and chosen.labeled_data is None:
         raise UserInputError(
             f"`max_drop={data.max_drop:g}` compares metrics, which need labels. Pass labeled "
-            "examples as `eval_data`.",
+            f"examples as `{data.eval_name}`.",
             argument="max_drop",
         )
     return dataclasses.replace(
@@ -117,6 +127,7 @@ class _Draw:
     task: Task
     id2label: Mapping[int, str]
     known: Collection[str] | None
+    trained: Collection[str]
 
     @property
     def wanted(self) -> int:
@@ -133,7 +144,7 @@ class _Draw:
         kept = self._without_texts(evaluated.examples, used)
         if not kept:
             raise self._nothing_left()
-        notices += [*evaluated.notices, *_left_out(len(evaluated) - len(kept))]
+        notices += [*evaluated.notices, *self._left_out(evaluated.examples, kept)]
         return ChosenExamples(
             calibration=used,
             heldout=kept,
@@ -147,43 +158,52 @@ class _Draw:
         dataset, is_labeled, reasons = self._with_labels(self._read("calibration_data"))
         pool, wanted = self._shuffled(dataset.examples), self.wanted
         most = _LABELED_HELDOUT if is_labeled else _HELDOUT
-        used = pool[: min(wanted, len(pool) - self._count_heldout(len(pool), most))]
+        new = sum(not self._is_trained(each) for each in pool)
+        held = min(self._count_heldout(len(pool), most), new)
+        used = pool[: min(wanted, len(pool) - held)]
         rest = self._rest(pool[len(used) :], used)
         heldout: Sequence[Any] = rest[:most]
         if len(heldout) < _FEWEST_HELDOUT and self.task.reads_texts:
             if len(used) < wanted:
                 reasons.append(_no_more(used))
             reasons.append(
-                f"Only {len(rest)} examples of `calibration_data` are not used to calibrate, so "
-                "fidelity is measured on built-in sentences. Pass more data, at least "
-                f"{2 * _FEWEST_HELDOUT} different examples."
+                f"Only {len(rest)} examples of `calibration_data` are not used to "
+                f"{'train or ' if self.trained else ''}calibrate, so fidelity is measured on "
+                f"built-in sentences. Pass more data, at least {2 * _FEWEST_HELDOUT} different "
+                "examples."
             )
             heldout, is_labeled = resources.heldout_examples(), False
         elif not heldout:
             raise UserInputError(
-                f"All {len(used)} examples of `calibration_data` are used to calibrate, and none "
-                "is left to compare with float. Pass more examples, or fewer "
+                "`calibration_data` contains only examples that the model was trained on, and none "
+                f"is left to compare with float. Pass others as `{self.data.eval_name}`."
+                if self.trained and not new
+                else f"All {len(used)} examples of `calibration_data` are used to calibrate, and "
+                "none is left to compare with float. Pass more examples, or fewer "
                 "`calibration_samples`."
                 if wanted
                 else "`calibration_data` contains only examples that the ranges were taken from, "
                 "and none is left to compare with float. Pass other examples.",
                 argument="calibration_data",
             )
-        elif is_labeled and (problem := self._metrics_problem(dataset, heldout)):
-            reasons.append(problem)
-            is_labeled = False
-        elif is_labeled:
-            reasons.append(_split_notice("calibration_data", used, heldout, rest))
-        elif len(used) < wanted:
-            reasons.append(
-                f"Calibrated on {len(used)} examples of `calibration_data`. {len(rest)} others "
-                "are held out, and INT8 is compared with float on them."
-            )
+        else:
+            if is_labeled and (problem := self._metrics_problem(dataset, heldout)):
+                reasons.append(problem)
+                is_labeled = False
+            elif is_labeled:
+                reasons.append(_split_notice("calibration_data", used, heldout, rest))
+            elif len(used) < wanted:
+                reasons.append(
+                    f"Calibrated on {len(used)} examples of `calibration_data`. {len(rest)} others "
+                    "are held out, and INT8 is compared with float on them."
+                )
+            reasons += self._of_split(pool[len(used) :])
         return ChosenExamples(
             calibration=used,
             heldout=heldout,
             takes_pairs=_has_pairs(dataset),
             labeled_data=dataset.path if is_labeled else None,
+            is_split=True,
             notices=(*dataset.notices, *reasons),
         )
 
@@ -202,13 +222,16 @@ class _Draw:
             raise self._nothing_left()
         if is_small:
             reasons = [
-                "`eval_data` has too few examples to calibrate on some of them, so built-in "
-                "English sentences are used. Pass texts of your own as `calibration_data`."
+                f"`{self.data.eval_name}` has too few examples to calibrate on some of them, so "
+                "built-in English sentences are used. Pass texts of your own as `calibration_data`."
             ]
         elif self.known is None:
-            reasons = [_split_notice("eval_data", used, rest, rest)]
+            reasons = [_split_notice(self.data.eval_name, used, rest, rest)]
+            reasons += _trained_on(
+                self.data.eval_name, sum(map(self._is_trained, pool[len(used) :]))
+            )
         else:
-            reasons = _left_out(len(dataset) - len(rest))
+            reasons = self._left_out(dataset.examples, rest)
         self._metrics_problem(dataset, rest)
         return ChosenExamples(
             calibration=used,
@@ -247,13 +270,13 @@ class _Draw:
 
     def _read(self, argument: Literal["calibration_data", "eval_data"]) -> Dataset:
         given = getattr(self.data, argument)
-        with naming(argument):
+        with naming(self.data.eval_name if argument == "eval_data" else argument):
             return self.task.read(given, columns=self.data.columns, max_examples=None)
 
     def _read_labeled(self) -> Dataset:
         """Read the examples to evaluate on, all of which need a label."""
         dataset = self._read("eval_data")
-        with naming("eval_data"):
+        with naming(self.data.eval_name):
             dataset = self.task.read_labels(dataset, self.id2label)
             self.task.check_metrics(dataset, self.id2label)
         return dataset
@@ -291,19 +314,24 @@ class _Draw:
     def _shuffled(self, examples: Sequence[Any]) -> list[Any]:
         """Return examples in the order of the seed, without those that ranges were taken from.
 
-        The documents of a query stay together.
+        The documents of a query stay together. Those that the model was trained on come first.
         """
         groups: dict[Hashable, list[Any]] = {}
-        for index, each in enumerate(self._without_texts(examples, ())):
-            groups.setdefault(getattr(each, "group", index), []).append(each)
+        for index, each in enumerate(examples):
+            if fingerprint(each) not in (self.known or ()):
+                groups.setdefault(getattr(each, "group", index), []).append(each)
         drawn = list(groups.values())
         random.Random(self.data.seed).shuffle(drawn)
+        drawn.sort(key=lambda group: not any(map(self._is_trained, group)))
         return [each for group in drawn for each in group]
 
+    def _is_trained(self, example: Any) -> bool:
+        return bool(self.trained) and fingerprint(example) in self.trained
+
     def _without_texts(self, examples: Sequence[Any], used: Sequence[Any]) -> list[Any]:
-        """Return the examples whose texts are not among those that are calibrated on."""
-        calibrated = {*map(fingerprint, used), *(self.known or ())}
-        return [each for each in examples if fingerprint(each) not in calibrated]
+        """Return the examples whose texts are neither calibrated on nor trained on."""
+        left_out = {*map(fingerprint, used), *(self.known or ()), *self.trained}
+        return without_rows(examples, left_out)
 
     def _rest(self, examples: Sequence[Any], used: Sequence[Any]) -> list[Any]:
         """Return the examples whose texts and queries are not calibrated on."""
@@ -320,11 +348,34 @@ class _Draw:
         return 0 if self.task.reads_texts and held < _FEWEST_HELDOUT else min(held, most)
 
     def _nothing_left(self) -> UserInputError:
+        name = self.data.eval_name
+        trained = " or that the model was trained on" if self.trained else ""
         return UserInputError(
-            f"`eval_data={self.data.eval_data!r}` contains only examples that ranges are taken "
-            "from. Pass other examples.",
-            argument="eval_data",
+            f"`{name}={self.data.eval_data!r}` contains only examples that ranges are taken "
+            f"from{trained}. Pass other examples.",
+            argument=name,
         )
+
+    def _left_out(self, examples: Sequence[Any], kept: Sequence[Any]) -> list[str]:
+        """Say how many of the examples to evaluate on are not kept, and why."""
+        name, trained = self.data.eval_name, sum(map(self._is_trained, examples))
+        calibrated = len(examples) - len(kept) - trained
+        notices = _trained_on(name, trained)
+        if calibrated:
+            notices.append(
+                f"{calibrated} examples of `{name}` are left out, as ranges are taken from them."
+            )
+        return notices
+
+    def _of_split(self, others: Sequence[Any]) -> list[str]:
+        """Say what the model has seen of the examples that are not calibrated on."""
+        if self.trained:
+            return _trained_on("calibration_data", sum(map(self._is_trained, others)))
+        return [
+            "INT8 is compared with float on rows of `calibration_data` that the model may have "
+            "been trained on. It is surer of those than of new ones, so pass others as "
+            f"`{self.data.eval_name}`."
+        ]
 
 
 def _has_pairs(dataset: Dataset) -> bool:
@@ -349,7 +400,8 @@ def _split_notice(
     )
 
 
-def _left_out(count: int) -> list[str]:
+def _trained_on(argument: str, count: int) -> list[str]:
+    """Say how many examples are not evaluated, as `training.json` has their fingerprints."""
     if not count:
         return []
-    return [f"{count} examples of `eval_data` are left out, as ranges are taken from them."]
+    return [f"{count} examples of `{argument}` are left out: the model was trained on them."]

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import QUANTIZATION, RANGES, REPORT, REPORT_PAGE, VERIFICATION, size_bytes
+from qdqbert.artifact import (
+    QUANTIZATION,
+    RANGES,
+    REPORT,
+    REPORT_PAGE,
+    TRAINING,
+    TRAINING_FORMAT,
+    VERIFICATION,
+    size_bytes,
+)
 from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.checkpoint.card import CARD, read_card_data
 from qdqbert.checkpoint.cross_encoder import write_cross_encoder
@@ -73,6 +82,8 @@ def write_model(
         write_cross_encoder(source.cross_encoder, folder)
     write_ranges(ready.calibration, folder / RANGES)
     write_json(folder / QUANTIZATION, quantization_json(ready, written, command, choice))
+    if source.training:
+        write_json(folder / TRAINING, {"format": TRAINING_FORMAT, **source.training})
 
 
 def make_report(
@@ -157,7 +168,8 @@ def origin_of(ready: Ready) -> Origin:
         card=read_card_data(beside if is_onnx else source.name),
         model_type=source.model_type,
         is_sentence_transformer=isinstance(source.head, SentenceHead),
-        eval_data=ready.examples.labeled_data,
+        # The model may have been trained on the data to calibrate on.
+        eval_data=None if ready.examples.is_split else ready.examples.labeled_data,
         labels=tuple(name for _, name in sorted(source.config.id2label.items())),
         is_regression=source.config.problem_type == "regression",
         takes_pairs=bool(ready.examples.takes_pairs),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqbert.artifact import Artifact
+from qdqbert.artifact import Artifact, rows_of
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoding import Batch
@@ -142,7 +142,8 @@ def prepare(
         CalibrationError: A site saw no usable value.
     """
     ranges = choose_range_source(source, scheme, earlier)
-    examples = choose_examples(data, source.task, source.config.id2label, ranges.known)
+    trained = rows_of(source.training, "training")
+    examples = choose_examples(data, source.task, source.config.id2label, ranges.known, trained)
     plans = make_plans(source, targets, scheme, leaves_out=leaves_out)
     inputs = encode_inputs(source, examples, lengths)
     baseline = run_float(source, inputs, progress)

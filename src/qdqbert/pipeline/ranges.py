@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
-from qdqbert.artifact import RANGES, Artifact, open_artifact
+from qdqbert.artifact import RANGES, Artifact, open_artifact, rows_of
 from qdqbert.calibration.calibrate import count_passes, run_passes
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan
@@ -111,8 +111,8 @@ def choose_range_source(source: Source, scheme: Scheme, earlier: Artifact | None
         "The ranges of the checkpoint's own quantizers are used. Pass `recalibrate=True` to "
         "calibrate again."
     )
-    known = source.training.get("calibration", {}).get("fingerprints", ())
-    return RangeSource(kind="stored", known=tuple(known), notices=(notice,))
+    known = rows_of(source.training, "calibration")
+    return RangeSource(kind="stored", known=tuple(sorted(known)), notices=(notice,))
 
 
 def find_calibration(

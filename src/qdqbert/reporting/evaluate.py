@@ -60,7 +60,7 @@ class EvaluateReport(Report):
         reference_bytes: Size of the reference in the same way, if there is one.
         changed: Examples whose prediction is not the reference's, at most ten, the largest change
             first.
-        leaked_examples: Number of examples that the model was calibrated on.
+        leaked_examples: Number of examples that the model was calibrated or trained on.
         cpu: Name of the CPU.
         cpu_features: Its features that matter for INT8, under Linux' names.
         cores: Number of its cores that were used.
@@ -168,7 +168,7 @@ class EvaluateReport(Report):
             return "bad", f"A limit is not met: {unmet_text([self])}"
         if self.leaked_examples:
             count = counted(self.leaked_examples, "example")
-            return "doubtful", f"Inflated, as the model was calibrated on {count}"
+            return "doubtful", f"Inflated, as the model was calibrated or trained on {count}"
         if self.limits:
             return "good", "All limits are met"
         return "plain", f"Measured on {counted(self.examples, 'example')}"

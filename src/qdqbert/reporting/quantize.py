@@ -97,13 +97,6 @@ class QuantizeReport(Report):
         return find_winner(self.targets, self.candidates)
 
     @property
-    def package(self) -> str:
-        """The argument of `pip install` for the folder: with the extra of its fastest engine."""
-        best = self.winner
-        engines = {each.engine for each in self.targets} if best is None else {best.engine}
-        return "'qdqbert[openvino]'" if engines == {"openvino"} else "qdqbert"
-
-    @property
     def codes(self) -> str:
         """The widths of the codes of all graphs: "INT8", or "W4A8" for weights of 4 bits."""
         return " and ".join(dict.fromkeys(each.codes for each in self.targets)) or "INT8"
@@ -211,10 +204,15 @@ class QuantizeReport(Report):
         if self.directory is None or self.call is None:
             return []
         load = f"model = qdqbert.load({self.directory!a})"
-        lines = [f"pip install {self.package}", "", "import qdqbert", load, f"print({self.call})"]
-        text = f"{self._speed()} The lines of Python run the model."
         # No shell takes a line break in a name.
-        if self.directory.isprintable():
+        serves = self.directory.isprintable()
+        best = self.winner
+        engines = {each.engine for each in self.targets} if best is None else {best.engine}
+        extras = ["openvino"] * (engines == {"openvino"}) + ["serve"] * serves
+        package = f"'qdqbert[{','.join(extras)}]'" if extras else "qdqbert"
+        lines = [f"pip install {package}", "", "import qdqbert", load, f"print({self.call})"]
+        text = f"{self._speed()} The lines of Python run the model."
+        if serves:
             text = f"{text[:-1]}, and the last command answers requests over HTTP."
             lines += ["", f"qdqbert serve {shlex.quote(self.directory)}"]
         code = "\n".join(lines)

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,19 @@ def fingerprint(example: Any) -> str:
     """Return a hash that is equal for examples with equal texts, ignoring case and spacing."""
     words = [" ".join(part.lower().split()) for part in example.content]
     return hashlib.sha256(json.dumps(words).encode("ascii")).hexdigest()[:16]
+
+
+def without_rows(examples: Iterable[Any], known: Collection[str]) -> list[Any]:
+    """Return the examples whose fingerprints are not known, nor that of another of their query."""
+    if not known:
+        return list(examples)
+    kept, seen = [], set()
+    for each in examples:
+        if fingerprint(each) not in known:
+            kept.append(each)
+        elif hasattr(each, "group"):
+            seen.add(each.group)
+    return [each for each in kept if getattr(each, "group", None) not in seen]
 
 
 def check_each(dataset: Dataset, check: Callable[[Any], object]) -> None:

@@ -143,6 +143,17 @@ def test_a_default_target_that_misses_a_limit_is_left_out(quantized, tmp_path) -
     assert open_artifact(tmp_path / "int8").engines[0] == "onnxruntime"
 
 
+def test_metrics_of_data_that_were_split_are_not_in_the_model_index(
+    quantized, labeled, tmp_path
+) -> None:
+    options = {"calibration_data": labeled, "targets": ["native"], "benchmark": False}
+    report = flat.quantize(quantized("classifier").checkpoint, tmp_path / "int8", **options)
+    assert report.float_metrics
+    card = ModelCard.load(tmp_path / "int8" / "README.md")
+    assert card.data.eval_results is None
+    assert any("rows of `calibration_data` that the model may" in each for each in report.notices)
+
+
 def test_metrics_are_compared_on_labeled_data(quantized, labeled, tmp_path) -> None:
     made = quantized("classifier")
     report = quantize(made, tmp_path / "int8", eval_data=labeled, max_drop=100)

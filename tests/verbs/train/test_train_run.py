@@ -201,8 +201,51 @@ def test_evaluation_on_calibration_data_is_refused(trained) -> None:
         flat.evaluate(made.folder, made.files.train)
     assert caught.value.argument == "data"
     report = flat.evaluate(made.folder, made.files.train, allow_leakage=True)
-    assert report.leaked_examples == 8
-    assert any("calibrated on 8 of 16 examples" in notice for notice in report.notices)
+    assert report.leaked_examples == 16
+    assert any("trained on 16 of 16 examples" in notice for notice in report.notices)
+
+
+@pytest.fixture(scope="module")
+def both_files(trained, tmp_path_factory) -> Path:
+    """A file with the rows that a classifier was trained on, and 8 others."""
+    files = trained(CLASSIFICATION, qat=False).files
+    others = files.dev.read_text().partition("\n")[2]
+    path = tmp_path_factory.mktemp("both") / f"both{files.train.suffix}"
+    path.write_text(f"{files.train.read_text().rstrip()}\n{others}")
+    return Path(path)
+
+
+def test_evaluation_on_training_data_is_refused_or_leaves_them_out(trained, both_files) -> None:
+    made = trained(CLASSIFICATION, qat=False)
+    assert len(record_of(made.folder)["training"]["fingerprints"]) == 16
+    for engine in (None, "native"):
+        with pytest.raises(UserInputError, match="trained on all 16 examples") as caught:
+            flat.evaluate(made.folder, made.files.train, engine=engine)
+        assert caught.value.argument == "data"
+    report = flat.evaluate(made.folder, both_files)
+    assert (report.examples, report.leaked_examples) == (8, 0)
+    assert any("16 of 24 examples of `data` are left out" in each for each in report.notices)
+    assert flat.evaluate(made.folder, made.files.train, allow_leakage=True).leaked_examples == 16
+
+
+def test_a_quantized_model_knows_the_training_data(trained, both_files, tmp_path) -> None:
+    made = trained(CLASSIFICATION, qat=False)
+    options = {"targets": ("native",), "benchmark": False, "eval_data": both_files}
+    report = flat.quantize(made.folder, tmp_path / "int8", **options)
+    assert report.heldout_texts <= 8
+    notice = "examples of `eval_data` are left out: the model was trained on them."
+    assert any(notice in each for each in report.notices)
+    with pytest.raises(UserInputError, match="trained on all 16 examples"):
+        flat.evaluate(tmp_path / "int8", made.files.train)
+
+
+def test_training_data_of_earlier_runs_stay_known(trained, classifier, out) -> None:
+    made = trained(CLASSIFICATION, qat=False)
+    options = {**QUICK, "epochs": 0.1, "train_data": classifier.dev}
+    flat.train(made.folder, out, **options)
+    assert len(record_of(out)["training"]["fingerprints"]) == 16 + 8
+    with pytest.raises(UserInputError, match=r"`train_data=.*of an earlier one"):
+        flat.train(made.folder, out, **options, eval_data=classifier.train)
 
 
 @pytest.mark.parametrize("ranges", ["fixed", "learned", "moving"])

@@ -41,6 +41,7 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
     data = Data(
         calibration_data=options.calibration_data,
         eval_data=options.data,
+        eval_name="data",
         columns=options.columns,
         samples=options.calibration.samples,
         seed=options.calibration.seed,

@@ -36,8 +36,8 @@ class EvaluateOptions(BatchCall):
         target: Graph to evaluate, if a folder has several for one engine. By default the one that
             was made for the engine.
         max_examples: Number of examples to read at most. All by default.
-        allow_leakage: Also score examples that the model was calibrated on. The report has their
-            number.
+        allow_leakage: Also score examples that the model was calibrated or trained on, as far as it
+            is known. The report has their number.
         output: Folder for `predictions.jsonl`, `report.html` and the files of the task. With a
             reference, `changed.jsonl` lists the predictions that differ, the largest change first.
         benchmark: Also measure the latency of an .onnx file and of its reference, on the same

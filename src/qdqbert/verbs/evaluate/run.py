@@ -36,7 +36,7 @@ from qdqbert.resources import heldout_examples
 from qdqbert.runtime.scheduler import Scheduler
 from qdqbert.tables.outputs import write_objects
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import Dataset, fingerprint
+from qdqbert.tasks.data import Dataset, fingerprint, without_rows
 from qdqbert.tasks.task import Predictions
 from qdqbert.verbs.evaluate.faults import find_storage
 from qdqbert.verbs.evaluate.options import EvaluateOptions
@@ -63,9 +63,11 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
     leaked = count_leaked(subject, dataset, options)
     if leaked:
         notices.append(
-            f"The model was calibrated on {leaked} of {len(dataset)} examples, so the metrics are "
-            "inflated."
+            f"The model was calibrated or trained on {leaked} of {len(dataset)} examples, so the "
+            "metrics are inflated."
         )
+    if not options.allow_leakage:
+        dataset = without_trained(subject, dataset, options, notices)
     examples, batch_size = dataset.examples, options.batch_size
     encoded, ours = _predict(subject, examples, task_options, batch_size, progress)
     theirs = None
@@ -232,12 +234,15 @@ def _built_in(subject: Subject, max_examples: int | None) -> Dataset:
 
 
 def count_leaked(subject: Subject, dataset: Dataset, options: EvaluateOptions) -> int:
-    """Count the examples that the model was calibrated on.
+    """Count the examples that the model was calibrated on, or trained on if these are scored too.
 
     Raises:
-        UserInputError: There are some, and they are not allowed.
+        UserInputError: It was calibrated on some, and they are not allowed.
     """
-    leaked = sum(fingerprint(example) in subject.calibrated_on for example in dataset.examples)
+    known = subject.calibrated_on
+    if options.allow_leakage:
+        known |= subject.trained_on
+    leaked = sum(fingerprint(example) in known for example in dataset.examples)
     if leaked and not options.allow_leakage:
         raise UserInputError(
             f"The model was calibrated on {leaked} of {len(dataset)} examples of "
@@ -246,6 +251,31 @@ def count_leaked(subject: Subject, dataset: Dataset, options: EvaluateOptions) -
             argument="data",
         )
     return leaked
+
+
+def without_trained(
+    subject: Subject, dataset: Dataset, options: EvaluateOptions, notices: list[str]
+) -> Dataset:
+    """Leave out the examples that the model was trained on, and say how many.
+
+    Raises:
+        UserInputError: None is left.
+    """
+    kept = without_rows(dataset.examples, subject.trained_on)
+    left_out = len(dataset) - len(kept)
+    if not kept:
+        raise UserInputError(
+            f"The model was trained on all {left_out} examples of `data={options.data!r}`, so its "
+            "metrics would be inflated. Pass other data, or `allow_leakage=True` to score them; "
+            "the report then has their number.",
+            argument="data",
+        )
+    if left_out:
+        notices.append(
+            f"{left_out} of {len(dataset)} examples of `data` are left out: the model was trained "
+            "on them."
+        )
+    return dataclasses.replace(dataset, examples=tuple(kept))
 
 
 def _check_names(options: EvaluateOptions, subject: Subject, reference: Subject) -> None:

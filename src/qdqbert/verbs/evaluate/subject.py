@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import CONFIG, Artifact, is_artifact, open_artifact, read_training, size_bytes
+from qdqbert.artifact import (
+    CONFIG,
+    Artifact,
+    is_artifact,
+    open_artifact,
+    read_training,
+    rows_of,
+    size_bytes,
+)
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.folder import check_name
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
@@ -59,6 +67,7 @@ class Subject:
         max_length: Longest input in tokens.
         stored_task_options: Settings of the task that it was trained or quantized with, by name.
         calibrated_on: Fingerprints of the examples that its ranges were taken from.
+        trained_on: Fingerprints of the examples that it was trained on, as far as it is known.
         size_bytes: Size of its file; for a checkpoint, of its weights in float32.
         notices: Messages for the user.
         matched_names: transformers' names of the inputs and outputs that names of the call matched.
@@ -76,6 +85,7 @@ class Subject:
     max_length: int
     stored_task_options: Mapping[str, Any]
     calibrated_on: frozenset[str] = frozenset()
+    trained_on: frozenset[str] = frozenset()
     size_bytes: int
     notices: tuple[str, ...] = ()
     matched_names: frozenset[str] = frozenset()
@@ -195,6 +205,8 @@ def _load_rounded(name: str, request: Request) -> Subject:
     return dataclasses.replace(
         subject,
         stored_task_options=trained.get("task_options", {}),
+        calibrated_on=rows_of(trained, "calibration"),
+        trained_on=rows_of(trained, "training"),
         notices=(_NOTICES[artifact.target_for("native")], *subject.notices),
     )
 
@@ -230,7 +242,8 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
         id2label=checkpoint.config.id2label,
         max_length=length,
         stored_task_options=trained.get("task_options", {}),
-        calibrated_on=frozenset(trained.get("calibration", {}).get("fingerprints", ())),
+        calibrated_on=rows_of(trained, "calibration"),
+        trained_on=rows_of(trained, "training"),
         size_bytes=sum(each.nbytes for each in checkpoint.model.parameters()),
         notices=(*checkpoint.notices, *notices),
     )
@@ -320,6 +333,7 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
         max_length=length,
         stored_task_options=dataclasses.asdict(artifact.task_options),
         calibrated_on=artifact.calibration_fingerprints,
+        trained_on=artifact.trained_fingerprints,
         size_bytes=size_bytes(artifact.model_for(engine, target)),
         notices=tuple(notices),
     )

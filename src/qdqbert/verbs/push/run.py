@@ -90,7 +90,8 @@ def _check_texts(folder: Path, options: PushOptions) -> None:
         raise UserInputError(
             f"`private=False` would publish {counted(texts, 'text')} that the model was compared "
             f"on, which {REPORT} and {REPORT_PAGE} of {str(folder)!r} show because the prediction "
-            "changed. Pass `publish_texts=True` if everyone may read them, or leave `private` out.",
+            "changed. Pass `publish_texts=True` if everyone may read them, or leave "
+            "`private=False` out.",
             argument="private",
         )
 

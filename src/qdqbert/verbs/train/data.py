@@ -11,12 +11,14 @@ import functools
 import os
 import random
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from qdqbert.artifact import read_training, rows_of
 from qdqbert.checkpoint.cross_encoder import activation_of
 from qdqbert.checkpoint.load import Checkpoint, infer_task, read_config
 from qdqbert.checkpoint.sentence import MODEL_SETTINGS, model_settings
@@ -42,6 +44,11 @@ from qdqbert.training.dataset import TrainingDataset
 from qdqbert.training.losses import Objective
 from qdqbert.training.trainer import SCORES
 from qdqbert.verbs.train.options import TrainOptions
+
+# What is said of examples if the model was trained before.
+_BEFORE = " of this run or of an earlier one"
+# A file of 25 MB.
+_MOST_FINGERPRINTS = 1_000_000
 
 
 def choose_task(options: TrainOptions) -> Task:
@@ -125,19 +132,21 @@ def read_examples(task: Task, options: TrainOptions, *, progress: Progress) -> E
     if held is None:
         return Examples(train=train, held=None, notices=train.notices)
     notices = [*train.notices, *(f"Evaluation data: {each}" for each in held.notices)]
-    known = {fingerprint(example) for example in train.examples}
+    earlier = rows_of(read_training(Path(options.model)), "training")
+    known = {*map(fingerprint, train.examples), *earlier}
     evaluated = [fingerprint(example) for example in held.examples]
     shared = sum(each in known for each in evaluated)
     if shared == len(held):
         raise UserInputError(
             f"All examples of `eval_data={options.eval_data!r}` ({shared}) are also in "
-            f"`train_data={options.train_data!r}`. Use other examples, or leave `eval_data` out.",
+            f"`train_data={options.train_data!r}`{_BEFORE if earlier else ''}. Use other examples, "
+            "or leave `eval_data` out.",
             argument="eval_data",
         )
     if shared:
         notices.append(
             f"{shared} of {counted(len(held), 'evaluation example')} are also in the training "
-            "data: the metrics are inflated."
+            f"data{_BEFORE if earlier else ''}: the metrics are inflated."
         )
     return Examples(train=train, held=held, evaluated=frozenset(evaluated), notices=tuple(notices))
 
@@ -172,6 +181,7 @@ class TrainingData:
         held: Features of the evaluation examples, if there are any.
         task_options: Settings of the task.
         max_length: Longest feature in tokens.
+        fingerprints: Of the examples that the model is trained on, and was trained on before.
         notices: Sentences for the user.
     """
 
@@ -181,6 +191,7 @@ class TrainingData:
     held: Features | None
     task_options: TaskSettings
     max_length: int
+    fingerprints: tuple[str, ...]
     notices: tuple[str, ...]
 
 
@@ -238,6 +249,12 @@ def encode_data(
         with progress.stage("Tokenizing the evaluation data"):
             held = encode(examples.held.examples)
         notices += [f"Evaluation data: {each}" for each in held.notices]
+    seen = {*map(fingerprint, features.examples), *rows_of(trained, "training")}
+    if len(seen) > _MOST_FINGERPRINTS:
+        notices.append(
+            f"training.json gets the fingerprints of {_MOST_FINGERPRINTS:,} of {len(seen):,} "
+            "training examples. `evaluate` and `quantize` know only these again."
+        )
     return TrainingData(
         features=features,
         rows=TrainingDataset(features, labels, together=task.is_embedding),
@@ -245,6 +262,7 @@ def encode_data(
         held=held,
         task_options=task_options,
         max_length=max_length,
+        fingerprints=tuple(sorted(seen)[:_MOST_FINGERPRINTS]),
         notices=tuple(notices),
     )
 

@@ -357,6 +357,7 @@ def write_folder(
             "max_length": data.max_length,
             "task_options": dataclasses.asdict(data.task_options),
             "calibration": {"fingerprints": list(calibrated_on)},
+            "training": {"fingerprints": list(data.fingerprints)},
             "report": json_ready(report),
             "history": json_values(list(history)),
             "versions": versions(),
