@@ -26,6 +26,7 @@ from qdqbert.options import (
 from qdqbert.reporting.serve import ServeReport
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.verbs.analyze.options import AnalyzeOptions
+from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.quantize.options import QuantizeOptions
 from qdqbert.verbs.train.options import TrainOptions
@@ -199,6 +200,7 @@ def test_paths_become_strings_and_one_item_a_tuple() -> None:
     assert qdqbert.Columns(text=0).text == "0"
     chosen = flat.make(QuantizeOptions, model=Path("m"), output=Path("o"), targets="openvino")
     assert (chosen.model, chosen.output, chosen.targets) == ("m", "o", ("openvino",))
+    assert BenchmarkOptions(Path("m")).models == BenchmarkOptions([Path("m")]).models == ("m",)
 
 
 def test_the_stored_command_gives_the_same_options_again(monkeypatch, tmp_path) -> None:

@@ -563,7 +563,7 @@ def _converted(option: Declared, value: Any) -> Any:
     Paths and numbers of columns become strings, sequences tuples, and data in memory `Rows`.
     """
     if isinstance(value, Path) or (option.name.endswith("_column") and type(value) is int):
-        return str(value)
+        value = str(value)
     if option.type == str | Rows:
         return as_rows(value) or value
     if option.is_sequence and value is not None:

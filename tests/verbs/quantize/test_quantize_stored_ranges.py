@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import shutil
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 import torch
 import transformers
 from onnx import numpy_helper
+from safetensors.torch import load_file, save_file
 
 import flat
 import qdqbert
@@ -21,7 +25,7 @@ from qdqbert import QuantizeReport
 from qdqbert.artifact import read_training
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges
-from qdqbert.errors import UserInputError
+from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.models.quantized import load_model
 from qdqbert.models.state import stored_calibration
 from qdqbert.pipeline.plans import Scheme
@@ -104,6 +108,7 @@ def trained(tmp_path_factory, save_tiny):
     """Make the folder of a trained classifier with quantizers."""
     root = tmp_path_factory.mktemp("trained")
 
+    @functools.cache
     def make(family: str, recipe: str) -> Path:
         auto = transformers.AutoModelForSequenceClassification
         floats = save_tiny(
@@ -127,6 +132,43 @@ def trained(tmp_path_factory, save_tiny):
         return folder
 
     return make
+
+
+QUERY = "encoder.layer.0.attention.self.query"
+DAMAGE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "NaN": lambda x: torch.full_like(x, torch.nan),
+    "infinite": lambda x: torch.full_like(x, torch.inf),
+    "negative": lambda x: -x,
+    "one more": lambda x: torch.cat([x.reshape(-1), x.reshape(-1)[:1]]),
+}
+VERBS: dict[str, Callable[[Path, Path, Path], Any]] = {
+    "load": lambda folder, data, out: qdqbert.load(folder),
+    "run": lambda folder, data, out: qdqbert.run(folder, data, out / "answers.jsonl"),
+    "quantize": lambda folder, data, out: quantize(folder, out / "int8", data),
+    "analyze": lambda folder, data, out: qdqbert.analyze(folder, calibration_data=data),
+    "evaluate": lambda folder, data, out: qdqbert.evaluate(folder, data),
+    "evaluate native": lambda folder, data, out: qdqbert.evaluate(folder, data, engine="native"),
+    "train": lambda folder, data, out: qdqbert.train(folder, out / "qat", train_data=data),
+    # The other engines run the float model.
+    "benchmark": lambda folder, data, out: qdqbert.benchmark(folder, engines="native"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("kind", ["input", "weight"])
+def test_every_verb_refuses_a_range_that_is_none(trained, tmp_path, verb, damage, kind) -> None:
+    folder = Path(shutil.copytree(trained("bert", "full"), tmp_path / "damaged"))
+    tensors = load_file(folder / "model.safetensors")
+    name = next(each for each in tensors if each.endswith(f"{QUERY}._{kind}_quantizer._amax"))
+    tensors[name] = DAMAGE[damage](tensors[name])
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    data = tmp_path / "labeled.csv"
+    rows = [f"{text},LABEL_{index % 3}" for index, text in enumerate(TEXTS + HELDOUT)]
+    data.write_text("\n".join(["text,label", *rows]))
+    with pytest.raises(CheckpointError, match=rf"query\._{kind}_quantizer\._amax"):
+        VERBS[verb](folder, data, tmp_path)
 
 
 @pytest.fixture(scope="module")
