@@ -182,6 +182,10 @@ class Artifact:
         """
         from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
+        from qdqbert.checkpoint.configuration import register_config
+
+        # Folders of earlier versions have the config of a QDQBERT model.
+        register_config()
         names = self.read_config()["id2label"]
         is_known = self.quantization["checkpoint"]["model_type"] in CONFIG_MAPPING
         kind = AutoConfig if is_known else PretrainedConfig

@@ -79,6 +79,17 @@ def register_config() -> None:
     )
 
 
+def config_of_graph(config: Any) -> Any:
+    """Return the config of a model without quantizers: BERT's for QDQBERT's, which others know."""
+    if config.model_type != QDQBERT:
+        return config
+    own = {*QDQBertConfig().to_dict()} - {*transformers.BertConfig().to_dict()}
+    values = {name: value for name, value in config.to_dict().items() if name not in own}
+    names = [each.removeprefix("QDQ") for each in values.get("architectures") or ()]
+    values |= {"model_type": "bert", "architectures": names}
+    return transformers.BertConfig.from_dict(values)
+
+
 def recipe_of(config: Any) -> str | None:
     """Return the name of the recipe that placed a model's quantizers, if one did."""
     name = getattr(config, "recipe", None)

@@ -19,6 +19,7 @@ from qdqbert.artifact import (
 )
 from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.checkpoint.card import CARD, read_card_data
+from qdqbert.checkpoint.configuration import config_of_graph
 from qdqbert.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.checkpoint.load import finder_of
 from qdqbert.checkpoint.sentence import SentenceHead
@@ -73,7 +74,7 @@ def write_model(
 ) -> None:
     """Write everything but the graphs and the report; see `quantization_json`."""
     source = ready.source
-    source.config.save_pretrained(folder)
+    config_of_graph(source.config).save_pretrained(folder)
     write_tokenizer(source.tokenizer, folder, max_length=ready.inputs.max_length)
     if source.head is not None:
         find = finder_of(source.name)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 import flat
 import qdqbert
 from qdqbert import QuantizeReport
-from qdqbert.artifact import read_training
+from qdqbert.artifact import open_artifact, read_training
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.errors import CheckpointError, UserInputError
@@ -237,6 +237,23 @@ def test_examples_that_a_folder_was_trained_on_stay_known(tmp_path) -> None:
     source = types.SimpleNamespace(name="model", stored=stored, training=read_training(tmp_path))
     ranges = choose_range_source(source, Scheme(), None)
     assert (ranges.kind, ranges.known) == ("stored", ("a", "b"))
+
+
+def test_the_folder_of_a_qdqbert_model_has_berts_config(checkpoints, data, tmp_path) -> None:
+    """Other programs know this."""
+    folder = Path(shutil.copytree(checkpoints("classifier"), tmp_path / "qdqbert"))
+    model = qdqbert.QDQBertForSequenceClassification.from_pretrained(folder)
+    qdqbert.calibrate(model, encoded(folder)).save_pretrained(folder)
+    quantize(folder, tmp_path / "int8", data, targets=["native"])
+    written = json.loads((tmp_path / "int8" / "config.json").read_text())
+    original = json.loads((checkpoints("classifier") / "config.json").read_text())
+    assert written == original
+    # A folder of an earlier version, in a process that has not imported the classes.
+    stored = json.loads((folder / "config.json").read_text())
+    (tmp_path / "int8" / "config.json").write_text(json.dumps(stored))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(transformers.CONFIG_MAPPING._extra_content, "qdqbert")
+        assert open_artifact(tmp_path / "int8").load_config().id2label == model.config.id2label
 
 
 @EACH
