@@ -67,6 +67,7 @@ NOMIC = {
     "rotary_scaling_factor": None,
     "type_vocab_size": 2,
     "use_rms_norm": False,
+    "vocab_size": 131,
 }
 
 
@@ -195,6 +196,7 @@ def test_jina_v2(for_code: bool, tmp_path: Path) -> None:
         "model_type": "bert",
         "position_embedding_type": "alibi",
         "feed_forward_type": "geglu",
+        "vocab_size": 131,
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_attention_heads": heads,

@@ -108,8 +108,7 @@ def read_known_config(name: str, read: ReadFile, subfolder: str) -> Config:
             f"Checkpoint {name!r} has an adapter next to the model, {_ADAPTER}, which would be "
             f"left out. {_MERGE} If the weights contain it already, remove {_ADAPTER} from a copy."
         )
-    old = ENCODERS[kind].fields
-    renamed = {new: fields[name] for name, new in old.items() if name in fields}
+    renamed = ENCODERS[kind].of_own_code(stored)
     if is_flash(stored):
         # transformers' model is another class, with other names of tensors.
         fields.pop("auto_map", None)

@@ -76,9 +76,10 @@ def read_encoder(
         UserInputError: The family has no such head.
     """
     family = family_of(config)
+    config = family.complete(config)
     kind = TASK_KINDS[task]
     is_decoder = kind.is_causal
-    if config.flag("is_decoder", False) != is_decoder:
+    if config.flag("is_decoder", null=False) != is_decoder:
         raise config.refuse(
             "is_decoder", "it has to be true for the task `text-generation`, and false for others."
         )

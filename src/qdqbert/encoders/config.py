@@ -14,9 +14,11 @@ from qdqbert.task_kinds import check_classes
 # Names of transformers' activation functions.
 _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": "gelu",
+    "gelu_accurate": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_python": "gelu",
+    "gelu_python_tanh": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "silu": "silu",
@@ -26,7 +28,6 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 _PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 MOST_CLASSES = 2**22
 """More classes than any head has, and few enough to name them all."""
-_MISSING: Any = object()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,65 +45,57 @@ class Config:
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def renamed(self, fields: Mapping[str, str]) -> Config:
-        """Return the config with the fields of older files under today's names.
-
-        A field that the file has under both names keeps today's value.
-        """
-        old = {new: self.values[name] for name, new in fields.items() if name in self.values}
-        return dataclasses.replace(self, values={**old, **self.values})
-
-    def integer(self, name: str, default: int = _MISSING) -> int:
-        """Return a whole number that is not negative.
+    def integer(self, name: str, *, null: int | None = None, least: int = 0) -> int:
+        """Return a whole number from `least` on. `null` is what null stands for; none refuses it.
 
         Raises:
-            CheckpointError: The field is something else, or is missing and has no default.
+            CheckpointError: The field is something else, or is missing.
         """
-        found = self._field(name, default)
-        if type(found) is not int or not 0 <= found < 2**31:
-            raise self._wrong(name, found, "a whole number from 0")
+        found = self._field(name, null)
+        if type(found) is not int or not least <= found < 2**31:
+            raise self._wrong(name, found, f"a whole number from {least}")
         return found
 
-    def number(self, name: str, default: float = _MISSING) -> float:
+    def number(self, name: str) -> float:
         """Return a number.
 
         Raises:
-            CheckpointError: The field is something else, or is missing and has no default.
+            CheckpointError: The field is something else, or is missing.
         """
-        found = self._field(name, default)
+        found = self._field(name)
         if type(found) not in (int, float) or not abs(found) < 1e30:
             raise self._wrong(name, found, "a number")
         return float(found)
 
-    def flag(self, name: str, default: bool = _MISSING) -> bool:
-        """Return a truth value.
+    def flag(self, name: str, *, null: bool | None = None) -> bool:
+        """Return a truth value. `null` is what null stands for; none refuses it.
 
         Raises:
-            CheckpointError: The field is something else, or is missing and has no default.
+            CheckpointError: The field is something else, or is missing.
         """
-        found = self._field(name, default)
+        found = self._field(name, null)
         if not isinstance(found, bool):
             raise self._wrong(name, found, "true or false")
         return found
 
-    def text(self, name: str, default: str = _MISSING) -> str:
-        """Return a string.
+    def text(self, name: str, *, null: str | None = None) -> str:
+        """Return a string. `null` is what null stands for; none refuses it.
 
         Raises:
-            CheckpointError: The field is something else, or is missing and has no default.
+            CheckpointError: The field is something else, or is missing.
         """
-        found = self._field(name, default)
+        found = self._field(name, null)
         if not isinstance(found, str):
             raise self._wrong(name, found, "a string")
         return found
 
-    def activation(self, name: str, default: str = _MISSING) -> Activation:
+    def activation(self, name: str) -> Activation:
         """Return an activation function by transformers' name.
 
         Raises:
             CheckpointError: The field is missing, or the engine does not have the function.
         """
-        found = self.text(name, default)
+        found = self.text(name)
         if found not in _ACTIVATIONS:
             raise self._wrong(name, found, f"one of {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[found]
@@ -163,14 +156,11 @@ class Config:
         """Return the error for an unsupported value of a field."""
         return CheckpointError(f"`{name}={self.values.get(name)!r:.80}` in {self.path}: {reason}")
 
-    def _field(self, name: str, default: Any) -> Any:
-        # transformers takes null for the default.
-        found = self.values.get(name)
-        if found is None:
-            if default is _MISSING:
-                raise CheckpointError(f"{self.path} has no field `{name}`.")
-            return default
-        return found
+    def _field(self, name: str, null: Any = None) -> Any:
+        if name not in self.values:
+            raise CheckpointError(f"{self.path} has no field `{name}`.")
+        found = self.values[name]
+        return null if found is None else found
 
     def _wrong(self, name: str, found: Any, expected: str) -> CheckpointError:
         return CheckpointError(

@@ -22,7 +22,6 @@ class Encoder:
         layers: The encoder layers.
         limit: Longest text in tokens.
         final_norm: LayerNorm after the last layer; `None` if layers end with one.
-        has_token_types: Whether it has a table of token types with more than one row.
         convolution: Convolution whose output is added to the states after the first layer, if any.
     """
 
@@ -30,8 +29,13 @@ class Encoder:
     layers: tuple[Layer, ...]
     limit: int
     final_norm: Norm | None = None
-    has_token_types: bool = False
     convolution: Convolution | None = None
+
+    @property
+    def has_token_types(self) -> bool:
+        """Whether it has a table of token types with more than one row."""
+        types = self.embeddings.token_types
+        return types is not None and len(types.rows) > 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +94,12 @@ class Family:
         code: Names of classes outside of transformers that compute the same, which checkpoints name
             in `auto_map`. They are not run.
         code_config: Name of the class of their config, if other code has classes of the same names.
-        fields: Names of the config's fields in older files, and today's.
+        defaults: What fields are that a config lacks, as in transformers' class. All fields that
+            readers use are in it.
+        code_defaults: What fields are in these classes, if they differ from transformers'.
+        fields: Names of the config's fields in older files, and today's, which count before them.
+        aliases: Other names of the config's fields, which count before their own ones, as in
+            `attribute_map` of transformers' classes.
         conversion: Names of the tensors in older files, and today's.
         encoder: Reads the encoder.
         heads: Reads the head of each task.
@@ -107,7 +116,10 @@ class Family:
     first: str = "embeddings.word_embeddings.weight"
     code: tuple[str, ...] = ()
     code_config: str | None = None
+    code_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    defaults: Mapping[str, Any]
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     conversion: Conversion | None = None
     masks_queries: bool = False
 
@@ -119,12 +131,35 @@ class Family:
         models = (str(path) for auto, path in named if auto.startswith("AutoModel"))
         return next((path for path in models if path.rpartition(".")[2] not in known), None)
 
+    def complete(self, config: Config) -> Config:
+        """Return a config with all fields that readers use, under today's names.
+
+        Raises:
+            CheckpointError: Layers have settings of their own, or weights are quantized.
+        """
+        if "per_layer_config" in config:
+            raise config.refuse("per_layer_config", "all layers need the same settings.")
+        if "quantization_config" in config:
+            raise config.refuse("quantization_config", "float weights are needed.")
+        own = config.values
+        old, other = self.of_own_code(own), _renamed(own, self.aliases)
+        return dataclasses.replace(config, values={**self.defaults, **old, **own, **other})
+
+    def of_own_code(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the fields of the family's own code say, under transformers' names.
+
+        Args:
+            values: The content of config.json.
+        """
+        is_own = values.get("model_type") != self.model_type
+        return {**(self.code_defaults if is_own else {}), **_renamed(values, self.fields)}
+
     def read(self, weights: Weights, config: Config, *, has_head: bool) -> Parts:
         """Read the encoder.
 
         Args:
             weights: Tensors of the checkpoint.
-            config: Its config.
+            config: Its config, as `complete` returns it.
             has_head: Whether the model has a head. Modules of its encoder then have a prefix.
 
         Raises:
@@ -133,13 +168,17 @@ class Family:
         """
         if self.conversion is not None:
             weights = weights.converted(self.conversion)
-        root = Reader(weights=weights, config=config.renamed(self.fields))
+        root = Reader(weights=weights, config=config)
         body = root.at(self.prefix)
         if not body.has(self.first):
             body = dataclasses.replace(body, path="")
         if not has_head:
             body = dataclasses.replace(body, module="")
         return Parts(root=root, body=body, encoder=self.encoder(body))
+
+
+def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {new: values[name] for name, new in names.items() if name in values}
 
 
 FLASH = "XLMRobertaFlashConfig"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from qdqbert.choices import PoolingMode
 from qdqbert.encoders.model import (
     Embeddings,
@@ -111,23 +113,32 @@ def token_vectors(steps: Sequence[Step]) -> tuple[Head, ...]:
     return (Head(poolings=("none",), steps=tuple(steps), outputs=outputs),)
 
 
-def decoder(reader: Reader, name: str, bias: str, embeddings: Embeddings) -> Linear:
+def decoder(
+    reader: Reader, name: str, bias: str, embeddings: Embeddings, *, has_bias: bool = True
+) -> Linear:
     """Return the linear layer that scores each word of the vocabulary.
+
+    It shares the table of word embeddings if the config says so, and the checkpoint does not have
+    another weight for it. transformers does the same.
 
     Args:
         reader: Reader of the head.
-        name: Path of the layer, whose weight counts unless it is shared with the word embeddings.
-        bias: Name of the head's own bias, which counts if there is one.
+        name: Path of the layer.
+        bias: Name of a bias of the head, which counts if the layer has none in the checkpoint.
         embeddings: The embeddings.
+        has_bias: Whether the model has a bias.
 
     Raises:
         CheckpointError: Its weight is missing, or has another shape.
     """
-    weight, biases = embeddings.words.rows, [bias, f"{name}.bias"]
-    # transformers ties weight and bias by default, whatever the file has.
-    if not reader.config.flag("tie_word_embeddings", True):
-        weight = reader.tensor(f"{name}.weight", (None, weight.shape[1]))
-        biases.reverse()
+    words = embeddings.words.rows
+    weight = words
+    is_shared = reader.config.flag("tie_word_embeddings")
+    if not is_shared or reader.has(f"{name}.weight"):
+        weight = reader.tensor(f"{name}.weight", words.shape)
+    if is_shared and weight is not words and np.array_equal(weight, words):
+        weight = words
+    biases = (f"{name}.bias", bias) if has_bias else ()
     found = next((each for each in biases if reader.has(each)), None)
     shape = (len(weight),)
     return Linear(

@@ -67,21 +67,35 @@ class Sizes:
 
     @classmethod
     def of(
-        cls, reader: Reader, *, epsilon: str = "layer_norm_eps", default: float = 1e-12
+        cls, reader: Reader, *, epsilon: str = "layer_norm_eps", head: str | None = None
     ) -> Sizes:
-        """Return the sizes that a config has under BERT's names."""
+        """Return the sizes that a config has under BERT's names.
+
+        Args:
+            reader: Reader of the encoder.
+            epsilon: Name of the field of the epsilon.
+            head: Name of a field that may have the channels of a head.
+
+        Raises:
+            CheckpointError: A size is wrong, or all heads together are not as wide as the states.
+        """
         config = reader.config
-        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-        if heads == 0 or hidden % heads:
+        hidden, heads = (
+            config.integer(name, least=1) for name in ("hidden_size", "num_attention_heads")
+        )
+        if hidden % heads:
             raise config.refuse(
                 "num_attention_heads", f"`hidden_size={hidden}` is not a multiple of it."
             )
+        size = hidden // heads
+        if head is not None and config.integer(head, null=size) not in (0, size):
+            raise config.refuse(head, f"only {size}, `hidden_size` by the heads, is supported.")
         return cls(
             hidden=hidden,
-            inner=config.integer("intermediate_size"),
+            inner=config.integer("intermediate_size", least=1),
             heads=heads,
-            head=hidden // heads,
-            epsilon=config.number(epsilon, default),
+            head=size,
+            epsilon=config.number(epsilon),
         )
 
 
@@ -172,7 +186,7 @@ def read_layers(
         change: See `read_layer`.
     """
     config = reader.config
-    activation = activation or config.activation("hidden_act", "gelu")
+    activation = activation or config.activation("hidden_act")
     return tuple(
         read_layer(
             reader.at(f"{path}.{index}"),
@@ -182,5 +196,5 @@ def read_layers(
             norms_first=norms_first,
             change=change,
         )
-        for index in range(config.integer("num_hidden_layers"))
+        for index in range(config.integer("num_hidden_layers", least=1))
     )

@@ -60,13 +60,21 @@ class Reader:
             )
         return found
 
-    def linear(self, name: str, *, inputs: int | None = None, outputs: int | None = None) -> Linear:
+    def linear(
+        self,
+        name: str,
+        *,
+        inputs: int | None = None,
+        outputs: int | None = None,
+        has_bias: bool = True,
+    ) -> Linear:
         """Return a linear layer; its bias is zeros if it has none.
 
         Args:
             name: Path of the layer.
             inputs: Number of its inputs, if it is known.
             outputs: Number of its outputs, if it is known.
+            has_bias: Whether the model has a bias. One that only the checkpoint has is left out.
 
         Raises:
             CheckpointError: Its weight is missing, or has another shape.
@@ -75,33 +83,44 @@ class Reader:
         return Linear(
             weight=weight,
             weight_scale=None,
-            bias=self._bias(name, len(weight)),
+            bias=self._bias(name, len(weight), has_bias),
             codes=None,
             module=f"{self.module}{name}",
         )
 
-    def norm(self, name: str, *, size: int, epsilon: float) -> Norm:
-        """Return a LayerNorm; its bias is zeros if it has none.
+    def norm(self, name: str, *, size: int, epsilon: float, has_bias: bool = True) -> Norm:
+        """Return a LayerNorm; its bias is zeros if it has none. `has_bias` is as in `linear`.
 
         Raises:
             CheckpointError: Its weight is missing, or has another shape.
         """
         weight = self.tensor(f"{name}.weight", (size,))
-        return Norm(weight=weight, bias=self._bias(name, size), epsilon=epsilon)
+        return Norm(weight=weight, bias=self._bias(name, size, has_bias), epsilon=epsilon)
 
-    def table(self, name: str, *, width: int | None = None) -> Table:
+    def table(self, name: str, *, rows: str, width: int) -> Table:
         """Return an embedding table `(rows, width)`.
+
+        Args:
+            name: Its path.
+            rows: Name of the config's field with their number.
+            width: Its width.
 
         Raises:
             CheckpointError: It is missing, or has another shape.
         """
-        rows = self.tensor(f"{name}.weight", (None, width))
-        return Table(rows=rows, scale=None, module=f"{self.module}{name}")
+        found = self.tensor(f"{name}.weight", (None, width))
+        if self.config.integer(rows, least=1) != len(found):
+            raise self.config.refuse(
+                rows,
+                f"`{self.path}{name}.weight` has {len(found)} rows. Use the config.json that "
+                "belongs to the weights.",
+            )
+        return Table(rows=found, scale=None, module=f"{self.module}{name}")
 
     def zeros(self, size: int) -> Floats:
         """Return the bias of a layer without one."""
         return np.zeros(size, np.float32)
 
-    def _bias(self, name: str, size: int) -> Floats:
-        has_bias = self.has(f"{name}.bias")
-        return self.tensor(f"{name}.bias", (size,)) if has_bias else self.zeros(size)
+    def _bias(self, name: str, size: int, has_bias: bool) -> Floats:
+        is_there = has_bias and self.has(f"{name}.bias")
+        return self.tensor(f"{name}.bias", (size,)) if is_there else self.zeros(size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qdqbert.encoders.families.bert import (
+    BERT_DEFAULTS,
     bert_heads,
     pooled_heads,
     read_bert_like,
@@ -30,7 +31,7 @@ def read_albert(reader: Reader) -> Encoder:
     """Read a model whose layers share weights, and whose embeddings are projected."""
     return read_bert_like(
         reader,
-        width=reader.config.integer("embedding_size", 128),
+        width=reader.config.integer("embedding_size", least=1),
         projection="encoder.embedding_hidden_mapping_in",
         always_projects=True,
         layers=_layers,
@@ -39,10 +40,12 @@ def read_albert(reader: Reader) -> Encoder:
 
 def _layers(reader: Reader, sizes: Sizes) -> tuple[Layer, ...]:
     config = reader.config
-    count, groups = config.integer("num_hidden_layers", 12), config.integer("num_hidden_groups", 1)
-    if not 1 <= groups <= count:
+    count, groups = (
+        config.integer(name, least=1) for name in ("num_hidden_layers", "num_hidden_groups")
+    )
+    if groups > count:
         raise config.refuse("num_hidden_groups", f"expected 1 to {count}.")
-    activation = config.activation("hidden_act", "gelu_new")
+    activation = config.activation("hidden_act")
     shared = [
         [
             read_layer(
@@ -51,7 +54,7 @@ def _layers(reader: Reader, sizes: Sizes) -> tuple[Layer, ...]:
                 sizes,
                 activation=activation,
             )
-            for index in range(config.integer("inner_group_num", 1))
+            for index in range(config.integer("inner_group_num", least=1))
         ]
         for group in range(groups)
     ]
@@ -70,7 +73,7 @@ classify, choose = pooled_heads(_pooled)
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `AlbertForMaskedLM`."""
     at = parts.root.at("predictions")
-    activation = parts.config.activation("hidden_act", "gelu_new")
+    activation = parts.config.activation("hidden_act")
     steps = transform(parts, at, "dense", "LayerNorm", activation)
     return logits("none", *steps, decoder(at, "decoder", "bias", parts.encoder.embeddings))
 
@@ -80,4 +83,15 @@ ALBERT = Family(
     prefix="albert",
     encoder=read_albert,
     heads=bert_heads(fill_mask, classify, choose),
+    defaults={
+        **BERT_DEFAULTS,
+        "embedding_size": 128,
+        "hidden_act": "gelu_new",
+        "hidden_size": 4096,
+        "inner_group_num": 1,
+        "intermediate_size": 16384,
+        "num_attention_heads": 64,
+        "num_hidden_groups": 1,
+        "vocab_size": 30000,
+    },
 )

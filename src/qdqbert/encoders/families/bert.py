@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from qdqbert.encoders.family import Encoder, Family, Parts, ReadHead, longest_text
 from qdqbert.encoders.heads import answer_spans, decoder, logits, scored_choice
@@ -11,6 +12,22 @@ from qdqbert.encoders.layers import BERT_LAYER, LayerPaths, Sizes, read_layers
 from qdqbert.encoders.model import Activation, Embeddings, Head, Layer, Linear, Norm, Step
 from qdqbert.encoders.reader import Reader
 from qdqbert.task_kinds import TaskName
+
+BERT_DEFAULTS: Mapping[str, Any] = {
+    "hidden_act": "gelu",
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "is_decoder": False,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "position_embedding_type": "absolute",
+    "tie_word_embeddings": True,
+    "type_vocab_size": 2,
+    "vocab_size": 30522,
+}
+"""Fields that readers use, and what they are in a config without them."""
 
 
 def read_bert(reader: Reader) -> Encoder:
@@ -25,6 +42,8 @@ def read_bert_like(
     width: int | None = None,
     projection: str = "",
     always_projects: bool = False,
+    has_types: bool = True,
+    has_norm: bool = True,
     paths: LayerPaths = BERT_LAYER,
     norms_first: bool = False,
     layers: Callable[[Reader, Sizes], tuple[Layer, ...]] | None = None,
@@ -38,6 +57,8 @@ def read_bert_like(
         width: Channels of the embeddings; by default as many as the hidden states have.
         projection: Path of the linear layer that follows embeddings of another width.
         always_projects: Whether there is such a layer for embeddings of the same width, too.
+        has_types: Whether there are embeddings of token types.
+        has_norm: Whether embeddings are normalized.
         paths: Paths of the parts of a layer.
         norms_first: Whether layers normalize first.
         layers: Reads the layers; by default one layer after the other.
@@ -45,7 +66,14 @@ def read_bert_like(
     check_absolute_positions(reader)
     sizes = Sizes.of(reader)
     width = sizes.hidden if width is None else width
-    embeddings = read_embeddings(reader, width, sizes.epsilon, padding_id=padding_id)
+    embeddings = read_embeddings(
+        reader,
+        width,
+        sizes.epsilon,
+        padding_id=padding_id,
+        has_types=has_types,
+        has_norm=has_norm,
+    )
     if width != sizes.hidden or always_projects:
         linear = reader.linear(projection, inputs=width, outputs=sizes.hidden)
         embeddings = dataclasses.replace(embeddings, projection=linear)
@@ -55,13 +83,12 @@ def read_bert_like(
         if layers
         else read_layers(reader, paths, sizes, norms_first=norms_first),
         limit=longest_text(embeddings),
-        has_token_types=reader.config.integer("type_vocab_size", 2) > 1,
     )
 
 
 def check_absolute_positions(reader: Reader) -> None:
     """Refuse positions that transformers 5 does not compute."""
-    kind = reader.config.text("position_embedding_type", "absolute")
+    kind = reader.config.text("position_embedding_type")
     if kind != "absolute":
         raise reader.config.refuse(
             "position_embedding_type", "transformers 5 computes 'absolute' positions only."
@@ -69,16 +96,22 @@ def check_absolute_positions(reader: Reader) -> None:
 
 
 def read_embeddings(
-    reader: Reader, width: int, epsilon: float, *, padding_id: int | None = None
+    reader: Reader,
+    width: int,
+    epsilon: float,
+    *,
+    padding_id: int | None = None,
+    has_types: bool = True,
+    has_norm: bool = True,
 ) -> Embeddings:
-    """Read tables of words, positions and token types, and the LayerNorm of their sum if any."""
+    """Read tables of words and positions, and of token types and a LayerNorm if there are any."""
     at = reader.at("embeddings")
-    has_types = at.has("token_type_embeddings.weight")
-    has_norm = at.has("LayerNorm.weight")
     return Embeddings(
-        words=at.table("word_embeddings", width=width),
-        positions=at.table("position_embeddings", width=width),
-        token_types=at.table("token_type_embeddings", width=width) if has_types else None,
+        words=at.table("word_embeddings", rows="vocab_size", width=width),
+        positions=at.table("position_embeddings", rows="max_position_embeddings", width=width),
+        token_types=at.table("token_type_embeddings", rows="type_vocab_size", width=width)
+        if has_types
+        else None,
         norm=at.norm("LayerNorm", size=width, epsilon=epsilon) if has_norm else None,
         padding_id=padding_id,
         # No token has a position before the padding's.
@@ -125,7 +158,7 @@ def answer(parts: Parts) -> tuple[Head, ...]:
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `BertForMaskedLM`."""
     at = parts.root.at("cls.predictions")
-    activation = parts.config.activation("hidden_act", "gelu")
+    activation = parts.config.activation("hidden_act")
     steps = transform(parts, at, "transform.dense", "transform.LayerNorm", activation)
     return logits("none", *steps, decoder(at, "decoder", "bias", parts.encoder.embeddings))
 
@@ -138,7 +171,6 @@ def transform(
     activation: Activation,
     *,
     outputs: int | None = None,
-    epsilon: float = 1e-12,
 ) -> tuple[Linear, Activation, Norm]:
     """Return the steps before the decoder of a masked LM.
 
@@ -149,10 +181,9 @@ def transform(
         norm: Path of the LayerNorm.
         activation: The activation function between them.
         outputs: Number of outputs of the linear layer, if it is known.
-        epsilon: Epsilon of the LayerNorm, if the config has none.
     """
     layer = at.linear(dense, inputs=parts.hidden, outputs=outputs)
-    added = parts.config.number("layer_norm_eps", epsilon)
+    added = parts.config.number("layer_norm_eps")
     return layer, activation, at.norm(norm, size=len(layer.bias), epsilon=added)
 
 
@@ -180,7 +211,13 @@ BERT_HEADS: Mapping[TaskName, ReadHead] = {
     "next-sentence-prediction": follow,
 }
 
-BERT = Family(model_type="bert", prefix="bert", encoder=read_bert, heads=BERT_HEADS)
+BERT = Family(
+    model_type="bert",
+    prefix="bert",
+    encoder=read_bert,
+    heads=BERT_HEADS,
+    defaults=BERT_DEFAULTS,
+)
 
 # BERT with quantizers; see `encoders.stored`.
 QDQBERT = dataclasses.replace(BERT, model_type="qdqbert")

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-from qdqbert.encoders.families.bert import read_bert
-from qdqbert.encoders.family import Family
+from qdqbert.encoders.families.bert import BERT_DEFAULTS, read_bert_like
+from qdqbert.encoders.family import Encoder, Family
+from qdqbert.encoders.reader import Reader
 
-BERT_GENERATION = Family(model_type="bert-generation", prefix="bert", encoder=read_bert, heads={})
+
+def read_bert_generation(reader: Reader) -> Encoder:
+    """Read a model without token types."""
+    return read_bert_like(reader, has_types=False)
+
+
+BERT_GENERATION = Family(
+    model_type="bert-generation",
+    prefix="bert",
+    encoder=read_bert_generation,
+    heads={},
+    defaults={
+        **BERT_DEFAULTS,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "vocab_size": 50358,
+    },
+)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from qdqbert.encoders.families.roberta import ROBERTA_HEADS, read_roberta
+from qdqbert.encoders.families.roberta import ROBERTA_DEFAULTS, ROBERTA_HEADS, read_roberta
 from qdqbert.encoders.family import Family
 
 DATA2VEC_TEXT = Family(
-    model_type="data2vec-text", prefix="data2vec_text", encoder=read_roberta, heads=ROBERTA_HEADS
+    model_type="data2vec-text",
+    prefix="data2vec_text",
+    encoder=read_roberta,
+    heads=ROBERTA_HEADS,
+    defaults={**ROBERTA_DEFAULTS, "vocab_size": 30522},
 )

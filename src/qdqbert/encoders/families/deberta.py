@@ -8,6 +8,7 @@ import numpy as np
 
 from qdqbert.encoders.families.bert import answer, classify_tokens
 from qdqbert.encoders.families.deberta_v2 import (
+    DEBERTA_DEFAULTS,
     classify,
     fill_mask,
     product_kinds,
@@ -19,29 +20,26 @@ from qdqbert.encoders.layers import BERT_LAYER, Sizes
 from qdqbert.encoders.model import Attention, Floats, Layer, Linear, Residual
 from qdqbert.encoders.reader import Reader
 
-_EPSILON = 1e-7
-
 
 def read_deberta(reader: Reader) -> Encoder:
     """Read a model with one linear layer for queries, keys and values."""
     config = reader.config
-    sizes = Sizes.of(reader, default=_EPSILON)
-    if config.flag("talking_head", False):
+    sizes = Sizes.of(reader)
+    if config.flag("talking_head", null=False):
         raise config.refuse("talking_head", "products between heads are not supported.")
-    limit = config.integer("max_position_embeddings", 512)
+    limit = config.integer("max_position_embeddings", least=1)
     positions = None
-    if config.flag("relative_attention", False):
-        span = int(config.number("max_relative_positions", -1))
+    if config.flag("relative_attention"):
+        span = config.integer("max_relative_positions", least=-1)
         rows = 2 * (span if span >= 1 else limit)
         positions = reader.tensor("encoder.rel_embeddings.weight", (rows, sizes.hidden))
     return Encoder(
         embeddings=read_deberta_embeddings(reader, sizes),
         layers=tuple(
             _layer(reader.at(f"encoder.layer.{index}"), sizes, positions, limit)
-            for index in range(config.integer("num_hidden_layers"))
+            for index in range(config.integer("num_hidden_layers", least=1))
         ),
         limit=limit,
-        has_token_types=config.integer("type_vocab_size", 0) > 1,
     )
 
 
@@ -84,7 +82,7 @@ def _layer(at: Reader, sizes: Sizes, positions: Floats | None, limit: int) -> La
             norm=at.norm(paths.attention_norm, size=hidden, epsilon=epsilon)
         ),
         up=at.linear(paths.up, inputs=hidden, outputs=sizes.inner),
-        activation=at.config.activation("hidden_act", "gelu"),
+        activation=at.config.activation("hidden_act"),
         down=at.linear(paths.down, inputs=sizes.inner, outputs=hidden),
         residual=Residual(norm=at.norm(paths.norm, size=hidden, epsilon=epsilon)),
     )
@@ -101,4 +99,5 @@ DEBERTA = Family(
         "text-classification": classify,
         "token-classification": classify_tokens,
     },
+    defaults={**DEBERTA_DEFAULTS, "talking_head": False},
 )

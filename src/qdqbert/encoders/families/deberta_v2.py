@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.families.bert import bert_heads, pooled_heads, transform
+from qdqbert.encoders.families.bert import (
+    BERT_DEFAULTS,
+    bert_heads,
+    pooled_heads,
+    transform,
+)
 from qdqbert.encoders.families.bert import fill_mask as fill_mask_as_bert
 from qdqbert.encoders.family import Encoder, Family, Parts, with_words
-from qdqbert.encoders.heads import decoder, logits
+from qdqbert.encoders.heads import logits
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
 from qdqbert.encoders.model import (
     Attention,
@@ -28,7 +35,20 @@ from qdqbert.encoders.model import (
 )
 from qdqbert.encoders.reader import Reader
 
-_EPSILON = 1e-7
+DEBERTA_DEFAULTS: Mapping[str, Any] = {
+    **BERT_DEFAULTS,
+    "embedding_size": None,
+    "layer_norm_eps": 1e-7,
+    "legacy": True,
+    "max_relative_positions": -1,
+    "pooler_hidden_act": "gelu",
+    "pos_att_type": None,
+    "position_biased_input": True,
+    "relative_attention": False,
+    "type_vocab_size": 0,
+    "vocab_size": 50265,
+}
+"""Fields of both versions, and what they are in a config without them."""
 _LAYER = dataclasses.replace(
     BERT_LAYER,
     query="attention.self.query_proj",
@@ -40,16 +60,12 @@ _LAYER = dataclasses.replace(
 def read_deberta(reader: Reader) -> Encoder:
     """Read a model, whose scores also have products of tokens with relative positions."""
     config = reader.config
-    sizes = Sizes.of(reader, default=_EPSILON)
-    if config.integer("attention_head_size", sizes.head) != sizes.head:
-        raise config.refuse("attention_head_size", f"expected {sizes.head}.")
-    limit = config.integer("max_position_embeddings", 512)
-    kinds = product_kinds(reader)
+    sizes = Sizes.of(reader, head="attention_head_size")
+    limit = config.integer("max_position_embeddings", least=1)
+    kinds = tuple(set(product_kinds(reader)))
     scale = 1 / math.sqrt(sizes.head * (1 + len(kinds)))
-    positions = (
-        _relative_embeddings(reader, sizes) if config.flag("relative_attention", False) else None
-    )
-    activation = config.activation("hidden_act", "gelu")
+    positions = _relative_embeddings(reader, sizes)
+    activation = config.activation("hidden_act")
 
     def layer(index: int) -> Layer:
         at = reader.at(f"encoder.layer.{index}")
@@ -66,16 +82,15 @@ def read_deberta(reader: Reader) -> Encoder:
 
     return Encoder(
         embeddings=read_deberta_embeddings(reader, sizes),
-        layers=tuple(layer(each) for each in range(config.integer("num_hidden_layers"))),
+        layers=tuple(layer(each) for each in range(config.integer("num_hidden_layers", least=1))),
         limit=limit,
-        has_token_types=config.integer("type_vocab_size", 0) > 1,
         convolution=_convolution(reader, sizes),
     )
 
 
 def _convolution(reader: Reader, sizes: Sizes) -> Convolution | None:
     config, at, hidden = reader.config, reader.at("encoder.conv"), sizes.hidden
-    count, groups = config.integer("conv_kernel_size", 0), config.integer("conv_groups", 1)
+    count, groups = config.integer("conv_kernel_size"), config.integer("conv_groups")
     if not count:
         return None
     if count % 2 == 0:
@@ -95,19 +110,26 @@ def _convolution(reader: Reader, sizes: Sizes) -> Convolution | None:
             bias=at.tensor("conv.bias", (hidden,)),
             codes=None,
         ),
-        activation=config.activation("conv_act", "tanh"),
+        activation=config.activation("conv_act"),
         norm=at.norm("LayerNorm", size=hidden, epsilon=sizes.epsilon),
     )
 
 
 def product_kinds(reader: Reader) -> tuple[str, ...]:
-    """Return the kinds of products with relative positions: "c2p", "p2c" or both."""
-    found = reader.config.values.get("pos_att_type") or ()
+    """Return the kinds of products with relative positions, as often as the config names them.
+
+    They are "c2p" and "p2c".
+    """
+    found = reader.config.values["pos_att_type"]
     # Older files have "p2c|c2p".
-    listed = found.split("|") if isinstance(found, str) else found
-    if not all(each in ("c2p", "p2c") for each in listed):
+    listed = (
+        [each.strip() for each in found.lower().split("|")] if isinstance(found, str) else found
+    )
+    if listed is None:
+        return ()
+    if not isinstance(listed, list) or any(each not in ("c2p", "p2c") for each in listed):
         raise reader.config.refuse("pos_att_type", "expected 'c2p' and 'p2c'.")
-    return tuple(sorted(listed))
+    return tuple(listed)
 
 
 def read_deberta_embeddings(reader: Reader, sizes: Sizes) -> Embeddings:
@@ -121,51 +143,54 @@ def read_deberta_embeddings(reader: Reader, sizes: Sizes) -> Embeddings:
     if width != sizes.hidden:
         projection = at.tensor("embed_proj.weight", (sizes.hidden, width))
 
-    def table(name: str) -> Table:
-        found = at.table(name, width=width)
+    def table(name: str, rows: str) -> Table:
+        found = at.table(name, rows=rows, width=width)
         if projection is None:
             return found
         return dataclasses.replace(found, rows=found.rows @ projection.T)
 
     return Embeddings(
-        words=table("word_embeddings"),
-        positions=table("position_embeddings")
-        if config.flag("position_biased_input", True)
+        words=table("word_embeddings", "vocab_size"),
+        positions=table("position_embeddings", "max_position_embeddings")
+        if config.flag("position_biased_input")
         else None,
-        token_types=table("token_type_embeddings")
-        if config.integer("type_vocab_size", 0) > 0
+        token_types=table("token_type_embeddings", "type_vocab_size")
+        if config.integer("type_vocab_size")
         else None,
         norm=at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon),
     )
 
 
 def _width(config: Config, hidden: int) -> int:
-    return config.integer("embedding_size", hidden)
+    return config.integer("embedding_size", null=hidden, least=1)
 
 
 def _span(reader: Reader) -> int:
     """Return the number of rows on each side of distance 0."""
-    config = reader.config
-    return _buckets(reader) or _farthest(reader) or config.integer("max_position_embeddings", 512)
+    return _buckets(reader) or _farthest(reader)
 
 
 def _buckets(reader: Reader) -> int:
     # -1 stands for none.
-    return max(int(reader.config.number("position_buckets", -1)), 0)
+    return max(reader.config.integer("position_buckets", least=-1), 0)
 
 
 def _farthest(reader: Reader) -> int:
-    found = int(reader.config.number("max_relative_positions", -1))
-    return found if found >= 1 else reader.config.integer("max_position_embeddings", 512)
+    found = reader.config.integer("max_relative_positions", least=-1)
+    return found if found >= 1 else reader.config.integer("max_position_embeddings", least=1)
 
 
-def _relative_embeddings(reader: Reader, sizes: Sizes) -> Floats:
-    """Return the table of relative positions `(2 * span, hidden)`."""
-    at = reader.at("encoder")
-    table = at.tensor("rel_embeddings.weight", (None, sizes.hidden))[: 2 * _span(reader)]
-    if "layer_norm" not in reader.config.text("norm_rel_ebd", "none").lower():
+def _relative_embeddings(reader: Reader, sizes: Sizes) -> Floats | None:
+    """Return the table of relative positions `(2 * span, hidden)`; `None` if there is none."""
+    at, norm = reader.at("encoder"), None
+    if "layer_norm" in reader.config.text("norm_rel_ebd").lower():
+        # transformers has it for a model without relative positions, too.
+        norm = at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon)
+    if not reader.config.flag("relative_attention"):
+        return None
+    table = at.tensor("rel_embeddings.weight", (2 * _span(reader), sizes.hidden))
+    if norm is None:
         return table
-    norm = at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon)
     centered = table - table.mean(axis=1, keepdims=True)
     deviation = np.sqrt((centered**2).mean(axis=1, keepdims=True) + np.float32(norm.epsilon))
     return np.asarray(centered / deviation * norm.weight + norm.bias, np.float32)
@@ -175,7 +200,7 @@ def _relative(
     at: Reader, attention: Attention, positions: Floats, kinds: tuple[str, ...], limit: int
 ) -> RelativePositions:
     """Return the products of the table of positions with the layers that project it."""
-    is_shared = at.config.flag("share_att_key", False)
+    is_shared = at.config.flag("share_att_key", null=False)
 
     def layer(own: str, shared: Linear) -> Linear:
         return shared if is_shared else at.linear(f"attention.self.{own}", inputs=len(positions.T))
@@ -240,7 +265,7 @@ def buckets_of(distances: NDArray[np.int64], buckets: int, farthest: int) -> NDA
 
 def _pooled(parts: Parts) -> tuple[Step, ...]:
     dense = parts.root.linear("pooler.dense", inputs=parts.hidden)
-    return dense, parts.config.activation("pooler_hidden_act", "gelu")
+    return dense, parts.config.activation("pooler_hidden_act")
 
 
 # The heads of `DebertaV2ForSequenceClassification` and `DebertaV2ForMultipleChoice`.
@@ -250,17 +275,18 @@ classify, choose = pooled_heads(_pooled)
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `DebertaV2ForMaskedLM`, of which there are two forms."""
     width = _width(parts.config, parts.hidden)
-    if parts.config.flag("legacy", True):
-        words = parts.body.table("embeddings.word_embeddings", width=width)
+    if parts.config.flag("legacy"):
+        words = parts.body.table("embeddings.word_embeddings", rows="vocab_size", width=width)
         return fill_mask_as_bert(with_words(parts, words))
     if width != parts.hidden:
         raise parts.config.refuse("embedding_size", f"this head needs {parts.hidden}.")
     at = parts.root.at("lm_predictions.lm_head")
-    activation = parts.config.activation("hidden_act", "gelu")
-    steps = transform(
-        parts, at, "dense", "LayerNorm", activation, outputs=parts.hidden, epsilon=_EPSILON
-    )
-    return logits("none", *steps, decoder(at, "", "bias", parts.encoder.embeddings))
+    activation = parts.config.activation("hidden_act")
+    steps = transform(parts, at, "dense", "LayerNorm", activation, outputs=parts.hidden)
+    # It always shares the table of words.
+    shared = parts.encoder.embeddings.words.rows
+    bias = at.tensor("bias", (len(shared),))
+    return logits("none", *steps, Linear(weight=shared, weight_scale=None, bias=bias, codes=None))
 
 
 DEBERTA_V2 = Family(
@@ -269,4 +295,19 @@ DEBERTA_V2 = Family(
     masks_queries=True,
     encoder=read_deberta,
     heads=bert_heads(fill_mask, classify, choose),
+    defaults={
+        **DEBERTA_DEFAULTS,
+        "attention_head_size": None,
+        "conv_act": "tanh",
+        "conv_groups": 1,
+        "conv_kernel_size": 0,
+        "hidden_size": 1536,
+        "intermediate_size": 6144,
+        "norm_rel_ebd": "none",
+        "num_attention_heads": 24,
+        "num_hidden_layers": 24,
+        "position_buckets": -1,
+        "share_att_key": False,
+        "vocab_size": 128100,
+    },
 )

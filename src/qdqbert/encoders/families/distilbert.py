@@ -26,23 +26,23 @@ _LAYER = LayerPaths(
 def read_distilbert(reader: Reader) -> Encoder:
     """Read a model, whose config has names of its own."""
     config = reader.config
-    hidden, heads = config.integer("dim", 768), config.integer("n_heads", 12)
-    if heads == 0 or hidden % heads:
+    hidden, heads = config.integer("dim", least=1), config.integer("n_heads", least=1)
+    if hidden % heads:
         raise config.refuse("n_heads", f"`dim={hidden}` is not a multiple of it.")
     sizes = Sizes(
         hidden=hidden,
-        inner=config.integer("hidden_dim", 3072),
+        inner=config.integer("hidden_dim", least=1),
         heads=heads,
         head=hidden // heads,
         epsilon=_EPSILON,
     )
-    activation = config.activation("activation", "gelu")
-    embeddings = read_embeddings(reader, hidden, _EPSILON)
+    activation = config.activation("activation")
+    embeddings = read_embeddings(reader, hidden, _EPSILON, has_types=False)
     return Encoder(
         embeddings=embeddings,
         layers=tuple(
             read_layer(reader.at(f"transformer.layer.{each}"), _LAYER, sizes, activation=activation)
-            for each in range(config.integer("n_layers", 6))
+            for each in range(config.integer("n_layers", least=1))
         ),
         limit=longest_text(embeddings),
     )
@@ -61,7 +61,7 @@ def fill_mask(parts: Parts) -> tuple[Head, ...]:
     root = parts.root
     dense = root.linear("vocab_transform", inputs=parts.hidden, outputs=parts.hidden)
     norm = root.norm("vocab_layer_norm", size=parts.hidden, epsilon=_EPSILON)
-    activation = parts.config.activation("activation", "gelu")
+    activation = parts.config.activation("activation")
     scores = decoder(root, "vocab_projector", "", parts.encoder.embeddings)
     return logits("none", dense, activation, norm, scores)
 
@@ -71,4 +71,20 @@ DISTILBERT = Family(
     prefix="distilbert",
     encoder=read_distilbert,
     heads=bert_heads(fill_mask, classify, choose),
+    defaults={
+        "activation": "gelu",
+        "dim": 768,
+        "hidden_dim": 3072,
+        "is_decoder": False,
+        "max_position_embeddings": 512,
+        "n_heads": 12,
+        "n_layers": 6,
+        "tie_word_embeddings": True,
+        "vocab_size": 30522,
+    },
+    aliases={
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+    },
 )

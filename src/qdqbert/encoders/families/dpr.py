@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbert.encoders.families.bert import read_bert
+from qdqbert.encoders.families.bert import BERT_DEFAULTS, read_bert
 from qdqbert.encoders.family import Family, Parts
 from qdqbert.encoders.heads import states
 from qdqbert.encoders.model import Head
@@ -14,7 +14,7 @@ def embed(parts: Parts) -> tuple[Head, ...]:
 
     The embedding is the state of the first token, projected if the config says so.
     """
-    width = parts.config.integer("projection_dim", 0)
+    width = parts.config.integer("projection_dim")
     if not width:
         return states(("first",))
     return states(("first",), parts.root.linear("encode_proj", inputs=parts.hidden, outputs=width))
@@ -27,5 +27,6 @@ DPR = Family(
     # The answers of `DPRReader` need the scores of several passages.
     heads={},
     embedding=embed,
+    defaults={**BERT_DEFAULTS, "projection_dim": 0},
     conversion=Conversion(renames=((r"^(ctx|question)_encoder\.", ""),)),
 )

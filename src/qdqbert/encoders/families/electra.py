@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from qdqbert.encoders.families.bert import (
+    BERT_DEFAULTS,
     bert_heads,
     pooled_heads,
     read_bert_like,
@@ -18,7 +17,7 @@ from qdqbert.encoders.reader import Reader
 
 def read_electra(reader: Reader) -> Encoder:
     """Read a model whose embeddings may be narrower than its hidden states."""
-    width = reader.config.integer("embedding_size", 128)
+    width = reader.config.integer("embedding_size", least=1)
     return read_bert_like(reader, width=width, projection="embeddings_project")
 
 
@@ -29,32 +28,27 @@ def classify(parts: Parts) -> tuple[Head, ...]:
     return logits("first", dense, "gelu", at.linear("out_proj", inputs=len(dense.bias)))
 
 
-def summary(kind: str, *, projects: bool, activation: str) -> Callable[[Parts], tuple[Step, ...]]:
-    """Return a reader of the steps of transformers' `SequenceSummary`.
+def summary(parts: Parts) -> tuple[Step, ...]:
+    """Return the steps of transformers' `SequenceSummary`.
 
-    Args:
-        kind: Which state it takes, if the config does not say. Only the first one can be taken: the
-            last one is padding in most batches, which is never computed.
-        projects: Whether it has a linear layer, if the config does not say.
-        activation: Name of its activation function, if the config does not say; empty for none.
+    It can only take the first state: the last one is padding in most batches, which is never
+    computed.
     """
-
-    def read(parts: Parts) -> tuple[Step, ...]:
-        config = parts.config
-        if (found := config.text("summary_type", kind)) != "first":
-            raise config.refuse("summary_type", f"expected 'first', and it is {found!r}.")
-        steps: list[Step] = []
-        if config.flag("summary_use_proj", projects):
-            steps.append(parts.root.linear("sequence_summary.summary", inputs=parts.hidden))
-        if config.text("summary_activation", activation):
-            steps.append(config.activation("summary_activation", activation))
-        return tuple(steps)
-
-    return read
+    config = parts.config
+    if config.text("summary_type") != "first":
+        raise config.refuse("summary_type", "expected 'first'.")
+    steps: list[Step] = []
+    if config.flag("summary_use_proj", null=False):
+        if config.flag("summary_proj_to_labels", null=False):
+            raise config.refuse("summary_proj_to_labels", "expected false.")
+        steps.append(parts.root.linear("sequence_summary.summary", inputs=parts.hidden))
+    if config.text("summary_activation", null=""):
+        steps.append(config.activation("summary_activation"))
+    return tuple(steps)
 
 
 # The head of `ElectraForMultipleChoice`.
-_, choose = pooled_heads(summary("first", projects=True, activation="gelu"))
+_, choose = pooled_heads(summary)
 
 
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
@@ -70,4 +64,15 @@ ELECTRA = Family(
     prefix="electra",
     encoder=read_electra,
     heads=bert_heads(fill_mask, classify, choose),
+    defaults={
+        **BERT_DEFAULTS,
+        "embedding_size": 128,
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_attention_heads": 4,
+        "summary_activation": "gelu",
+        "summary_proj_to_labels": False,
+        "summary_type": "first",
+        "summary_use_proj": True,
+    },
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from qdqbert.encoders.families.bert import classify_tokens
+from qdqbert.encoders.families.bert import BERT_DEFAULTS, classify_tokens
 from qdqbert.encoders.family import Encoder, Family, Parts
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.layers import Sizes
@@ -22,7 +22,7 @@ from qdqbert.encoders.model import (
     Step,
 )
 from qdqbert.encoders.reader import Reader
-from qdqbert.encoders.rotation import read_rotation
+from qdqbert.encoders.rotation import read_rotation, rope_parameters
 
 # Ends of the names of its own classes, some of which have no head here.
 _CODE = (
@@ -35,21 +35,19 @@ _POOLINGS: Mapping[str, Pooling] = {"bos": "first", "late": "mean", "mean": "mea
 def read_eurobert(reader: Reader) -> Encoder:
     """Read a model with RMSNorm first, gates, and keys and values that heads share."""
     config = reader.config
-    sizes = Sizes.of(reader, epsilon="rms_norm_eps", default=1e-5)
-    if config.integer("head_dim", sizes.head) != sizes.head:
-        raise config.refuse("head_dim", f"expected {sizes.head}.")
-    limit = config.integer("max_position_embeddings")
-    rotary = read_rotation(config, sizes.head, limit, theta=10_000.0)
+    sizes = Sizes.of(reader, epsilon="rms_norm_eps", head="head_dim")
+    limit = config.integer("max_position_embeddings", least=1)
+    rotary = read_rotation(config, sizes.head, limit, rope_parameters(config))
     return Encoder(
         embeddings=Embeddings(
-            words=reader.table("embed_tokens", width=sizes.hidden),
+            words=reader.table("embed_tokens", rows="vocab_size", width=sizes.hidden),
             positions=None,
             token_types=None,
             norm=None,
         ),
         layers=tuple(
             _layer(reader.at(f"layers.{index}"), sizes, rotary)
-            for index in range(config.integer("num_hidden_layers"))
+            for index in range(config.integer("num_hidden_layers", least=1))
         ),
         limit=limit,
         final_norm=_norm(reader, "norm", sizes),
@@ -63,13 +61,21 @@ def _norm(at: Reader, name: str, sizes: Sizes) -> Norm:
 
 def _layer(at: Reader, sizes: Sizes, rotary: Rotary) -> Layer:
     hidden, width = sizes.hidden, sizes.heads * sizes.head
-    shared = at.config.integer("num_key_value_heads", sizes.heads)
-    if not shared or sizes.heads % shared:
+    shared = at.config.integer("num_key_value_heads", null=sizes.heads, least=1)
+    if sizes.heads % shared:
         raise at.config.refuse("num_key_value_heads", f"{sizes.heads} is not a multiple of it.")
+
+    def attention(name: str, inputs: int, outputs: int) -> Linear:
+        has_bias = at.config.flag("attention_bias")
+        return at.linear(f"self_attn.{name}", inputs=inputs, outputs=outputs, has_bias=has_bias)
+
+    def inner(name: str, inputs: int, outputs: int) -> Linear:
+        has_bias = at.config.flag("mlp_bias")
+        return at.linear(f"mlp.{name}", inputs=inputs, outputs=outputs, has_bias=has_bias)
 
     def spread(name: str) -> Linear:
         """Return keys or values, repeated for each head of their group."""
-        found = at.linear(name, inputs=hidden, outputs=shared * sizes.head)
+        found = attention(name, hidden, shared * sizes.head)
         weight = found.weight.reshape(shared, sizes.head, hidden)
         times = sizes.heads // shared
         return dataclasses.replace(
@@ -81,27 +87,27 @@ def _layer(at: Reader, sizes: Sizes, rotary: Rotary) -> Layer:
     return Layer(
         attention_norm=_norm(at, "input_layernorm", sizes),
         attention=Attention(
-            query=at.linear("self_attn.q_proj", inputs=hidden, outputs=width),
-            key=spread("self_attn.k_proj"),
-            value=spread("self_attn.v_proj"),
-            output=at.linear("self_attn.o_proj", inputs=width, outputs=hidden),
+            query=attention("q_proj", hidden, width),
+            key=spread("k_proj"),
+            value=spread("v_proj"),
+            output=attention("o_proj", width, hidden),
             heads=sizes.heads,
             scale=float(sizes.head) ** -0.5,
             rotary=rotary,
         ),
         attention_residual=Residual(norm=None),
         up_norm=_norm(at, "post_attention_layernorm", sizes),
-        up=at.linear("mlp.gate_proj", inputs=hidden, outputs=sizes.inner),
-        gate=at.linear("mlp.up_proj", inputs=hidden, outputs=sizes.inner),
-        activation=at.config.activation("hidden_act", "silu"),
-        down=at.linear("mlp.down_proj", inputs=sizes.inner, outputs=hidden),
+        up=inner("gate_proj", hidden, sizes.inner),
+        gate=inner("up_proj", hidden, sizes.inner),
+        activation=at.config.activation("hidden_act"),
+        down=inner("down_proj", sizes.inner, hidden),
         residual=Residual(norm=None),
     )
 
 
 def classify(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `EuroBertForSequenceClassification`."""
-    kind = parts.config.text("classifier_pooling", "late")
+    kind = parts.config.text("classifier_pooling")
     if kind not in _POOLINGS:
         raise parts.config.refuse("classifier_pooling", f"expected one of {', '.join(_POOLINGS)}.")
     dense = parts.root.linear("dense", inputs=parts.hidden, outputs=parts.hidden)
@@ -114,7 +120,9 @@ def classify(parts: Parts) -> tuple[Head, ...]:
 
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `EuroBertForMaskedLM`."""
-    return logits("none", decoder(parts.root, "lm_head", "", parts.encoder.embeddings))
+    has_bias = parts.config.flag("mlp_bias")
+    embeddings = parts.encoder.embeddings
+    return logits("none", decoder(parts.root, "lm_head", "", embeddings, has_bias=has_bias))
 
 
 EUROBERT = Family(
@@ -126,6 +134,20 @@ EUROBERT = Family(
         "fill-mask": fill_mask,
         "text-classification": classify,
         "token-classification": classify_tokens,
+    },
+    defaults={
+        **BERT_DEFAULTS,
+        "attention_bias": False,
+        "classifier_pooling": "late",
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 8192,
+        "mlp_bias": False,
+        "num_key_value_heads": None,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 128256,
     },
     code=tuple(f"EuroBert{end}" for end in _CODE),
     fields={"clf_pooling": "classifier_pooling"},

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qdqbert.encoders.families.bert import classify, classify_tokens
+from qdqbert.encoders.families.bert import BERT_DEFAULTS, classify, classify_tokens
 from qdqbert.encoders.families.nomic_bert import ROTATED_LAYER, read_rotated
 from qdqbert.encoders.families.roberta import fill_mask
 from qdqbert.encoders.family import Encoder, Family
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.weights import Conversion
 
-# Fields of older files, and the only values of them that are read. Missing ones have them, too.
+# Fields of older files, and the only values of them that are read.
 _EXPECTED: Mapping[str, object] = {
     "layer_norm_type": "layer_norm",
     "logn_attention_scale": False,
@@ -36,11 +36,11 @@ _CONVERSION = Conversion(
 def read_gte(reader: Reader) -> Encoder:
     """Read a model whose queries and keys are rotated, with gates."""
     for name, expected in _EXPECTED.items():
-        if (reader.config.values.get(name) or expected) != expected:
+        if (reader.config.values[name] or expected) != expected:
             raise reader.config.refuse(name, f"only {expected!r} is supported.")
-    # The older code has another default than transformers'.
-    theta = 10_000.0 if reader.config.text("model_type") == "new" else 160_000.0
-    return read_rotated(reader, ROTATED_LAYER, theta=theta, activation="gelu", types=1)
+    return read_rotated(
+        reader, ROTATED_LAYER, knows_ntk=reader.config.text("model_type") == NEW.model_type
+    )
 
 
 GTE, NEW = (
@@ -63,7 +63,17 @@ GTE, NEW = (
                 "ForTokenClassification",
             )
         ),
+        defaults={
+            **BERT_DEFAULTS,
+            **_EXPECTED,
+            "head_dim": None,
+            "max_position_embeddings": 8192,
+            "rope_theta": theta,
+            "type_vocab_size": 1,
+            "vocab_size": 250048,
+        },
         conversion=_CONVERSION,
     )
-    for name in ("gte", "new")
+    # The older code has another default than transformers'.
+    for name, theta in (("gte", 160_000.0), ("new", 10_000.0))
 )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from qdqbert.encoders.families.bert import BERT_HEADS
+from qdqbert.encoders.families.bert import BERT_DEFAULTS, BERT_HEADS
 from qdqbert.encoders.family import Encoder, Family
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, centered, read_layer
 from qdqbert.encoders.model import Activation, Attention, Embeddings, Floats, Layer
@@ -39,10 +39,10 @@ def read_jina_bert(reader: Reader) -> Encoder:
     """Read a model with ALiBi: scores fall with the distance of two tokens."""
     config = reader.config
     sizes = Sizes.of(reader)
-    kind = config.text("feed_forward_type", "original")
+    kind = config.text("feed_forward_type")
     if kind not in _ACTIVATIONS:
         raise config.refuse("feed_forward_type", f"expected one of {', '.join(_ACTIVATIONS)}.")
-    limit = config.integer("max_position_embeddings")
+    limit = config.integer("max_position_embeddings", least=1)
     bias = alibi(sizes.heads, limit)
 
     def layer(index: int) -> Layer:
@@ -63,14 +63,15 @@ def read_jina_bert(reader: Reader) -> Encoder:
     at = reader.at("embeddings")
     return Encoder(
         embeddings=Embeddings(
-            words=at.table("word_embeddings", width=sizes.hidden),
+            words=at.table("word_embeddings", rows="vocab_size", width=sizes.hidden),
             positions=None,
-            token_types=at.table("token_type_embeddings", width=sizes.hidden),
+            token_types=at.table(
+                "token_type_embeddings", rows="type_vocab_size", width=sizes.hidden
+            ),
             norm=at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon),
         ),
-        layers=tuple(layer(index) for index in range(config.integer("num_hidden_layers"))),
+        layers=tuple(layer(index) for index in range(config.integer("num_hidden_layers", least=1))),
         limit=limit,
-        has_token_types=config.integer("type_vocab_size", 2) > 1,
     )
 
 
@@ -116,6 +117,7 @@ JINA_BERT = Family(
     prefix="bert",
     encoder=read_jina_bert,
     heads=BERT_HEADS,
+    defaults={**BERT_DEFAULTS, "feed_forward_type": "original"},
     code=("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"),
     conversion=_CONVERSION,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.encoders.families.bert import answer, classify_tokens
+from qdqbert.encoders.families.bert import BERT_DEFAULTS, answer, classify_tokens
 from qdqbert.encoders.families.nomic_bert import ROTATED_LAYER, read_rotated
 from qdqbert.encoders.families.roberta import classify, fill_mask
 from qdqbert.encoders.family import FLASH, FLASH_CODE, Encoder, Family
@@ -29,10 +29,7 @@ _LAYER = dataclasses.replace(ROTATED_LAYER, up="mlp.fc1", gate=None, down="mlp.f
 
 def read_jina_embeddings_v3(reader: Reader) -> Encoder:
     """Read a model whose queries and keys are rotated."""
-    # The own code has another default than transformers'.
-    is_new = reader.config.values.get("model_type") == "jina_embeddings_v3"
-    theta = 20_000.0 if is_new else 10_000.0
-    return read_rotated(reader, _LAYER, theta=theta, activation="gelu", types=1)
+    return read_rotated(reader, _LAYER)
 
 
 JINA_EMBEDDINGS_V3 = Family(
@@ -45,8 +42,22 @@ JINA_EMBEDDINGS_V3 = Family(
         "text-classification": classify,
         "token-classification": classify_tokens,
     },
+    defaults={
+        **BERT_DEFAULTS,
+        "head_dim": None,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 8194,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "rope_theta": 20_000.0,
+        "type_vocab_size": 1,
+        "vocab_size": 250002,
+    },
     code=FLASH_CODE,
     code_config=FLASH,
+    code_defaults={"rope_theta": 10_000.0},
     fields={"rotary_emb_base": "rope_theta"},
     conversion=_CONVERSION,
 )

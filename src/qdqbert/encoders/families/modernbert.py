@@ -4,51 +4,50 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
+from qdqbert.encoders.config import Config
+from qdqbert.encoders.families.bert import BERT_DEFAULTS
 from qdqbert.encoders.family import Encoder, Family, Parts
 from qdqbert.encoders.heads import answer_spans, decoder, logits, scored_choice
 from qdqbert.encoders.layers import Sizes
 from qdqbert.encoders.model import (
-    Activation,
     Attention,
     Embeddings,
     Head,
     Layer,
     Linear,
+    Norm,
     Pooling,
     Residual,
     Rotary,
     Step,
 )
 from qdqbert.encoders.reader import Reader
-from qdqbert.encoders.rotation import read_rotation
+from qdqbert.encoders.rotation import read_rotation, rope_settings
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-# transformers' fields of older files, and their defaults.
-_THETAS = {_FULL: ("global_rope_theta", 160_000.0), _SLIDING: ("local_rope_theta", 10_000.0)}
+# transformers' fields of older files.
+_THETAS = {_FULL: "global_rope_theta", _SLIDING: "local_rope_theta"}
 _POOLINGS: Mapping[str, Pooling] = {"cls": "first", "mean": "mean"}
 
 
 def read_modernbert(reader: Reader) -> Encoder:
     """Read a model, whose layers normalize first, rotate queries and keys, and have gates."""
     config = reader.config
-    sizes = Sizes.of(reader, epsilon="norm_eps", default=1e-5)
-    limit = config.integer("max_position_embeddings", 8192)
-    kinds = _kinds_of_layers(reader)
+    sizes = Sizes.of(reader, epsilon="norm_eps", head="head_dim")
+    limit = config.integer("max_position_embeddings", least=1)
+    kinds = _kinds_of_layers(config)
     rotations = {
-        kind: read_rotation(
-            config, sizes.head, limit, theta=config.number(*_THETAS[kind]), kind=kind
-        )
+        kind: read_rotation(config, sizes.head, limit, _rope_parameters(config, kind))
         for kind in set(kinds)
     }
-    # A token attends to half of the window on each side.
-    window = config.integer("local_attention", 128) // 2
-    activation = config.activation("hidden_activation", "gelu")
+    window = _window(config)
     layers = tuple(
         _layer(
             reader.at(f"layers.{index}"),
             sizes,
-            activation,
+            is_first=index == 0,
             rotary=rotations[kind],
             window=window if kind == _SLIDING else None,
         )
@@ -57,23 +56,43 @@ def read_modernbert(reader: Reader) -> Encoder:
     at = reader.at("embeddings")
     return Encoder(
         embeddings=Embeddings(
-            words=at.table("tok_embeddings", width=sizes.hidden),
+            words=at.table("tok_embeddings", rows="vocab_size", width=sizes.hidden),
             positions=None,
             token_types=None,
-            norm=at.norm("norm", size=sizes.hidden, epsilon=sizes.epsilon),
+            norm=_norm(at, "norm", sizes),
         ),
         layers=layers,
         limit=limit,
-        final_norm=reader.norm("final_norm", size=sizes.hidden, epsilon=sizes.epsilon),
+        final_norm=_norm(reader, "final_norm", sizes),
     )
 
 
-def _kinds_of_layers(reader: Reader) -> list[str]:
-    config = reader.config
-    count = config.integer("num_hidden_layers")
-    kinds = config.values.get("layer_types")
+def _rope_parameters(config: Config, kind: str) -> Mapping[str, Any]:
+    """Return the settings of the rotation of a kind of layer.
+
+    As in transformers, `rope_scaling` changes what `rope_parameters` has for each kind.
+    """
+    every, scaling = (rope_settings(config, each) for each in ("rope_parameters", "rope_scaling"))
+    is_known = every.keys() <= _THETAS.keys() and (not every or not scaling or kind in every)
+    own = every.get(kind, {"rope_type": "default"})
+    if not is_known or not isinstance(own, dict):
+        raise config.refuse("rope_parameters", f"expected settings for {_FULL} and {_SLIDING}.")
+    return {"rope_theta": config.values[_THETAS[kind]], **own, **scaling}
+
+
+def _window(config: Config) -> int:
+    """Return the number of tokens on each side that a token attends to."""
+    # transformers sets the whole window by this name of its half.
+    if "sliding_window" in config.values:
+        return config.integer("sliding_window")
+    return config.integer("local_attention") // 2
+
+
+def _kinds_of_layers(config: Config) -> list[str]:
+    count = config.integer("num_hidden_layers", least=1)
+    kinds = config.values["layer_types"]
     if kinds is None:
-        every = max(config.integer("global_attn_every_n_layers", 3), 1)
+        every = config.integer("global_attn_every_n_layers", least=1)
         kinds = [_SLIDING if index % every else _FULL for index in range(count)]
     if (
         not isinstance(kinds, list)
@@ -84,35 +103,42 @@ def _kinds_of_layers(reader: Reader) -> list[str]:
     return kinds
 
 
+def _norm(at: Reader, name: str, sizes: Sizes) -> Norm:
+    has_bias = at.config.flag("norm_bias")
+    return at.norm(name, size=sizes.hidden, epsilon=sizes.epsilon, has_bias=has_bias)
+
+
 def _layer(
-    at: Reader, sizes: Sizes, activation: Activation, *, rotary: Rotary, window: int | None
+    at: Reader, sizes: Sizes, *, is_first: bool, rotary: Rotary, window: int | None
 ) -> Layer:
     hidden, inner = sizes.hidden, sizes.inner
-    query, key, value = _split(at.linear("attn.Wqkv", inputs=hidden, outputs=3 * hidden), 3)
-    up, gate = _split(at.linear("mlp.Wi", inputs=hidden, outputs=2 * inner), 2)
+
+    def linear(name: str, flag: str, inputs: int, outputs: int) -> Linear:
+        has_bias = at.config.flag(flag)
+        return at.linear(name, inputs=inputs, outputs=outputs, has_bias=has_bias)
+
+    query, key, value = _split(linear("attn.Wqkv", "attention_bias", hidden, 3 * hidden), 3)
+    up, gate = _split(linear("mlp.Wi", "mlp_bias", hidden, 2 * inner), 2)
     attention = Attention(
         query=query,
         key=key,
         value=value,
-        output=at.linear("attn.Wo", inputs=hidden, outputs=hidden),
+        output=linear("attn.Wo", "attention_bias", hidden, hidden),
         heads=sizes.heads,
         scale=float(sizes.head) ** -0.5,
         rotary=rotary,
         window=window,
     )
-    # The first layer reads the normalized embeddings.
-    has_norm = at.has("attn_norm.weight")
     return Layer(
-        attention_norm=at.norm("attn_norm", size=hidden, epsilon=sizes.epsilon)
-        if has_norm
-        else None,
+        # The first layer reads the normalized embeddings.
+        attention_norm=None if is_first else _norm(at, "attn_norm", sizes),
         attention=attention,
         attention_residual=Residual(norm=None),
-        up_norm=at.norm("mlp_norm", size=hidden, epsilon=sizes.epsilon),
+        up_norm=_norm(at, "mlp_norm", sizes),
         up=up,
         gate=gate,
-        activation=activation,
-        down=at.linear("mlp.Wo", inputs=inner, outputs=hidden),
+        activation=at.config.activation("hidden_activation"),
+        down=linear("mlp.Wo", "mlp_bias", inner, hidden),
         residual=Residual(norm=None),
     )
 
@@ -131,14 +157,16 @@ def _split(linear: Linear, parts: int) -> list[Linear]:
 
 def _transform(parts: Parts) -> tuple[Step, ...]:
     """Return the first steps of all heads."""
-    dense = parts.root.linear("head.dense", inputs=parts.hidden, outputs=parts.hidden)
-    activation = parts.config.activation("classifier_activation", "gelu")
-    epsilon = parts.config.number("norm_eps", 1e-5)
-    return dense, activation, parts.root.norm("head.norm", size=parts.hidden, epsilon=epsilon)
+    config, hidden = parts.config, parts.hidden
+    has_bias = config.flag("classifier_bias")
+    at = parts.root.at("head")
+    dense = at.linear("dense", inputs=hidden, outputs=hidden, has_bias=has_bias)
+    sizes = Sizes.of(parts.body, epsilon="norm_eps", head="head_dim")
+    return dense, config.activation("classifier_activation"), _norm(at, "norm", sizes)
 
 
 def _pooling(parts: Parts) -> Pooling:
-    name = parts.config.text("classifier_pooling", "cls")
+    name = parts.config.text("classifier_pooling")
     if name not in _POOLINGS:
         raise parts.config.refuse("classifier_pooling", "expected 'cls' or 'mean'.")
     return _POOLINGS[name]
@@ -170,7 +198,8 @@ def answer(parts: Parts) -> tuple[Head, ...]:
 
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `ModernBertForMaskedLM`."""
-    scores = decoder(parts.root, "decoder", "", parts.encoder.embeddings)
+    has_bias = parts.config.flag("decoder_bias")
+    scores = decoder(parts.root, "decoder", "", parts.encoder.embeddings, has_bias=has_bias)
     return logits("none", *_transform(parts), scores)
 
 
@@ -185,5 +214,27 @@ MODERNBERT = Family(
         "question-answering": answer,
         "text-classification": classify,
         "token-classification": classify_tokens,
+    },
+    defaults={
+        **BERT_DEFAULTS,
+        "attention_bias": False,
+        "classifier_activation": "gelu",
+        "classifier_bias": False,
+        "classifier_pooling": "cls",
+        "decoder_bias": True,
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160_000.0,
+        "head_dim": None,
+        "hidden_activation": "gelu",
+        "intermediate_size": 1152,
+        "layer_types": None,
+        "local_attention": 128,
+        "local_rope_theta": 10_000.0,
+        "max_position_embeddings": 8192,
+        "mlp_bias": False,
+        "norm_bias": False,
+        "norm_eps": 1e-5,
+        "num_hidden_layers": 22,
+        "vocab_size": 50368,
     },
 )

@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoders.families.bert import read_embeddings
+from qdqbert.encoders.families.bert import BERT_DEFAULTS, read_embeddings
 from qdqbert.encoders.families.roberta import ROBERTA_HEADS
 from qdqbert.encoders.family import Encoder, Family, longest_text
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layers
@@ -31,7 +31,9 @@ _LAYER = dataclasses.replace(
 def read_mpnet(reader: Reader) -> Encoder:
     """Read a model, whose layers share a bias of the scores for each distance of two tokens."""
     sizes = Sizes.of(reader)
-    embeddings = read_embeddings(reader, sizes.hidden, sizes.epsilon, padding_id=_PADDING_ID)
+    embeddings = read_embeddings(
+        reader, sizes.hidden, sizes.epsilon, padding_id=_PADDING_ID, has_types=False
+    )
     limit = longest_text(embeddings)
     bias = _position_bias(reader, sizes.heads, limit)
     layers = read_layers(
@@ -45,11 +47,12 @@ def read_mpnet(reader: Reader) -> Encoder:
 
 def _position_bias(reader: Reader, heads: int, limit: int) -> Floats:
     """Return the bias for each distance, from a key far before on, `(heads, 2 * limit - 1)`."""
-    table = reader.tensor("encoder.relative_attention_bias.weight", (None, heads))
-    # transformers has no field for it, and no more than 32 rows are read.
+    rows = "relative_attention_num_buckets"
+    table = reader.table("encoder.relative_attention_bias", rows=rows, width=heads).rows
+    # transformers reads this many rows, whatever the config says.
     buckets = 32
     if len(table) < buckets:
-        raise reader.config.refuse("relative_attention_num_buckets", f"needs {buckets}.")
+        raise reader.config.refuse(rows, f"needs {buckets}.")
     return np.ascontiguousarray(table[buckets_of(np.arange(1 - limit, limit), buckets)].T)
 
 
@@ -72,4 +75,9 @@ MPNET = Family(
     prefix="mpnet",
     encoder=read_mpnet,
     heads=ROBERTA_HEADS,
+    defaults={
+        **BERT_DEFAULTS,
+        "relative_attention_num_buckets": 32,
+        "vocab_size": 30527,
+    },
 )

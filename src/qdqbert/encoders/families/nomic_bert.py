@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
-from qdqbert.encoders.families.bert import classify, classify_tokens, transform
+from qdqbert.encoders.families.bert import BERT_DEFAULTS, classify, classify_tokens, transform
 from qdqbert.encoders.family import Encoder, Family, Parts
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.layers import LayerPaths, Sizes, read_layers
 from qdqbert.encoders.model import Embeddings, Head
 from qdqbert.encoders.reader import Reader
-from qdqbert.encoders.rotation import read_rotation
+from qdqbert.encoders.rotation import read_rotation, rope_parameters
 from qdqbert.encoders.weights import Conversion
 
 ROTATED_LAYER = LayerPaths(
@@ -37,7 +38,7 @@ _FIELDS = {
     "rotary_emb_fraction": "partial_rotary_factor",
     "layer_norm_epsilon": "layer_norm_eps",
 }
-# Fields of older files, and the only values of them that are read. Missing ones have them, too.
+# Fields of older files, and the only values of them that are read.
 _EXPECTED: Mapping[str, object] = {
     "activation_function": "swiglu",
     "causal": False,
@@ -68,35 +69,41 @@ _CONVERSION = Conversion(
 def read_nomic_bert(reader: Reader) -> Encoder:
     """Read a model whose queries and keys are rotated, with gates."""
     for name, expected in _EXPECTED.items():
-        if (reader.config.values.get(name) or expected) != expected:
+        if (reader.config.values[name] or expected) != expected:
             raise reader.config.refuse(name, f"only {expected!r} is supported.")
-    return read_rotated(reader, ROTATED_LAYER, theta=1000.0, activation="silu")
+    return read_rotated(_with_padded_vocabulary(reader), ROTATED_LAYER)
 
 
-def read_rotated(
-    reader: Reader, paths: LayerPaths, *, theta: float, activation: str, types: int = 2
-) -> Encoder:
+def _with_padded_vocabulary(reader: Reader) -> Reader:
+    """Return a reader whose `vocab_size` is a multiple of a field of older files."""
+    config = reader.config
+    size, step = config.integer("vocab_size"), config.integer("pad_vocab_size_multiple", least=1)
+    values = {**config.values, "vocab_size": math.ceil(size / step) * step}
+    return dataclasses.replace(reader, config=dataclasses.replace(config, values=values))
+
+
+def read_rotated(reader: Reader, paths: LayerPaths, *, knows_ntk: bool = False) -> Encoder:
     """Read a model with rotated queries and keys, and LayerNorms after the residual adds.
 
     Args:
         reader: Reader of the encoder.
         paths: Paths of the parts of a layer.
-        theta: Base of the frequencies, if the config has none.
-        activation: transformers' name of the activation function, if the config has none.
-        types: Number of token types, if the config has none.
+        knows_ntk: See `read_rotation`.
     """
     config = reader.config
-    sizes = Sizes.of(reader)
-    limit = config.integer("max_position_embeddings")
-    rotary = read_rotation(config, sizes.head, limit, theta=theta)
+    sizes = Sizes.of(reader, head="head_dim")
+    limit = config.integer("max_position_embeddings", least=1)
+    parameters = rope_parameters(config)
+    rotary = read_rotation(config, sizes.head, limit, parameters, knows_ntk=knows_ntk)
     at = reader.at("embeddings")
-    has_types = at.has("token_type_embeddings.weight")
     return Encoder(
         embeddings=Embeddings(
-            words=at.table("word_embeddings", width=sizes.hidden),
+            words=at.table("word_embeddings", rows="vocab_size", width=sizes.hidden),
             positions=None,
-            token_types=at.table("token_type_embeddings", width=sizes.hidden)
-            if has_types
+            token_types=at.table(
+                "token_type_embeddings", rows="type_vocab_size", width=sizes.hidden
+            )
+            if config.integer("type_vocab_size")
             else None,
             norm=at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon),
         ),
@@ -105,18 +112,16 @@ def read_rotated(
             paths,
             sizes,
             path="layers",
-            activation=config.activation("hidden_act", activation),
             change=lambda attention: dataclasses.replace(attention, rotary=rotary),
         ),
         limit=limit,
-        has_token_types=config.integer("type_vocab_size", types) > 1,
     )
 
 
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `NomicBertForMaskedLM`."""
     at = parts.root.at("cls.predictions")
-    activation = parts.config.activation("hidden_act", "silu")
+    activation = parts.config.activation("hidden_act")
     paths = ("transform.dense", "transform.layer_norm")
     steps = transform(parts, at, *paths, activation, outputs=parts.hidden)
     return logits("none", *steps, decoder(at, "decoder", "bias", parts.encoder.embeddings))
@@ -132,6 +137,16 @@ NOMIC_BERT = Family(
         "token-classification": classify_tokens,
     },
     code=("NomicBertModel", "NomicBertForPreTraining", "NomicBertForSequenceClassification"),
+    defaults={
+        **BERT_DEFAULTS,
+        **_EXPECTED,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "pad_vocab_size_multiple": 1,
+        "rope_theta": 1000.0,
+        "vocab_size": 30528,
+    },
     fields=_FIELDS,
     conversion=_CONVERSION,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qdqbert.encoders.families.bert import (
+    BERT_DEFAULTS,
     bert_heads,
     choose,
     classify,
@@ -19,7 +20,7 @@ def read_rembert(reader: Reader) -> Encoder:
     """Read a model whose embeddings are projected."""
     return read_bert_like(
         reader,
-        width=reader.config.integer("input_embedding_size", 256),
+        width=reader.config.integer("input_embedding_size", least=1),
         projection="encoder.embedding_hidden_mapping_in",
         always_projects=True,
     )
@@ -28,7 +29,7 @@ def read_rembert(reader: Reader) -> Encoder:
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `RemBertForMaskedLM`, which never shares the table of words."""
     at = parts.root.at("cls.predictions")
-    activation = parts.config.activation("hidden_act", "gelu")
+    activation = parts.config.activation("hidden_act")
     steps = transform(parts, at, "dense", "LayerNorm", activation)
     return logits("none", *steps, at.linear("decoder", inputs=len(steps[0].bias)))
 
@@ -38,4 +39,15 @@ REMBERT = Family(
     prefix="rembert",
     encoder=read_rembert,
     heads=bert_heads(fill_mask, classify, choose),
+    defaults={
+        **BERT_DEFAULTS,
+        "hidden_size": 1152,
+        "input_embedding_size": 256,
+        "intermediate_size": 4608,
+        "num_attention_heads": 18,
+        "num_hidden_layers": 32,
+        "output_embedding_size": 1664,
+        "tie_word_embeddings": False,
+        "vocab_size": 250300,
+    },
 )

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from qdqbert.encoders.families.bert import bert_heads, choose, read_bert_like, transform
+from collections.abc import Mapping
+from typing import Any
+
+from qdqbert.encoders.families.bert import (
+    BERT_DEFAULTS,
+    bert_heads,
+    choose,
+    read_bert_like,
+    transform,
+)
 from qdqbert.encoders.family import FLASH, FLASH_CODE, Encoder, Family, Parts
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.model import Head
@@ -25,10 +34,13 @@ _CONVERSION = Conversion(
     },
 )
 
+ROBERTA_DEFAULTS: Mapping[str, Any] = {**BERT_DEFAULTS, "pad_token_id": 1, "vocab_size": 50265}
+"""Fields that readers use, and what they are in a config without them."""
+
 
 def read_roberta(reader: Reader) -> Encoder:
     """Read a model whose positions are counted from the row after the padding's."""
-    return read_bert_like(reader, padding_id=reader.config.integer("pad_token_id", 1))
+    return read_bert_like(reader, padding_id=reader.config.integer("pad_token_id"))
 
 
 def classify(parts: Parts) -> tuple[Head, ...]:
@@ -53,9 +65,10 @@ ROBERTA, XLM_ROBERTA, CAMEMBERT = (
         prefix="roberta",
         encoder=read_roberta,
         heads=ROBERTA_HEADS,
+        defaults={**ROBERTA_DEFAULTS, "vocab_size": words},
         code=FLASH_CODE if name == "xlm-roberta" else (),
         code_config=FLASH,
         conversion=_CONVERSION if name == "xlm-roberta" else None,
     )
-    for name in ("roberta", "xlm-roberta", "camembert")
+    for name, words in (("roberta", 50265), ("xlm-roberta", 30522), ("camembert", 30522))
 )

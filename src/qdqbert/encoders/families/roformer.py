@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoders.families.bert import bert_heads, fill_mask, pooled_heads
+from qdqbert.encoders.families.bert import BERT_DEFAULTS, bert_heads, fill_mask, pooled_heads
 from qdqbert.encoders.families.electra import summary
 from qdqbert.encoders.family import Encoder, Family, Parts
 from qdqbert.encoders.heads import logits
@@ -15,15 +16,17 @@ from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layers
 from qdqbert.encoders.model import Attention, Embeddings, Head, Linear, Rotary
 from qdqbert.encoders.reader import Reader
 
+_POSITIONS = "encoder.embed_positions"
+
 
 def read_roformer(reader: Reader) -> Encoder:
     """Read a model in which neighboring channels of queries and keys are rotated together."""
     config = reader.config
     sizes = Sizes.of(reader)
-    if config.flag("rotary_value", False):
+    if config.flag("rotary_value"):
         raise config.refuse("rotary_value", "rotated values are not supported.")
-    limit = config.integer("max_position_embeddings", 1536)
-    rotary = _rotation(sizes.head, limit)
+    limit = config.integer("max_position_embeddings", least=1)
+    rotary = _rotary(reader, sizes.head, limit)
     order = _halves(sizes.heads, sizes.head)
 
     def rotated(attention: Attention) -> Attention:
@@ -34,18 +37,17 @@ def read_roformer(reader: Reader) -> Encoder:
         embeddings=_embeddings(reader, sizes),
         layers=read_layers(reader, BERT_LAYER, sizes, change=rotated),
         limit=limit,
-        has_token_types=config.integer("type_vocab_size", 2) > 1,
     )
 
 
 def _embeddings(reader: Reader, sizes: Sizes) -> Embeddings:
     at = reader.at("embeddings")
-    width = reader.config.integer("embedding_size", sizes.hidden)
+    width = reader.config.integer("embedding_size", null=sizes.hidden, least=1)
     is_narrow = width != sizes.hidden
     return Embeddings(
-        words=at.table("word_embeddings", width=width),
+        words=at.table("word_embeddings", rows="vocab_size", width=width),
         positions=None,
-        token_types=at.table("token_type_embeddings", width=width),
+        token_types=at.table("token_type_embeddings", rows="type_vocab_size", width=width),
         norm=at.norm("LayerNorm", size=width, epsilon=sizes.epsilon),
         projection=reader.linear("embeddings_project", inputs=width, outputs=sizes.hidden)
         if is_narrow
@@ -53,8 +55,12 @@ def _embeddings(reader: Reader, sizes: Sizes) -> Embeddings:
     )
 
 
-def _rotation(size: int, limit: int) -> Rotary:
-    """Return the rotation, computed in float64 as transformers does here."""
+def _rotary(reader: Reader, size: int, limit: int) -> Rotary:
+    """Return the rotation of the file, or else computed in float64 as transformers does here."""
+    if reader.has(f"{_POSITIONS}.weight"):
+        table = reader.table(_POSITIONS, rows="max_position_embeddings", width=size).rows
+        sin, cos = np.split(np.asarray(table, np.float32), [math.ceil(size / 2)], axis=1)
+        return Rotary(cos=cos, sin=sin)
     frequencies = 1 / np.power(10000, np.arange(0, size, 2) / size)
     angles = np.arange(limit)[:, None] * frequencies
     return Rotary(cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32))
@@ -75,12 +81,12 @@ def classify(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `RoFormerForSequenceClassification`."""
     at = parts.root.at("classifier")
     dense = at.linear("dense", inputs=parts.hidden)
-    activation = parts.config.activation("hidden_act", "gelu")
+    activation = parts.config.activation("hidden_act")
     return logits("first", dense, activation, at.linear("out_proj", inputs=len(dense.bias)))
 
 
 # The head of `RoFormerForMultipleChoice`.
-_, choose = pooled_heads(summary("last", projects=False, activation=""))
+_, choose = pooled_heads(summary)
 
 
 ROFORMER = Family(
@@ -88,4 +94,15 @@ ROFORMER = Family(
     prefix="roformer",
     encoder=read_roformer,
     heads=bert_heads(fill_mask, classify, choose),
+    defaults={
+        **BERT_DEFAULTS,
+        "embedding_size": None,
+        "max_position_embeddings": 1536,
+        "rotary_value": False,
+        "summary_activation": None,
+        "summary_proj_to_labels": False,
+        "summary_type": "last",
+        "summary_use_proj": False,
+        "vocab_size": 50000,
+    },
 )
