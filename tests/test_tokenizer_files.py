@@ -116,14 +116,14 @@ def test_other_errors_pass(write) -> None:
 def test_limits_are_written_and_cutting_and_padding_are_not(tmp_path) -> None:
     tokenizer = Tokenizer.from_str(json.dumps(content()))
     stored = json.loads(tokenizer.to_str())
-    tokenizer.enable_truncation(3)
+    tokenizer.enable_truncation(3, direction="left")
     tokenizer.enable_padding(length=8)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     config = {"pad_token": "</s>", "max_length": 3, "model_max_length": 512}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     set_limits(tmp_path, 64)
     assert json.loads((tmp_path / "tokenizer.json").read_text()) == stored
-    limits = {"max_length": 64, "model_max_length": 64}
+    limits = {"max_length": 64, "model_max_length": 64, "truncation_side": "left"}
     assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == config | limits
 
 

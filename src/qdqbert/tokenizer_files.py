@@ -10,19 +10,23 @@ import contextlib
 import dataclasses
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
-from tokenizers import normalizers
+from tokenizers import AddedToken, normalizers
 
 from qdqbert.errors import CheckpointError
 from qdqbert.files import write_json
-from qdqbert.json_files import damaged, parse_object, read_json, read_text, shown
+from qdqbert.json_files import Fields, damaged, parse_object, read_json, read_text, shown
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+ROLES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+"""Names of the settings that name special tokens, in the order in which transformers adds them."""
+
+Side = Literal["left", "right"]
 
 # The library counts from 0 to the largest id when it copies a tokenizer.
 _MOST_IDS = 2**24
@@ -35,10 +39,12 @@ class TokenizerFile:
     Attributes:
         tokenizer: The tokenizer, which neither cuts nor pads.
         largest_id: The largest id that it gives; -1 without tokens.
+        truncation_side: The end of texts that the file says to cut, if it says so.
     """
 
     tokenizer: tokenizers.Tokenizer
     largest_id: int
+    truncation_side: Side | None = None
 
 
 def read_tokenizer(path: Path) -> TokenizerFile:
@@ -54,12 +60,119 @@ def read_tokenizer(path: Path) -> TokenizerFile:
     largest = _largest_id(content, path)
     with raising(path):
         tokenizer = tokenizers.Tokenizer.from_str(text)
+        side = (tokenizer.truncation or {}).get("direction")
         tokenizer.no_padding()
         tokenizer.no_truncation()
         # A post-processor can name tokens and texts that there are not.
         tokenizer.encode("")
         tokenizer.encode("", "")
-    return TokenizerFile(tokenizer=tokenizer, largest_id=largest)
+    return TokenizerFile(tokenizer=tokenizer, largest_id=largest, truncation_side=side)
+
+
+def with_named_tokens(
+    file: TokenizerFile, settings: Mapping[str, Any], path: Path
+) -> TokenizerFile:
+    """Return a tokenizer that also has the tokens that its settings name, as in transformers.
+
+    Args:
+        file: The tokenizer, which is changed.
+        settings: The content of tokenizer_config.json.
+        path: Its path, for messages.
+
+    Raises:
+        CheckpointError: A setting is not a token.
+    """
+    add_tokens_(file.tokenizer, _named_tokens(settings, path))
+    largest = max(file.tokenizer.get_added_tokens_decoder(), default=-1)
+    return dataclasses.replace(file, largest_id=max(largest, file.largest_id))
+
+
+def check_rows(largest: int, token: str | None, rows: int, name: str) -> None:
+    """Refuse a tokenizer with ids that have no embedding. Unused embeddings are allowed.
+
+    Args:
+        largest: Its largest id.
+        token: The token with this id, if it is known.
+        rows: Number of embeddings.
+        name: Folder or hub id of the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: There is such an id.
+    """
+    if largest >= rows:
+        raise CheckpointError(
+            f"The tokenizer of checkpoint {name!r} has ids up to {largest} ({token!r}), but the "
+            f"model has only {rows} embeddings, for ids up to {rows - 1}. Use the tokenizer that "
+            "the model was trained with."
+        )
+
+
+def add_tokens_(tokenizer: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> None:
+    """Add tokens that a tokenizer does not have yet. Words of its vocabulary keep their ids."""
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    for token in tokens:
+        if token.content not in known:
+            add = tokenizer.add_special_tokens if token.special else tokenizer.add_tokens
+            add([token])
+            known.add(token.content)
+
+
+def _named_tokens(settings: Mapping[str, Any], path: Path) -> list[AddedToken]:
+    """Return the tokens that settings name, in the order in which transformers adds them."""
+    fields = Fields(settings, lambda reason: damaged(path, reason))
+    stored = (
+        fields.child("added_tokens_decoder").values if fields.has("added_tokens_decoder") else {}
+    )
+    by_id = sorted(stored, key=lambda index: int(index) if index.isdecimal() else -1)
+    found = [_added_token(stored[index], path, special=False) for index in by_id]
+    named = [each for role in ROLES if (each := settings.get(role)) is not None]
+    return [
+        *found,
+        *(_added_token(each, path, special=True) for each in (*named, *_extra(settings))),
+    ]
+
+
+def _added_token(value: Any, path: Path, *, special: bool) -> AddedToken:
+    options = value if isinstance(value, dict) else {"content": value}
+    content = options.get("content")
+    if not isinstance(content, str) or not content:
+        raise damaged(path, f"{shown(value)} is no token")
+    special = special or options.get("special") is True
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    given = {name: options[name] for name in flags if isinstance(options.get(name), bool)}
+    return AddedToken(content, special=special, **given)
+
+
+def merged_settings(
+    own: Mapping[str, Any], special: Mapping[str, Any], added: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings of a tokenizer, as transformers merges them from its files.
+
+    Args:
+        own: The content of tokenizer_config.json.
+        special: The content of special_tokens_map.json, which older versions wrote.
+        added: The content of added_tokens.json, which older versions wrote.
+    """
+    if "added_tokens_decoder" in own:
+        return dict(own)
+    merged = {**own, **special}
+    named = [token_text(merged.get(role)) for role in ROLES]
+    if added:
+        tokens = {
+            str(index): {"content": token, "special": token in (*named, *_extra(merged))}
+            for token, index in added.items()
+        }
+        merged["added_tokens_decoder"] = tokens
+    return merged
+
+
+def _extra(settings: Mapping[str, Any]) -> list[Any]:
+    """Return the special tokens that have no role of BERT's."""
+    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens")
+    # Tokens of other roles have names of their own.
+    others = [name for name in settings if name.endswith("_token") and name not in ROLES]
+    named = [settings[name] for name in others if isinstance(settings[name], str | dict)]
+    return named + (list(extra.values()) if isinstance(extra, dict) else _list(extra))
 
 
 def set_limits(folder: Path, max_length: int) -> None:
@@ -67,21 +180,24 @@ def set_limits(folder: Path, max_length: int) -> None:
 
     transformers, transformers.js and fastembed read `model_max_length`, and fastembed `max_length`,
     too. A limit that transformers left in tokenizer.json is removed: other programs would apply it.
+    The side that it cuts is written as a setting of its own.
 
     Args:
         folder: Folder with tokenizer.json and tokenizer_config.json, if they exist.
         max_length: Longest input in tokens.
     """
-    path = folder / TOKENIZER
+    path, side = folder / TOKENIZER, {}
     if path.is_file():
         content = read_json(path)
-        if content.get("truncation") or content.get("padding"):
+        if cut := content.get("truncation"):
+            side = {"truncation_side": cut["direction"].lower()}
+        if cut or content.get("padding"):
             write_json(path, {**content, "truncation": None, "padding": None})
     path = folder / TOKENIZER_CONFIG
     if path.is_file():
         content = read_json(path)
         names = {"model_max_length", *({"max_length"} & content.keys())}
-        write_json(path, {**content, **dict.fromkeys(sorted(names), max_length)})
+        write_json(path, {**side, **content, **dict.fromkeys(sorted(names), max_length)})
 
 
 def token_text(value: Any) -> str | None:

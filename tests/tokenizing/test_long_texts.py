@@ -73,6 +73,21 @@ def test_kept_ids_are_those_of_the_whole_text(tokenizer, side) -> None:
     ]
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("blanks", [1020, 2030, 2047, 20_000, 100_000])
+def test_blanks_that_a_token_takes_are_no_tokens(tmp_path, side, blanks) -> None:
+    words = {word: index for index, word in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    made = tokenizers.Tokenizer(models.BPE(words, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_special_tokens([tokenizers.AddedToken("<gap>", lstrip=True, rstrip=True)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    cut = Tokenizer.from_folder(tmp_path, max_length=LIMIT).cutting(LIMIT, side=side)
+    for text in ("a", "the night " * 100):
+        for part in (" " * blanks + "<gap>", "<gap>" + "\n" * blanks, " " * blanks):
+            (found,) = cut.encode_start([f"{text}{part}{text}"])
+            assert list(found.ids) == cut.encode_batch([f"{text}{part}{text}"])[0].ids
+
+
 @pytest.mark.parametrize(
     "text",
     ["a" * 300_000, "\n" * 300_000, "e" + "\u0301" * 300_000, ("a" * 1000 + " ") * 300],

@@ -47,6 +47,7 @@ from qdqbert.task_kinds import (
     head_of,
     tasks_of,
 )
+from qdqbert.tokenizer_files import check_rows
 
 # Tasks whose heads are all called `classifier`.
 _CLASSIFIERS = {name for name, kind in TASK_KINDS.items() if kind.has_classes or kind.has_choices}
@@ -427,12 +428,7 @@ def check_vocabulary(name: str, tokenizer: Any, embeddings: int) -> None:
         CheckpointError: There is such an id.
     """
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    if largest >= embeddings:
-        raise CheckpointError(
-            f"The tokenizer of checkpoint {name!r} has ids up to {largest} ({token!r}), but the "
-            f"model has only {embeddings} embeddings, for ids up to {embeddings - 1}. Use the "
-            "tokenizer that the model was trained with."
-        )
+    check_rows(largest, token, embeddings, name)
 
 
 def _input_names(tokenizer: Any, config: Any) -> tuple[str, ...]:
@@ -458,7 +454,7 @@ def _call(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
     except CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointError(
             f"Checkpoint {name!r} cannot be loaded: {reason} Expected a local folder with "

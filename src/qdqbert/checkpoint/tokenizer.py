@@ -26,6 +26,7 @@ from qdqbert.tokenizer_files import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     TokenizerFile,
+    add_tokens_,
     read_tokenizer,
     set_limits,
 )
@@ -112,6 +113,7 @@ def runtime_tokenizer(tokenizer: Any) -> Tokenizer:
         "pad_token_type_id": tokenizer.pad_token_type_id,
         "truncation_side": tokenizer.truncation_side,
         "clean_up_tokenization_spaces": tokenizer.clean_up_tokenization_spaces,
+        "split_special_tokens": tokenizer.split_special_tokens,
     }
     file = TokenizerFile(tokenizer=backend, largest_id=largest)
     return Tokenizer(file, config, Path(name) / TOKENIZER, max_length=None)
@@ -121,11 +123,15 @@ def write_tokenizer(tokenizer: Any, folder: Path, *, max_length: int) -> None:
     """Write a tokenizer so that all programs give its ids, and cut at the same length."""
     tokenizer.save_pretrained(folder)
     set_limits(folder, max_length)
+    # transformers has written it into tokenizer.json only, if at all.
+    changed = {"truncation_side": tokenizer.truncation_side}
     if type(tokenizer) is transformers.TokenizersBackend:
-        content = read_json(folder / TOKENIZER_CONFIG)
         # Other classes are known to make these inputs.
-        names = {"model_input_names": tokenizer.model_input_names}
-        write_json(folder / TOKENIZER_CONFIG, {**content, **names, "tokenizer_class": _AS_STORED})
+        changed |= {
+            "model_input_names": tokenizer.model_input_names,
+            "tokenizer_class": _AS_STORED,
+        }
+    write_json(folder / TOKENIZER_CONFIG, {**read_json(folder / TOKENIZER_CONFIG), **changed})
 
 
 def _as_stored(name: str, places: dict[str, Any], own: tokenizers.Tokenizer, built: Any) -> Any:
@@ -137,12 +143,7 @@ def _as_stored(name: str, places: dict[str, Any], own: tokenizers.Tokenizer, bui
     stored = transformers.TokenizersBackend.from_pretrained(name, **places)
     # Tokens that only the class of a tokenizer names count if the model knows them.
     known = [token for token in _added(built) if own.token_to_id(token.content) is not None]
-    mine = {token.content for token in own.get_added_tokens_decoder().values()}
-    for token in (*known, *_added(stored)):
-        if token.content not in mine:
-            add = own.add_special_tokens if token.special else own.add_tokens
-            add([token])
-            mine.add(token.content)
+    add_tokens_(own, (*known, *_added(stored)))
     stored._tokenizer = own
     if built is None:
         return stored

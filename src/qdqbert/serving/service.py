@@ -15,7 +15,7 @@ from qdqbert.runtime.model import Model, TextEncoder
 from qdqbert.runtime.scheduler import Job
 from qdqbert.serving.batcher import Answered, Batcher, OverloadedError, TooLongError, size_of
 from qdqbert.serving.limits import BadRequestError, Limits
-from qdqbert.tokenizing.long_texts import Side
+from qdqbert.tokenizer_files import Side
 
 # At most, around a text.
 _SPECIAL_TOKENS = 4

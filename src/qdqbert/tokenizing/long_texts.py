@@ -4,6 +4,7 @@
 
 Tokens near the new end of a text can differ from the whole text's, in its last word at least. So a
 part of a text counts only if it has many more tokens than are kept, and is lengthened otherwise.
+A token that takes all blanks next to it, as RoBERTa's <mask> does, is in the part with the blanks.
 The kept ids are then equal to the whole text's. The exceptions are texts whose tokens are longer
 than 1,024 characters on average, which are cut there, and pairs of two texts that are too long to
 count their tokens: an estimate decides which one is longer, and gets the odd token.
@@ -13,13 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import tokenizers
 
+from qdqbert.tokenizer_files import Side
 from qdqbert.tokenizing.chunks import in_chunks
-
-Side = Literal["left", "right"]
 
 
 class Encode(Protocol):
@@ -126,15 +126,18 @@ class Template:
 class StartTokenizer:
     """Tokenizes the kept part of texts and pairs, by the strategy "longest_first"."""
 
-    def __init__(self, encode: Encode, *, max_length: int, side: Side) -> None:
+    def __init__(
+        self, encode: Encode, *, max_length: int, side: Side, strips: Sequence[str] = ()
+    ) -> None:
         """Keep the settings.
 
         `encode` truncates to `max_length` without a stride. `side` is the end of a text that is cut
-        off.
+        off. `strips` are tokens that take the blanks between them and the rest of the text.
         """
         self._encode = encode
         self._max_length = max_length
         self._side: Side = side
+        self._strips = strips
         self._known: dict[int, Template | None] = {}
         self._recent: dict[str, _Part] = {}
 
@@ -205,7 +208,7 @@ class StartTokenizer:
         limit = max(self._max_length, _LEAST_LIMIT)
         size, enough = _FIRST * limit, self._max_length + _MARGIN
         while True:
-            part = text if len(text) <= size else _cut(text, size, self._side)
+            part = text if len(text) <= size else _cut(text, size, self._side, self._strips)
             ids = self._ids(part)
             if part is text or len(ids) >= enough or size >= _LONGEST * limit:
                 break
@@ -251,14 +254,25 @@ def _longest_first(tokens: Sequence[float], room: int) -> list[int]:
     return counts if tokens[0] <= tokens[1] else counts[::-1]
 
 
-def _cut(text: str, size: int, side: Side) -> str:
-    """Return about `size` characters of the start or end of a text, cut before a space if any."""
+def _cut(text: str, size: int, side: Side, strips: Sequence[str]) -> str:
+    """Return about `size` characters of the start or end of a text, cut before a space if any.
+
+    If it is cut in many blanks that one of `strips` takes, this token is in the part.
+    """
     if side == "right":
-        places = range(size, size - _NEAR, -1)
-        return text[: next(filter(_is_before_space(text), places), size)]
+        place = next(filter(_is_before_space(text), range(size, size - _NEAR, -1)), size)
+        last = len(text) - len(text[place:].lstrip())
+        for each in strips:
+            start = text.find(each, max(place - len(each) + 1, 0), last + len(each))
+            place = max(place, start + len(each) if start >= 0 else 0)
+        return text[:place]
     start = len(text) - size
-    places = range(start, start + _NEAR)
-    return text[next(filter(_is_before_space(text), places), start) :]
+    place = next(filter(_is_before_space(text), range(start, start + _NEAR)), start)
+    first = len(text[:place].rstrip())
+    for each in strips:
+        start = text.rfind(each, max(first - len(each), 0), place + len(each) - 1)
+        place = min(place, start if start >= 0 else place)
+    return text[place:]
 
 
 def _is_before_space(text: str) -> Callable[[int], bool]:

@@ -19,11 +19,18 @@ from tokenizers import pre_tokenizers
 
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import Fields, damaged, read_json
-from qdqbert.tokenizer_files import TOKENIZER, TokenizerFile, raising, read_tokenizer, token_text
-from qdqbert.tokenizing.long_texts import Kept, Side, StartTokenizer
+from qdqbert.tokenizer_files import (
+    ROLES,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Side,
+    TokenizerFile,
+    raising,
+    read_tokenizer,
+    token_text,
+)
+from qdqbert.tokenizing.long_texts import Kept, StartTokenizer
 
-_CONFIG = "tokenizer_config.json"
-_SPECIAL = tuple(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk"))
 _LARGEST_ID = 2**31 - 1
 # Tokenizers with other settings that are kept. Callers choose lengths and strides.
 _VARIANTS = 16
@@ -63,11 +70,14 @@ class Tokenizer:
         """Take the tokenizer of a file.
 
         `config` is the content of tokenizer_config.json, of which the special tokens, the segment
-        of padding and the side that is cut are read.
+        of padding and the side that is cut are read, and whether names of special tokens in a text
+        are text.
         """
-        self._config = config
+        own = {"truncation_side": file.truncation_side}
+        self._config = {**own, **{name: each for name, each in config.items() if each is not None}}
         self.path = path
         self.backend, self.largest_id = file.tokenizer, file.largest_id
+        self.backend.encode_special_tokens = bool(config.get("split_special_tokens"))
         self.max_length = max_length
         self._variant = functools.lru_cache(_VARIANTS)(self._with)
         self._start: StartTokenizer | None = None
@@ -113,6 +123,8 @@ class Tokenizer:
     def _with(self, cut: _Cut) -> Tokenizer:
         made = copy.copy(self)
         made.backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        # It is no part of the text.
+        made.backend.encode_special_tokens = self.backend.encode_special_tokens
         made.max_length = cut.max_length
         made._truncate(cut)
         if cut.words and isinstance(made.backend.pre_tokenizer, pre_tokenizers.ByteLevel):
@@ -131,8 +143,13 @@ class Tokenizer:
             direction=cut.side,
         )
         if cut.strategy == "longest_first" and not cut.stride:
+            added = self.backend.get_added_tokens_decoder().values()
+            flag = "lstrip" if cut.side == "right" else "rstrip"
             self._start = StartTokenizer(
-                self.encode_batch, max_length=cut.max_length, side=cut.side
+                self.encode_batch,
+                max_length=cut.max_length,
+                side=cut.side,
+                strips=[each.content for each in added if getattr(each, flag)],
             )
 
     @property
@@ -150,7 +167,7 @@ class Tokenizer:
     def special_ids(self) -> NDArray[np.int64]:
         """The ids of all special tokens, in order. Shape `(tokens,)`."""
         added = self.backend.get_added_tokens_decoder()
-        named = map(self.special_id, _SPECIAL)
+        named = map(self.special_id, ROLES)
         found = {index for index, token in added.items() if token.special}
         return np.array(sorted(found.union(each for each in named if each is not None)), np.int64)
 
@@ -243,24 +260,33 @@ def _read(folder: Path) -> tuple[TokenizerFile, dict[str, Any]]:
             f"{str(folder)!r} has no {TOKENIZER}, which is needed to tokenize without "
             "transformers. Quantize the model again with this version."
         )
-    return read_tokenizer(path), _read_config(folder / _CONFIG)
+    return read_tokenizer(path), _read_config(folder / TOKENIZER_CONFIG)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     """Return the settings of a tokenizer that are read here."""
     if not path.is_file():
         return {}
-    content = read_json(path)
+    return check_settings(read_json(path), path)
+
+
+def check_settings(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the content of a tokenizer_config.json after a check of the settings read here.
+
+    Raises:
+        CheckpointError: A setting is wrong.
+    """
     fields = Fields(content, lambda reason: damaged(path, reason))
     for name in content:
         # Older files store a token with its options.
-        if name in _SPECIAL and fields.has(name):
+        if name in ROLES and fields.has(name):
             token = fields.get(name)
             fields.child(name).text("content") if isinstance(token, dict) else fields.text(name)
     if fields.has("pad_token_type_id"):
         fields.integer("pad_token_type_id", 0)
     if fields.has("truncation_side"):
         fields.choice("truncation_side", ("left", "right"))
-    if fields.has("clean_up_tokenization_spaces"):
-        fields.truth("clean_up_tokenization_spaces")
+    for name in ("clean_up_tokenization_spaces", "split_special_tokens"):
+        if fields.has(name):
+            fields.truth(name)
     return content

@@ -29,12 +29,40 @@ from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tokenizer_files import (
     TOKENIZER,
     TOKENIZER_CONFIG,
+    TokenizerFile,
+    check_rows,
     read_tokenizer,
     token_text,
+    with_named_tokens,
 )
 
-# Tokenizers that make no token types, although tokenizer.json may have some.
-_WITHOUT_TYPES = ("Camembert", "DistilBert", "MPNet", "Roberta", "XLMRoberta", "Esm")
+# Classes of transformers' tokenizers that make token types. Others make none, although
+# tokenizer.json may have some.
+WITH_TYPES = (
+    "Bert",
+    "ConvBert",
+    "DPRContextEncoder",
+    "DPRQuestionEncoder",
+    "Deberta",
+    "DebertaV2",
+    "Electra",
+    "LayoutLM",
+    "Lxmert",
+    "MobileBert",
+    "SqueezeBert",
+)
+# Types of models whose tokenizer is one of these, if their files name none.
+_TYPED_MODELS = (
+    "bert",
+    "deberta",
+    "deberta-v2",
+    "dpr",
+    "electra",
+    "ernie",
+    "megatron-bert",
+    "nomic_bert",
+    "qdqbert",
+)
 # Tokens that classes of tokenizers have without saying so, by their roles.
 _USUAL_TOKENS = {
     "cls_token": ("[CLS]", "<s>"),
@@ -69,7 +97,7 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
         checkpoint.task,
         poolings=usual if head is None else head.row_poolings,
         steps=() if head is None else head.steps(file_finder(checkpoint.folder)),
-        reads_token_types=_reads_token_types(checkpoint.tokenizer_config),
+        reads_token_types=_reads_token_types(checkpoint),
     )
 
 
@@ -93,19 +121,20 @@ def write_folder(
     """
     weights = Weights(checkpoint.encoder_folder)
     model = read_model(checkpoint, weights)
-    tokenizer = read_tokenizer(checkpoint.encoder_folder / TOKENIZER)
+    named = Path(checkpoint.config.path).parent
+    tokenizer = with_named_tokens(
+        read_tokenizer(checkpoint.encoder_folder / TOKENIZER),
+        checkpoint.tokenizer_config,
+        named / TOKENIZER_CONFIG,
+    )
+    backend, largest = tokenizer.tokenizer, tokenizer.largest_id
     rows = len(model.embeddings.words.rows)
-    if tokenizer.largest_id >= rows:
-        raise CheckpointError(
-            f"The tokenizer of {str(checkpoint.folder)!r} has ids up to {tokenizer.largest_id}, "
-            f"but the model has {rows} embeddings. Use the tokenizer that it was trained with."
-        )
-    backend = tokenizer.tokenizer
+    check_rows(largest, backend.id_to_token(max(largest, 0)), rows, str(named))
     if checkpoint.layout is not None:
         checkpoint.layout.prepare_tokenizer_(backend)
     backend.save(str(folder / TOKENIZER))
     length = _max_length(checkpoint, model)
-    tokenizer_settings = _tokenizer_settings(checkpoint, backend, length)
+    tokenizer_settings = _tokenizer_settings(checkpoint, tokenizer, length)
     model = _expanding(checkpoint, model, tokenizer_settings, backend)
     target = _target_of(checkpoint, precision)
     if precision == "float":
@@ -171,16 +200,22 @@ def _write_float(model: EncoderModel, path: Path) -> None:
     write_graph(model, path)
 
 
-def _reads_token_types(settings: Mapping[str, Any]) -> bool:
+def _reads_token_types(checkpoint: FloatCheckpoint) -> bool:
+    """Return whether transformers' tokenizer of a checkpoint makes token types."""
+    settings, values = checkpoint.tokenizer_config, checkpoint.config.values
     names = settings.get("model_input_names")
     if isinstance(names, list):
         return "token_type_ids" in names
-    kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
-    return kind.removesuffix("Tokenizer") not in _WITHOUT_TYPES
+    kind = settings.get("tokenizer_class") or values.get("tokenizer_class")
+    if not isinstance(kind, str):
+        return values.get("model_type") in _TYPED_MODELS
+    return kind.removesuffix("Fast").removesuffix("Tokenizer") in WITH_TYPES
 
 
 def _max_length(checkpoint: FloatCheckpoint, model: EncoderModel) -> int:
-    given = checkpoint.tokenizer_config.get("model_max_length")
+    settings = checkpoint.tokenizer_config
+    # The second name is an older one.
+    given = settings.get("model_max_length", settings.get("max_len"))
     length = None
     if isinstance(given, int | float) and 0 < given < _NO_LIMIT:
         length = int(given)
@@ -189,13 +224,18 @@ def _max_length(checkpoint: FloatCheckpoint, model: EncoderModel) -> int:
     return min(model.limit, length or _NO_LIMIT)
 
 
-def _tokenizer_settings(checkpoint: FloatCheckpoint, backend: Any, length: int) -> dict[str, Any]:
+def _tokenizer_settings(
+    checkpoint: FloatCheckpoint, file: TokenizerFile, length: int
+) -> dict[str, Any]:
+    known = file.tokenizer.token_to_id
     usual = {
-        role: next((each for each in tokens if backend.token_to_id(each) is not None), None)
+        role: next((each for each in tokens if known(each) is not None), None)
         for role, tokens in _USUAL_TOKENS.items()
     }
     found = {role: token for role, token in usual.items() if token is not None}
-    return {**found, **checkpoint.tokenizer_config, "model_max_length": length}
+    own = checkpoint.tokenizer_config
+    side = own.get("truncation_side") or file.truncation_side
+    return {**found, **own, "truncation_side": side, "model_max_length": length}
 
 
 def _description(

@@ -19,9 +19,10 @@ from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import parse_object, read_json
 from qdqbert.task_kinds import TASK_KINDS, TaskName
-from qdqbert.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG
+from qdqbert.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, merged_settings
+from qdqbert.tokenizing.tokenizer import check_settings
 
-SPECIAL_TOKENS = "special_tokens_map.json"
+SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,17 +83,19 @@ def read_checkpoint(
     config = Config(values=values, path=f"{name}/{join(subfolder, CONFIG)}")
     chosen = _task(config, layout, task)
     config = config.with_classes(chosen)
-    tokenizer_config = {
-        **parse_object(read(join(subfolder, SPECIAL_TOKENS)) or "{}", SPECIAL_TOKENS),
-        **parse_object(read(join(subfolder, TOKENIZER_CONFIG)) or "{}", TOKENIZER_CONFIG),
-    }
+    stored = (
+        parse_object(read(join(subfolder, each)) or "{}", f"{name}/{join(subfolder, each)}")
+        for each in (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
+    )
     return FloatCheckpoint(
         folder=folder,
         config=config,
         encoder_folder=folder / subfolder,
         layout=layout,
         task=chosen,
-        tokenizer_config=tokenizer_config,
+        tokenizer_config=check_settings(
+            merged_settings(*stored), Path(name) / subfolder / TOKENIZER_CONFIG
+        ),
     )
 
 
@@ -122,7 +125,7 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
         settings: Other settings that the content of the folder depends on.
     """
     digest = hashlib.sha256(settings.encode())
-    names = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS)
+    names = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
     places = [checkpoint.encoder_folder / name for name in names]
     for path in (*files_of(checkpoint.encoder_folder)[1], *places):
         digest.update(path.name.encode())
