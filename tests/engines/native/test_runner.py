@@ -279,6 +279,15 @@ def test_a_text_has_the_same_bits_in_any_company(save, kernel, shape, threads, d
         assert text_bits(runner, part) == expected[:size]
 
 
+@pytest.mark.parametrize("shape", [DEEP, dataclasses.replace(MODERN, dynamic=True)])
+def test_the_number_of_rows_of_a_block_changes_no_bit(save, monkeypatch, shape) -> None:
+    inputs = random_batch((LIMIT,) * 9 + (1,))
+    expected = text_bits(NativeRunner(save(shape), threads=1), inputs)
+    monkeypatch.setattr(type(choose_set().tiles), "block", lambda tiles, row: 32)
+    for threads in (1, 3):
+        assert text_bits(NativeRunner(save(shape), threads=threads), inputs) == expected
+
+
 @pytest.mark.parametrize(("streams", "threads"), [(1, 3), (2, 2), (3, 1)])
 def test_many_callers_at_once_get_the_same_bits(save, streams, threads) -> None:
     runner = NativeRunner(save(DEEP), threads=threads, streams=streams)

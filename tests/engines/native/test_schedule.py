@@ -27,10 +27,11 @@ def starts_of(lengths) -> np.ndarray:
     lengths=st.lists(st.integers(1, 512), min_size=1, max_size=40),
     heads=st.integers(1, 16),
     threads=st.integers(1, 70),
+    most=st.sampled_from((PART_ROWS, 512)),
 )
-def test_each_row_and_item_belongs_to_one_thread(lengths, heads, threads) -> None:
+def test_each_row_and_item_belongs_to_one_thread(lengths, heads, threads, most) -> None:
     starts = starts_of(lengths)
-    shares = divide(starts, heads, threads)
+    shares = divide(starts, heads, threads, part_rows=most)
     assert 1 <= len(shares.rows) == len(shares.items) <= threads
     if shares.by_columns:
         # Each thread has all rows, and takes its heads from the columns.
@@ -52,8 +53,8 @@ def test_each_row_and_item_belongs_to_one_thread(lengths, heads, threads) -> Non
             assert (parts[0], parts[-1]) == (items.start // heads, items.stop // heads)
             for first, last in itertools.pairwise(parts):
                 # Another text would be too much.
-                assert last == first + 1 or starts[last] - starts[first] <= PART_ROWS
-                assert last == parts[-1] or starts[last + 1] - starts[first] > PART_ROWS
+                assert last == first + 1 or starts[last] - starts[first] <= most
+                assert last == parts[-1] or starts[last + 1] - starts[first] > most
 
 
 def test_texts_of_one_length_are_not_shared() -> None:

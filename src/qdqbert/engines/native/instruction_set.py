@@ -43,6 +43,14 @@ class Tiles(Protocol):
         """Number of rows after the last one that tiles read."""
         ...
 
+    def block(self, row: int) -> int:
+        """Return how many rows are computed together at most, a multiple of 32.
+
+        Args:
+            row: Bytes of the activations of a row.
+        """
+        ...
+
     def emit(self, module: Module, isa: InstructionSet) -> None:
         """Write the function of each tile."""
         ...

@@ -19,7 +19,6 @@ from qdqbert.engines.native.functions import ACTIVATIONS, shift_of
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes, first_sums, pack
 from qdqbert.engines.native.kernels.forward import (
-    BLOCK,
     SPARE_ROWS,
     build_module,
 )
@@ -41,7 +40,7 @@ from qdqbert.engines.native.records import (
     ROUND_TRIP,
     THREAD,
 )
-from qdqbert.engines.native.schedule import FEW_ROWS, Shares, divide_evenly
+from qdqbert.engines.native.schedule import FEW_ROWS, PART_ROWS, Shares, divide_evenly
 from qdqbert.engines.native.schema import LINEARS, NORMS, ROUNDINGS
 from qdqbert.engines.native.storage import Packed
 from qdqbert.engines.native.texts import Texts
@@ -88,6 +87,8 @@ class Program:
         arrays: Its arrays by name.
         hidden: Channels of a hidden state with padding.
         features: The features of the kernels.
+        block: Rows that are computed together at most.
+        part_rows: Rows of texts that a thread computes together at most.
         products: Number of products of codes and weights for each token.
         vocabulary: Number of token ids.
         type_count: Number of token types.
@@ -112,6 +113,9 @@ class Program:
         self.inner = padded(self.settings["inner"])
         self.limit = padded(self.settings["limit"], DEPTH)
         self.isa = isa
+        # States in float32, codes of them and codes of the feed-forward part.
+        self.block = isa.tiles.block(5 * self.hidden + self.inner)
+        self.part_rows = max(PART_ROWS, self.block * 2 // 3)
         self.arrays = {name: aligned(each) for name, each in packed.arrays.items()}
         # Records have addresses of arrays, which have to be kept.
         self._kept: list[Array] = []
@@ -158,6 +162,7 @@ class Program:
                     "group": settings["heads"]
                     if self.features.normalizes_heads
                     else min(max(1, _GROUP_COLUMNS // size), settings["heads"]),
+                    "block": self.block,
                     "inner": self.inner,
                     "score_scale": settings["score_scale"],
                     "limit": settings["limit"],
@@ -442,15 +447,16 @@ class Scratch:
         size, rows = settings["head_size"], program.isa.products.rows_together
         deep = padded(size, DEPTH)
         has_floats = program.features.dynamic or program.features.gated
-        rows_of_block, codes = BLOCK + SPARE_ROWS, bytes_of_codes(program.hidden)
+        block = program.block
+        rows_of_block, codes = block + SPARE_ROWS, bytes_of_codes(program.hidden)
         self._buffers: dict[str, Array] = {
-            "embedded": zeros((BLOCK, padded(settings["embeddings"]["width"])), np.float32),
+            "embedded": zeros((block, padded(settings["embeddings"]["width"])), np.float32),
             "codes": zeros((rows_of_block, codes), np.uint8),
             "inner": zeros(
                 (rows_of_block, bytes_of_codes(max(program.inner, program.width))), np.uint8
             ),
             "kept": zeros(
-                (BLOCK if program.features.adds_twice else 0, program.hidden), np.float32
+                (block if program.features.adds_twice else 0, program.hidden), np.float32
             ),
             "row_scales": zeros((rows_of_block, 2), np.float32),
             "inner_float": zeros(

@@ -123,6 +123,7 @@ MODEL = Record(
     head_size=I64,  # with padding
     width=I64,  # heads * head_size with padding
     group=I64,  # heads that are computed together
+    block=I64,  # rows that are computed together at most
     inner=I64,  # channels of the feed-forward part with padding
     score_scale=F32,  # factor of scores, times log2(e)
     limit=I64,  # longest text in tokens

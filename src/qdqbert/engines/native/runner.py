@@ -207,7 +207,8 @@ class NativeRunner:
         stream.calls_alone -= is_busy
         products, threads = self._program.products, stream.team.threads
         threads = useful_threads(tokens, products, threads, is_busy=is_busy)
-        shares = divide(texts.starts, heads, threads, has_columns=has_columns)
+        part_rows = self._program.part_rows
+        shares = divide(texts.starts, heads, threads, has_columns=has_columns, part_rows=part_rows)
         # Each part of a model with a convolution would take its last layer for the model's.
         first_only = first_only and not (shares.by_columns or self._convolution)
         stream.job.take(texts, shares, first_only=first_only)

@@ -13,7 +13,7 @@ FEW_ROWS = 64
 """Up to this number of rows, reading the weights takes longer than multiplying by them."""
 
 PART_ROWS = 256
-"""Rows of texts that a thread computes together, if there is more than one of them."""
+"""Rows of texts that a thread computes together at least, if there is more than one of them."""
 
 PRODUCTS_ALONE = 2**27
 """Up to this number of products of codes and weights, one thread runs a forward pass.
@@ -75,7 +75,12 @@ def useful_threads(tokens: int, products: int, threads: int, *, is_busy: bool = 
 
 
 def divide(
-    starts: NDArray[np.int64], heads: int, threads: int, *, has_columns: bool = True
+    starts: NDArray[np.int64],
+    heads: int,
+    threads: int,
+    *,
+    has_columns: bool = True,
+    part_rows: int = PART_ROWS,
 ) -> Shares:
     """Divide texts among threads: whole texts if that is balanced, else rows and heads.
 
@@ -86,18 +91,21 @@ def divide(
         heads: Number of attention heads.
         threads: Number of threads there are.
         has_columns: Whether very few rows can be divided by columns.
+        part_rows: Rows that a thread computes together at most.
     """
     texts, tokens = len(starts) - 1, int(starts[-1])
     nothing: list[list[int]] = [[0]] * threads
     if threads == 1:
-        return Shares([range(tokens)], [range(texts * heads)], [_parts(starts, 0, texts)], False)
+        return Shares(
+            [range(tokens)], [range(texts * heads)], [_parts(starts, 0, texts, part_rows)], False
+        )
     if has_columns and tokens <= FEW_ROWS:
         return Shares([range(tokens)] * threads, [range(0)] * threads, nothing, True, True)
     ends = [int(np.abs(starts - tokens * each / threads).argmin()) for each in range(threads + 1)]
     most = max(starts[ends[1:]] - starts[ends[:-1]])
     if texts >= threads and most <= _IMBALANCE * tokens / threads:
         rows = _ranges([int(starts[each]) for each in ends])
-        parts = [_parts(starts, *each) for each in itertools.pairwise(ends)]
+        parts = [_parts(starts, *each, part_rows) for each in itertools.pairwise(ends)]
         return Shares(rows, _ranges([each * heads for each in ends]), parts, False)
     lengths = np.repeat(np.diff(starts), heads).astype(np.float64)
     costs = np.concatenate([[0], np.cumsum(lengths * (lengths + _ATTENTION_BASE))])
@@ -106,13 +114,13 @@ def divide(
     return Shares(_ranges(edges), _ranges(cuts), nothing, True)
 
 
-def _parts(starts: NDArray[np.int64], first: int, last: int) -> list[int]:
-    """Divide texts into parts of up to `PART_ROWS` rows, or one text."""
-    if first < last and starts[last] - starts[first] <= PART_ROWS:
+def _parts(starts: NDArray[np.int64], first: int, last: int, rows: int) -> list[int]:
+    """Divide texts into parts of up to some rows, or one text."""
+    if first < last and starts[last] - starts[first] <= rows:
         return [first, last]
     edges = [first]
     while edges[-1] < last:
-        most = int(starts[edges[-1]]) + PART_ROWS
+        most = int(starts[edges[-1]]) + rows
         end = int(np.searchsorted(starts, most, side="right")) - 1
         edges.append(min(last, max(end, edges[-1] + 1)))
     return edges

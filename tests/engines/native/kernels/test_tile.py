@@ -55,8 +55,9 @@ def check_tile(kernels, name, rows, columns, depth, *, largest, seed, starts=Tru
         sums[:rows, :columns],
         bytes_of_row(sums),
         depth // 4,
-        # Tiles of AMX start at zero. All bring what is at an address into the cache.
-        *((first, panels[-1:], 16) if starts else (panels[-1:],)),
+        # Tiles of AMX start at zero. All bring what is at an address into the cache: so many bytes
+        # in each step, or so many lines.
+        *((first, panels[-1:], 16) if starts else (panels[-1:], 2)),
     )
     np.testing.assert_array_equal(sums[:rows, :columns], dot(codes[:, :depth], weights, start))
     assert (sums[rows:] == _UNTOUCHED).all()

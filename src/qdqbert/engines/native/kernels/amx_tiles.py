@@ -15,8 +15,12 @@ from qdqbert.engines.native.records import LINEAR
 _DEPTH = 64
 _ROWS = 32
 _PANELS = 2
-LINES_AHEAD = 8
-"""Lines of later weights that each step brings into the second-level cache."""
+# Lines of later weights that each step brings into the second-level cache, at most.
+_LINES_AHEAD = 8
+# Bytes of the activations of a block, which leave the second-level cache if they are more.
+_ACTIVATIONS = 2_700_000
+# Rows of a block at most: with more, weights are read seldom enough.
+_MOST_ROWS = 768
 SUM_TILES, ROW_TILES, WEIGHT_TILES = (0, 1, 2, 3), (4, 5), (6, 7)
 """Tiles that hold sums, rows of codes or numbers, and weights."""
 
@@ -27,6 +31,13 @@ class AmxTiles:
 
     start_at_zero = True
     spare_rows = _ROWS - 1
+
+    def block(self, row: int) -> int:
+        """Return the number of rows whose activations nearly fit in the second-level cache.
+
+        The fewer blocks there are, the less often weights come from the third level.
+        """
+        return min(_ACTIVATIONS // row // _ROWS * _ROWS, _MOST_ROWS)
 
     def emit(self, module: Module, isa: InstructionSet) -> None:
         """Write the function of each number of tiles, and what a thread calls around them."""
@@ -48,13 +59,15 @@ class AmxTiles:
     ) -> None:
         """Write loops over tiles, which read up to 31 rows after the last one.
 
-        While two panels of weights are multiplied by 128 rows, the next two come into the
-        second-level cache, a quarter of them during each 32 rows. With fewer rows the time is
-        enough for a part.
+        While two panels of weights are multiplied by all rows, the next two come into the
+        second-level cache. With less than 128 rows the time is enough for a part.
         """
         stride = _PANELS * PANEL * 4
         sums = f.allocate(I32, _ROWS * stride // 4)
-        part = LINEAR.read(f, f.linear, "steps") * (4 * LINES_AHEAD)
+        tiles = ((f.rows + (_ROWS - 1)) // _ROWS).maximum(1)
+        # A step of all tiles has the rows of two tiles of weights.
+        lines = ((tiles + (_ROWS - 1)) // tiles).minimum(_LINES_AHEAD)
+        part = LINEAR.read(f, f.linear, "steps") * (4 * lines)
 
         def column(panel: Value, width: int) -> None:
             following = following_weights(f, panel + width)
@@ -62,10 +75,10 @@ class AmxTiles:
                 left = f.rows - row
                 is_half = left <= _ROWS // 2
                 ahead = following + row // _ROWS * part
-                with f.when(is_half):
-                    multiply_tile(f, amx_name(1, width), panel, row, sums, stride, ahead=ahead)
-                with f.when(is_half ^ 1):
-                    multiply_tile(f, amx_name(2, width), panel, row, sums, stride, ahead=ahead)
+                for rows, condition in ((1, is_half), (2, is_half ^ 1)):
+                    name, place = amx_name(rows, width), (panel, row, sums, stride)
+                    with f.when(condition):
+                        multiply_tile(f, name, *place, ahead=ahead, lines=lines)
                 height = left.minimum(_ROWS)
                 finish_tile(f, finish, sums, stride, panel, width, row, height, element)
 
@@ -80,8 +93,9 @@ def amx_name(rows: int, columns: int) -> str:
 def _emit_amx(module: Module, rows: int, columns: int) -> None:
     """Write `amx_{rows}x{columns}`, whose sums start at zero.
 
-    It has the arguments of `dot` up to the depth, which has to be a multiple of 64, and the address
-    of later weights. It reads `16 * rows` rows of codes.
+    It has the arguments of `dot` up to the depth, which has to be a multiple of 64, the address of
+    later weights, and how many lines of them each step brings into the second-level cache. It reads
+    `16 * rows` rows of codes, which do not stay in the first-level cache: the weights do.
     """
     with module.function(
         amx_name(rows, columns),
@@ -93,6 +107,7 @@ def _emit_amx(module: Module, rows: int, columns: int) -> None:
         sum_stride=I64,
         steps=I64,
         ahead=PTR,
+        lines=I64,
     ) as f:
         grid = [(row, column) for row in range(rows) for column in range(columns)]
         for row, column in grid:
@@ -100,7 +115,7 @@ def _emit_amx(module: Module, rows: int, columns: int) -> None:
         with f.loop(0, f.steps, _DEPTH // 4) as step:
             for row in range(rows):
                 place = f.codes + (f.code_stride * (16 * row) + step * 4)
-                move_tile(f, "tileloadd64", ROW_TILES[row], place, f.code_stride)
+                move_tile(f, "tileloaddt164", ROW_TILES[row], place, f.code_stride)
             for column in range(columns):
                 place = f.weights + (f.panel * column + step * 4 * PANEL)
                 move_tile(f, "tileloadd64", WEIGHT_TILES[column], place, f.constant(I64, 4 * PANEL))
@@ -108,8 +123,8 @@ def _emit_amx(module: Module, rows: int, columns: int) -> None:
                 tiles = (SUM_TILES[2 * row + column], ROW_TILES[row], WEIGHT_TILES[column])
                 f.intrinsic("llvm.x86.tdpbusd", VOID, immediate=tiles)
             # A step is as deep as a line is long.
-            ahead = f.ahead + step * (4 * LINES_AHEAD)
-            for line in range(LINES_AHEAD):
+            ahead = f.ahead + step * (f.lines * 4)
+            with f.loop(0, f.lines) as line:
                 prefetch(f, ahead + line * LINE)
         for row, column in grid:
             place = f.sums + (f.sum_stride * (16 * row) + 64 * column)

@@ -22,6 +22,9 @@ take the time in which weights are read.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
@@ -36,6 +39,7 @@ from qdqbert.engines.native.kernels.first_tokens import (
 from qdqbert.engines.native.kernels.gate import emit_gate
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
 from qdqbert.engines.native.kernels.norm import emit_norms
+from qdqbert.engines.native.kernels.packing import padded_to
 from qdqbert.engines.native.kernels.padding import emit_padding
 from qdqbert.engines.native.kernels.pooling import emit_pooling
 from qdqbert.engines.native.kernels.product import emit_product
@@ -47,9 +51,6 @@ from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
 from qdqbert.engines.native.kernels.weights import each_layer, first_weights
 from qdqbert.engines.native.kernels.words import emit_words
 from qdqbert.engines.native.records import JOB, MODEL, THREAD
-
-BLOCK = 128
-"""Rows that are computed together: their activations stay in the second-level cache."""
 
 SPARE_ROWS = 32
 """Rows after the last one that kernels may read."""
@@ -99,8 +100,8 @@ def _forward(f: Function, isa: InstructionSet) -> None:
     isa.tiles.begin(f)
     first, last = (THREAD.read(f, f.thread, name) for name in ("first_row", "last_row"))
     records = f.own("model", "job", "thread")
-    with f.loop(first, last, BLOCK) as row:
-        f.call("begin", **records, row=row, rows=(last - row).minimum(BLOCK))
+    with _blocks(f, first, last) as (row, rows):
+        f.call("begin", **records, row=row, rows=rows)
     has_texts = JOB.read(f, f.job, "threads").equals(1)
     by_columns = JOB.read(f, f.job, "by_columns").equals(1)
     first_head = by_columns.select(THREAD.read(f, f.thread, "first_head"), f.constant(I64, 0))
@@ -166,8 +167,7 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
             count = (heads - head).minimum(group)
             again, others = (first_weights(f, f.layer, each) for each in (head, head + count))
             next_heads = (head + count < heads).select(others, output)
-            with f.loop(0, rows, BLOCK) as row:
-                some = (rows - row).minimum(BLOCK)
+            with _blocks(f, f.constant(I64, 0), rows) as (row, some):
                 places = [each + row * stride for each in parts]
                 following = (row + some < rows).select(again, next_heads)
                 f.call(
@@ -213,8 +213,7 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
         heads = MODEL.read(f, f.model, "heads")
         again = first_weights(f, f.layer)
         output = weights_after_attention(f)
-        with f.loop(first, last, BLOCK) as row:
-            rows = (last - row).minimum(BLOCK)
+        with _blocks(f, first, last) as (row, rows):
             following = (row + rows < last).select(again, output)
             project_all(f, f.layer, row, rows, f.constant(I64, 0), heads, following)
         f.call("wait", f.job)
@@ -258,6 +257,20 @@ def _emit_columns(module: Module) -> None:
             rows=rows,
             context=JOB.read(f, f.job, "context"),
         )
+
+
+@contextlib.contextmanager
+def _blocks(f: Function, first: Value, last: Value) -> Iterator[tuple[Value, Value]]:
+    """Repeat the body for rows that are computed together, which are divided evenly.
+
+    Yields:
+        The first row and the number of rows.
+    """
+    count, most = last - first, MODEL.read(f, f.model, "block")
+    blocks = ((count + (most - 1)) // most).maximum(1)
+    each = padded_to((count + (blocks - 1)) // blocks, 32).maximum(1)
+    with f.loop(first, last, each) as row:
+        yield row, (last - row).minimum(each)
 
 
 def _start(f: Function, text: Value) -> Value:
@@ -306,8 +319,7 @@ def _rest_of_layer(
         f.call("gather_first", context, context_bytes, *own)
     count = is_first.select(end - text, rows)
     output = weights_after_attention(f)
-    with f.loop(0, count, BLOCK) as row:
-        some = (count - row).minimum(BLOCK)
+    with _blocks(f, f.constant(I64, 0), count) as (row, some):
         following = (row + some < count).select(output, f.following)
         f.call(
             "feed_forward",
