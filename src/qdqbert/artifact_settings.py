@@ -22,7 +22,9 @@ def check_quantization(fields: Fields) -> None:
     if checkpoint.get("model_type") is not None:
         checkpoint.text("model_type")
     fields.integer("max_length")
-    fields.names("inputs")
+    for name in ("adapters", "inputs"):
+        if name == "inputs" or fields.has(name):
+            fields.names(name)
     if fields.has("outputs"):
         fields.names("outputs")
     if fields.has("classes"):

@@ -291,6 +291,45 @@ def save_flash(folder: Path, values: dict[str, Any], **changes: Any) -> Path:
     return folder
 
 
+ADAPTERS = ("retrieval.query", "retrieval.passage", "text-matching")
+LORA = {"lora_adaptations": list(ADAPTERS), "lora_rank": 4, "lora_alpha": 3}
+
+
+def with_adapters(weights: dict[str, torch.Tensor], rank: int = 4) -> dict[str, torch.Tensor]:
+    """Put random adapters next to the weights of linear layers and tables, as Jina's code does."""
+    torch.manual_seed(1)
+    found = {}
+    for name, each in weights.items():
+        if not name.startswith("roberta.") or each.dim() == 1:
+            found[name] = each
+            continue
+        rows, width = each.shape
+        shapes = [(len(ADAPTERS), rank, width), (len(ADAPTERS), rows, rank)]
+        if "_embeddings." in name:
+            shapes.reverse()
+        start = f"{name.removesuffix('weight')}parametrizations.weight"
+        found[f"{start}.original"] = each
+        for letter, shape in zip("AB", shapes, strict=True):
+            found[f"{start}.0.lora_{letter}"] = 0.3 * torch.randn(shape)
+    return found
+
+
+def adapted(weights: dict[str, torch.Tensor], adapter: str) -> dict[str, torch.Tensor]:
+    """Return plain weights to which an adapter is added."""
+    index = ADAPTERS.index(adapter)
+    found = {}
+    for name, each in weights.items():
+        if name.endswith(".original"):
+            start = name.removesuffix("original")
+            a, b = (weights[f"{start}0.lora_{letter}"][index] for letter in "AB")
+            change = a @ b if "_embeddings." in name else b @ a
+            name = name.replace("parametrizations.weight.original", "weight")
+            each = each + change * LORA["lora_alpha"] / LORA["lora_rank"]
+        if "lora_" not in name:
+            found[name] = each
+    return found
+
+
 def flash_reference(
     weights: dict[str, torch.Tensor], values: dict[str, Any], ids: torch.Tensor
 ) -> torch.Tensor:

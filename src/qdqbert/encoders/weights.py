@@ -110,6 +110,20 @@ class Weights:
         """Names of the tensors that were not read, sorted."""
         return sorted(set(self._stored) - self._used)
 
+    def renamed(self, names: Mapping[str, str]) -> Weights:
+        """Return some of the tensors under other names: `names` has the old by the new ones."""
+        found = copy.copy(self)
+        found._stored = {new: self._find(old) for new, old in names.items()}
+        found._used = set()
+        return found
+
+    def replaced(self, arrays: Mapping[str, Floats]) -> Weights:
+        """Return the same tensors with other values for some of them."""
+        found = copy.copy(self)
+        found._stored = self._stored | {name: ("F32", each) for name, each in arrays.items()}
+        found._used = set()
+        return found
+
     def converted(self, conversion: Conversion) -> Weights:
         """Return the same tensors under the names of another layout."""
         found = copy.copy(self)

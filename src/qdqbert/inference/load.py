@@ -70,6 +70,7 @@ def load(
     target: TargetName | None = None,
     batch_invariant: bool = False,
     precision: Precision = "int8",
+    adapter: str | None = None,
     check: bool = True,
 ) -> Any:
     """Load a model, ready to run on texts in INT8.
@@ -104,6 +105,9 @@ def load(
             never do.
         precision: How a float checkpoint runs: in "int8" on the native engine, or in "float" on
             ONNX Runtime, to compare with. "float" is the same as the target "float".
+        adapter: Adapter of a float checkpoint that is merged into its weights, by its name. Without
+            it, an embedder that has adapters for several tasks, as jina-embeddings-v3, takes the
+            name in each call: `encode(texts, task="retrieval.query")`.
         check: Whether a float checkpoint is compared with INT8 on 16 built-in texts. A message of
             level INFO says how close they are.
 
@@ -116,8 +120,8 @@ def load(
             folder is neither, is incomplete, is of a family that is not supported, or stores
             quantizers that the native engine does not have; or the graph or the tokenizer differs
             from its checksum in SHA256SUMS.
-        UserInputError: An argument has a wrong value, the folder has no graph for the engine, or
-            the model has another task or generates text.
+        UserInputError: An argument has a wrong value, the folder has no graph for the engine or no
+            such adapter, or the model has another task or generates text.
         MissingExtraError: The engine or the provider is not installed.
 
     Example:
@@ -134,6 +138,7 @@ def load(
         "target": target,
         "batch_invariant": batch_invariant,
         "precision": precision,
+        "adapter": adapter,
         "check": check,
     }
     check_arguments(load, given, threads={"at_least": 1})
@@ -159,6 +164,7 @@ def load(
             engine=engine,
             target=target,
             task=task,
+            adapter=adapter,
         )
     config = artifact.read_config()
     found, model = model_for(artifact.task, config, wanted=task)
@@ -192,8 +198,10 @@ def load(
     )
     if isinstance(source, SavedModel):
         # It is gone, and what was made of it is in the cache.
-        place = str(artifact.directory)
+        place, given["adapter"] = str(artifact.directory), None
+        adapters: tuple[str, ...] = ()
     else:
+        adapters = tuple(artifact.quantization.get("adapters") or ())
         # A pickle may be read in another folder.
         place = called if is_hub_name(source) else str(Path(source).absolute())
     loaded = Loaded(
@@ -207,6 +215,7 @@ def load(
         tokenizer=tokenizer,
         config=config,
         reopen=functools.partial(load, place, **{**given, "check": False}),
+        adapters=adapters,
     )
     return model(loaded)
 
@@ -262,6 +271,7 @@ def open_folder(
     engine: EngineName | None = None,
     target: TargetName | None = None,
     task: TaskName | None = None,
+    adapter: str | None = None,
 ) -> Artifact:
     """Return the folder that runs a model: of `quantize`, or of the cache for a float checkpoint.
 
@@ -272,15 +282,22 @@ def open_folder(
         engine: As in `load`. A float checkpoint is refused for the engines that do not run it.
         target: As in `load`, and refused in the same way.
         task: As in `load`, without the check.
+        adapter: As in `load`.
 
     Raises:
         CheckpointError: As in `load`.
-        UserInputError: The family has no head for the checkpoint's task, or a float checkpoint does
-            not run on the engine or as the target.
+        UserInputError: The family has no head for the checkpoint's task, there is no such adapter,
+            or a float checkpoint does not run on the engine or as the target.
     """
     is_on_hub = is_hub_name(path)
     folder = download_settings(str(path)) if is_on_hub else Path(path)
     if is_artifact(folder):
+        if adapter is not None:
+            raise UserInputError(
+                f"`adapter={adapter!r}` applies to float checkpoints, and {str(path)!r} is a "
+                "quantized model, whose weights are fixed. Leave it out.",
+                argument="adapter",
+            )
         return open_artifact(folder, requires_graphs=not is_on_hub)
     if is_on_hub and has_settings(folder):
         from qdqbert.checkpoint.hub import download_weights
@@ -292,7 +309,12 @@ def open_folder(
     if is_float_checkpoint(folder):
         _check_float(str(path), precision, engine, target)
         return open_float_checkpoint(
-            folder, name=str(path), precision=precision, check=check, task=task
+            folder,
+            name=str(path),
+            precision=precision,
+            check=check,
+            task=task,
+            adapter=adapter,
         )
     if not folder.exists():
         raise CheckpointError(f"Folder {str(path)!r} does not exist. Check the path.")

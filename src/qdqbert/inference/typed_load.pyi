@@ -31,6 +31,7 @@ def load(
     target: TargetName | None = None,
     batch_invariant: bool = False,
     precision: Precision = "int8",
+    adapter: str | None = None,
     check: bool = True,
 ) -> Embedder: ...
 @overload
@@ -45,6 +46,7 @@ def load(
     target: TargetName | None = None,
     batch_invariant: bool = False,
     precision: Precision = "int8",
+    adapter: str | None = None,
     check: bool = True,
 ) -> MaskFiller: ...
 @overload
@@ -59,6 +61,7 @@ def load(
     target: TargetName | None = None,
     batch_invariant: bool = False,
     precision: Precision = "int8",
+    adapter: str | None = None,
     check: bool = True,
 ) -> MultiVectorEmbedder: ...
 @overload
@@ -73,6 +76,7 @@ def load(
     target: TargetName | None = None,
     batch_invariant: bool = False,
     precision: Precision = "int8",
+    adapter: str | None = None,
     check: bool = True,
 ) -> ChoiceSelector: ...
 @overload
@@ -87,6 +91,7 @@ def load(
     target: TargetName | None = None,
     batch_invariant: bool = False,
     precision: Precision = "int8",
+    adapter: str | None = None,
     check: bool = True,
 ) -> NextSentencePredictor: ...
 @overload
@@ -101,6 +106,7 @@ def load(
     target: TargetName | None = None,
     batch_invariant: bool = False,
     precision: Precision = "int8",
+    adapter: str | None = None,
     check: bool = True,
 ) -> QuestionAnswerer: ...
 @overload
@@ -115,6 +121,7 @@ def load(
     target: TargetName | None = None,
     batch_invariant: bool = False,
     precision: Precision = "int8",
+    adapter: str | None = None,
     check: bool = True,
 ) -> Reranker: ...
 @overload
@@ -129,6 +136,7 @@ def load(
     target: TargetName | None = None,
     batch_invariant: bool = False,
     precision: Precision = "int8",
+    adapter: str | None = None,
     check: bool = True,
 ) -> SparseEmbedder: ...
 @overload
@@ -143,6 +151,7 @@ def load(
     target: TargetName | None = None,
     batch_invariant: bool = False,
     precision: Precision = "int8",
+    adapter: str | None = None,
     check: bool = True,
 ) -> TextClassifier: ...
 @overload
@@ -157,6 +166,7 @@ def load(
     target: TargetName | None = None,
     batch_invariant: bool = False,
     precision: Precision = "int8",
+    adapter: str | None = None,
     check: bool = True,
 ) -> TokenClassifier: ...
 @overload
@@ -171,6 +181,7 @@ def load(
     target: TargetName | None = None,
     batch_invariant: bool = False,
     precision: Precision = "int8",
+    adapter: str | None = None,
     check: bool = True,
 ) -> Any:
     """Load a model, ready to run on texts in INT8.
@@ -205,6 +216,9 @@ def load(
             never do.
         precision: How a float checkpoint runs: in "int8" on the native engine, or in "float" on
             ONNX Runtime, to compare with. "float" is the same as the target "float".
+        adapter: Adapter of a float checkpoint that is merged into its weights, by its name. Without
+            it, an embedder that has adapters for several tasks, as jina-embeddings-v3, takes the
+            name in each call: `encode(texts, task="retrieval.query")`.
         check: Whether a float checkpoint is compared with INT8 on 16 built-in texts. A message of
             level INFO says how close they are.
 
@@ -217,8 +231,8 @@ def load(
             folder is neither, is incomplete, is of a family that is not supported, or stores
             quantizers that the native engine does not have; or the graph or the tokenizer differs
             from its checksum in SHA256SUMS.
-        UserInputError: An argument has a wrong value, the folder has no graph for the engine, or
-            the model has another task or generates text.
+        UserInputError: An argument has a wrong value, the folder has no graph for the engine or no
+            such adapter, or the model has another task or generates text.
         MissingExtraError: The engine or the provider is not installed.
 
     Example:

@@ -47,7 +47,8 @@ class Loaded:
         scheduler: Runs inputs on it.
         tokenizer: Cuts inputs to the folder's `max_length`.
         config: Content of the folder's `config.json`, with a name for each class.
-        reopen: Loads the model again, with the same options.
+        reopen: Loads the model again, with the same options or others.
+        adapters: Names of the adapters that the model can be loaded with.
     """
 
     name: str
@@ -59,7 +60,8 @@ class Loaded:
     scheduler: Scheduler
     tokenizer: Tokenizer
     config: Mapping[str, Any]
-    reopen: Callable[[], Model]
+    reopen: Callable[..., Model]
+    adapters: tuple[str, ...] = ()
 
     @property
     def id2label(self) -> dict[int, str]:
@@ -124,6 +126,11 @@ class Model:
     def target(self) -> str:
         """Target of the graph that runs."""
         return self._loaded.target
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters of a float checkpoint, if it has some and none is merged."""
+        return self._loaded.adapters
 
     @property
     def precision(self) -> str:
@@ -274,7 +281,7 @@ class Model:
             UserInputError: An input is not what the task needs.
         """
         found = self._open_while_read(
-            self._loaded.scheduler.run(job, inputs, advance, continues=continues)
+            self._scheduler(job).run(job, inputs, advance, continues=continues)
         )
         # The caller asked for errors between the answers.
         return found if return_errors else _raising(found)  # type: ignore[return-value]
@@ -339,7 +346,12 @@ class Model:
             pause: Called between batches. What it raises ends the call.
         """
         with self._using():
-            return self._loaded.scheduler.run_in_stream(job, items, pause=pause)
+            return self._scheduler(job).run_in_stream(job, items, pause=pause)
+
+    def _scheduler(self, job: Job[Any, Any]) -> Scheduler:
+        """Return what runs a job."""
+        del job
+        return self._loaded.scheduler
 
     def tokenizing_job(self, *, add_special_tokens: bool = True) -> Job[str, list[Token]]:
         """Return the job that tokenizes texts and runs nothing, for `stream`."""
@@ -387,7 +399,7 @@ class Model:
 
         # The position of a single input says nothing.
         with shown as advance, self._using():
-            found = self._loaded.scheduler.run(job, items, count)
+            found = self._scheduler(job).run(job, items, count)
             answers = list(_raising(found, has_positions=len(items) > 1))
         if truncated:
             self._count_truncated(truncated, len(items), max_length or self.max_length)

@@ -44,6 +44,11 @@ class EmbeddingsBody(Vectors):
     dimensions: int | None = Field(
         None, ge=1, description="Leading dimensions to keep, for models trained for it."
     )
+    task: str | None = Field(
+        None,
+        description="Adapter of the model that runs the inputs, and its prompt: `retrieval.query` "
+        "of jina-embeddings-v3. Ignored if the model has no adapters.",
+    )
     truncate: bool | None = Field(
         None,
         description="Cut inputs that are too long, as by default. `false` refuses them.",
@@ -97,6 +102,7 @@ async def _embeddings(body: EmbeddingsBody, served: Served) -> Response:
         "truncate_dim": body.dimensions,
         "keep_length": True,
         "output_dtype": body.kind,
+        "task": body.task if served.model.adapters else None,
     }
     found = await served.run("job", options, _inputs(body.input), truncate=body.truncate)
     vectors = [each.answer for each in found]

@@ -474,6 +474,7 @@ def _columns(options: AnswerOptions) -> tuple[Column, ...]:
 class EncodeOptions(TypedDict, total=False):
     """Options of `Embedder.encode` that do not change the type of its result."""
 
+    task: str | None
     device: str | None
     normalize_embeddings: bool
     truncate_dim: int | None
@@ -561,6 +562,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
         output_value: Literal["sentence_embedding", "token_embeddings"] = "sentence_embedding",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
+        task: str | None = None,
         device: str | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
@@ -576,7 +578,8 @@ class Embedder(PromptedModel[SmallEmbedding]):
         Args:
             inputs: A text, or a list of texts.
             prompt_name: Name of the prompt, a key of `prompts`, that is put before each text. The
-                folder's default prompt, if it has one, is used by default.
+                folder's default prompt, if it has one, is used by default. The name of an adapter
+                also chooses the adapter.
             prompt: Text that is put before each text, instead of a named prompt.
             batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
                 Texts of similar length are put into batches by their tokens.
@@ -586,6 +589,10 @@ class Embedder(PromptedModel[SmallEmbedding]):
             convert_to_numpy: Whether the result is an array. Otherwise it is a list of tensors of
                 torch.
             convert_to_tensor: Whether the result is a tensor of torch, instead of an array.
+            task: Adapter that the model is run with, such as "retrieval.query" of a float
+                checkpoint of jina-embeddings-v3, and with its prompt unless another one is given.
+                It is merged into the weights when it is first used, and needs as much memory as
+                the model.
             device: Has no effect, and can be "cpu" only.
             normalize_embeddings: Whether embeddings are scaled to length 1. Models that
                 end with normalization always scale them.
@@ -634,6 +641,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
         job = self.job(
             prompt_name=prompt_name,
             prompt=prompt,
+            task=task,
             output_value=output_value,
             normalize_embeddings=normalize_embeddings,
             truncate_dim=truncate_dim,
@@ -762,6 +770,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
+        task: str | None = None,
         output_value: str = "sentence_embedding",
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
@@ -788,14 +797,18 @@ class Embedder(PromptedModel[SmallEmbedding]):
                 "Leave it out.",
                 argument="ranges",
             )
-        loaded = self._loaded
+        adapter = self._adapter(task, prompt_name, prompt)
+        if task is not None and prompt_name is None and task in self.prompts:
+            prompt_name = task
+        runners = self._with(adapter)._loaded.runners
         shared: dict[str, Any] = {
-            "tokenizer": loaded.tokenizer,
-            "input_names": loaded.artifact.input_names,
+            "tokenizer": self._loaded.tokenizer,
+            "input_names": self._loaded.artifact.input_names,
             "prompt": self._prompt(prompt_name, prompt),
+            "adapter": adapter,
         }
         if output_value == "sentence_embedding":
-            if EMBEDDING in loaded.runners.single.output_names:
+            if EMBEDDING in runners.single.output_names:
                 shared["reads"] = (EMBEDDING,)
             shared["normalize"] = normalize_embeddings
             shared["dimensions"] = truncate_dim or self._truncate_dim
@@ -829,7 +842,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
                 "out.",
                 argument="chunk_overlap",
             )
-        if "last_hidden_state" not in loaded.runners.single.output_names:
+        if "last_hidden_state" not in runners.single.output_names:
             raise UserInputError(
                 "`output_value='token_embeddings'`: the graph returns sentence embeddings only.",
                 argument="output_value",

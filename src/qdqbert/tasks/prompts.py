@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_args, overload
 
 from qdqbert.checkpoint.sentence import Kind, ModelSettings, choose_prompt, read_model_settings
 from qdqbert.encoding import feature_of
 from qdqbert.errors import UserInputError
+from qdqbert.forks import repair_in_child
 from qdqbert.runtime.batches import Feature
 from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.model import Loaded, Model, TextEncoder
-from qdqbert.runtime.scheduler import EncodedItem
+from qdqbert.runtime.scheduler import EncodedItem, Job, Scheduler
 from qdqbert.tokenizing.chunks import in_chunks
 
 if TYPE_CHECKING:
@@ -35,9 +37,11 @@ class Prompted(TextEncoder):
 
     Attributes:
         prompt: The prompt; empty for none. Token ids get none.
+        adapter: Adapter of the model that runs the texts; `None` for the model without one.
     """
 
     prompt: str
+    adapter: str | None = None
 
     def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
         """Return the model inputs of each text, or of its token ids."""
@@ -150,11 +154,55 @@ class PromptedModel(Model, Generic[_Vectors]):
         super().__init__(loaded)
         self._settings = read_model_settings(loaded.artifact.directory)
         self.prompts: dict[str, str] = dict(self._settings.prompts)
+        self._adapted: dict[str, Model] = {}
+        self._unlock()
+        repair_in_child(self, PromptedModel._unlock)
+
+    def _unlock(self) -> None:
+        # Another thread may have the lock when a process is forked.
+        self._adapting = threading.Lock()
 
     def _prompt(self, name: str | None, text: str | None) -> str:
         """Return the prompt that a call asks for; see `choose_prompt`."""
         default = self._settings.default_prompt_name
         return choose_prompt(self.prompts, default, name=name, text=text)
+
+    def _adapter(self, task: str | None, name: str | None, text: str | None) -> str | None:
+        """Return the adapter that a call asks for: by its task, or by its prompt's name.
+
+        Raises:
+            UserInputError: The model has no adapter for the task.
+        """
+        known = self.adapters
+        if task is None:
+            named = name or (self._settings.default_prompt_name if text is None else None)
+            return named if named in known else None
+        if task not in known:
+            has = f"It has: {', '.join(known)}." if known else "It has none: leave it out."
+            raise UserInputError(
+                f"`task={task!r}` is not an adapter of {self.name!r}. {has}", argument="task"
+            )
+        return task
+
+    def _with(self, adapter: str | None) -> Model:
+        """Return the model with an adapter, which is loaded when it is first needed."""
+        if adapter is None:
+            return self
+        with self._using(), self._adapting:
+            if adapter not in self._adapted:
+                self._adapted[adapter] = self._loaded.reopen(adapter=adapter)
+            return self._adapted[adapter]
+
+    def _scheduler(self, job: Job[Any, Any]) -> Scheduler:
+        """Return what runs a job: the model with the adapter that it asks for."""
+        adapter = job.adapter if isinstance(job, Prompted) else None
+        return self._with(adapter)._loaded.scheduler
+
+    def close(self) -> None:
+        """Close the model, and what was loaded with adapters; see `Model.close`."""
+        super().close()
+        for each in self._adapted.values():
+            each.close()
 
     @overload
     def encode_query(
@@ -188,6 +236,10 @@ class PromptedModel(Model, Generic[_Vectors]):
     ) -> Any:
         model: Any = self
         task = {"task": kind} if self.has_kinds else {}
+        own = [each for each in self.adapters if each.rpartition(".")[2] in names]
+        if own and not options.keys() & {"task", "prompt_name"}:
+            # "retrieval.query" of jina-embeddings-v3, with its prompt.
+            return model.encode(inputs, **{"task": own[0], **options})
         return model.encode(inputs, **{**task, **self._with_prompt(names, options)})
 
     @property

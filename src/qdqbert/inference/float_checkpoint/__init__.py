@@ -70,6 +70,7 @@ def open_float_checkpoint(
     precision: Precision = "int8",
     check: bool = True,
     task: TaskName | None = None,
+    adapter: str | None = None,
 ) -> Artifact:
     """Return the folder of the cache that runs a checkpoint, which is made if it is not there.
 
@@ -79,13 +80,15 @@ def open_float_checkpoint(
         precision: Whether it runs in INT8 on the native engine, or in float on ONNX Runtime.
         check: Whether to say in the log how close INT8 is to float.
         task: As in `read_checkpoint`.
+        adapter: As in `read_checkpoint`.
 
     Raises:
         CheckpointError: A file is missing, damaged, or of a kind that is not supported.
-        UserInputError: The family has no head for the checkpoint's task.
+        UserInputError: The family has no head for the checkpoint's task, or there is no such
+            adapter.
     """
     refuse_old_pickles(folder, name)
-    checkpoint = read_checkpoint(folder, name=name, task=task)
+    checkpoint = read_checkpoint(folder, name=name, task=task, adapter=adapter)
 
     def write(new: Path) -> None:
         # Code that reads families and writes models is needed once for a checkpoint.

@@ -10,7 +10,6 @@ import numpy as np
 import tokenizers
 
 from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
-from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import Runner
@@ -39,7 +38,7 @@ def measure_closeness(checkpoint: FloatCheckpoint, packed: Path) -> Closeness:
     tokenizer = read_tokenizer(packed.parent / TOKENIZER).tokenizer
     with tempfile.TemporaryDirectory(prefix="qdqbert-") as scratch:
         graph = Path(scratch) / "model.onnx"
-        model = read_model(checkpoint, Weights(checkpoint.encoder_folder))
+        model = read_model(checkpoint, checkpoint.read_weights())
         write_graph(model, graph)
         tokenizer.enable_truncation(min(model.limit, _LONGEST_TEXT))
         shape = (1, 1, -1) if model.has_choices else (1, -1)

@@ -119,7 +119,7 @@ def write_folder(
         UserInputError: The family has no head for the checkpoint's task.
         GraphError: The native engine does not compute a part of the model.
     """
-    weights = Weights(checkpoint.encoder_folder)
+    weights = checkpoint.read_weights()
     model = read_model(checkpoint, weights)
     named = Path(checkpoint.config.path).parent
     tokenizer = with_named_tokens(
@@ -248,9 +248,11 @@ def _description(
         "checkpoint": {
             "key": key,
             "task": checkpoint.task,
-            "model_type": checkpoint.config.values.get("model_type"),
+            "model_type": family_of(checkpoint.config).model_type,
             "sentence_head": checkpoint.head and dataclasses.asdict(checkpoint.head),
         },
+        # Those that `load` can merge instead.
+        "adapters": list(checkpoint.other_adapters()),
         "max_length": length,
         "inputs": list(model.input_names),
         "outputs": [output.name for head in model.heads for output in head.outputs],

@@ -13,8 +13,15 @@ from qdqbert.cache import kept_digest
 from qdqbert.checkpoint.cross_encoder import ScoreHead, task_of_files
 from qdqbert.checkpoint.sentence import SentenceHead, folder_reader, join
 from qdqbert.checkpoint.text_heads import TextHead, own_head, read_layout
+from qdqbert.encoders.adapters import (
+    adapter_names,
+    check_adapter,
+    has_adapter_weights,
+    merged,
+)
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.tensor_files import files_of, has_weights
+from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import parse_object, read_json
@@ -36,6 +43,7 @@ class FloatCheckpoint:
         layout: The files of sentence-transformers, if there are some.
         task: The task of its head.
         tokenizer_config: Settings of its tokenizer.
+        adapter: Adapter that is merged into its weights; `None` for none.
     """
 
     folder: Path
@@ -44,6 +52,20 @@ class FloatCheckpoint:
     layout: Any
     task: TaskName
     tokenizer_config: Mapping[str, Any]
+    adapter: str | None = None
+
+    def read_weights(self) -> Weights:
+        """Return the weights of the encoder.
+
+        Raises:
+            CheckpointError: They are missing or damaged.
+        """
+        return merged(Weights(self.encoder_folder), self.config, self.adapter)
+
+    def other_adapters(self) -> tuple[str, ...]:
+        """Return the adapters that could be merged if none is."""
+        is_bare = self.adapter is None and has_adapter_weights(Weights(self.encoder_folder))
+        return adapter_names(self.config) if is_bare else ()
 
     @property
     def head(self) -> TextHead | None:
@@ -53,7 +75,11 @@ class FloatCheckpoint:
 
 
 def read_checkpoint(
-    folder: Path, *, name: str | None = None, task: TaskName | None = None
+    folder: Path,
+    *,
+    name: str | None = None,
+    task: TaskName | None = None,
+    adapter: str | None = None,
 ) -> FloatCheckpoint:
     """Read the settings of a folder that transformers or sentence-transformers saved.
 
@@ -62,10 +88,11 @@ def read_checkpoint(
         name: The user's name for it, for messages; the folder by default.
         task: The task that was asked for. A masked language model is then a sparse embedder;
             otherwise the files say what the task is.
+        adapter: See `FloatCheckpoint`.
 
     Raises:
-        CheckpointError: A file is missing or damaged, or there is an adapter.
-        UserInputError: The task of its architecture is not known.
+        CheckpointError: A file is missing or damaged, or there is an adapter of PEFT.
+        UserInputError: The task of its architecture is not known, or it has no such adapter.
     """
     name = name or str(folder)
     read = folder_reader(folder)
@@ -83,6 +110,7 @@ def read_checkpoint(
     config = Config(values=values, path=f"{name}/{join(subfolder, CONFIG)}")
     chosen = _task(config, layout, task)
     config = config.with_classes(chosen)
+    check_adapter(config, adapter, name)
     stored = (
         parse_object(read(join(subfolder, each)) or "{}", f"{name}/{join(subfolder, each)}")
         for each in (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
@@ -96,6 +124,7 @@ def read_checkpoint(
         tokenizer_config=check_settings(
             merged_settings(*stored), Path(name) / subfolder / TOKENIZER_CONFIG
         ),
+        adapter=adapter,
     )
 
 
@@ -134,7 +163,7 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
     for name, text in sorted(checkpoint.layout.files.items() if checkpoint.layout else ()):
         digest.update(f"{name}\n{text}".encode())
     head = checkpoint.head
-    digest.update(repr((checkpoint.task, head)).encode())
+    digest.update(repr((checkpoint.task, head, checkpoint.adapter)).encode())
     for each in head.weight_folders if head else ():
         folder = checkpoint.folder / each
         for path in files_of(folder)[1] if has_weights(folder) else ():

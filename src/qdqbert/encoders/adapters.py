@@ -1,0 +1,119 @@
+"""Adapters that a checkpoint has next to its weights, one for each task (LoRA).
+
+Jina's code for XLM-R stores a weight as `M.parametrizations.weight.original`, and the factors of
+all adapters as `M.parametrizations.weight.0.lora_A` and `lora_B`. Those of a linear layer have the
+shapes `(adapters, rank, in)` and `(adapters, out, rank)`, those of a table `(adapters, rows, rank)`
+and `(adapters, rank, width)`. Source of the method: arXiv:2106.09685.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qdqbert.encoders.config import Config
+from qdqbert.encoders.model import Floats
+from qdqbert.encoders.weights import Weights
+from qdqbert.errors import CheckpointError, UserInputError
+
+_MARK = ".parametrizations.weight."
+
+
+def adapter_names(config: Config) -> tuple[str, ...]:
+    """Return the names of a checkpoint's adapters; none for most checkpoints.
+
+    Raises:
+        CheckpointError: The field is wrong.
+    """
+    found = config.values.get("lora_adaptations") or []
+    is_list = isinstance(found, list) and all(isinstance(each, str) for each in found)
+    if not is_list or len(set(found)) < len(found):
+        raise config.refuse("lora_adaptations", "expected a list of different names.")
+    return tuple(found)
+
+
+def has_adapter_weights(weights: Weights) -> bool:
+    """Return whether a checkpoint's weights have adapters next to them, and not merged."""
+    return any(_MARK in name for name in weights)
+
+
+def check_adapter(config: Config, adapter: str | None, name: str) -> None:
+    """Refuse an adapter that a checkpoint does not have.
+
+    Args:
+        config: Its config.
+        adapter: Name of the adapter; `None` for none.
+        name: The user's name for the checkpoint, for the message.
+
+    Raises:
+        UserInputError: It does not have it.
+    """
+    known = adapter_names(config)
+    if adapter is None or adapter in known:
+        return
+    advice = f"It has: {', '.join(known)}." if known else "It has none: leave it out."
+    raise UserInputError(
+        f"`adapter={adapter!r}` is not an adapter of {name!r}. {advice}", argument="adapter"
+    )
+
+
+def merged(weights: Weights, config: Config, adapter: str | None) -> Weights:
+    """Return weights to which an adapter is added, `W + B @ A * alpha / rank`.
+
+    Args:
+        weights: All tensors of the checkpoint.
+        config: Its config.
+        adapter: Name of the adapter; `None` leaves all of them out.
+
+    Raises:
+        CheckpointError: The adapter has no tensors, or they do not fit.
+    """
+    names = adapter_names(config)
+    has_adapters = has_adapter_weights(weights)
+    if (has_adapters and not names) or (adapter is not None and not has_adapters):
+        has = "adapters" if has_adapters else "no adapters"
+        raise CheckpointError(
+            f"{str(weights.path)!r} has {has}, and `lora_adaptations` in config.json names "
+            f"{', '.join(names) or 'none'}. Use the config.json that belongs to the weights."
+        )
+    if not has_adapters:
+        return weights
+    index = None if adapter is None else names.index(adapter)
+    rank = config.integer("lora_rank", 4)
+    scale = np.float32(config.number("lora_alpha", 1.0) / max(1, rank))
+    changed = {}
+    for name in weights:
+        module, mark, end = name.partition(_MARK)
+        if not mark:
+            changed[name] = name
+        elif end == "original":
+            changed[f"{module}.weight"] = name
+    found = weights.renamed(changed)
+    if index is None:
+        return found
+    return found.replaced(
+        {
+            name: weights.read(old) + scale * _product(weights, old, (len(names), rank), index)
+            for name, old in changed.items()
+            if name != old
+        }
+    )
+
+
+def _product(weights: Weights, name: str, counts: tuple[int, int], index: int) -> Floats:
+    """Return what an adapter adds to a weight, before it is scaled.
+
+    `counts` are the number of adapters and their rank.
+    """
+    adapters, rank = counts
+    shape, start = weights.shape(name), name.removesuffix("original")
+    a, b = (weights.read(f"{start}0.lora_{each}") for each in "AB")
+    # Factors of linear layers first, then those of tables.
+    for left, right in ((b, a), (a, b)):
+        fits = left.shape[::2] == (adapters, rank) and right.shape[:2] == (adapters, rank)
+        if fits and left.ndim == right.ndim == 3 and shape == (left.shape[1], right.shape[2]):
+            return np.asarray(left[index] @ right[index], np.float32)
+    raise CheckpointError(
+        f"Tensor `{name}` of {str(weights.path)!r} has shape {shape}, and its adapters have "
+        f"{a.shape} and {b.shape}, which does not fit config.json: {adapters} `lora_adaptations`, "
+        f"and `lora_rank={rank}`. Use the config.json that belongs to the weights."
+    )
