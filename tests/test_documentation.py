@@ -34,6 +34,7 @@ import qdqbert.verbs.benchmark.run
 import qdqbert.verbs.quantize.run
 import qdqbert.verbs.train.run
 from conftest import save_multi_vector
+from jina_models import save_embedder
 from ports import free_port
 from qdqbert.cli import main
 from qdqbert.cli._commands import COMMANDS
@@ -76,6 +77,8 @@ def reader_files(save_tiny, tmp_path_factory) -> Path:
     classifier = save_tiny(folder / "my-classifier", "bert", auto_class, **sizes, **labels)
     save_tiny(folder / "my-encoder", "bert", transformers.AutoModel, **sizes)
     add_sentence_files(save_tiny(folder / "my-embedder", "bert", num_hidden_layers=1))
+    plain = save_tiny(tmp_path_factory.mktemp("plain") / "model", "xlm-roberta")
+    save_embedder(plain, folder / "jina-embeddings-v3")
     export(classifier, folder / "my-classifier.onnx")
     rng = random.Random(0)
     texts = [" ".join(rng.choices(WORDS, k=12)) for _ in range(400)]

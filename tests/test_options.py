@@ -59,9 +59,8 @@ def test_quantize_takes_few_options_besides_the_groups() -> None:
 
 def test_task_options_of_a_call_are_the_settings_of_tasks() -> None:
     given = {field.name for field in dataclasses.fields(qdqbert.TaskOptions)}
-    assert given - {"pooling"} == {field.name for field in dataclasses.fields(TaskSettings)} - {
-        "seed"
-    }
+    settings = {field.name for field in dataclasses.fields(TaskSettings)}
+    assert given - {"pooling", "adapter"} == settings - {"seed"}
 
 
 def test_something_else_than_a_group_is_refused_with_the_class() -> None:

@@ -241,6 +241,8 @@ class TaskOptions(Options):
     Attributes:
         pooling: How an embedder makes one vector of a text's tokens. Read from the checkpoint by
             default.
+        adapter: Adapter of the checkpoint that is merged into its weights, by its name, such as
+            "retrieval.query" of jina-embeddings-v3. By default none is.
         doc_stride: Tokens that neighboring windows of a long context share, in question answering;
             128 by default.
         n_best_size: Number of start and end positions that are combined, in question answering;
@@ -252,6 +254,7 @@ class TaskOptions(Options):
     """
 
     pooling: PoolingMode | None = None
+    adapter: str | None = None
     doc_stride: int | None = option(default=None, at_least=0)
     n_best_size: int | None = option(default=None, at_least=1)
     max_answer_length: int | None = option(default=None, at_least=1)

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 import qdqbert
 from conftest import FLAT_POOLING, add_sentence_files, replace_cats_
-from encoders.test_older_layouts import ABSOLUTE, ROTARY, save_flash
+from jina_models import ABSOLUTE, ROTARY, save_flash
 from qdqbert.checkpoint import hub, tokenizer
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.load import describe_checkpoint, infer_task, load_checkpoint, read_config

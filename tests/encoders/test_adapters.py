@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from encoder_reference import run_text
-from encoders.test_older_layouts import (
+from jina_models import (
     ADAPTERS,
     LORA,
     ROTARY,
@@ -88,7 +88,7 @@ def test_a_missing_factor_is_named(weights: dict[str, torch.Tensor], tmp_path: P
 def test_an_unknown_adapter_is_refused_with_the_known_ones() -> None:
     assert adapter_names(CONFIG) == ADAPTERS
     check_adapter(CONFIG, None, "./model")
-    with pytest.raises(UserInputError, match="'./model'. It has: retrieval.query, ") as caught:
+    with pytest.raises(UserInputError, match=r"'./model'\. It has: retrieval\.query") as caught:
         check_adapter(CONFIG, "query", "./model")
     assert caught.value.argument == "adapter"
     with pytest.raises(UserInputError, match="It has none: leave it out"):

@@ -9,43 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from starlette.testclient import TestClient
 from torch.nn import functional
 
+import conftest
 import qdqbert
-from conftest import FLAT_POOLING, add_sentence_files
-from encoders.test_older_layouts import (
-    ADAPTERS,
-    LORA,
-    ROTARY,
-    adapted,
-    flash_reference,
-    save_flash,
-    with_adapters,
-)
+from jina_models import ADAPTERS, PROMPTS, ROTARY, adapted, flash_reference, save_embedder
+from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.errors import ModelClosedError, UserInputError
+from qdqbert.serving.app import build_app
 
 TEXTS = ["the old house", "a train to the city", "dog"]
-PROMPTS = {"retrieval.query": "the dog ", "retrieval.passage": "a book ", "text-matching": ""}
 
 
 @pytest.fixture(scope="module")
 def folder(checkpoints, tmp_path_factory) -> Path:
     """A tiny jina-embeddings-v3: rotated, with adapters, prompts and modules of its own code."""
     source = checkpoints("xlm-roberta")
-    found = tmp_path_factory.mktemp("jina") / "model"
-    found.mkdir()
-    for path in source.iterdir():
-        (found / path.name).write_bytes(path.read_bytes())
-    save_flash(found, {**ROTARY, **LORA}, architectures=["XLMRobertaLoRA"])
-    weights = found / "pytorch_model.bin"
-    torch.save(with_adapters(torch.load(weights)), weights)
-    add_sentence_files(found, {**FLAT_POOLING, "word_embedding_dimension": 40})
-    modules = json.loads((found / "modules.json").read_text())
-    modules[0] = {**modules[0], "type": "custom_st.Transformer", "kwargs": ["task"]}
-    (found / "modules.json").write_text(json.dumps(modules))
-    settings = {"prompts": PROMPTS, "default_prompt_name": None}
-    (found / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    return found
+    return save_embedder(source, tmp_path_factory.mktemp("jina") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +106,65 @@ def test_int8_is_close_to_float(folder, model) -> None:
         int8.encode(TEXTS, task="retrieval.query")
 
 
+def test_transformers_has_the_weights_and_an_adapter(folder) -> None:
+    weights = adapted(torch.load(folder / "pytorch_model.bin"), "text-matching")
+    found = load_checkpoint(str(folder), adapter="text-matching").model
+    assert type(found).__name__ == "JinaEmbeddingsV3Model"
+    ids = torch.randint(2, 131, (1, 30), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        states = found(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+    wanted = flash_reference(weights, ROTARY, ids[0])
+    torch.testing.assert_close(states, wanted, atol=1e-4, rtol=1e-4)
+    notices = " ".join(load_checkpoint(str(folder)).notices)
+    assert "adapters of the checkpoint are left out: retrieval.query, " in notices
+
+
+def test_a_quantized_model_has_one_adapter(folder, tmp_path) -> None:
+    data = tmp_path / "texts.txt"
+    data.write_text("\n".join(conftest.make_texts(40, seed=1)))
+    adapter = qdqbert.TaskOptions(adapter="text-matching")
+    qdqbert.quantize(
+        folder,
+        tmp_path / "int8",
+        calibration_data=data,
+        calibration=qdqbert.Calibration(samples=16),
+        targets=("native",),
+        task_options=adapter,
+        benchmark=False,
+    )
+    report = qdqbert.evaluate(
+        tmp_path / "int8", data, reference=folder, task_options=adapter, allow_leakage=True
+    )
+    assert report.fidelity.sqnr_db > 15
+    with qdqbert.load(tmp_path / "int8") as model:
+        assert model.adapters == ()
+        found = model.encode(TEXTS)
+    wanted = expected(folder, "text-matching", "")
+    assert (found * wanted).sum(axis=1).min() > 0.97
+    with pytest.raises(UserInputError, match="`adapter='text-matching'` applies to checkpoints"):
+        qdqbert.evaluate(tmp_path / "int8", data, task_options=adapter)
+
+
+def test_run_and_serve_choose_the_adapter_by_name(folder, model, tmp_path) -> None:
+    wanted = model.encode(TEXTS, task="retrieval.passage")
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    rows.write_text("".join(json.dumps({"text": each}) + "\n" for each in TEXTS))
+    qdqbert.run(folder, rows, output, target="float", prompt_name="retrieval.passage")
+    written = [json.loads(each)["embedding"] for each in output.read_text().splitlines()]
+    np.testing.assert_allclose(written, wanted, atol=1e-5)
+    with TestClient(build_app({"jina": model})) as client:
+        body = {"input": TEXTS, "task": "retrieval.passage"}
+        found = client.post("/v1/embeddings", json=body).json()["data"]
+        np.testing.assert_allclose([each["embedding"] for each in found], wanted, atol=1e-5)
+        body = {"inputs": TEXTS, "prompt_name": "retrieval.passage"}
+        np.testing.assert_allclose(client.post("/embed", json=body).json(), wanted, atol=1e-5)
+        response = client.post("/v1/embeddings", json={"input": TEXTS, "task": "passage"})
+        assert response.status_code == 422
+        assert "It has: retrieval.query" in response.text
+
+
 def test_an_unknown_task_is_refused_with_the_known_ones(model, checkpoints) -> None:
-    with pytest.raises(
-        UserInputError, match=r"`task='query'` is not an adapter of .*retrieval\.qu"
-    ):
+    with pytest.raises(UserInputError, match=r"`task='query'` is no.* It has: retrieval\.query, "):
         model.encode(TEXTS, task="query")
     with qdqbert.load(checkpoints("sentence"), check=False) as other:
         with pytest.raises(UserInputError, match="It has none: leave it out") as caught:
@@ -137,10 +173,8 @@ def test_an_unknown_task_is_refused_with_the_known_ones(model, checkpoints) -> N
 
 
 def test_an_unknown_adapter_is_refused(folder, quantized) -> None:
-    for path, message in (
-        (folder, "It has: retrieval"),
-        (quantized("sentence").directory, "fixed"),
-    ):
+    fixed = quantized("sentence").directory
+    for path, message in ((folder, "It has: retrieval"), (fixed, "weights are fixed")):
         with pytest.raises(UserInputError, match=message) as caught:
             qdqbert.load(path, adapter="query")
         assert caught.value.argument == "adapter"

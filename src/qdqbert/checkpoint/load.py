@@ -32,6 +32,7 @@ from qdqbert.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.checkpoint.weights import check_weights
 from qdqbert.choices import POOLING_MODES, PoolingMode
+from qdqbert.encoders.adapters import check_adapter, merged
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES as ENCODERS
 from qdqbert.encoders.model import Step
@@ -69,6 +70,7 @@ class Description:
         max_length: Longest input in tokens.
         input_names: Inputs of the model, out of `input_ids`, `attention_mask`, `token_type_ids`.
         notices: Sentences for the user.
+        adapter: Adapter that is merged into the weights; `None` for none.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Description:
     input_names: tuple[str, ...]
     cross_encoder: CrossEncoderFiles | None
     notices: tuple[str, ...]
+    adapter: str | None
 
     @property
     def head_steps(self) -> tuple[Step, ...]:
@@ -131,6 +134,7 @@ def describe_checkpoint(
     *,
     task: str | None = None,
     pooling: str | None = None,
+    adapter: str | None = None,
     new_head: Sequence[str] | None = None,
 ) -> Description:
     """Load the tokenizer and the settings of a checkpoint.
@@ -141,6 +145,7 @@ def describe_checkpoint(
             sentence-transformers, or else from the config's `architectures`.
         pooling: How an embedder's token states become one vector; `None` for the checkpoint's own
             pooling.
+        adapter: Adapter that is merged into the weights, by its name.
         new_head: Classes of a head that is created for training if the checkpoint has none; empty
             for heads without classes. `None` refuses the head of another task.
 
@@ -151,6 +156,7 @@ def describe_checkpoint(
     """
     check_name(name)
     stored, config = _read_configs(name)
+    check_adapter(Config(values=config.to_dict()), adapter, name)
     subfolder = stored.subfolder if stored else ""
     family = family_of(config.model_type)
     chosen = _choose_task(task, config, stored)
@@ -180,6 +186,7 @@ def describe_checkpoint(
         input_names=_input_names(tokenizer, config),
         cross_encoder=cross_encoder,
         notices=(*head_notices, *pair_notices, *token_notices),
+        adapter=adapter,
     )
 
 
@@ -190,6 +197,7 @@ def load_checkpoint(
     class_for: Callable[[Any, Any], Any] = lambda float_class, config: float_class,
     new_head: Sequence[str] | None = None,
     pooling: str | None = None,
+    adapter: str | None = None,
 ) -> Checkpoint:
     """Load a checkpoint as a model of transformers. See `describe_checkpoint`.
 
@@ -200,7 +208,9 @@ def load_checkpoint(
             tokenizer has more ids than there are embeddings.
         UserInputError: See `describe_checkpoint`.
     """
-    found = describe_checkpoint(name, task=task, pooling=pooling, new_head=new_head)
+    found = describe_checkpoint(
+        name, task=task, pooling=pooling, adapter=adapter, new_head=new_head
+    )
     return load_described(found, class_for=class_for, needs_head=new_head is None)
 
 
@@ -216,8 +226,9 @@ def load_described(
         CheckpointError: See `load_checkpoint`.
     """
     name, folder = found.name, found.weights_folder()
+    left_out: list[str] = []
     # Refuses two values for one tensor, of which transformers takes one.
-    tensors = _tensors(folder, found.config.model_type)
+    tensors = _tensors(folder, found, left_out)
     model, info = _from_transformers(
         name,
         class_for(_model_class(found.model_task, found.config), found.config).from_pretrained,
@@ -233,23 +244,27 @@ def load_described(
     notices = check_weights(name, model, found.model_task, info, needs_head=needs_head)
     check_vocabulary(name, found.tokenizer, model.get_input_embeddings().weight.shape[0])
     fields = {each.name: getattr(found, each.name) for each in dataclasses.fields(found)}
-    fields |= {"config": model.config, "notices": (*found.notices, *notices)}
+    fields |= {"config": model.config, "notices": (*found.notices, *left_out, *notices)}
     return Checkpoint(model=model.eval(), **fields)
 
 
-def _tensors(folder: Path, model_type: str) -> dict[str, torch.Tensor] | None:
+def _tensors(
+    folder: Path, found: Description, notices: list[str]
+) -> dict[str, torch.Tensor] | None:
     """Return the weights for a model of transformers, or `None` if it reads them itself.
 
-    It would unpickle files of torch, and does not know the layout of Jina's XLM-R.
+    It would unpickle files of torch, and does not know the layout of Jina's XLM-R. `notices`
+    receives sentences for the user.
     """
     path, _ = files_of(folder)
     weights = Weights(folder)
     is_flash = any(".mixer.Wqkv." in name for name in weights)
     if path.name.startswith(SAFETENSORS) and not is_flash:
         return None
-    conversion = ENCODERS[model_type].conversion
+    conversion = ENCODERS[found.config.model_type].conversion
     if is_flash and conversion is not None:
-        weights = weights.converted(conversion)
+        config = Config(values=found.config.to_dict(), path=f"{found.name}/config.json")
+        weights = merged(weights, config, found.adapter, notices).converted(conversion)
     # Copies can be trained, and do not depend on the file.
     return {name: torch.tensor(weights.read(name)) for name in weights}
 

@@ -56,13 +56,16 @@ def check_adapter(config: Config, adapter: str | None, name: str) -> None:
     )
 
 
-def merged(weights: Weights, config: Config, adapter: str | None) -> Weights:
+def merged(
+    weights: Weights, config: Config, adapter: str | None, notices: list[str] | None = None
+) -> Weights:
     """Return weights to which an adapter is added, `W + B @ A * alpha / rank`.
 
     Args:
         weights: All tensors of the checkpoint.
         config: Its config.
         adapter: Name of the adapter; `None` leaves all of them out.
+        notices: Receives a sentence for the user about adapters that are left out.
 
     Raises:
         CheckpointError: The adapter has no tensors, or they do not fit.
@@ -89,6 +92,11 @@ def merged(weights: Weights, config: Config, adapter: str | None) -> Weights:
             changed[f"{module}.weight"] = name
     found = weights.renamed(changed)
     if index is None:
+        if notices is not None:
+            notices.append(
+                f"The adapters of the checkpoint are left out: {', '.join(names)}. To merge one of "
+                "them into the weights, pass its name as `adapter`."
+            )
         return found
     return found.replaced(
         {

@@ -299,6 +299,9 @@ def load_model(
     task: str | None = None,
     new_head: Sequence[str] | None = None,
     pooling: str | None = None,
+    adapter: str | None = None,
 ) -> Checkpoint:
     """Load a checkpoint, with quantizers if its config describes some. See `load_checkpoint`."""
-    return load_checkpoint(name, task=task, class_for=class_for, new_head=new_head, pooling=pooling)
+    return load_checkpoint(
+        name, task=task, class_for=class_for, new_head=new_head, pooling=pooling, adapter=adapter
+    )

@@ -114,7 +114,8 @@ def task_options_of(
     Raises:
         UserInputError: An option was given that belongs to another task.
     """
-    asked = {name: value for name, value in given.given().items() if name != "pooling"}
+    of_model = ("pooling", "adapter")
+    asked = {name: value for name, value in given.given().items() if name not in of_model}
     for name in asked.keys() - task.settings:
         raise UserInputError(
             f"`{name}={asked[name]}` does not apply to task {task.name!r}. Leave it out.",

@@ -25,6 +25,7 @@ from qdqbert.checkpoint.load import (
 from qdqbert.checkpoint.text_heads import TextHead
 from qdqbert.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.choices import PoolingMode
+from qdqbert.encoders.adapters import merged
 from qdqbert.encoders.checkpoint import read_encoder, with_expansion
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import EncoderModel
@@ -60,6 +61,7 @@ class ModelPath:
         shown: Its name in reports.
         task: Name of its task; inferred if `None`.
         pooling: How an embedder makes one vector of a text's tokens; as stored if `None`.
+        adapter: Adapter that is merged into the weights of a checkpoint; `None` for none.
         onnx: Names and the tokenizer of an .onnx file.
     """
 
@@ -67,6 +69,7 @@ class ModelPath:
     shown: str
     task: TaskName | None = None
     pooling: PoolingMode | None = None
+    adapter: str | None = None
     onnx: Onnx = Onnx()
 
 
@@ -185,7 +188,9 @@ def open_source(
         check(source.task.name)
         return source
     with progress.stage("Loading the checkpoint"), naming("model"):
-        found = describe_checkpoint(model.path, task=model.task, pooling=model.pooling)
+        found = describe_checkpoint(
+            model.path, task=model.task, pooling=model.pooling, adapter=model.adapter
+        )
         check(found.task)
         stores_quantizers = getattr(found.config, "quantizers", None) is not None
         return (_read_stored if stores_quantizers else _read_float)(model, found)
@@ -227,7 +232,7 @@ def _read_float(model: ModelPath, found: Description) -> Source:
     head = found.head
     config = Config(values=found.config.to_dict(), path=f"{found.name}/config.json")
     encoder = read_encoder(
-        Weights(found.weights_folder()),
+        merged(Weights(found.weights_folder()), config, found.adapter, notices),
         config,
         found.task,
         poolings=() if head is None else head.row_poolings,

@@ -82,6 +82,21 @@ def outputs_read(job: Job[Any, Any]) -> Collection[str] | None:
     return job.reads if isinstance(job, ReadsSome) else None
 
 
+@runtime_checkable
+class Adapted(Protocol):
+    """A job that says which adapter of the model runs it."""
+
+    @property
+    def adapter(self) -> str | None:
+        """Name of the adapter; `None` for the model without one."""
+        ...
+
+
+def adapter_of(job: Job[Any, Any]) -> str | None:
+    """Return the name of the adapter that runs a job; `None` for the model without one."""
+    return job.adapter if isinstance(job, Adapted) else None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Done:
     """The share of a batch in the progress of a call.

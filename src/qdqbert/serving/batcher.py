@@ -19,7 +19,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.forks import repair_in_child
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.model import Model
-from qdqbert.runtime.scheduler import EncodedItem, Job, outputs_read
+from qdqbert.runtime.scheduler import EncodedItem, Job, adapter_of, outputs_read
 
 # Characters of the texts that a thread takes together: about a thousand tokens. Larger batches gain
 # nothing, and the last one of many requests would wait for all of them.
@@ -90,6 +90,10 @@ class _Counted:
     @property
     def reads(self) -> Collection[str] | None:
         return outputs_read(self.job)
+
+    @property
+    def adapter(self) -> str | None:
+        return adapter_of(self.job)
 
     def split(self, results: Results) -> Sequence[Any]:
         return self.job.split(results)

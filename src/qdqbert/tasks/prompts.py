@@ -14,7 +14,7 @@ from qdqbert.forks import repair_in_child
 from qdqbert.runtime.batches import Feature
 from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.model import Loaded, Model, TextEncoder
-from qdqbert.runtime.scheduler import EncodedItem, Job, Scheduler
+from qdqbert.runtime.scheduler import EncodedItem, Job, Scheduler, adapter_of
 from qdqbert.tokenizing.chunks import in_chunks
 
 if TYPE_CHECKING:
@@ -195,8 +195,7 @@ class PromptedModel(Model, Generic[_Vectors]):
 
     def _scheduler(self, job: Job[Any, Any]) -> Scheduler:
         """Return what runs a job: the model with the adapter that it asks for."""
-        adapter = job.adapter if isinstance(job, Prompted) else None
-        return self._with(adapter)._loaded.scheduler
+        return self._with(adapter_of(job))._loaded.scheduler
 
     def close(self) -> None:
         """Close the model, and what was loaded with adapters; see `Model.close`."""

@@ -33,6 +33,7 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
         shown=str(options.model),
         task=options.task,
         pooling=options.task_options.pooling,
+        adapter=options.task_options.adapter,
         onnx=options.onnx,
     )
     scheme = Scheme(

@@ -141,7 +141,7 @@ def load_models(
     Raises:
         UserInputError: One of them cannot be used, or an option does not fit.
     """
-    _check_pooling(options)
+    _check_options_of_checkpoints(options)
     with progress.stage(f"Loading {Path(options.model).name}"):
         request = request_of(options)
         subject = load_subject(os.fspath(options.model), request)
@@ -168,18 +168,21 @@ def load_models(
     return subject, reference, notices
 
 
-def _check_pooling(options: EvaluateOptions) -> None:
-    """Refuse a pooling that neither the model nor the reference reads."""
+def _check_options_of_checkpoints(options: EvaluateOptions) -> None:
+    """Refuse a pooling and an adapter that neither the model nor the reference reads."""
     # The native engine runs a checkpoint with the pooling that `load` reads from it.
     model = None if options.engine == "native" else options.model
     models = [each for each in (model, options.reference) if each is not None]
     has_checkpoint = not all(is_artifact(Path(each)) or is_onnx_file(each) for each in models)
-    if options.task_options.pooling is not None and not has_checkpoint:
-        raise UserInputError(
-            f"`pooling={options.task_options.pooling!r}` applies to checkpoints in PyTorch only. "
-            f"The outputs of `model={options.model!r}` are fixed. Leave `pooling` out.",
-            argument="pooling",
-        )
+    for name in () if has_checkpoint else ("pooling", "adapter"):
+        value = getattr(options.task_options, name)
+        is_fixed = is_artifact(Path(options.model)) or is_onnx_file(options.model)
+        if value is not None and (name == "pooling" or is_fixed):
+            raise UserInputError(
+                f"`{name}={value!r}` applies to checkpoints in PyTorch only. The outputs of "
+                f"`model={options.model!r}` are fixed. Leave `{name}` out.",
+                argument=name,
+            )
 
 
 def read_examples(subject: Subject, options: EvaluateOptions) -> tuple[Dataset, bool]:

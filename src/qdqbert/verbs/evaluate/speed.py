@@ -62,8 +62,10 @@ def time_both(
 def _write(model: str | os.PathLike[str], path: Path, task: str, options: EvaluateOptions) -> None:
     """Write a checkpoint or an .onnx file as a graph with transformers' names."""
     if not is_onnx_file(model):
-        pooling = options.task_options.pooling
-        checkpoint = load_model(os.fspath(model), task=task, pooling=pooling)
+        given = options.task_options
+        checkpoint = load_model(
+            os.fspath(model), task=task, pooling=given.pooling, adapter=given.adapter
+        )
         save_graph(make_graph(encoder_of(checkpoint)), path, temporary=True)
         return
     copy_to_run(

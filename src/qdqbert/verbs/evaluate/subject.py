@@ -112,6 +112,7 @@ class Request:
     provider: ProviderName | None = None
     target: TargetName | None = None
     pooling: PoolingMode | None = None
+    adapter: str | None = None
     tokenizer: str | None = None
     names: GivenNames = NO_NAMES
 
@@ -136,6 +137,7 @@ def request_of(options: EvaluateOptions) -> Request:
         provider=options.provider,
         target=options.target,
         pooling=options.task_options.pooling,
+        adapter=options.task_options.adapter,
         tokenizer=tokenizer,
         names=names_of(options),
     )
@@ -166,6 +168,7 @@ def reference_request(options: EvaluateOptions, request: Request, subject: Subje
         max_length=None,
         usual_length=subject.max_length,
         pooling=request.pooling,
+        adapter=request.adapter,
         tokenizer=options.onnx.tokenizer or model_folder,
         names=request.names,
     )
@@ -190,7 +193,7 @@ def load_subject(name: str, request: Request) -> Subject:
 def _load_rounded(name: str, request: Request) -> Subject:
     """Load a float checkpoint in INT8."""
     # Refuses targets that a float checkpoint is not made for.
-    artifact = open_folder(name, check=False, target=request.target)
+    artifact = open_folder(name, check=False, target=request.target, adapter=request.adapter)
     if artifact.calibration_fingerprints or not artifact.model_for("native").is_file():
         raise UserInputError(
             f"`{request.parameter}={name!r}` is a quantized model of the hub. Download it with "
@@ -217,7 +220,9 @@ def _shown_name(checkpoint: str) -> str:
 
 def _load_checkpoint(name: str, request: Request) -> Subject:
     # A missing folder is reported by `load_model`, before options that do not apply to it.
-    checkpoint = load_model(name, task=request.task, pooling=request.pooling)
+    checkpoint = load_model(
+        name, task=request.task, pooling=request.pooling, adapter=request.adapter
+    )
     for option in ("provider", "engine", "target"):
         value = getattr(request, option)
         if value is not None:

@@ -93,12 +93,14 @@ class QuantizeOptions(CalibratingCall):
         super().__post_init__()
         if not self.is_onnx:
             check_onnx_options(self.onnx, self.model)
-        elif self.task_options.pooling is not None:
-            raise UserInputError(
-                f"`pooling={self.task_options.pooling!r}` applies to checkpoints only. The outputs "
-                f"of `model={self.model!r}` are fixed. Leave `pooling` out.",
-                argument="pooling",
-            )
+        for name in ("pooling", "adapter") if self.is_onnx else ():
+            value = getattr(self.task_options, name)
+            if value is not None:
+                raise UserInputError(
+                    f"`{name}={value!r}` applies to checkpoints only. The outputs of "
+                    f"`model={self.model!r}` are fixed. Leave `{name}` out.",
+                    argument=name,
+                )
         data = (self.calibration_data, self.eval_data)
         check_columns(self.columns, data, "`calibration_data`")
         if self.keep_vocabulary is not None and not Path(self.keep_vocabulary).is_file():

@@ -140,6 +140,7 @@ def _model_of(options: QuantizeOptions) -> ModelPath:
         shown=str(options.model or DEMO_NAME),
         task=options.task,
         pooling=options.task_options.pooling,
+        adapter=options.task_options.adapter,
         onnx=options.onnx,
     )
 

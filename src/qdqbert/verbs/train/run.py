@@ -156,6 +156,7 @@ def load_student(
             task=task.name,
             new_head=classes,
             pooling=options.task_options.pooling,
+            adapter=options.task_options.adapter,
         )
     if isinstance(checkpoint.head, PooledHead) and checkpoint.head.modules:
         names = ", ".join(each.name for each in checkpoint.head.modules)
