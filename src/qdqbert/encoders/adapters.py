@@ -8,6 +8,8 @@ and `(adapters, rank, width)`. Source of the method: arXiv:2106.09685.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from qdqbert.encoders.config import Config
@@ -16,6 +18,9 @@ from qdqbert.encoders.weights import Weights
 from qdqbert.errors import CheckpointError, UserInputError
 
 _MARK = ".parametrizations.weight."
+
+# What fields are that a config lacks, as in Jina's class.
+_DEFAULTS = {"lora_alpha": 1, "lora_rank": 4}
 
 
 def adapter_names(config: Config) -> tuple[str, ...]:
@@ -81,8 +86,9 @@ def merged(
     if not has_adapters:
         return weights
     index = None if adapter is None else names.index(adapter)
-    rank = config.integer("lora_rank", 4)
-    scale = np.float32(config.number("lora_alpha", 1.0) / max(1, rank))
+    config = dataclasses.replace(config, values={**_DEFAULTS, **config.values})
+    rank = config.integer("lora_rank")
+    scale = np.float32(config.number("lora_alpha") / max(1, rank))
     changed = {}
     for name in weights:
         module, mark, end = name.partition(_MARK)
