@@ -218,7 +218,8 @@ class Columns(Options):
 class Limits(Options):
     """Limits.
 
-    A limit is met if it holds for the whole 95 % interval of what was measured.
+    A limit is met if it holds for the whole 95 % interval of what was measured. With few examples,
+    it is not shown: even if none of 100 predictions changes, 3.6 % of others may.
 
     Attributes:
         max_drop: Largest loss of the main metric against the reference, in the unit of the metric.

@@ -502,17 +502,21 @@ def test_evaluate_prints_a_table_or_json(quantized, write_file) -> None:
 def test_a_limit_that_is_not_met_gives_an_exit_code_of_its_own(checkpoints, write_file) -> None:
     folder, data = checkpoints("classifier"), write_file("dev.csv", "text,label\nrain,1\na dog,2\n")
     arguments = ["evaluate", folder, "--data", data, "--reference", folder]
-    met = run([*arguments, "--max-drop", "0", "--min-sqnr", "40"])
+    met = run([*arguments, "--max-drop", "85"])
     assert met.exit_code == 0, met.output
     rows = [[cell.strip() for cell in line.split("│")] for line in met.stdout.splitlines()]
-    assert ["loss of accuracy of at most 0", "+0.00 (+0.00 to +0.00)", "met"] in [
+    assert ["loss of accuracy of at most 85", "+0.00 (-84.35 to +84.35)", "met"] in [
         row[2:5] for row in rows
     ]
     # No changed prediction of two, which says little about others.
-    unknown = run([*arguments, "--max-flips", "10", "--json"])
+    unknown = run([*arguments, "--max-flips", "10", "--max-drop", "1", "--json"])
     assert unknown.exit_code == 3
-    (limit,) = strict_json(unknown.stdout)["limits"]
-    assert (limit["option"], limit["verdict"], limit["value"]) == ("max_flips", "not shown", 0)
+    flips, drop = sorted(strict_json(unknown.stdout)["limits"], key=lambda each: -each["limit"])
+    assert (flips["option"], flips["verdict"], flips["value"]) == ("max_flips", "not shown", 0)
+    assert (drop["option"], drop["verdict"], drop["value"]) == ("max_drop", "not shown", 0)
+    # 1 - 0.025 ^ (1 / n) is 0.1 for 36 examples, and 0.01 for 368.
+    assert 36 <= flips["examples_needed"] <= 37
+    assert 368 <= drop["examples_needed"] <= 390
 
 
 def test_evaluating_a_checkpoint_against_itself_is_still_json(checkpoints, write_file) -> None:

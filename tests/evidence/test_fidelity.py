@@ -36,7 +36,7 @@ def test_vectors_of_tokens_are_compared_one_by_one() -> None:
 
 def test_decisions_that_differ_are_counted() -> None:
     # There may be more decisions than texts: here the classes of four words in two texts.
-    answers = [1, 0, 1, 0], [1, 1, 1, 0]
+    answers = [(1, 0), (1, 0)], [(1, 1), (1, 0)]
     fidelity = compare([[1, 0], [3, 4]], [[2, 0], [4, 3]], decisions=answers)
     assert fidelity.texts == 2
     assert (fidelity.flips_percent, fidelity.decisions) == (25, 4)
@@ -46,7 +46,7 @@ def test_decisions_that_differ_are_counted() -> None:
 
 def test_different_numbers_of_decisions_are_refused() -> None:
     with pytest.raises(ValueError, match="Got 2 and 1 decisions"):
-        compare([[1, 0]], [[2, 0]], decisions=([1, 2], [1]))
+        compare([[1, 0]], [[2, 0]], decisions=([(1,), (2,)], [(1,)]))
 
 
 def test_predictions_may_differ_in_their_number_of_positions() -> None:

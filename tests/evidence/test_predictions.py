@@ -21,12 +21,11 @@ from task_files import HEADS, SENTIMENT, sentence, settings_of
 FAST = {"text-classification", "question-answering"}
 
 
-def answer(text: str, prediction: Any, *numbers: float, decisions: int = 1) -> Answer:
+def answer(text: str, prediction: Any, *numbers: float) -> Answer:
     return Answer(
         given={"text": text},
         found={"prediction": prediction},
         numbers=np.array(numbers),
-        decisions=decisions,
     )
 
 
@@ -37,7 +36,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_changed_decisions_are_listed_the_largest_change_first() -> None:
     ours = [answer("a", 1, 0.4, 0.6), answer("b", 0, 0.9, 0.1), answer("c", 1, 0.1, 0.9)]
     theirs = [answer("a", 0, 0.55, 0.45), answer("b", 0, 0.5, 0.5), answer("c", 0, 0.75, 0.25)]
-    assert changed_rows(ours, theirs, ([0, 0, 0], [1, 0, 1])) == [
+    assert changed_rows(ours, theirs, ([(0,), (0,), (0,)], [(1,), (0,), (1,)])) == [
         {
             "change": pytest.approx(0.65),
             "changed": 1,
@@ -56,15 +55,14 @@ def test_changed_decisions_are_listed_the_largest_change_first() -> None:
 
 
 def test_an_answer_can_have_any_number_of_decisions() -> None:
-    sizes = {"a": 2, "b": 0, "c": 3}
-    answers = [answer(text, None, 0.0, decisions=size) for text, size in sizes.items()]
-    rows = changed_rows(answers, answers, ([1, 1, 1, 1, 1], [1, 2, 2, 1, 2]))
+    answers = [answer(text, None, 0.0) for text in "abc"]
+    rows = changed_rows(answers, answers, ([(1, 1), (), (1, 1, 1)], [(1, 2), (), (2, 1, 2)]))
     assert [(row["text"], row["changed"]) for row in rows] == [("a", 1), ("c", 2)]
 
 
 def test_without_decisions_all_differing_numbers_are_listed() -> None:
-    ours = [answer(text, 0, number, decisions=0) for text, number in (("a", 1), ("b", 2), ("c", 3))]
-    theirs = [answer(text, 0, 1, decisions=0) for text in "abc"]
+    ours = [answer(text, 0, number) for text, number in (("a", 1), ("b", 2), ("c", 3))]
+    theirs = [answer(text, 0, 1) for text in "abc"]
     rows = changed_rows(ours, theirs, None)
     assert [(row["text"], row["change"], "changed" in row) for row in rows] == [
         ("c", 2, False),
@@ -74,8 +72,8 @@ def test_without_decisions_all_differing_numbers_are_listed() -> None:
 
 def test_answers_without_numbers_can_be_compared() -> None:
     # A sentence of words that have no token.
-    empty = answer("a", [], decisions=0)
-    assert changed_rows([empty], [empty], ([], [])) == []
+    empty = answer("a", [])
+    assert changed_rows([empty], [empty], ([()], [()])) == []
 
 
 @pytest.mark.parametrize(

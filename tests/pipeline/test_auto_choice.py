@@ -141,7 +141,7 @@ def test_a_candidate_that_misses_a_limit_is_rejected(quantized, times, tmp_path)
     assert report.meets_limits
     first, second = report.candidates[:2]
     assert (first.target, first.verdict) == ("native", "rejected")
-    assert first.reason.startswith("min_sqnr 100: missed, ")
+    assert first.reason.startswith("SQNR of at least 100 dB is missed: ")
     assert (second.target, second.verdict, second.reason) == ("float", "chosen", "")
     assert "that is close enough to float" in report.reason
     assert (tmp_path / "int8" / "model.onnx").is_file()

@@ -181,19 +181,35 @@ def test_at_most_a_thousand_labeled_examples_are_held_out(write_file) -> None:
     assert "metrics are of 1,000 of 1,200 others" in chosen.notices[-2]
 
 
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [
+        # 736 examples show half a point if none changes.
+        (Limits(max_drop=0.5), 4 * 736),
+        (Limits(max_flips=1), 4 * 368),
+        (Limits(max_flips=20), 1000),
+        (Limits(min_sqnr=20), 1000),
+    ],
+)
+def test_more_examples_are_held_out_for_limits_that_need_them(write_file, limits, count) -> None:
+    path = write_file("train.csv", labeled_rows(3500))
+    chosen = choose(calibration_data=path, labels=LABELS, limits=limits)
+    assert (len(chosen.calibration), len(chosen.heldout)) == (300, count)
+
+
 def test_labels_of_calibration_data_that_cannot_be_scored_are_named_in_a_note(write_file) -> None:
     path = write_file("train.csv", labeled_rows(60, "maybe"))
     chosen = choose(calibration_data=path, labels=LABELS)
     assert chosen.labeled_data is None
     assert any(each.startswith("No metrics are computed: ") for each in chosen.notices)
-    for needed in ({"columns": Columns(label="label")}, {"max_drop": 1.0}):
+    for needed in ({"columns": Columns(label="label")}, {"limits": Limits(max_drop=1.0)}):
         with pytest.raises(UserInputError, match="maybe"):
             choose(calibration_data=path, **needed, labels=LABELS)
 
 
 def test_a_limit_on_metrics_needs_labels(data) -> None:
     with pytest.raises(UserInputError, match="no column has a name that is known to hold labels"):
-        choose(calibration_data=data, max_drop=1.0, labels=LABELS)
+        choose(calibration_data=data, limits=Limits(max_drop=1.0), labels=LABELS)
     with pytest.raises(UserInputError, match="`max_drop=1` compares metrics, which need labels"):
         QuantizeOptions(model="m", limits=Limits(max_drop=1.0))
 

@@ -19,11 +19,16 @@ from qdqbert.spec import TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan
 from qdqbert.task_kinds import TaskSettings
+from qdqbert.tasks.data import Example
 from qdqbert.tasks.registry import TASKS
 
 EXAMPLES = 400
 BATCH = 5
-FEATURES = SimpleNamespace(results=lambda batch, outputs: SimpleNamespace(outputs=outputs))
+FEATURES = SimpleNamespace(
+    results=lambda batch, outputs: SimpleNamespace(outputs=outputs),
+    examples=[Example(text=str(index)) for index in range(EXAMPLES)],
+    encoded=SimpleNamespace(inputs=[{"input_ids": np.array(each)} for each in range(EXAMPLES)]),
+)
 
 
 class Runner:
@@ -96,7 +101,7 @@ def test_what_is_missed_by_a_part_of_the_examples_is_not_run_on_all(
         expected,
         found,
         is_embedding=False,
-        decisions=([int(np.argmax(row)) for row in expected], [int(np.argmax(r)) for r in found]),
+        decisions=tuple([(int(np.argmax(row)),) for row in each] for each in (expected, found)),
     )
     within = [
         options.max_flips is None or fidelity.flips_interval.high <= options.max_flips,

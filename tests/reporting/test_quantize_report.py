@@ -34,7 +34,9 @@ def with_limits(quantize_report, check):
     """Return a report with one limit of each of these verdicts."""
 
     def make(*verdicts: str):
-        limits = tuple(dataclasses.replace(check, verdict=each) for each in verdicts)
+        limits = tuple(
+            dataclasses.replace(check, verdict=each, examples_needed=1200) for each in verdicts
+        )
         target = dataclasses.replace(quantize_report.targets[0], limits=limits)
         return dataclasses.replace(quantize_report, targets=(target,))
 
@@ -85,18 +87,21 @@ def test_few_texts_do_not_show_that_a_model_is_close_to_float(quantize_report) -
         (
             ["met", "missed"],
             "bad",
-            "Nothing was written: changed predictions of at most 5 % is missed",
+            "Nothing was written: changed predictions of at most 5 % is missed: "
+            "1.50 % (0.25 to 4.00)",
         ),
         (
             ["not shown"],
             "bad",
-            "Nothing was written: too few examples to show changed predictions of at most 5 %",
+            "Nothing was written: too few examples to show changed predictions of at most 5 %: "
+            "1.50 % (0.25 to 4.00), about 1,200 examples would",
         ),
         # What is missed is worse than what is not shown.
         (
             ["not shown", "missed"],
             "bad",
-            "Nothing was written: changed predictions of at most 5 % is missed",
+            "Nothing was written: changed predictions of at most 5 % is missed: "
+            "1.50 % (0.25 to 4.00)",
         ),
     ],
 )
@@ -359,11 +364,16 @@ def test_limits_are_in_a_table_with_their_verdicts(quantize_report, check) -> No
     report = dataclasses.replace(quantize_report, targets=(target,))
     cells = section(report, "Limits").table.cells
     assert [[cell.text for cell in row[1:]] for row in cells] == [
-        ["changed predictions of at most 5 %", "1.50 % (0.25 to 4.00)", "met"],
+        ["changed predictions of at most 5 %", "1.50 % (0.25 to 4.00)", "met", ""],
         # The sign is that of the difference, as everywhere.
-        ["loss of accuracy of at most 0.5", "-0.50 (-1.25 to +0.25)", "not shown"],
+        [
+            "loss of accuracy of at most 0.5",
+            "-0.50 (-1.25 to +0.25)",
+            "not shown",
+            "no number of examples",
+        ],
     ]
-    assert [row[-1].level for row in cells] == ["good", "bad"]
+    assert [row[3].level for row in cells] == ["good", "bad"]
     assert section(quantize_report, "Limits") is None
 
 

@@ -76,7 +76,7 @@ def test_scores_by_hand() -> None:
         {"f1_micro": 80, "f1_macro": 100 * (1 + 0.5 + 1) / 3, "subset_accuracy": 50}
     )
     decisions = TASK.decisions(predictions, scored, OPTIONS)
-    assert decisions == [{0, 2}, set(), {1}, {0}]
+    assert decisions == [({0, 2},), (set(),), ({1},), ({0},)]
     assert TASK.labels(scored, ID2LABEL)[3]["labels"].tolist() == [1, 1, 0]
 
 

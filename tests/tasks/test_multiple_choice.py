@@ -196,7 +196,7 @@ def test_accuracy_by_hand() -> None:
 
 
 def test_answers_and_labels_are_indices_of_endings() -> None:
-    assert TASK.decisions(PREDICTIONS, features(0, 1, 2), OPTIONS) == [0, 2, 2]
+    assert TASK.decisions(PREDICTIONS, features(0, 1, 2), OPTIONS) == [(0,), (2,), (2,)]
     assert TASK.labels(features(0, 2), {}) == [{"labels": 0}, {"labels": 2}]
     assert TASK.class_names is None
 

@@ -74,7 +74,7 @@ def test_accuracy_by_hand() -> None:
 
 
 def test_decisions_are_classes() -> None:
-    assert TASK.decisions(PREDICTIONS, features("0", "0", "0"), OPTIONS) == [0, 1, 1]
+    assert TASK.decisions(PREDICTIONS, features("0", "0", "0"), OPTIONS) == [(0,), (1,), (1,)]
     assert TASK.class_names is None
 
 

@@ -326,7 +326,7 @@ def test_v1_scores_the_best_span_of_all_windows(tokenizer) -> None:
     example = question(CONTEXT, ("old tree", 19))
     features = encode(tokenizer, example, max_length=11)
     predictions = scored(features, {(5, 6): 1.0}, {(7, 8): 3.0}, {}, {(0, 0): 9.0})
-    assert TASK.decisions(predictions, features, OPTIONS) == ["old tree"]
+    assert TASK.decisions(predictions, features, OPTIONS) == [("old tree",)]
     metrics = TASK.metrics(predictions, features, {}, OPTIONS)
     assert [(each.name, each.value, each.examples) for each in metrics] == [
         ("f1", 100.0, 1),
@@ -356,8 +356,8 @@ def test_v2_compares_the_best_span_with_the_lowest_null_score(tokenizer) -> None
 def test_v2_returns_no_answer_above_the_threshold(tokenizer) -> None:
     features, predictions = v2_features(tokenizer)
     options = dataclasses.replace(OPTIONS, null_score_diff_threshold=5.0)
-    assert TASK.decisions(predictions, features, OPTIONS) == ["cat", ""]
-    assert TASK.decisions(predictions, features, options) == ["cat", "rain"]
+    assert TASK.decisions(predictions, features, OPTIONS) == [("cat",), ("",)]
+    assert TASK.decisions(predictions, features, options) == [("cat",), ("rain",)]
 
 
 def test_v2_metrics_count_their_questions(tokenizer) -> None:
@@ -384,7 +384,7 @@ def test_decisions_are_the_predictions_in_the_order_of_the_questions(tokenizer) 
     ]
     answers = TASK.files(predictions, features, OPTIONS)["predictions.json"]
     assert list(answers) == [str(i) for i in range(12)]
-    assert TASK.decisions(predictions, features, OPTIONS) == list(answers.values())
+    assert TASK.decisions(predictions, features, OPTIONS) == [(each,) for each in answers.values()]
     assert len(set(answers.values())) > 3
 
 

@@ -80,7 +80,7 @@ def test_auc_is_the_share_of_pairs_in_the_right_order(seed) -> None:
     scores, labels = rng.integers(0, 6, 40), np.append(rng.integers(0, 2, 38), [0, 1])
     pairs = itertools.product(scores[labels == 1], scores[labels == 0])
     won = [(a > b) + 0.5 * (a == b) for a, b in pairs]
-    assert ranking_metrics.auc(scores, labels) == pytest.approx(np.mean(won))
+    assert ranking_metrics.auc(scores, labels, np.ones(40)) == pytest.approx(np.mean(won))
 
 
 def test_queries_without_a_relevant_document_score_0_alone() -> None:
@@ -102,7 +102,7 @@ def test_metrics_are_means_over_queries_that_have_a_relevant_document() -> None:
     ]
     values = [each.value for each in found]
     assert values == pytest.approx([75, 50 * (1 / math.log2(3) + 1), 75])
-    assert TASK.decisions(predictions, scored, OPTIONS) == [0, 1, 3]
+    assert TASK.decisions(predictions, scored, OPTIONS) == [(0,), (1,), (3,)]
 
 
 def test_single_pairs_are_scored_by_auc() -> None:

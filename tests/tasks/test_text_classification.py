@@ -159,7 +159,7 @@ def test_known_labels_are_accepted(read) -> None:
 
 
 def test_a_decision_is_the_largest_class() -> None:
-    assert TASK.decisions(PREDICTIONS, features(*"0212"), OPTIONS) == [0, 2, 2, 2]
+    assert TASK.decisions(PREDICTIONS, features(*"0212"), OPTIONS) == [(0,), (2,), (2,), (2,)]
 
 
 def test_a_model_is_trained_with_numbers_of_classes() -> None:

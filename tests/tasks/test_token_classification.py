@@ -143,7 +143,7 @@ def test_predictions_of_a_later_batch_use_its_own_places() -> None:
 
 def test_decisions_leave_out_words_without_a_token() -> None:
     made = features(CAT, RAIN, places=[[1, -1, 2], [1]])
-    assert TASK.decisions(predicting([0, 4, 2], [3]), made, OPTIONS) == [0, 2, 3]
+    assert TASK.decisions(predicting([0, 4, 2], [3]), made, OPTIONS) == [(0, 2), (3,)]
 
 
 def test_entities_are_scored_by_hand() -> None:

@@ -83,9 +83,8 @@ def test_perplexity_that_overflows_is_infinite() -> None:
 
 def test_decisions_are_the_ids_and_the_signal_is_the_rest() -> None:
     assert most_likely_tokens([PREDICTION, PREDICTION[:1]], features(2, 1), TaskSettings()) == [
-        3,
-        1,
-        3,
+        (3, 1),
+        (3,),
     ]
     assert log_probabilities(PREDICTION).tolist() == PREDICTION[:, :1].tolist()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from qdqbert.tasks.task import Prediction, Predictions
+from qdqbert.evidence.fidelity import changed_counts
+from qdqbert.tasks.task import Decisions, Prediction, Predictions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class BatchInvariance:
 def compare_alone(
     together: Predictions,
     alone: Mapping[int, Prediction],
-    decisions: tuple[Sequence[Hashable], Sequence[Hashable]] | None,
+    decisions: tuple[Decisions, Decisions] | None,
 ) -> BatchInvariance:
     """Compare predictions of texts in batches with predictions of the same texts alone."""
     differences = [
@@ -44,7 +45,7 @@ def compare_alone(
     ]
     changed = None
     if decisions is not None:
-        changed = sum(a != b for a, b in zip(*decisions, strict=True))
+        changed = int(changed_counts(*decisions)[:, 0].sum())
     return BatchInvariance(
         texts=len(alone),
         differing=sum(difference > 0 for difference in differences),

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qdqbert.evidence.intervals import Interval, bootstrap_interval, proportion_interval
+from qdqbert.evidence.intervals import Interval, bootstrap_interval, share_interval
 from qdqbert.evidence.vector_recall import max_sim_recall
 from qdqbert.evidence.word_agreement import WordAgreement, word_agreement
-from qdqbert.tasks.task import Prediction, identity
+from qdqbert.tasks.task import Decisions, Prediction, Predictions, identity
 
-Decisions = Sequence[Hashable]
-
+Keys = Sequence[Hashable]
+"""A key for each text or answer; equal texts have equal ones."""
 
 MANY_CHANGED_PERCENT = 5.0
 """Share of changed predictions from which a model is far from float."""
+
+# With fewer texts, not even the median is likely to be among the values that were seen: all of n
+# values are on one side of it with a probability of 2 / 2^n, which is at most 5 % from 6 on.
+_FEWEST_TEXTS = 6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +67,8 @@ def compare(
     is_multi_vector: bool = False,
     decisions: tuple[Decisions, Decisions] | None = None,
     signal: Callable[[Prediction], Prediction] = identity,
+    text_keys: Keys | None = None,
+    answer_keys: Keys | None = None,
 ) -> Fidelity:
     """Return the fidelity of `candidate` to `reference`.
 
@@ -73,6 +80,8 @@ def compare(
         is_multi_vector: Whether they are vectors of tokens, `(tokens, dimensions)`.
         decisions: Decisions of the float model, and of the candidate.
         signal: Part of a prediction that SQNR is computed from.
+        text_keys: A key for each prediction. By default, all are of different texts.
+        answer_keys: A key for the decisions of each answer, in the same way.
 
     Raises:
         ValueError: The shapes or the numbers of decisions differ.
@@ -87,30 +96,82 @@ def compare(
         raise ValueError("Predictions must have equal shapes (channels,), got numbers.")
     cosines = None
     if is_embedding or is_sparse or is_multi_vector:
-        cosines = np.concatenate([*map(_cosines, left, right)])
+        cosines = all_cosines(left, right)
     flips = flips_interval = None
+    counts = np.zeros((0, 2))
     if decisions is not None:
-        if len(decisions[0]) != len(decisions[1]):
-            raise ValueError(
-                f"Got {len(decisions[0])} and {len(decisions[1])} decisions; expected as many."
-            )
-        differing = [a != b for a, b in zip(*decisions, strict=True)]
-        flips = 100 * sum(differing) / max(len(differing), 1)
-        share = proportion_interval(sum(differing), len(differing))
-        flips_interval = Interval(low=100 * share.low, high=100 * share.high)
-    compared = [[signal(row).ravel() for row in side] for side in (left, right)]
-    powers = np.array([signal_and_noise(*pair) for pair in zip(*compared, strict=True)])
+        counts = changed_counts(*decisions)
+        flips = changed_percent(counts)
+        flips_interval = flips_interval_of(counts, answer_keys or range(len(counts)))
+    powers = signals_and_noises(left, right, signal)
     return Fidelity(
         texts=len(left),
         sqnr_db=to_decibels(*powers.sum(axis=0)),
-        sqnr_interval=bootstrap_interval(powers, lambda rows: to_decibels(*rows.sum(axis=0))),
+        sqnr_interval=sqnr_interval_of(powers, text_keys or range(len(powers))),
         cosine_mean=None if cosines is None else float(cosines.mean()),
         cosine_min=None if cosines is None else float(cosines.min()),
         flips_percent=flips,
         flips_interval=flips_interval,
-        decisions=None if decisions is None else len(decisions[0]),
+        decisions=None if decisions is None else int(counts[:, 1].sum()),
         words=word_agreement(left, right) if is_sparse else None,
         max_sim_recall=max_sim_recall(left, right) if is_multi_vector else None,
+    )
+
+
+def changed_counts(reference: Decisions, candidate: Decisions) -> NDArray[np.float64]:
+    """Return how many decisions of each answer differ, and how many it has. Shape `(answers, 2)`.
+
+    Raises:
+        ValueError: The numbers of decisions differ.
+    """
+    sizes = [[len(each) for each in side] for side in (reference, candidate)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"Got {sum(sizes[0])} and {sum(sizes[1])} decisions; expected as many.")
+    rows = [
+        (sum(map(operator.ne, *pair)), len(pair[0]))
+        for pair in zip(reference, candidate, strict=True)
+    ]
+    return np.array(rows, dtype=np.float64).reshape(-1, 2)
+
+
+def changed_percent(counts: NDArray[np.float64]) -> float:
+    """Return the share of decisions that differ, in percent; see `changed_counts`."""
+    changed, total = counts.sum(axis=0)
+    return 100 * float(changed) / max(float(total), 1)
+
+
+def flips_interval_of(counts: NDArray[np.float64], keys: Keys, *, times: float = 1.0) -> Interval:
+    """Return the interval of this share, for so many times as many answers."""
+    share = share_interval(counts, keys, times=times)
+    return Interval(low=100 * share.low, high=100 * share.high)
+
+
+def signals_and_noises(
+    reference: Predictions,
+    candidate: Predictions,
+    signal: Callable[[Prediction], Prediction] = identity,
+) -> NDArray[np.float64]:
+    """Return `signal_and_noise` of the signal of each prediction. Shape `(predictions, 2)`."""
+    pairs = zip(reference, candidate, strict=True)
+    return np.array([signal_and_noise(*map(signal, pair)) for pair in pairs])
+
+
+def sqnr_interval_of(powers: NDArray[np.float64], keys: Keys, *, times: float = 1.0) -> Interval:
+    """Return the interval of the SQNR over all predictions, for so many times as many.
+
+    No text is expected to be farther from float than the farthest one of them. Nothing is known
+    with fewer than six.
+    """
+    if len(set(keys)) * times < _FEWEST_TEXTS:
+        return Interval(low=-math.inf, high=math.inf)
+    order = np.argsort(powers[:, 1] / np.maximum(powers[:, 0], np.finfo(np.float64).tiny))
+    best, worst = (np.broadcast_to(powers[order[end]], powers.shape) for end in (0, -1))
+    return bootstrap_interval(
+        powers,
+        lambda rows, weights: to_decibels(*(weights @ rows)),
+        (worst, best),
+        keys,
+        times=times,
     )
 
 
@@ -130,6 +191,11 @@ def to_decibels(signal: float, noise: float) -> float:
     if noise == 0:
         return math.inf
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+def all_cosines(reference: Predictions, candidate: Predictions) -> NDArray[np.float64]:
+    """Return the cosines of the vectors of two models, one for each text or token."""
+    return np.concatenate([*map(_cosines, reference, candidate)])
 
 
 def _cosines(left: ArrayLike, right: ArrayLike) -> NDArray[np.float64]:

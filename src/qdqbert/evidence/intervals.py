@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.tasks.task import Compute, Score
+from qdqbert.tasks.task import Compute, Rows, Score
 
 CONFIDENCE = 0.95
+_TAIL = (1 - CONFIDENCE) / 2
 
+# Most examples that can be asked for, as a multiple of those that are there, and the precision.
+_MOST_TIMES = 1e5
+_STEP = 1.02
 # Samples of a bootstrap. The ends of its interval then vary by less than a tenth of its width.
 _SAMPLES = 1000
 _SEED = 0
 # Halvings of the interval from 0 to 1; more would not change a float64 that matters.
 _BISECTIONS = 50
+# Relative precision of probabilities.
+_PRECISION = 1e-14
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,26 +44,68 @@ def proportion_interval(count: int, total: int) -> Interval:
 
     Source: Clopper and Pearson 1934, doi:10.1093/biomet/26.4.404.
     """
-    tail = (1 - CONFIDENCE) / 2
     # The more likely a success is, the more likely are at least `count`, the less at most `count`.
     low, high = _at_least(count, total), _at_least(count + 1, total)
     return Interval(
-        low=_root(lambda p: low(p) - tail) if count else 0.0,
-        high=_root(lambda p: high(p) - (1 - tail)) if count < total else 1.0,
+        low=_root(lambda p: low(p) - _TAIL) if count else 0.0,
+        high=_root(lambda p: high(p) - (1 - _TAIL)) if count < total else 1.0,
     )
 
 
-def difference_interval(score: Score, reference: Score) -> Interval:
+def fewest_trials(share: float) -> int:
+    """Return how many trials without a success show that its probability is at most a share.
+
+    Billions for a share of 0, which no number of them shows.
+    """
+    share = min(max(share, 1e-9), 1 - _TAIL)
+    return math.ceil(math.log(_TAIL) / math.log1p(-share))
+
+
+def share_interval(
+    counts: NDArray[np.float64], keys: Sequence[Hashable], *, times: float = 1.0
+) -> Interval:
+    """Return the interval of a share of decisions, from 0 to 1.
+
+    Decisions of a text depend on each other, and those of equal texts are the same. So they count
+    as fewer decisions. Where each text has one, the interval is `proportion_interval`.
+
+    Args:
+        counts: How many decisions of each text count, and how many it has. Shape `(texts, 2)`.
+        keys: A key for each text; equal texts have equal ones.
+        times: Return the interval that so many times as many texts would have.
+
+    Source: Korn and Graubard 1998, Confidence intervals for proportions with small expected number
+    of positive counts estimated from survey data, Survey Methodology 24(2).
+    """
+    units, distinct = np.zeros((len(counts), 2)), 0.0
+    for indices in _texts(keys):
+        units[indices[0]] = counts[indices].sum(axis=0)
+        distinct += counts[indices[0], 1]
+    found, total = units.sum(axis=0)
+    share = found / total if total else 0.0
+    variance = np.square(units[:, 0] - share * units[:, 1]).sum() / max(total, 1) ** 2
+    effective = times * min(distinct, share * (1 - share) / variance if variance else distinct)
+    # Whole numbers, so that the interval is not too narrow. Sums of floats are not exact.
+    trials, successes = math.floor(effective + 1e-6), share * effective
+    return Interval(
+        low=proportion_interval(math.floor(successes + 1e-6), trials).low,
+        high=proportion_interval(min(math.ceil(successes - 1e-6), trials), trials).high,
+    )
+
+
+def difference_interval(
+    score: Score, reference: Score, keys: Sequence[Hashable], *, times: float = 1.0
+) -> Interval:
     """Return the interval of a model's metric minus a reference's, on the same examples.
 
-    Both models are scored on random samples of the examples, drawn with replacement. Samples for
-    which a metric is undefined are left out.
+    Args:
+        score: The model's results.
+        reference: The reference's.
+        keys: A key for each row; rows of equal texts have equal ones.
+        times: Return the interval that so many times as many examples would have.
 
     Raises:
         ValueError: They have different numbers of examples.
-
-    Source: the paired percentile bootstrap; Efron and Tibshirani 1993, An Introduction to the
-    Bootstrap, chapter 13.
     """
     if len(score.rows) != len(reference.rows):
         raise ValueError(
@@ -66,47 +114,124 @@ def difference_interval(score: Score, reference: Score) -> Interval:
         )
     width = score.rows.shape[1]
 
-    def compute(rows: NDArray[np.float64]) -> float:
-        return score.compute(rows[:, :width]) - reference.compute(rows[:, width:])
+    def compute(rows: Rows, weights: NDArray[np.float64]) -> float:
+        ours = score.compute(rows[:, :width], weights)
+        return ours - reference.compute(rows[:, width:], weights)
 
-    return bootstrap_interval(np.concatenate([score.rows, reference.rows], axis=1), compute)
+    low, high = score.extremes(score.rows)
+    their_low, their_high = reference.extremes(reference.rows)
+    rows, lowest, highest = (
+        np.concatenate(sides, axis=1)
+        for sides in ((score.rows, reference.rows), (low, their_high), (high, their_low))
+    )
+    return bootstrap_interval(rows, compute, (lowest, highest), keys, times=times)
 
 
-def bootstrap_interval(rows: NDArray[np.float64], compute: Compute) -> Interval:
+def bootstrap_interval(
+    rows: Rows,
+    compute: Compute,
+    extremes: tuple[Rows, Rows],
+    keys: Sequence[Hashable],
+    *,
+    times: float = 1.0,
+) -> Interval:
     """Return the interval of a value that is computed from rows, one for each example.
+
+    The rows get random weights, as if other examples of the same kind had been drawn. One more
+    example is drawn with them, at random. Its row is the extreme one: it stands for examples of
+    which none is among the rows. For rows of zeros and ones and their mean, the interval is
+    `proportion_interval`. So it has a width, even if all rows are equal.
 
     Args:
         rows: Shape `(examples, values)`.
-        compute: Returns the value of some rows. Raises `ValueError` if it is undefined.
+        compute: Returns the value of rows and their weights.
+        extremes: Rows that make the value as low, and as high, as they can. Same shape.
+        keys: A key for each row. Rows with equal ones, such as those of equal texts, are drawn
+            together, so that they count once.
+        times: Return the interval that so many times as many examples would have.
 
-    Returns:
-        The percentile interval. If the value is undefined for all samples, it has no bounds.
+    Source: the Bayesian bootstrap, Rubin 1981, doi:10.1214/aos/1176345338; with one more row,
+    Gaffke 2005, Three test statistics for a nonparametric one-sided hypothesis on the mean of a
+    nonnegative variable, Mathematical Methods of Statistics 14(4).
     """
+    texts: dict[bytes, list[list[int]]] = {}
+    for indices in _texts(keys):
+        texts.setdefault(rows[indices].tobytes(), []).append(indices)
+    # The sum of the weights of equal rows is drawn at once.
+    kept = [same[0] for same in texts.values()]
+    counts = times * np.array([len(same) for same in texts.values()])
+    owners = np.repeat(np.arange(len(kept)), [len(indices) for indices in kept])
     random = np.random.default_rng(_SEED)
-    values = []
-    for _ in range(_SAMPLES):
-        try:
-            values.append(compute(rows[random.integers(0, len(rows), len(rows))]))
-        except ValueError:
-            continue
-    if not values:
-        return Interval(low=-math.inf, high=math.inf)
-    ends = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    # The weight of one more example, by its quantiles, in any order.
+    extra = -np.log1p(-(random.permutation(_SAMPLES) + 0.5) / _SAMPLES)
+    extra *= len(rows) / len(set(keys))
+    drawn = np.concatenate([rows[np.concatenate(kept)], rows[:1]])
+    values = np.empty((_SAMPLES, 2))
+    for sample, weight in zip(values, extra, strict=True):
+        weights = np.append(random.standard_gamma(counts)[owners], weight)
+        place = random.integers(len(rows))
+        for end, extreme in enumerate(extremes):
+            drawn[-1] = extreme[place]
+            sample[end] = compute(drawn, weights)
     # Samples, not means of them: an infinite SQNR has no mean.
-    low, high = np.quantile(values, ends, method="inverted_cdf")
+    low = np.quantile(values[:, 0], _TAIL, method="lower")
+    high = np.quantile(values[:, 1], 1 - _TAIL, method="higher")
     return Interval(low=float(low), high=float(high))
+
+
+def times_needed(is_shown: Callable[[float], bool]) -> float | None:
+    """Return how many times as many examples are needed, to two digits; `None` if it is too many.
+
+    Args:
+        is_shown: Whether so many times as many examples show something.
+    """
+    low, high = 1.0, 2.0
+    while not is_shown(high):
+        low, high = high, 2 * high
+        if high > _MOST_TIMES:
+            return None
+    while high / low > _STEP:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if is_shown(middle) else (middle, high)
+    return high
+
+
+def _texts(keys: Sequence[Hashable]) -> list[list[int]]:
+    """Return the indices of the rows of each text."""
+    found: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        found.setdefault(key, []).append(index)
+    return list(found.values())
 
 
 def _at_least(count: int, total: int) -> Callable[[float], float]:
     """Return the probability of at least `count` successes, given the probability of one."""
-    steps = np.arange(1, total + 1)
-    ways = np.concatenate([[0.0], np.cumsum(np.log((total + 1 - steps) / steps))])[count:]
-    found = np.arange(count, total + 1)
+    return lambda p: _beta(p, count, total - count + 1)
 
-    def probability(p: float) -> float:
-        return float(np.exp(ways + found * math.log(p) + (total - found) * math.log1p(-p)).sum())
 
-    return probability
+def _beta(x: float, a: float, b: float) -> float:
+    """Return the regularized incomplete beta function, by a continued fraction.
+
+    Source: Abramowitz and Stegun 1964, Handbook of Mathematical Functions, 26.5.8, evaluated as in
+    Thompson and Barnett 1986, doi:10.1016/0021-9991(86)90046-X.
+    """
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _beta(1 - x, b, a)
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    log_front += a * math.log(x) + b * math.log1p(-x)
+    d = 1 / (1 - (a + b) * x / (a + 1))
+    c, found, m = 1.0, d, 0
+    change = 0.0
+    while abs(change - 1) > _PRECISION:
+        m += 1
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        change = 1.0
+        for term in (even, odd):
+            d, c = 1 / (1 + term * d), 1 + term / c
+            change *= c * d
+        found *= change
+    return math.exp(log_front) * found / a
 
 
 def _root(rising: Callable[[float], float]) -> float:

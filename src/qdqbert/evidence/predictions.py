@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from qdqbert.evidence.fidelity import Decisions
-from qdqbert.tasks.task import Answer
+from qdqbert.tasks.task import Answer, Decisions
 
 PREDICTIONS = "predictions.jsonl"
 CHANGED = "changed.jsonl"
@@ -64,10 +62,10 @@ def changed_rows(
         probability, cosine or score, `changed` the number of decisions that differ, and `reference`
         the answer of the reference.
     """
-    differing = iter(()) if decisions is None else map(operator.ne, *decisions)
+    pairs = [((), ())] * len(answers) if decisions is None else zip(*decisions, strict=True)
     rows = []
-    for answer, reference in zip(answers, references, strict=True):
-        changed = sum(itertools.islice(differing, answer.decisions))
+    for answer, reference, pair in zip(answers, references, pairs, strict=True):
+        changed = sum(map(operator.ne, *pair))
         change = float(np.abs(answer.numbers - reference.numbers).max(initial=0))
         if changed or (decisions is None and change):
             counts = {} if decisions is None else {"changed": changed}

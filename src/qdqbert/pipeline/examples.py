@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from qdqbert import resources
 from qdqbert.errors import DataFileError, UserInputError, naming
+from qdqbert.evidence.intervals import fewest_trials
 from qdqbert.objects import Rows
-from qdqbert.options import Columns
+from qdqbert.options import Columns, Limits
 from qdqbert.tasks.data import Dataset, fingerprint, without_rows
 from qdqbert.tasks.task import Task
 
@@ -19,6 +20,9 @@ from qdqbert.tasks.task import Task
 _HELDOUT = 120
 _LABELED_HELDOUT = 1000
 _HELDOUT_SHARE = 5
+# Most held-out examples if there are limits, as a multiple of those that show them if INT8 equals
+# float. A few changed predictions need more.
+_LIMITS_HELDOUT = 4
 # With fewer held-out examples than this, built-in sentences are used.
 _FEWEST_HELDOUT = 4
 
@@ -35,7 +39,7 @@ class Data:
         samples: Number of examples to calibrate on.
         seed: Seed that draws them.
         max_heldout: Number of held-out examples at most; as many as usual if `None`.
-        max_drop: Limit of the call that needs labels.
+        limits: Limits of the call. One of them needs labels, and some need many held-out examples.
         is_demo: Whether the model is the packaged one, which fits the built-in sentences.
     """
 
@@ -46,7 +50,7 @@ class Data:
     samples: int = 300
     seed: int = 0
     max_heldout: int | None = None
-    max_drop: float | None = None
+    limits: Limits = Limits()
     is_demo: bool = False
 
     @property
@@ -105,10 +109,10 @@ def choose_examples(
         chosen = draw.built_in() if data.calibration_data is None else draw.from_calibration_data()
     else:
         chosen = draw.from_eval_data() if data.calibration_data is None else draw.from_both()
-    if data.max_drop is not None and chosen.labeled_data is None:
+    if data.limits.max_drop is not None and chosen.labeled_data is None:
         raise UserInputError(
-            f"`max_drop={data.max_drop:g}` compares metrics, which need labels. Pass labeled "
-            f"examples as `{data.eval_name}`.",
+            f"`max_drop={data.limits.max_drop:g}` compares metrics, which need labels. Pass "
+            f"labeled examples as `{data.eval_name}`.",
             argument="max_drop",
         )
     return dataclasses.replace(
@@ -157,7 +161,7 @@ class _Draw:
         """Calibrate on a part, and compare on the rest: with metrics, if it has labels."""
         dataset, is_labeled, reasons = self._with_labels(self._read("calibration_data"))
         pool, wanted = self._shuffled(dataset.examples), self.wanted
-        most = _LABELED_HELDOUT if is_labeled else _HELDOUT
+        most = self._most_heldout(is_labeled=is_labeled)
         new = sum(not self._is_trained(each) for each in pool)
         held = min(self._count_heldout(len(pool), most), new)
         used = pool[: min(wanted, len(pool) - held)]
@@ -300,7 +304,7 @@ class _Draw:
 
     def _no_metrics(self, error: DataFileError) -> str:
         """Turn an error about labels into a notice; raise it if the call needs metrics."""
-        needs = (self.data.eval_data, self.data.columns.label, self.data.max_drop)
+        needs = (self.data.eval_data, self.data.columns.label, self.data.limits.max_drop)
         if any(each is not None for each in needs):
             raise error
         return f"No metrics are computed: {error}"
@@ -338,6 +342,14 @@ class _Draw:
         queries = {each.group for each in used if hasattr(each, "group")}
         others = self._without_texts(examples, used)
         return [each for each in others if getattr(each, "group", None) not in queries]
+
+    def _most_heldout(self, *, is_labeled: bool) -> int:
+        """Return how many examples to hold out at most, so that limits can be shown."""
+        limits = self.data.limits
+        percents = [limits.max_flips, limits.max_drop if is_labeled else None]
+        fewest = [fewest_trials(each / 100) for each in percents if each is not None]
+        usual = _LABELED_HELDOUT if is_labeled else _HELDOUT
+        return max([usual, *(_LIMITS_HELDOUT * count for count in fewest)])
 
     def _count_heldout(self, count: int, most: int) -> int:
         """Return how many of so many examples to hold out, and at most so many.

@@ -175,7 +175,7 @@ def _check(
         fidelity=comparison.fidelity,
         metrics=comparison.metrics,
         differences=comparison.differences,
-        limits=comparison.check(evidence.limits),
+        limits=baseline.check(predictions, evidence.limits),
         layers=layer_fidelity(in_pytorch.references, in_pytorch.floats),
         sensitivity=in_pytorch.sensitivity,
         lowering=check_lowering(

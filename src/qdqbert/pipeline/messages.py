@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from qdqbert.engines.runner import install_command, is_installed
 from qdqbert.evidence.fidelity import MANY_CHANGED_PERCENT
+from qdqbert.evidence.limits import LimitCheck
 from qdqbert.evidence.lowering import LoweringCheck
 from qdqbert.evidence.reports import TargetReport
 from qdqbert.evidence.saturation import Overflow
 from qdqbert.machine import cpu_features, has_int8_products
 from qdqbert.pipeline.ranges import RangeKind
+from qdqbert.reporting.comparison import examples_needed, limit_text
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Target
+from qdqbert.tasks.task import Metric
 
 # With fewer calibration examples than this, the report warns.
 _FEWEST_CALIBRATED = 16
@@ -155,13 +158,20 @@ def saturation_notice(target: str, layers: Sequence[Overflow]) -> str:
     )
 
 
-def unmet_limits(report: TargetReport) -> str:
-    """Return the limits that a graph misses, with the measurements; empty if it meets all."""
-    return ", ".join(
-        f"{each.option} {each.limit:g}: {each.verdict}, {each.value:.4g}"
-        for each in report.limits
+def limit_warnings(checks: Sequence[LimitCheck], metrics: Sequence[Metric]) -> list[str]:
+    """Warn about limits that are not shown, even for the float model itself.
+
+    Args:
+        checks: Checks of the float model.
+        metrics: Its metrics.
+    """
+    return [
+        f"Too few examples to show {limit_text(each, metrics)}, even if INT8 equals float. "
+        f"{examples_needed(each).capitalize()} would show it, or more if predictions change. "
+        "Nothing will be written but the report."
+        for each in checks
         if each.verdict != "met"
-    )
+    ]
 
 
 def sample_warnings(count: int) -> list[str]:

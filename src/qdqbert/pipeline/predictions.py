@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -12,19 +13,36 @@ import torch
 from qdqbert.encoding import Batch, make_batch, make_batches
 from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.evidence.batch_invariance import BatchInvariance, compare_alone
-from qdqbert.evidence.fidelity import Decisions, Fidelity, compare
+from qdqbert.evidence.fidelity import (
+    Fidelity,
+    Keys,
+    all_cosines,
+    changed_counts,
+    changed_percent,
+    compare,
+    flips_interval_of,
+    signals_and_noises,
+    sqnr_interval_of,
+    to_decibels,
+)
+from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.limits import (
     LimitCheck,
+    Measurement,
     MetricDifference,
     check_limits,
+    loss,
     metric_differences,
 )
 from qdqbert.evidence.predictions import ChangedExample, changed_examples, changed_rows
 from qdqbert.options import Limits
 from qdqbert.reference.body import Body, to_numpy
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings
+from qdqbert.tasks.data import fingerprint
+from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import (
     Answer,
+    Decisions,
     Encoder,
     Features,
     Metric,
@@ -52,6 +70,17 @@ class EncodedExamples:
     def texts(self) -> int:
         """Number of features."""
         return len(self.features.encoded.inputs)
+
+
+def repeated_notices(examples: Sequence[Any]) -> list[str]:
+    """Say how many examples repeat the text of another one, if some do."""
+    repeated = len(examples) - len(set(map(fingerprint, examples)))
+    if not repeated:
+        return []
+    return [
+        f"{repeated:,} of {counted(len(examples), 'example')} repeat the text of an earlier one. "
+        "Intervals count each text once."
+    ]
 
 
 def encode_examples(
@@ -141,10 +170,6 @@ class Comparison:
     metrics: tuple[Metric, ...]
     differences: tuple[MetricDifference, ...]
 
-    def check(self, limits: Limits) -> tuple[LimitCheck, ...]:
-        """Return a check for each limit that was set; see `check_limits`."""
-        return check_limits(limits, self.fidelity, self.differences)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Baseline:
@@ -173,21 +198,37 @@ class Baseline:
         """Metrics of the reference, the main one first; none without labels."""
         return tuple(each.metric() for each in self.scores)
 
+    @functools.cached_property
+    def text_keys(self) -> Keys:
+        """A key for each feature, equal for equal texts."""
+        return [each["input_ids"].tobytes() for each in self.encoded.features.encoded.inputs]
+
+    @functools.cached_property
+    def example_keys(self) -> Keys:
+        """A key for each example, equal for equal texts."""
+        return list(map(fingerprint, self.encoded.features.examples))
+
+    def keys(self, count: int) -> Keys:
+        """Return a key for each of some answers: of examples, or of the queries of a ranking."""
+        return self.example_keys if count == len(self.example_keys) else range(count)
+
     def with_scores(self) -> Baseline:
         """Return the same with scores; the examples have labels."""
         return dataclasses.replace(self, scores=self._scores(self.predictions))
 
     def fidelity(self, predictions: Predictions) -> Fidelity:
         """Return how close a model is to the reference."""
-        kind = TASK_KINDS[self.task.name]
+        kind, decisions = TASK_KINDS[self.task.name], self._decisions(predictions)
         return compare(
             self.predictions,
             predictions,
             is_embedding=kind.is_embedding,
             is_sparse=kind.is_sparse,
             is_multi_vector=kind.is_multi_vector,
-            decisions=self._decisions(predictions),
+            decisions=decisions,
             signal=self.task.signal,
+            text_keys=self.text_keys,
+            answer_keys=None if decisions is None else self.keys(len(decisions[0])),
         )
 
     def scores_of(self, predictions: Predictions) -> tuple[Score, ...]:
@@ -200,8 +241,57 @@ class Baseline:
         return Comparison(
             fidelity=self.fidelity(predictions),
             metrics=tuple(each.metric() for each in scores),
-            differences=metric_differences(scores, self.scores),
+            differences=metric_differences(
+                scores, self.scores, lambda score: self.keys(len(score.rows))
+            ),
         )
+
+    def check(
+        self, predictions: Predictions, limits: Limits, *, counts_examples: bool = True
+    ) -> tuple[LimitCheck, ...]:
+        """Return a check of a model for each limit that was set; see `check_limits`."""
+
+        def drop() -> Measurement:
+            score, *_ = self.scores_of(predictions)
+            return loss(score, self.scores[0], self.keys(len(score.rows)))
+
+        def flips() -> Measurement | None:
+            decisions = self._decisions(predictions)
+            if decisions is None:
+                return None
+            counts = changed_counts(*decisions)
+            keys = self.keys(len(counts))
+            return Measurement(
+                value=changed_percent(counts),
+                interval_at=lambda times: flips_interval_of(counts, keys, times=times),
+                examples=len(set(keys)),
+            )
+
+        def sqnr() -> Measurement:
+            powers = signals_and_noises(self.predictions, predictions, self.task.signal)
+            return Measurement(
+                value=to_decibels(*powers.sum(axis=0)),
+                interval_at=lambda times: sqnr_interval_of(powers, self.text_keys, times=times),
+                examples=len(set(self.text_keys)),
+            )
+
+        def cosine() -> Measurement | None:
+            if not self.task.is_embedding:
+                return None
+            # The worst of these texts, not of all texts, which no sample can bound.
+            lowest = float(all_cosines(self.predictions, predictions).min())
+            interval = Interval(low=lowest, high=lowest)
+            return Measurement(
+                value=lowest, interval_at=lambda times: interval, examples=len(predictions)
+            )
+
+        measure = {
+            "max_drop": drop,
+            "max_flips": flips,
+            "min_sqnr": sqnr,
+            "min_cosine": cosine,
+        }
+        return check_limits(limits, measure, counts_examples=counts_examples)
 
     def answers(self, predictions: Predictions) -> Sequence[Answer]:
         """Return the answers of a model, for people."""
@@ -221,7 +311,7 @@ class Baseline:
     def changed(self, predictions: Predictions) -> tuple[ChangedExample, ...]:
         """Return examples whose decision differs from the reference's; see `changed_examples`."""
         decisions = self._decisions(predictions)
-        if decisions is None or list(decisions[0]) == list(decisions[1]):
+        if decisions is None or decisions[0] == decisions[1]:
             return ()
         return changed_examples(self.changed_rows(predictions))
 

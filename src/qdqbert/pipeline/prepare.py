@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from qdqbert.errors import CheckpointError
 from qdqbert.machine import release_memory
 from qdqbert.options import TaskOptions
 from qdqbert.pipeline.examples import ChosenExamples, Data, choose_examples
+from qdqbert.pipeline.messages import limit_warnings
 from qdqbert.pipeline.plans import Scheme, make_plans
 from qdqbert.pipeline.predictions import (
     Baseline,
@@ -26,6 +28,7 @@ from qdqbert.pipeline.predictions import (
     predict,
     predict_batches,
     predictions_of,
+    repeated_notices,
 )
 from qdqbert.pipeline.ranges import (
     RangeSource,
@@ -42,6 +45,8 @@ from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.small_vectors import VectorRanges
 from qdqbert.tasks.task import Encoder, Prediction
 from qdqbert.tokenizing.tokenizer import Tokenizer
+
+_LOGGER = logging.getLogger(__name__)
 
 # Texts that the float model runs for the ranges of embeddings, about, if no calibration runs it.
 # More cost time, and change the ranges little.
@@ -147,6 +152,13 @@ def prepare(
     plans = make_plans(source, targets, scheme, leaves_out=leaves_out)
     inputs = encode_inputs(source, examples, lengths)
     baseline = run_float(source, inputs, progress)
+    # Nothing can be computed of values that are not finite, which are refused below.
+    is_finite = all(np.isfinite(prediction).all() for prediction in baseline.predictions)
+    if is_finite:
+        baseline = baseline if examples.labeled_data is None else baseline.with_scores()
+        checks = baseline.check(baseline.predictions, data.limits)
+        for warning in limit_warnings(checks, baseline.metrics):
+            _LOGGER.warning(warning)
     # The model with sites takes the place of the float model in memory.
     sited = source.with_sites(plans.groups)
     vectors: dict[int, Prediction] = {}
@@ -171,7 +183,10 @@ def prepare(
     elif is_embedding:
         embedding_ranges = find_embedding_ranges(sited, inputs, baseline, ranges, progress)
     # Calibration names the site of a NaN, but does not see a head that stays in float.
-    check_finite(source, baseline)
+    if not is_finite:
+        raise CheckpointError(
+            f"The float model {source.name!r} returns NaN or infinite values. Check its weights."
+        )
     notices = (*ranges.notices, *rounding_notices(ranges, plans.made, calibration))
     return Ready(
         source=source,
@@ -182,7 +197,7 @@ def prepare(
         plans=plans.made,
         refused=plans.refused,
         inputs=inputs,
-        baseline=baseline if examples.labeled_data is None else baseline.with_scores(),
+        baseline=baseline,
         sited=sited,
         calibration=calibration,
         embedding_ranges=embedding_ranges,
@@ -234,6 +249,7 @@ def encode_inputs(source: Source, examples: ChosenExamples, lengths: Lengths) ->
         return result
 
     heldout = encoded(examples.heldout, "held-out")
+    notices += repeated_notices(examples.heldout)
     used = examples.calibration
     of_calibration = None
     if task.encode_calibration is not None and source.head is not None:
@@ -262,15 +278,3 @@ def run_float(source: Source, inputs: Inputs, progress: Progress) -> Baseline:
         id2label=source.config.id2label,
         options=inputs.task_options,
     )
-
-
-def check_finite(source: Source, baseline: Baseline) -> None:
-    """Refuse a float model whose outputs are not finite.
-
-    Raises:
-        CheckpointError: There is a NaN or infinite value.
-    """
-    if not all(np.isfinite(prediction).all() for prediction in baseline.predictions):
-        raise CheckpointError(
-            f"The float model {source.name!r} returns NaN or infinite values. Check its weights."
-        )

@@ -198,43 +198,67 @@ def can_show_closeness(model: Compared) -> bool:
 def limit_sections(models: Mapping[str, Compared]) -> list[Section]:
     """Show which limits are met; nothing without limits."""
     rows = [
-        (name, _limit_text(each, check), *_limit_result(each, check))
+        (name, limit_text(check, each.metrics), *_limit_result(each, check))
         for name, each in models.items()
         for check in each.limits
     ]
     text = (
         "A limit is met if it holds for the whole interval, and not shown if there are too few "
-        "examples to tell."
+        "examples to tell. So many would show it, if others of their kind give the same value."
     )
-    table = Table("model | limit | measured | verdict", rows)
-    return [Section("Limits", text, table)] if rows else []
+    table = Table("model | limit | measured | verdict | would show it", rows)
+    return [Section("Limits", text, table.without_empty_columns())] if rows else []
 
 
-def _limit_text(model: Compared, check: LimitCheck) -> str:
+def limit_text(check: LimitCheck, metrics: Sequence[Metric]) -> str:
     """Return a limit in words: "changed predictions of at most 2 %"."""
     name, unit, _ = _LIMITED[check.option]
     if check.option == "max_drop":
-        name = name.format(model.differences[0].name)
+        name = name.format(metrics[0].name)
     bound = "at most" if check.option.startswith("max") else "at least"
     return f"{name} of {bound} {check.limit:g}{unit}"
 
 
-def _limit_result(model: Compared, check: LimitCheck) -> tuple[str, Cell]:
-    """Return the measured value and the verdict. A loss is shown as a signed difference."""
-    verdict = Cell(text=check.verdict, level=_LEVELS[check.verdict])
+def _limit_result(model: Compared, check: LimitCheck) -> tuple[str, Cell, str | None]:
+    """Return the measured value, the verdict, and how many examples would show the limit."""
+    needed = examples_needed(check) if check.verdict == "not shown" else None
+    return (
+        _limit_value(model, check),
+        Cell(text=check.verdict, level=_LEVELS[check.verdict]),
+        needed,
+    )
+
+
+def _limit_value(model: Compared, check: LimitCheck) -> str:
+    """Return the measured value. A loss is shown as a signed difference."""
     if check.option == "max_drop":
-        return difference_text(model.differences[0]), verdict
+        return difference_text(model.differences[0])
     _, unit, digits = _LIMITED[check.option]
-    return f"{check.value:{digits}}{unit} {interval_text(check.interval, digits)}", verdict
+    return f"{check.value:{digits}}{unit} {interval_text(check.interval, digits)}"
+
+
+def examples_needed(check: LimitCheck) -> str:
+    """Return how many examples would show a limit that is not shown, in words."""
+    count = check.examples_needed
+    return "no number of examples" if count is None else f"about {counted(count, 'example')}"
 
 
 def unmet_text(models: Sequence[Compared]) -> str:
     """Return a sentence about the first limit that is missed, or else not shown."""
     unmet = [(each, check) for each in models for check in each.limits if check.verdict != "met"]
-    model, worst = min(unmet, key=lambda pair: pair[1].verdict != "missed")
-    limit = _limit_text(model, worst)
-    missed = worst.verdict == "missed"
-    return f"{limit} is missed" if missed else f"too few examples to show {limit}"
+    return _unmet_text(*min(unmet, key=lambda pair: pair[1].verdict != "missed"))
+
+
+def unmet_limits(model: Compared) -> str:
+    """Return sentences about the limits that a model does not meet; empty if it meets all."""
+    return "; ".join(_unmet_text(model, check) for check in model.limits if check.verdict != "met")
+
+
+def _unmet_text(model: Compared, check: LimitCheck) -> str:
+    limit, value = limit_text(check, model.metrics), _limit_value(model, check)
+    if check.verdict == "missed":
+        return f"{limit} is missed: {value}"
+    return f"too few examples to show {limit}: {value}, {examples_needed(check)} would"
 
 
 def changed_sections(

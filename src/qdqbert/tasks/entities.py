@@ -34,9 +34,9 @@ class EntityCounts:
         correct: Number of entities that are in both, with equal type, first and last tag.
     """
 
-    predicted: int
-    labelled: int
-    correct: int
+    predicted: float
+    labelled: float
+    correct: float
 
     @property
     def precision(self) -> float:
@@ -102,7 +102,7 @@ def total(counts: Iterable[EntityCounts]) -> EntityCounts:
     )
 
 
-def _percent(part: int, total: int) -> float:
+def _percent(part: float, total: float) -> float:
     return 100.0 * part / total if total else 0.0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -13,7 +13,15 @@ from qdqbert.errors import UserInputError
 from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.metrics import accuracy
-from qdqbert.tasks.task import Answer, Compute, Features, Prediction, Predictions, Score
+from qdqbert.tasks.task import (
+    Answer,
+    Decisions,
+    Features,
+    Prediction,
+    Predictions,
+    Rows,
+    Score,
+)
 
 
 def logit_predictions(results: Results) -> list[Prediction]:
@@ -23,17 +31,16 @@ def logit_predictions(results: Results) -> list[Prediction]:
 
 def most_likely_classes(
     predictions: Predictions, features: Features, options: TaskSettings
-) -> Sequence[Hashable] | None:
+) -> Decisions | None:
     """Return the index of the largest logit of each feature; `None` if there is only one class."""
     del features, options
-    return None if len(predictions[0]) == 1 else [int(each.argmax()) for each in predictions]
+    return None if len(predictions[0]) == 1 else [(int(each.argmax()),) for each in predictions]
 
 
 def accuracy_score(predictions: Predictions, labels: Sequence[int]) -> Score:
     """Return the share of features with the largest logit at their label."""
-    classes = np.array([each.argmax() for each in predictions], dtype=np.float64)
-    rows = np.stack([classes, labels], axis=1)
-    return Score(name="accuracy", rows=rows, compute=of_pairs(accuracy))
+    classes = [each.argmax() for each in predictions]
+    return score_of_pairs("accuracy", classes, labels, accuracy, extreme_classes)
 
 
 def apply(function: Activation, logits: NDArray[Any]) -> NDArray[Any]:
@@ -104,11 +111,38 @@ def score_answers(values: ArrayLike, given: Sequence[Mapping[str, Any]], name: s
     """
     numbers = np.asarray(values, dtype=np.float64)
     return [
-        Answer(given=fields, found={name: float(each)}, numbers=each, decisions=0)
+        Answer(given=fields, found={name: float(each)}, numbers=each)
         for each, fields in zip(numbers, given, strict=True)
     ]
 
 
-def of_pairs(metric: Callable[[ArrayLike, ArrayLike], float]) -> Compute:
-    """Return a metric of predictions and labels as one of rows `(examples, 2)`."""
-    return lambda rows: metric(rows[:, 0], rows[:, 1])
+def score_of_pairs(
+    name: str,
+    predictions: ArrayLike,
+    labels: ArrayLike,
+    metric: Callable[[ArrayLike, ArrayLike, ArrayLike], float],
+    extremes: Callable[[Rows], tuple[Rows, Rows]],
+) -> Score:
+    """Return a metric of predictions, labels and weights; see `Score`."""
+    return Score(
+        name=name,
+        rows=np.stack([predictions, labels], axis=1).astype(np.float64),
+        compute=lambda rows, weights: metric(rows[:, 0], rows[:, 1], weights),
+        extremes=extremes,
+    )
+
+
+def extreme_classes(rows: Rows) -> tuple[Rows, Rows]:
+    """Predict a wrong class of each example, and the right one.
+
+    The wrong class is the rarest other one, as its F1 score loses most.
+
+    Args:
+        rows: Predictions and labels, `(examples, 2)`.
+    """
+    labels = rows[:, 1]
+    classes, counts = np.unique(labels, return_counts=True)
+    rare = classes[np.argsort(counts, kind="stable")]
+    other = rare[1] if len(rare) > 1 else float(rare[0] == 0)
+    wrong = np.where(labels == rare[0], other, rare[0])
+    return np.stack([wrong, labels], axis=1), np.stack([labels, labels], axis=1)

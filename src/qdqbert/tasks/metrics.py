@@ -1,79 +1,97 @@
-"""Metrics of whole data sets, in percent as in the literature, in numpy."""
+"""Metrics of whole data sets, in percent as in the literature, in numpy.
+
+All take weights of the examples, `(examples,)`, each as if an example were there so many times.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+_ROUNDING = 1e-13
 
-def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
+
+def accuracy(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> float:
     """Return the share of predictions that equal their label, in percent, 0 to 100.
 
     Args:
         predictions: Predicted classes. Shape `(examples,)`, integers, floats or strings.
         labels: True classes. Shape `(examples,)`, of the same kind as `predictions`.
+        weights: Weights of the examples; equal ones by default.
 
     Raises:
         ValueError: An input is empty, not one-dimensional or holds NaN, the lengths differ, or
             strings are compared with numbers.
     """
     left, right = _classes(predictions, labels)
-    return 100.0 * float(np.mean(left == right))
+    return 100.0 * float(np.average(left == right, weights=_weights(weights, left)))
 
 
-def f1_binary(predictions: ArrayLike, labels: ArrayLike, positive: int | str = 1) -> float:
+def f1_binary(
+    predictions: ArrayLike,
+    labels: ArrayLike,
+    weights: ArrayLike | None = None,
+    positive: int | str = 1,
+) -> float:
     """Return the F1 score of one class, in percent; 0 if it is neither predicted nor labelled.
 
     Args:
         predictions: As for `accuracy`.
         labels: As for `accuracy`.
+        weights: As for `accuracy`.
         positive: The class that is scored; 1 for MRPC and QQP of GLUE.
 
     Raises:
         ValueError: As `accuracy`.
     """
-    left, right = _classes(predictions, labels)
-    return 100.0 * _f1(left == positive, right == positive)
+    left, right = (each == positive for each in _classes(predictions, labels))
+    of_all = _weights(weights, left)
+    return 100.0 * float(_f1(of_all @ (left & right), of_all @ left + of_all @ right))
 
 
-def f1_macro(predictions: ArrayLike, labels: ArrayLike) -> float:
+def f1_macro(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> float:
     """Return the mean of the F1 scores of all classes predicted or labelled, in percent.
 
     Args:
         predictions: As for `accuracy`.
         labels: As for `accuracy`.
+        weights: As for `accuracy`.
 
     Raises:
         ValueError: As `accuracy`.
     """
-    left, right = _classes(predictions, labels)
-    classes = np.union1d(left, right)
-    return 100.0 * float(np.mean([_f1(left == each, right == each) for each in classes]))
+    predicted, labelled, both = _class_weights(predictions, labels, weights)
+    return 100.0 * float(np.mean(_f1(both, predicted + labelled)))
 
 
 def multi_label_scores(
-    predictions: NDArray[np.bool_], labels: NDArray[np.bool_]
+    predictions: NDArray[np.bool_],
+    labels: NDArray[np.bool_],
+    weights: ArrayLike | None = None,
 ) -> dict[str, float]:
     """Return scores of sets of classes, in percent.
 
     Args:
         predictions: Whether each class is predicted for each example. Shape `(examples, classes)`.
         labels: Whether each example has each class. Same shape.
+        weights: Weights of the examples; equal ones by default.
 
     Returns:
         `f1_micro`, over all classes of all examples; `f1_macro`, the mean of the F1 of all classes,
         0 for a class that is neither predicted nor labelled; `subset_accuracy`, the share of
         examples whose predicted set is equal to the labelled one.
     """
-    each = [_f1(left, right) for left, right in zip(predictions.T, labels.T, strict=True)]
+    of_all = _weights(weights, predictions)
+    both, total = of_all @ (predictions & labels), of_all @ predictions + of_all @ labels
+    is_equal = (predictions == labels).all(axis=1)
     return {
-        "f1_micro": 100.0 * _f1(predictions, labels),
-        "f1_macro": 100.0 * float(np.mean(each)),
-        "subset_accuracy": 100.0 * float(np.mean((predictions == labels).all(axis=1))),
+        "f1_micro": 100.0 * float(_f1(both.sum(), total.sum())),
+        "f1_macro": 100.0 * float(np.mean(_f1(both, total))),
+        "subset_accuracy": 100.0 * float(np.average(is_equal, weights=of_all)),
     }
 
 
-def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
+def matthews(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> float:
     """Return Matthews' correlation of two or more classes times 100, -100 to 100.
 
     It is 0 if all predictions, or all labels, are of one class.
@@ -81,58 +99,65 @@ def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
     Args:
         predictions: As for `accuracy`.
         labels: As for `accuracy`.
+        weights: As for `accuracy`.
 
     Raises:
         ValueError: As `accuracy`.
     """
-    left, right = _classes(predictions, labels)
-    classes = np.union1d(left, right)
-    predicted = np.array([np.sum(left == each) for each in classes], dtype=np.float64)
-    labelled = np.array([np.sum(right == each) for each in classes], dtype=np.float64)
-    # Covariances of the classes' indicators times the squared number of examples: exact integers.
-    shared = float(np.sum(left == right)) * left.size - float(predicted @ labelled)
-    spread = (left.size**2 - float(predicted @ predicted)) * (
-        right.size**2 - float(labelled @ labelled)
-    )
-    return 0.0 if spread == 0 else 100.0 * min(1.0, max(-1.0, shared / spread**0.5))
+    predicted, labelled, both = _class_weights(predictions, labels, weights)
+    # Covariances of the classes' indicators times the squared number of examples: exact integers,
+    # without weights.
+    total = float(predicted.sum())
+    shared = float(both.sum()) * total - float(predicted @ labelled)
+    spreads = [total**2 - float(each @ each) for each in (predicted, labelled)]
+    # The rest is rounding, of weights.
+    if min(spreads) <= _ROUNDING * total**2:
+        return 0.0
+    return 100.0 * min(1.0, max(-1.0, shared / (spreads[0] * spreads[1]) ** 0.5))
 
 
-def pearson(x: ArrayLike, y: ArrayLike) -> float:
+def pearson(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> float:
     """Return Pearson's linear correlation times 100, -100 to 100, computed in float64.
 
     Args:
         x: Scores, finite and not all equal. Shape `(examples,)`, integers or floats.
         y: As `x`, of the same length.
+        weights: Weights of the examples; equal ones by default.
 
     Raises:
         ValueError: An input is empty, not one-dimensional, holds NaN or infinity, or is constant
             (the correlation is undefined), or the lengths differ.
     """
-    return _correlation(*_scores(x, y))
+    left, right = _scores(x, y)
+    return _correlation(left, right, _weights(weights, left))
 
 
-def spearman(x: ArrayLike, y: ArrayLike) -> float:
+def spearman(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> float:
     """Return Spearman's rank correlation times 100: `pearson` of ranks, with average ranks of ties.
 
     Args:
         x: Scores, finite and not all equal. Shape `(examples,)`, integers or floats.
         y: As `x`, of the same length.
+        weights: Weights of the examples; equal ones by default.
 
     Raises:
         ValueError: As `pearson`.
     """
     left, right = _scores(x, y)
-    return _correlation(_average_ranks(left), _average_ranks(right))
+    of_all = _weights(weights, left)
+    return _correlation(_average_ranks(left, of_all), _average_ranks(right, of_all), of_all)
 
 
-def rmse(rows: NDArray[np.float64]) -> float:
+def rmse(rows: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
     """Return the root of the mean squared difference of predictions and labels.
 
     Args:
         rows: Predictions and then labels of each example. Shape `(examples, 2 * outputs)`.
+        weights: Weights of the examples, `(examples,)`.
     """
     predictions, labels = np.split(rows, 2, axis=1)
-    return float(np.sqrt(np.mean(np.square(predictions - labels))))
+    errors = np.square(predictions - labels).mean(axis=1)
+    return float(np.sqrt(np.average(errors, weights=weights)))
 
 
 def _classes(
@@ -149,10 +174,34 @@ def _classes(
     return left, right
 
 
-def _f1(predicted: NDArray[np.bool_], labelled: NDArray[np.bool_]) -> float:
-    """Return the harmonic mean of precision and recall, 0 to 1; 0 if nothing is true."""
-    total = int(predicted.sum()) + int(labelled.sum())
-    return 2 * int((predicted & labelled).sum()) / total if total else 0.0
+def _weights(weights: ArrayLike | None, values: NDArray[np.generic]) -> NDArray[np.float64]:
+    return np.ones(len(values)) if weights is None else np.asarray(weights, dtype=np.float64)
+
+
+def _class_weights(
+    predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the weight of each class among predictions, among labels, and where they agree."""
+    left, right = _classes(predictions, labels)
+    of_all = _weights(weights, left)
+    classes, codes = np.unique(np.concatenate([left, right]), return_inverse=True)
+    first, second = codes[: len(left)], codes[len(left) :]
+    predicted, labelled, both = (
+        np.bincount(each, used, len(classes)).astype(np.float64)
+        for each, used in ((first, of_all), (second, of_all), (first, of_all * (left == right)))
+    )
+    return predicted, labelled, both
+
+
+def _f1(both: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
+    """Return the harmonic mean of precision and recall, 0 to 1; 0 if nothing is true.
+
+    Args:
+        both: Weight of what is predicted and labelled.
+        total: Weight of what is predicted, and of what is labelled, together.
+    """
+    found: NDArray[np.float64] = 2 * np.asarray(both) / np.where(np.equal(total, 0), 1, total)
+    return found
 
 
 def _scores(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -193,24 +242,29 @@ def _check(
         )
 
 
-def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    cosine = float(np.dot(_standardized(x), _standardized(y)))
+def _correlation(
+    x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]
+) -> float:
+    cosine = float(np.dot(_standardized(x, weights), _standardized(y, weights)))
     # Rounding can exceed 1 by an ulp.
     return 100.0 * min(1.0, max(-1.0, cosine))
 
 
-def _standardized(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Centre and scale to length 1; divide by the largest first, so that no square overflows."""
+def _standardized(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Centre and scale to length 1; divide by the largest first, so that no square overflows.
+
+    The square of each is multiplied by its weight.
+    """
     scaled = x / np.abs(x).max()
-    centred = scaled - scaled.mean()
-    centred = centred / np.abs(centred).max()
+    centred = scaled - np.average(scaled, weights=weights)
+    centred = centred / np.abs(centred).max() * np.sqrt(weights)
     unit: NDArray[np.float64] = centred / np.linalg.norm(centred)
     return unit
 
 
-def _average_ranks(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ranks from 1, and mean ranks for equal values: [5, 7, 7] → [1, 2.5, 2.5]."""
-    _, group, counts = np.unique(x, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    ranks: NDArray[np.float64] = (last - (counts - 1) / 2)[group]
+def _average_ranks(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ranks from 1/2, and mean ranks for equal values: [5, 7, 7] → [0.5, 2, 2]."""
+    _, group = np.unique(x, return_inverse=True)
+    counts = np.bincount(group, weights)
+    ranks: NDArray[np.float64] = (np.cumsum(counts) - counts / 2)[group]
     return ranks

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,17 @@ from qdqbert.tasks.class_names import class_named, class_of, name_classes, new_n
 from qdqbert.tasks.data import Dataset, Example, check_each, labels_place, read_dataset
 from qdqbert.tasks.logits import apply, logit_predictions
 from qdqbert.tasks.metrics import multi_label_scores
-from qdqbert.tasks.task import Answer, Compute, Features, Labels, Predictions, Score, Task
+from qdqbert.tasks.task import (
+    Answer,
+    Compute,
+    Decisions,
+    Features,
+    Labels,
+    Predictions,
+    Rows,
+    Score,
+    Task,
+)
 from qdqbert.tasks.texts import check_label_column, encode_texts
 
 # Separators of labels in a cell. The first one that occurs counts.
@@ -122,22 +132,36 @@ def _scores(
     chosen, known = np.stack(predictions) > 0, _indicators(features, id2label)
     rows = np.concatenate([chosen, known], axis=1).astype(np.float64)
     return [
-        Score(name=name, rows=rows, compute=_of_sets(name, chosen.shape[1]))
+        Score(name=name, rows=rows, compute=_of_sets(name), extremes=_extremes)
         for name in multi_label_scores(chosen, known)
     ]
 
 
-def _of_sets(name: str, classes: int) -> Compute:
+def _of_sets(name: str) -> Compute:
     """Return the metric of rows with the predicted classes, then the labelled ones."""
-    return lambda rows: multi_label_scores(rows[:, :classes] > 0, rows[:, classes:] > 0)[name]
+
+    def compute(rows: Rows, weights: NDArray[np.float64]) -> float:
+        chosen, known = np.split(rows > 0, 2, axis=1)
+        return multi_label_scores(chosen, known, weights)[name]
+
+    return compute
 
 
-def _decisions(
-    predictions: Predictions, features: Features, options: TaskSettings
-) -> Sequence[Hashable]:
+def _extremes(rows: Rows) -> tuple[Rows, Rows]:
+    """Predict as many wrong classes as there are right ones, one at least, and the right ones."""
+    known = np.split(rows > 0, 2, axis=1)[1]
+    # Wrong classes first, of these the rarest ones.
+    order = np.argsort(known.mean(axis=0) + known, axis=1)
+    ranks = np.argsort(order, axis=1)
+    wrong = (ranks < np.maximum(known.sum(axis=1, keepdims=True), 1)) & ~known
+    low, high = (np.concatenate([each, known], axis=1) for each in (wrong, known))
+    return low.astype(np.float64), high.astype(np.float64)
+
+
+def _decisions(predictions: Predictions, features: Features, options: TaskSettings) -> Decisions:
     """Return the set of classes of each text."""
     del features, options
-    return [frozenset(np.flatnonzero(each > 0).tolist()) for each in predictions]
+    return [(frozenset(np.flatnonzero(each > 0).tolist()),) for each in predictions]
 
 
 def _answers(

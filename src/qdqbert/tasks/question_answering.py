@@ -12,7 +12,7 @@ answers and files are equal to theirs. The model has the interface of transforme
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
@@ -45,13 +45,14 @@ from qdqbert.tasks.spans import NULL, SpanPrediction, predict, span_logits
 from qdqbert.tasks.squad import scores_v1, scores_v2
 from qdqbert.tasks.task import (
     Answer,
+    Decisions,
     Features,
     Labels,
     Prediction,
     Predictions,
     Score,
     Task,
-    mean_percent,
+    mean_score,
 )
 from qdqbert.tasks.windows import Windows
 from qdqbert.tokenizing.chunks import in_chunks
@@ -128,10 +129,7 @@ def _scores(
     }
     texts = _texts(predictions, features, options)
     found = scores_v2(golds, texts) if _has_null(features) else scores_v1(golds, texts)
-    return [
-        Score(name=name, rows=np.array(each, dtype=np.float64)[:, None], compute=mean_percent)
-        for name, each in found.items()
-    ]
+    return [mean_score(name, each) for name, each in found.items()]
 
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
@@ -145,11 +143,9 @@ def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
         )
 
 
-def _decisions(
-    predictions: Predictions, features: Features, options: TaskSettings
-) -> Sequence[Hashable]:
+def _decisions(predictions: Predictions, features: Features, options: TaskSettings) -> Decisions:
     """Return the answer to each question."""
-    return list(_texts(predictions, features, options).values())
+    return [(text,) for text in _texts(predictions, features, options).values()]
 
 
 def _texts(predictions: Predictions, features: Features, options: TaskSettings) -> dict[str, str]:

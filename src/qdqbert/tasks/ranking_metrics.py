@@ -50,7 +50,7 @@ def ndcg(ranked: Relevance, *, k: int) -> float:
     return float(gains[:k] @ discounts) / best if best else 0.0
 
 
-def auc(scores: ArrayLike, labels: ArrayLike) -> float:
+def auc(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> float:
     """Return the area under the ROC curve: how often a relevant pair has the higher score.
 
     Pairs with equal scores count half.
@@ -58,9 +58,15 @@ def auc(scores: ArrayLike, labels: ArrayLike) -> float:
     Args:
         scores: Scores of a model. Shape `(pairs,)`.
         labels: Whether each pair is relevant. Same shape; both kinds have to occur.
+        weights: Weights of the pairs. Same shape.
     """
     values, is_relevant = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.bool_)
-    relevant, rest = np.sort(values[is_relevant]), np.sort(values[~is_relevant])
-    lower = np.searchsorted(rest, relevant, side="left").sum()
-    not_higher = np.searchsorted(rest, relevant, side="right").sum()
-    return float(lower + not_higher) / (2 * len(relevant) * len(rest))
+    of_all = np.asarray(weights, dtype=np.float64)
+    order = np.argsort(values[~is_relevant])
+    rest, weights_of_rest = values[~is_relevant][order], of_all[~is_relevant][order]
+    below = np.concatenate([[0], np.cumsum(weights_of_rest)])
+    found = sum(
+        below[np.searchsorted(rest, values[is_relevant], side=side)] for side in ("left", "right")
+    )
+    relevant = of_all[is_relevant]
+    return float(relevant @ found) / (2 * float(relevant.sum() * below[-1]))

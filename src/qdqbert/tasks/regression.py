@@ -22,7 +22,7 @@ from qdqbert.tasks.metrics import rmse
 from qdqbert.tasks.multi_label_classification import labels_of
 from qdqbert.tasks.reranking import Reranker
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
-from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task
+from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Rows, Score, Task
 from qdqbert.tasks.texts import check_label_column, encode_texts
 
 
@@ -60,7 +60,16 @@ def _scores(
 ) -> list[Score]:
     """Return correlations, means over the outputs, and the root mean squared error of all."""
     found = _correlations(predictions, features, id2label, options)
-    return [*found, Score(name="rmse", rows=found[0].rows, compute=rmse, is_error=True)]
+    errors = Score(name="rmse", rows=found[0].rows, compute=rmse, extremes=_extremes, is_error=True)
+    return [*found, errors]
+
+
+def _extremes(rows: Rows) -> tuple[Rows, Rows]:
+    """Give outputs the value of their label, and of the farthest output from it."""
+    outputs, labels = np.split(rows, 2, axis=1)
+    ends = outputs.min(axis=0), outputs.max(axis=0)
+    farthest = np.where(labels - ends[0] > ends[1] - labels, *ends)
+    return np.concatenate([labels, labels], axis=1), np.concatenate([farthest, labels], axis=1)
 
 
 def _correlations(
@@ -88,7 +97,7 @@ def _answers(
         return score_answers(np.concatenate(predictions), given, "score")
     numbers = np.stack(predictions).astype(np.float64)
     return [
-        Answer(given=fields, found={"scores": each.tolist()}, numbers=each, decisions=0)
+        Answer(given=fields, found={"scores": each.tolist()}, numbers=each)
         for each, fields in zip(numbers, given, strict=True)
     ]
 

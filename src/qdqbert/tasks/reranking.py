@@ -37,11 +37,26 @@ from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.columns import Row, is_number
 from qdqbert.tasks.data import Columns, Dataset, Example, check_each, open_table, read_table
 from qdqbert.tasks.lines import counted
-from qdqbert.tasks.logits import apply, check_function, logit_predictions, of_pairs, score_answers
+from qdqbert.tasks.logits import (
+    apply,
+    check_function,
+    logit_predictions,
+    score_answers,
+    score_of_pairs,
+)
 from qdqbert.tasks.ranked import check_ranking, ranked
 from qdqbert.tasks.ranking_metrics import auc, average_precision, ndcg, rank, reciprocal_rank
-from qdqbert.tasks.scores import score_of
-from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task, mean_percent
+from qdqbert.tasks.scores import extreme_numbers, score_of
+from qdqbert.tasks.task import (
+    Answer,
+    Decisions,
+    Features,
+    Labels,
+    Predictions,
+    Score,
+    Task,
+    mean_score,
+)
 from qdqbert.tasks.text_classification import Classify, TextClassifier
 from qdqbert.tasks.texts import check_label_column, encode_texts
 from qdqbert.tokenizing.tokenizer import Tokenizer
@@ -172,32 +187,30 @@ def _scores(
     relevance = np.array([score_of(example) for example in features.examples])
     groups = _groups(features.examples)
     if len(groups) == len(scores):
-        rows = np.stack([scores, relevance > 0], axis=1).astype(np.float64)
-        return [Score(name="auc", rows=rows, compute=of_pairs(_auc_percent))]
+        return [score_of_pairs("auc", scores, relevance > 0, _auc_percent, extreme_numbers)]
     ranked = [rank(scores[each], relevance[each]) for each in groups if relevance[each].max() > 0]
     values = {
         "mrr": [reciprocal_rank(each) for each in ranked],
         f"ndcg@{_K}": [ndcg(each, k=_K) for each in ranked],
         "map": [average_precision(each) for each in ranked],
     }
-    return [
-        Score(name=name, rows=np.array(each)[:, None], compute=mean_percent)
-        for name, each in values.items()
-    ]
+    return [mean_score(name, each) for name, each in values.items()]
 
 
-def _auc_percent(scores: ArrayLike, labels: ArrayLike) -> float:
-    return 100 * auc(scores, labels)
+def _auc_percent(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> float:
+    return 100 * auc(scores, labels, weights)
 
 
 def _decisions(
     predictions: Predictions, features: Features, options: TaskSettings
-) -> Sequence[Hashable] | None:
+) -> Decisions | None:
     """Return the best document of each query that has several; `None` if none has."""
     del options
-    scores = np.concatenate(predictions)
-    groups = [each for each in _groups(features.examples) if len(each) > 1]
-    return [each[int(scores[each].argmax())] for each in groups] or None
+    scores, groups = np.concatenate(predictions), _groups(features.examples)
+    if len(groups) == len(scores):
+        return None
+    # The best one of one document is no decision.
+    return [(each[int(scores[each].argmax())],) if len(each) > 1 else () for each in groups]
 
 
 def _answers(
@@ -228,8 +241,6 @@ def _answers(
                 },
                 found={"prediction": examples[best].text_pair, "scores": found.tolist()},
                 numbers=found,
-                # The best one of one document is no decision.
-                decisions=int(len(each) > 1),
             )
         )
     return answers

@@ -12,7 +12,7 @@ from qdqbert.errors import DataFileError
 from qdqbert.tasks.columns import is_number
 from qdqbert.tasks.data import Dataset, Example, labels_place
 from qdqbert.tasks.metrics import pearson, spearman
-from qdqbert.tasks.task import Score
+from qdqbert.tasks.task import Rows, Score
 from qdqbert.tasks.texts import label_of
 
 
@@ -61,6 +61,19 @@ def check_scores_differ(
             )
 
 
+def extreme_numbers(rows: Rows) -> tuple[Rows, Rows]:
+    """Give outputs the value of the farthest one from their label, and of the nearest one.
+
+    Args:
+        rows: As `paired` makes them. The farthest one from a label above the mean is the lowest.
+    """
+    outputs, labels = np.split(rows, 2, axis=1)
+    is_high = labels > labels.mean(axis=0)
+    ends = outputs.min(axis=0), outputs.max(axis=0)
+    low, high = np.where(is_high, *ends), np.where(is_high, *ends[::-1])
+    return np.concatenate([low, labels], axis=1), np.concatenate([high, labels], axis=1)
+
+
 def correlations(values: ArrayLike, labels: ArrayLike) -> list[Score]:
     """Return Spearman's and Pearson's correlation of a model's outputs with the labels, x 100.
 
@@ -75,7 +88,12 @@ def correlations(values: ArrayLike, labels: ArrayLike) -> list[Score]:
     """
     rows = paired(values, labels)
     found = [
-        Score(name=name, rows=rows, compute=functools.partial(_mean_of_outputs, metric))
+        Score(
+            name=name,
+            rows=rows,
+            compute=functools.partial(_mean_of_outputs, metric),
+            extremes=extreme_numbers,
+        )
         for name, metric in (("spearman", spearman), ("pearson", pearson))
     ]
     try:
@@ -93,7 +111,9 @@ def paired(values: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
 
 
 def _mean_of_outputs(
-    metric: Callable[[ArrayLike, ArrayLike], float], rows: NDArray[np.float64]
+    metric: Callable[[ArrayLike, ArrayLike, ArrayLike], float],
+    rows: Rows,
+    weights: NDArray[np.float64],
 ) -> float:
     found, known = np.split(rows.T, 2)
-    return float(np.mean([metric(*pair) for pair in zip(found, known, strict=True)]))
+    return float(np.mean([metric(*pair, weights) for pair in zip(found, known, strict=True)]))

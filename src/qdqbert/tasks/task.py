@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from qdqbert.encoding import Batch, Encoded
 from qdqbert.runtime.batches import Results
@@ -16,7 +16,7 @@ from qdqbert.runtime.routes import TaskRoute
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings
 
 if TYPE_CHECKING:
-    from qdqbert.objects import Rows
+    from qdqbert import objects
     from qdqbert.tasks.data import Columns, Dataset
     from qdqbert.tokenizing.tokenizer import Tokenizer
 
@@ -25,6 +25,9 @@ Prediction = NDArray[np.float32]
 
 Predictions = Sequence[Prediction]
 """One prediction for each feature, in the order of the features."""
+
+Decisions = Sequence[Sequence[Hashable]]
+"""What a model decides, for each of its answers: one value or several, or none."""
 
 Labels = Mapping[str, int | float | NDArray[np.int64] | NDArray[np.float32]]
 """Labels of one feature, under the argument names of transformers' models."""
@@ -50,28 +53,37 @@ class Metric:
     is_error: bool = False
 
 
-Compute = Callable[[NDArray[np.float64]], float]
-"""Returns a metric of rows, one for each example. Raises `ValueError` if it is undefined."""
+Rows = NDArray[np.float64]
+"""The numbers that a metric reads of each example. Shape `(examples, values)`."""
+
+Compute = Callable[[Rows, NDArray[np.float64]], float]
+"""Returns a metric of rows and their weights `(examples,)`.
+
+Raises `ValueError` if it is undefined.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Score:
     """A metric, and the results for single examples that it is computed from.
 
-    The rows are independent of each other. So the metric of random samples of them shows how much
+    The rows are independent of each other. So the metric with random weights of them shows how much
     it depends on the choice of the examples; see `evidence.intervals`.
 
     Attributes:
         name: Name of the metric.
         rows: The numbers that the metric reads of each example, or of each query if it ranks
-            documents. Shape `(examples, values)`.
+            documents.
         compute: Returns the metric of rows.
+        extremes: Returns the rows of the same examples if the predictions made the metric as low as
+            they can, and as high.
         is_error: Whether lower is better.
     """
 
     name: str
-    rows: NDArray[np.float64]
+    rows: Rows
     compute: Compute
+    extremes: Callable[[Rows], tuple[Rows, Rows]]
     is_error: bool = False
 
     def metric(self) -> Metric:
@@ -82,21 +94,35 @@ class Score:
         """
         return Metric(
             name=self.name,
-            value=self.compute(self.rows),
+            value=self.compute(self.rows, np.ones(len(self.rows))),
             examples=len(self.rows),
             is_error=self.is_error,
         )
 
 
-def mean_percent(rows: NDArray[np.float64]) -> float:
-    """Return the mean of rows `(examples, 1)`, in percent."""
-    return 100.0 * float(rows[:, 0].sum()) / len(rows)
+def mean_score(name: str, values: ArrayLike) -> Score:
+    """Return the mean of values from 0 to 1, one for each example, in percent."""
+    return Score(
+        name=name,
+        rows=np.asarray(values, dtype=np.float64)[:, None],
+        compute=lambda rows, weights: 100.0 * float(np.average(rows[:, 0], weights=weights)),
+        extremes=lambda rows: (np.zeros_like(rows), np.ones_like(rows)),
+    )
 
 
-def share_percent(rows: NDArray[np.float64]) -> float:
-    """Return the sum of the first column, in percent of the sum of the second."""
-    part, whole = rows.sum(axis=0)
-    return 100.0 * float(part) / float(whole)
+def share_score(name: str, parts: ArrayLike, wholes: ArrayLike) -> Score:
+    """Return the sum of parts in percent of the sum of wholes, both with one for each example."""
+
+    def compute(rows: Rows, weights: NDArray[np.float64]) -> float:
+        part, whole = weights @ rows
+        return 100.0 * float(part) / float(whole)
+
+    return Score(
+        name=name,
+        rows=np.stack([parts, wholes], axis=1).astype(np.float64),
+        compute=compute,
+        extremes=lambda rows: (rows * [0, 1], rows[:, [1, 1]]),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +154,9 @@ class Features:
 class Reader(Protocol):
     """Reads a file, a folder, a hub data set or an object into examples of a task."""
 
-    def __call__(self, data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
+    def __call__(
+        self, data: str | objects.Rows, *, columns: Columns, max_examples: int | None
+    ) -> Dataset:
         """Return the examples; raise `DataFileError` if the task cannot read them."""
         ...
 
@@ -175,14 +203,11 @@ class Answer:
         found: The answer by names of columns: `prediction`, `score` and so on.
         numbers: The values that the answer is chosen by: probabilities, cosines or scores, in any
             shape. The largest difference of one of them is how far two models are apart.
-        decisions: How many of the task's `decisions` belong to it. Decisions of the first answer
-            come first.
     """
 
     given: Mapping[str, Any]
     found: Mapping[str, Any]
     numbers: NDArray[np.float64]
-    decisions: int = 1
 
 
 class Answers(Protocol):
@@ -240,9 +265,9 @@ class Task:
         scores: Returns the results that metrics are computed from, the main metric's first. Takes
             predictions, features, the config's `id2label` and options. The labels come from
             `read_labels`.
-        decisions: Returns what the model answers, one value for each example or position. Two
-            models are compared by the number of decisions that differ. `None` if the answers are
-            not choices.
+        decisions: Returns the decisions of each answer: one, or one for each position. Two models
+            are compared by the number of decisions that differ. `None` if the answers are not
+            choices.
         answers: Makes what users read of the predictions.
         decided: Noun for the object of a decision, in the singular: text, word, question.
         labels: Returns what a model is trained with, one for each feature, `None` for a feature
@@ -266,7 +291,7 @@ class Task:
     check_labels: Callable[[Dataset, Mapping[int, str]], None]
     predictions: Callable[[Results], list[Prediction]]
     scores: Callable[[Predictions, Features, Mapping[int, str], TaskSettings], list[Score]]
-    decisions: Callable[[Predictions, Features, TaskSettings], Sequence[Hashable] | None]
+    decisions: Callable[[Predictions, Features, TaskSettings], Decisions | None]
     labels: Callable[[Features, Mapping[int, str]], Sequence[Labels | None]] | None
     answers: Answers
     name_labels: Callable[[Dataset, Mapping[int, str]], Dataset] = keep_labels

@@ -31,9 +31,10 @@ from qdqbert.tasks.logits import (
     apply,
     check_function,
     class_answers,
+    extreme_classes,
     logit_predictions,
     most_likely_classes,
-    of_pairs,
+    score_of_pairs,
 )
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task
@@ -68,10 +69,13 @@ def _scores(
     del options
     logits = np.stack(predictions)
     labels = [class_of(label_of(example), id2label) for example in features.examples]
-    rows = np.stack([logits.argmax(axis=1), labels], axis=1).astype(np.float64)
+    classes = logits.argmax(axis=1)
     f1 = {"f1": f1_binary} if logits.shape[1] == 2 else {"f1_macro": f1_macro}
     metrics = {"accuracy": accuracy, **f1, "mcc": matthews}
-    return [Score(name=name, rows=rows, compute=of_pairs(each)) for name, each in metrics.items()]
+    return [
+        score_of_pairs(name, classes, labels, metric, extreme_classes)
+        for name, metric in metrics.items()
+    ]
 
 
 def _answers(

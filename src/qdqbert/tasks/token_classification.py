@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, get_args, overload
 
 import numpy as np
@@ -37,13 +37,15 @@ from qdqbert.tasks.task import (
     IGNORED,
     Answer,
     Compute,
+    Decisions,
     Features,
     Labels,
     Prediction,
     Predictions,
+    Rows,
     Score,
     Task,
-    share_percent,
+    share_score,
 )
 from qdqbert.tokenizing.chunks import in_chunks
 from qdqbert.tokenizing.tokenizer import Tokenizer
@@ -154,13 +156,11 @@ def _scores(
             [[each.predicted, each.labelled, each.correct] for each in counts], dtype=np.float64
         )
         scores = [
-            Score(name=name, rows=rows, compute=_of_counts(name))
+            Score(name=name, rows=rows, compute=_of_counts(name), extremes=_extremes)
             for name in ("f1", "precision", "recall")
         ]
-    rows = np.array(
-        [[sum(map(operator.eq, own, known)), len(known)] for own, known in pairs], dtype=np.float64
-    )
-    return [*scores, Score(name="accuracy", rows=rows, compute=share_percent)]
+    right = [sum(map(operator.eq, own, known)) for own, known in pairs]
+    return [*scores, share_score("accuracy", right, [len(known) for known in labels])]
 
 
 def _tags(prediction: Prediction, places: _Places, id2label: Mapping[int, str]) -> list[str]:
@@ -173,12 +173,19 @@ def _tags(prediction: Prediction, places: _Places, id2label: Mapping[int, str]) 
 def _of_counts(name: str) -> Compute:
     """Return a score of rows with the numbers of predicted, labelled and correct entities."""
 
-    def compute(rows: NDArray[np.float64]) -> float:
-        predicted, labelled, correct = (int(each) for each in rows.sum(axis=0))
+    def compute(rows: Rows, weights: NDArray[np.float64]) -> float:
+        predicted, labelled, correct = map(float, weights @ rows)
         counts = EntityCounts(predicted=predicted, labelled=labelled, correct=correct)
         return float(getattr(counts, name))
 
     return compute
+
+
+def _extremes(rows: Rows) -> tuple[Rows, Rows]:
+    """Predict as many wrong entities as there are right ones, one at least, and the right ones."""
+    known = rows[:, 1]
+    low = np.stack([np.maximum(known, 1), known, np.zeros_like(known)], axis=1)
+    return low, np.stack([known, known, known], axis=1)
 
 
 def _are_entity_tags(names: Iterable[str]) -> bool:
@@ -189,15 +196,12 @@ def _are_entity_tags(names: Iterable[str]) -> bool:
     )
 
 
-def _decisions(
-    predictions: Predictions, features: Features, options: TaskSettings
-) -> Sequence[Hashable]:
+def _decisions(predictions: Predictions, features: Features, options: TaskSettings) -> Decisions:
     """Return the class of each word of all sentences, leaving out words without a token."""
     del options
     return [
-        int(best)
+        tuple(map(int, prediction[places >= 0].argmax(axis=1)))
         for prediction, places in zip(predictions, features.places, strict=True)
-        for best in prediction[places >= 0].argmax(axis=1)
     ]
 
 
@@ -229,7 +233,6 @@ def _answers(
                     ],
                 },
                 numbers=found[is_seen],
-                decisions=int(is_seen.sum()),
             )
         )
     return answers

@@ -8,7 +8,7 @@ to 2^24, which is larger than any vocabulary.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,16 @@ from qdqbert.encoding import Encoded
 from qdqbert.errors import DataFileError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.lines import counted
-from qdqbert.tasks.task import Answer, Features, Prediction, Predictions, Score, share_percent
+from qdqbert.tasks.task import (
+    Answer,
+    Decisions,
+    Features,
+    Prediction,
+    Predictions,
+    Rows,
+    Score,
+    share_score,
+)
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 
@@ -44,10 +53,10 @@ def log_probabilities(prediction: Prediction) -> Prediction:
 
 def most_likely_tokens(
     predictions: Predictions, features: Features, options: TaskSettings
-) -> Sequence[Hashable] | None:
+) -> Decisions | None:
     """Return the id of the most likely token, for every predicted token of every feature."""
     del features, options
-    return [int(token) for each in predictions for token in each[:, 1]]
+    return [tuple(map(int, each[:, 1])) for each in predictions]
 
 
 def token_scores(predictions: Predictions, ids: Sequence[NDArray[np.int32]]) -> list[Score]:
@@ -58,24 +67,27 @@ def token_scores(predictions: Predictions, ids: Sequence[NDArray[np.int32]]) -> 
         ids: Ids of the true tokens of each feature.
     """
     exact = [each.astype(np.float64) for each in predictions]
-    logs, right = (
-        np.array([[sums, len(each)] for sums, each in zip(found, exact, strict=True)])
-        for found in (
-            [each[:, 0].sum() for each in exact],
-            [(each[:, 1] == own).sum() for each, own in zip(exact, ids, strict=True)],
-        )
-    )
+    tokens = [len(each) for each in exact]
+    logs = np.array([[each[:, 0].sum(), len(each)] for each in exact])
+    right = [(each[:, 1] == own).sum() for each, own in zip(exact, ids, strict=True)]
     return [
-        Score(name="perplexity", rows=logs, compute=_perplexity, is_error=True),
-        Score(name="accuracy", rows=right, compute=share_percent),
+        Score(name="perplexity", rows=logs, compute=_perplexity, extremes=_extremes, is_error=True),
+        share_score("accuracy", right, tokens),
     ]
 
 
-def _perplexity(rows: NDArray[np.float64]) -> float:
+def _perplexity(rows: Rows, weights: NDArray[np.float64]) -> float:
     """Return the perplexity of sums of log-probabilities and numbers of tokens."""
-    logs, tokens = rows.sum(axis=0)
+    logs, tokens = weights @ rows
     with np.errstate(over="ignore"):
         return float(np.exp(-logs / tokens))
+
+
+def _extremes(rows: Rows) -> tuple[Rows, Rows]:
+    """Give all texts the probabilities of the best one, and of the worst one."""
+    tokens = rows[:, 1]
+    rates = rows[:, 0] / np.maximum(tokens, 1)
+    return np.stack([tokens * rates.max(), tokens], 1), np.stack([tokens * rates.min(), tokens], 1)
 
 
 def token_answers(
@@ -104,7 +116,6 @@ def token_answers(
                     "label_scores": found.tolist(),
                 },
                 numbers=found,
-                decisions=len(chosen),
             )
         )
     return answers

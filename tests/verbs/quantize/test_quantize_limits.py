@@ -117,7 +117,7 @@ def test_the_report_is_a_page_if_its_name_says_so(quantized, tmp_path) -> None:
     path = tmp_path / "missed.HTML"
     report = quantize(quantized("classifier"), tmp_path / "int8", min_sqnr=300, report=path)
     assert path.read_text() == page(report)
-    assert "SQNR of at least 300\N{NO-BREAK SPACE}dB is missed" in path.read_text()
+    assert "SQNR of at least 300\N{NO-BREAK SPACE}dB is missed: " in path.read_text()
 
 
 def test_targets_that_run_everything_in_int8_can_only_miss_a_limit(quantized, tmp_path) -> None:
@@ -136,7 +136,7 @@ def test_a_default_target_that_misses_a_limit_is_left_out(quantized, tmp_path) -
     assert report.meets_limits
     assert "native" not in {each.target for each in report.targets}
     assert any(
-        each.startswith("Target native is left out: min_sqnr 100: missed, ")
+        each.startswith("Target native is left out: SQNR of at least 100 dB is missed: ")
         for each in report.notices
     )
     assert not (tmp_path / "int8" / "native").exists()
@@ -168,6 +168,48 @@ def test_metrics_are_compared_on_labeled_data(quantized, labeled, tmp_path) -> N
         assert each.differences == evaluated.differences
         assert each.metrics == evaluated.metrics
         assert report.float_metrics == evaluated.reference_metrics
+
+
+def test_a_few_examples_without_a_loss_show_no_limit(quantized, labeled, tmp_path, caplog) -> None:
+    eight = tmp_path / "eight.csv"
+    eight.write_text("\n".join(labeled.read_text().splitlines()[:9]))
+    report = quantize(
+        quantized("classifier"), tmp_path / "int8", eval_data=eight, max_drop=1, max_flips=1
+    )
+    assert not report.meets_limits
+    [target] = report.targets
+    drop, flips = target.limits
+    assert (drop.verdict, flips.verdict) == ("not shown", "not shown")
+    if target.fidelity.flips_percent == 0:
+        assert drop.interval.high == pytest.approx(flips.interval.high, rel=0.05)
+        assert drop.examples_needed == pytest.approx(flips.examples_needed, rel=0.05)
+    # It was said before anything was calibrated.
+    before = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert [each.partition(",")[0] for each in before] == [
+        "Too few examples to show loss of accuracy of at most 1",
+        "Too few examples to show changed predictions of at most 1 %",
+    ]
+    assert "About 370 examples would show it" in before[1]
+
+
+def test_examples_with_equal_texts_are_counted_once(quantized, labeled, tmp_path) -> None:
+    tripled = tmp_path / "tripled.csv"
+    header, *rows = labeled.read_text().splitlines()
+    tripled.write_text("\n".join([header, *rows, *rows, *rows]))
+    made, reports = quantized("classifier"), []
+    for data in (labeled, tripled):
+        reports.append(flat.evaluate(made.directory, data, reference=made.checkpoint, max_drop=9))
+    once, three_times = reports
+    assert three_times.fidelity.flips_interval == once.fidelity.flips_interval
+    assert three_times.fidelity.sqnr_interval.low == pytest.approx(
+        once.fidelity.sqnr_interval.low, abs=0.5
+    )
+    assert three_times.limits[0].interval.high == pytest.approx(
+        once.limits[0].interval.high, rel=0.05
+    )
+    assert [each for each in three_times.notices if "repeat" in each] == [
+        "80 of 120 examples repeat the text of an earlier one. Intervals count each text once."
+    ]
 
 
 def test_examples_to_evaluate_on_are_none_of_the_calibrated_ones(

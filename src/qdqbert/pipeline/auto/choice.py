@@ -27,11 +27,12 @@ from qdqbert.pipeline.auto.worker import write_features
 from qdqbert.pipeline.folder import Output, make_report, write_model
 from qdqbert.pipeline.graphs import WrittenGraph, write_graph
 from qdqbert.pipeline.measure import Evidence, measure
-from qdqbert.pipeline.messages import fidelity_warnings, unmet_limits
+from qdqbert.pipeline.messages import fidelity_warnings
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.ranges import RangeKind
 from qdqbert.pipeline.trials import Trials, can_be_met, meet_limits
 from qdqbert.progress import Progress
+from qdqbert.reporting.comparison import unmet_limits
 from qdqbert.reporting.quantize import QuantizeReport
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan

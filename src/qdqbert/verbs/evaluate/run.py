@@ -26,6 +26,7 @@ from qdqbert.pipeline.predictions import (
     EncodedExamples,
     encode_examples,
     predict,
+    repeated_notices,
 )
 from qdqbert.pipeline.settings import task_options_of
 from qdqbert.pipeline.versions import versions
@@ -105,7 +106,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         reference_metrics=() if comparison is None else baseline.metrics,
         differences=() if comparison is None else comparison.differences,
         fidelity=None if comparison is None else comparison.fidelity,
-        limits=() if comparison is None else comparison.check(options.limits),
+        limits=() if comparison is None else baseline.check(ours, options.limits),
         leaked_examples=leaked,
         storage=storage,
         latency=latency,
@@ -117,7 +118,12 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         cores=usable_cores(),
         versions=versions(),
         command=command_line("evaluate", options),
-        notices=(*notices, *dataset.notices, *encoded.features.notices),
+        notices=(
+            *notices,
+            *dataset.notices,
+            *encoded.features.notices,
+            *repeated_notices(encoded.features.examples),
+        ),
     )
     if options.output is None:
         return report

@@ -100,7 +100,7 @@ def _fill(
             columns=options.columns,
             samples=options.calibration.samples,
             seed=options.calibration.seed,
-            max_drop=options.limits.max_drop,
+            limits=options.limits,
             is_demo=options.model is None,
         ),
         Lengths(
