@@ -181,6 +181,19 @@ def test_at_most_a_thousand_labeled_examples_are_held_out(write_file) -> None:
     assert "metrics are of 1,000 of 1,200 others" in chosen.notices[-2]
 
 
+def test_examples_without_a_label_do_not_keep_the_others_from_being_scored(write_file) -> None:
+    rows = labeled_rows(60).splitlines()
+    blank = [
+        f"{row.rpartition(',')[0]}," if index % 10 == 3 else row for index, row in enumerate(rows)
+    ]
+    path = write_file("train.csv", "\n".join(blank))
+    for data in ({"calibration_data": path}, {"eval_data": path}):
+        chosen = choose(**data, samples=24, labels=LABELS)
+        assert chosen.labeled_data == str(path)
+        assert len(chosen.heldout) == 30
+        assert "6 of 60 examples have no label and are left out." in chosen.notices
+
+
 @pytest.mark.parametrize(
     ("limits", "count"),
     [

@@ -123,6 +123,17 @@ def test_no_predictions_score_lower_or_higher_than_the_extremes(make) -> None:
                 assert (low, high) == pytest.approx((0, 100))
 
 
+def test_the_order_of_pairs_is_defined_whichever_examples_are_drawn() -> None:
+    examples = [
+        RankingExample(text="q", text_pair="d", label=str(int(index == 3)), group=str(index))
+        for index in range(60)
+    ]
+    (score,) = of_task(RERANKING, examples, np.arange(60)[:, None], 1)
+    # A third of all samples with replacement are without the only relevant pair.
+    found = difference_interval(score, score, range(60))
+    assert -100 < found.low < -1 < 1 < found.high < 100
+
+
 @pytest.mark.parametrize("make", MADE)
 def test_models_with_equal_predictions_may_differ_on_other_examples(make) -> None:
     score, *_ = make(np.random.default_rng(2), 60)

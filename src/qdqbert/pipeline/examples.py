@@ -148,6 +148,7 @@ class _Draw:
         kept = self._without_texts(evaluated.examples, used)
         if not kept:
             raise self._nothing_left()
+        self._metrics_problem(evaluated, kept)
         notices += [*evaluated.notices, *self._left_out(evaluated.examples, kept)]
         return ChosenExamples(
             calibration=used,
@@ -296,7 +297,8 @@ class _Draw:
     def _metrics_problem(self, dataset: Dataset, heldout: Sequence[Any]) -> str | None:
         """Return why metrics of held-out examples are not defined; `None` if they are."""
         try:
-            of_heldout = dataclasses.replace(dataset, examples=tuple(heldout))
+            used = tuple(heldout[: self.data.max_heldout])
+            of_heldout = dataclasses.replace(dataset, examples=used)
             self.task.check_metrics(of_heldout, self.id2label)
         except DataFileError as error:
             return self._no_metrics(error)

@@ -38,6 +38,11 @@ class TokenExample:
         """The text that a model reads."""
         return (" ".join(self.words),)
 
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The tags; `None` if the data have none."""
+        return self.tags
+
 
 def read_sentences(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
     """Read sentences from CoNLL columns, whatever the suffix of the file, or from rows of lists.

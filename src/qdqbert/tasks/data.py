@@ -79,6 +79,12 @@ class Example:
         return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
 
     @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The label without spaces around it; `None` if it is blank or there is none."""
+        label = (self.label or "").strip()
+        return (label,) if label else None
+
+    @property
     def given(self) -> dict[str, Any]:
         """The fields that are not `None`, by their names."""
         fields = {"text": self.text, "text_pair": self.text_pair, "label": self.label}
@@ -92,7 +98,8 @@ class Dataset:
 
     Attributes:
         path: The path, as the caller gave it, or what stands for rows in memory.
-        examples: Dataclasses with a `content`. Either all have a `text_pair` or none has.
+        examples: Dataclasses with a `content` and `labels`. Either all have a `text_pair` or none
+            has.
         columns: The columns that were read; all `None` if each line is a text.
         names: Names of all columns, where there are some.
         notices: Sentences for the user about what was inferred or skipped.

@@ -362,6 +362,7 @@ FILL_MASK = Task(
     read=read_dataset,
     encode=_encode,
     check_labels=accept_all,
+    leaves_out_unlabeled=False,
     predictions=_predictions,
     scores=_scores,
     decided="token",

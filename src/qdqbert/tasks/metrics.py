@@ -5,6 +5,8 @@ All take weights of the examples, `(examples,)`, each as if an example were ther
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -113,7 +115,7 @@ def matthews(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | Non
     # The rest is rounding, of weights.
     if min(spreads) <= _ROUNDING * total**2:
         return 0.0
-    return 100.0 * min(1.0, max(-1.0, shared / (spreads[0] * spreads[1]) ** 0.5))
+    return 100.0 * min(1.0, max(-1.0, shared / math.sqrt(spreads[0] * spreads[1])))
 
 
 def pearson(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> float:

@@ -217,5 +217,6 @@ MULTI_LABEL_CLASSIFICATION = Task(
     decisions=_decisions,
     labels=_labels,
     answers=_answers,
+    leaves_out_unlabeled=False,
     class_names=_class_names,
 )

@@ -75,6 +75,11 @@ class ChoiceExample:
         """The texts that a model reads."""
         return (self.context, self.prompt, *self.endings)
 
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The number of the right ending; `None` if the data do not have it."""
+        return None if self.label is None else (str(self.label),)
+
 
 def read_choices(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
     """Read a .csv, .tsv, .jsonl or .parquet file, a hub data set or objects, with fixed columns.

@@ -62,6 +62,12 @@ class QuestionExample:
         return self.question, self.context
 
     @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The right answers, none of an unanswerable question; `None` if they are not known."""
+        known = tuple(each.text for each in self.answers)
+        return known if known or self.is_impossible else None
+
+    @property
     def span(self) -> tuple[int, int] | None:
         """Start and end, in characters, of the first answer that is found in the context."""
         for answer in self.answers:

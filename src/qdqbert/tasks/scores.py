@@ -15,6 +15,9 @@ from qdqbert.tasks.metrics import pearson, spearman
 from qdqbert.tasks.task import Rows, Score
 from qdqbert.tasks.texts import label_of
 
+Correlation = Callable[[ArrayLike, ArrayLike, ArrayLike], float]
+"""Returns the correlation of outputs, labels and weights."""
+
 
 def score_of(example: Example) -> float:
     """Return the label as a number.
@@ -83,8 +86,7 @@ def correlations(values: ArrayLike, labels: ArrayLike) -> list[Score]:
         labels: The labels, in the same shape.
 
     Raises:
-        DataFileError: A correlation is undefined: there is only one example, all labels or values
-            are equal, or a value is not finite.
+        DataFileError: A correlation is undefined: all labels are equal, or a value is not finite.
     """
     rows = paired(values, labels)
     found = [
@@ -110,10 +112,14 @@ def paired(values: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
     return np.concatenate([each.reshape(len(each), -1) for each in parts], axis=1)
 
 
-def _mean_of_outputs(
-    metric: Callable[[ArrayLike, ArrayLike, ArrayLike], float],
-    rows: Rows,
-    weights: NDArray[np.float64],
-) -> float:
+def _mean_of_outputs(metric: Correlation, rows: Rows, weights: NDArray[np.float64]) -> float:
+    """Return the mean correlation; it is 0 if outputs are equal, as nothing follows from them."""
     found, known = np.split(rows.T, 2)
-    return float(np.mean([metric(*pair, weights) for pair in zip(found, known, strict=True)]))
+    return float(
+        np.mean(
+            [
+                0.0 if (outputs == outputs[0]).all() else metric(outputs, labels, weights)
+                for outputs, labels in zip(found, known, strict=True)
+            ]
+        )
+    )

@@ -14,10 +14,11 @@ from qdqbert.runtime.batches import Results
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings
+from qdqbert.tasks.data import Columns, Dataset, labels_place
+from qdqbert.tasks.lines import counted
 
 if TYPE_CHECKING:
     from qdqbert import objects
-    from qdqbert.tasks.data import Columns, Dataset
     from qdqbert.tokenizing.tokenizer import Tokenizer
 
 Prediction = NDArray[np.float32]
@@ -273,6 +274,8 @@ class Task:
         labels: Returns what a model is trained with, one for each feature, `None` for a feature
             that nothing can be learned from. Takes features and `id2label`. `None` for tasks that
             `train` does not train.
+        leaves_out_unlabeled: Whether examples with a blank label are left out if others have one.
+            Not for tasks of which it is a label, or whose labels are the texts.
         class_names: Returns the classes of a new head from a data set; `None` for heads without
             classes.
         max_length: Default of the longest feature in tokens; `None` for the checkpoint's.
@@ -296,6 +299,7 @@ class Task:
     answers: Answers
     name_labels: Callable[[Dataset, Mapping[int, str]], Dataset] = keep_labels
     check_metrics: Callable[[Dataset, Mapping[int, str]], None] = accept_all
+    leaves_out_unlabeled: bool = True
     class_names: Callable[[Dataset], list[str]] | None = None
     encode_calibration: CalibrationEncoder | None = None
     max_length: int | None = None
@@ -315,13 +319,32 @@ class Task:
     def read_labels(self, dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
         """Return the data with labels that can be scored; see `name_labels` and `check_labels`.
 
+        A notice says so if all labels are the same, of which metrics show little.
+
         Raises:
-            DataFileError: A label is missing, is not one of the model's, or can be read in two
-                ways.
+            DataFileError: All labels are missing, or one is not one of the model's, or can be read
+                in two ways.
         """
-        named = self.name_labels(dataset, id2label)
+        named = self.name_labels(self.labeled(dataset), id2label)
         self.check_labels(named, id2label)
-        return named
+        labels = {label for each in named.examples for label in each.labels or ()}
+        if len(labels) != 1 or len(named) == 1 or not self.leaves_out_unlabeled:
+            return named
+        notice = (
+            f"All labels of {labels_place(named)} are {labels.pop()!r}, and metrics of one label "
+            "show little. Add examples with others."
+        )
+        return dataclasses.replace(named, notices=(*named.notices, notice))
+
+    def labeled(self, dataset: Dataset) -> Dataset:
+        """Return the data without the examples that have no label, if others have one."""
+        kept = tuple(each for each in dataset.examples if each.labels is not None)
+        left_out = len(dataset) - len(kept)
+        if not (kept and left_out and self.leaves_out_unlabeled):
+            return dataset
+        verb = "has no label and is" if left_out == 1 else "have no label and are"
+        notice = f"{left_out:,} of {counted(len(dataset), 'example')} {verb} left out."
+        return dataclasses.replace(dataset, examples=kept, notices=(*dataset.notices, notice))
 
     def metrics(
         self,

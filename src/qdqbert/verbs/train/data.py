@@ -167,7 +167,7 @@ def new_classes(
         # The config says how many numbers there are.
         return []
     with naming("train_data"):
-        return task.class_names(dataset)
+        return task.class_names(task.labeled(dataset))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
