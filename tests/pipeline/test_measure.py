@@ -76,3 +76,14 @@ def test_timings_that_varied_are_reported(monkeypatch) -> None:
     assert notice.startswith(
         "Timings of native with 1 text of 32 tokens varied, as if something else ran"
     )
+
+
+def test_a_graph_that_is_mostly_float_gets_a_warning() -> None:
+    def warnings(percent: float | None) -> list[str]:
+        report = SimpleNamespace(target="portable", int8_percent=percent, is_float=False)
+        return messages.share_warnings(report)
+
+    (warning,) = warnings(49.6)
+    assert warning.startswith("Only 50 % of the multiplications of portable are INT8, so it is")
+    # The target `float` has none, and says so itself.
+    assert warnings(50.0) == warnings(None) == []

@@ -44,6 +44,7 @@ TARGET = TargetReport(
     engine="onnxruntime",
     recipe="linear",
     units_in_float=(),
+    int8_percent=94.7,
     model="model.onnx",
     fidelity=FIDELITY,
     metrics=(Metric(name="accuracy", value=90.5, examples=200),),

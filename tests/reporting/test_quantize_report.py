@@ -110,6 +110,23 @@ def test_limits_decide_if_there_are_some(with_limits, verdicts, level, judgement
     assert (document.level, document.verdict) == (level, judgement)
 
 
+def test_limits_that_only_a_float_model_meets_are_not_met(with_limits) -> None:
+    report = with_limits("met")
+    (target,) = report.targets
+    units = ("layer.0.dense", "layer.1.dense")
+    for percent, is_met in ((10.0, True), (9.9, False), (0.0, False)):
+        made = dataclasses.replace(target, units_in_float=units, int8_percent=percent)
+        found = dataclasses.replace(report, targets=(made,))
+        assert found.meets_limits is is_met
+    assert found.document().verdict == (
+        "Nothing was written: INT8 cannot meet changed predictions of at most 5 %: only 0 % of the "
+        "multiplications would stay in INT8"
+    )
+    # Options of the user may leave everything in float.
+    chosen = dataclasses.replace(report, targets=(dataclasses.replace(target, int8_percent=0.0),))
+    assert chosen.meets_limits
+
+
 def test_without_limits_the_target_auto_says_why_nothing_was_written(quantize_report) -> None:
     candidate = CandidateReport(
         target="portable",
@@ -265,7 +282,11 @@ def test_without_timings_the_report_says_how_to_measure(three) -> None:
     assert usage(untimed)[0].startswith(
         "No speed was measured. To measure it: `qdqbert benchmark out/my-int8`."
     )
-    assert list(rows(untimed, "How large is it?")) == ["size", "recipe"]
+    assert list(rows(untimed, "How large is it?")) == [
+        "size",
+        "recipe",
+        "multiplications in INT8",
+    ]
 
 
 def test_a_folder_that_was_not_written_or_that_load_does_not_run_is_not_run(three) -> None:
@@ -302,6 +323,7 @@ def test_graphs_are_compared_with_float_the_fastest_one_first(three) -> None:
         "the same, in texts per second": ["333/s", "1,000/s", "500/s", "333/s"],
         "size": ["100.0 MB", *["25.0 MB (0.25)"] * 3],
         "recipe": ["", *["linear"] * 3],
+        "multiplications in INT8": ["", *["95 %"] * 3],
     }
 
 

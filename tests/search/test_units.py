@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qdqbert.search.units import make_units
+from qdqbert.search.units import int8_percent, make_units
 from qdqbert.spec import TensorSpec
 
 LAYER = "bert.encoder.layer.0"
@@ -57,6 +57,21 @@ def test_the_cost_of_a_linear_layer_is_its_number_of_weights() -> None:
     assert costs[SITES[3]] == 512
     # One multiplication for each of 8 channels.
     assert costs[SITES[0]] == costs[SITES[6]] == 8
+
+
+@pytest.mark.parametrize(
+    ("in_float", "percent"),
+    [
+        # The last layer has no quantized input.
+        ((), 100 * (64 + 256 + 512) / (64 + 2 * 256 + 512)),
+        ((f"{QUERY}._input_quantizer",), 100 * (256 + 512) / (64 + 2 * 256 + 512)),
+        ((f"{DENSE}._weight_quantizer", SITES[3]), 100 * 64 / (64 + 2 * 256 + 512)),
+        (SITES, 0),
+    ],
+)
+def test_the_share_of_int8_counts_layers_with_both_inputs_in_int8(in_float, percent) -> None:
+    specs = {**SPECS, **dict.fromkeys(in_float)}
+    assert int8_percent(specs, WEIGHTS) == pytest.approx(percent)
 
 
 def test_a_larger_unit_costs_as_much_as_its_parts() -> None:

@@ -21,6 +21,9 @@ from qdqbert.tasks.task import Metric
 # it, one of them is wrong.
 _MOST_VARIATION = 0.15
 
+LEAST_INT8_PERCENT = 10.0
+"""Share of int8 multiplications below which limits are not met by INT8, but by a float model."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatencyReport:
@@ -89,6 +92,8 @@ class TargetReport:
         recipe: Recipe that placed its Q/DQ pairs.
         codes: Widths of their codes: "INT8", or "W4A8" for weights of 4 bits.
         units_in_float: Linear layers and sites that were left in float to meet the limits.
+        int8_percent: Share of the multiplications for a text of 128 tokens that are int8. `None`
+            for the target `float`.
         model: Path of the graph in the folder.
         fidelity: How close it is to the float model, on held-out texts.
         metrics: Its metrics, if the texts have labels.
@@ -114,6 +119,7 @@ class TargetReport:
     recipe: str
     codes: str
     units_in_float: tuple[str, ...]
+    int8_percent: float | None
     model: str
     fidelity: Fidelity
     metrics: tuple[Metric, ...]
@@ -130,6 +136,17 @@ class TargetReport:
     verification_db: float | None = None
     changed: tuple[ChangedExample, ...] = ()
     recall: VectorRecall | None = None
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the limits are met by a model that hardly computes in int8 any more."""
+        is_left = self.int8_percent is not None and self.int8_percent < LEAST_INT8_PERCENT
+        return is_left and bool(self.units_in_float)
+
+    @property
+    def meets_limits(self) -> bool:
+        """Whether all limits of the call are met, by a model that computes in int8."""
+        return not self.is_float and all(each.verdict == "met" for each in self.limits)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from qdqbert.pipeline.graphs import with_measurable_graph, write_graph
 from qdqbert.pipeline.measure import Evidence, measure
 from qdqbert.pipeline.trials import Trials, can_be_met, meet_limits
 from qdqbert.progress import Progress
-from qdqbert.reporting.comparison import unmet_limits
+from qdqbert.reporting.graphs import unmet_limits
 from qdqbert.reporting.quantize import QuantizeReport
 from qdqbert.targets.target import Plan
 

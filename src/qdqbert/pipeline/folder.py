@@ -38,6 +38,7 @@ from qdqbert.pipeline.messages import (
     report_notices,
     sample_warnings,
     saturation_notice,
+    share_warnings,
 )
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.versions import versions
@@ -112,6 +113,7 @@ def make_report(
     every += [notice for each in reports for notice in report_notices(each)]
     warnings = [] if ready.ranges.known is not None else sample_warnings(count)
     warnings += [text for each in reports for text in fidelity_warnings(each, ready.ranges.kind)]
+    warnings += [text for each in reports for text in share_warnings(each)]
     return QuantizeReport(
         directory=str(output.directory),
         checkpoint=source.model.shown,

@@ -171,6 +171,7 @@ def _check(
         recipe=plan.recipe.name,
         codes=plan.codes,
         units_in_float=plan.units_in_float,
+        int8_percent=evidence.ready.int8_percent(plan),
         model=graph.name,
         fidelity=comparison.fidelity,
         metrics=comparison.metrics,

@@ -22,6 +22,8 @@ _FEWEST_CALIBRATED = 16
 # Below this SQNR, or if the interval of changed predictions is above this percentage, a model is
 # hardly usable. A few changed predictions of a few show little, such as 4 of 64 answers.
 _LOW_SQNR_DB = 10.0
+# Below this share of int8 multiplications, a graph is more float than INT8.
+_FEW_INT8_PERCENT = 50.0
 # Remedies for a graph that is far from float, by the source of its ranges.
 _HINTS: Mapping[RangeKind, str] = {
     "calibrated": "Calibrate on more and typical examples",
@@ -72,6 +74,17 @@ def fidelity_warnings(report: TargetReport, ranges: RangeKind = "calibrated") ->
         f"The {report.codes} graph for {report.target} on {report.engine} is far from the float "
         f"model ({found}). {advice}, and check the task's metric with `qdqbert evaluate` before "
         "you use it."
+    ]
+
+
+def share_warnings(report: TargetReport) -> list[str]:
+    """Warn about a graph of which less than half is INT8."""
+    share = report.int8_percent
+    if share is None or share >= _FEW_INT8_PERCENT or report.is_float:
+        return []
+    return [
+        f"Only {share:.0f} % of the multiplications of {report.target} are INT8, so it is hardly "
+        "smaller or faster than float. Pass limits that more layers meet, or another `recipe`."
     ]
 
 

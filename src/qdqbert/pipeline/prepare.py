@@ -40,6 +40,7 @@ from qdqbert.pipeline.settings import input_length, task_options_of
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.pipeline.source import Source
 from qdqbert.progress import Progress
+from qdqbert.search.units import int8_percent
 from qdqbert.targets.target import Plan, Target
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.small_vectors import VectorRanges
@@ -127,6 +128,12 @@ class Ready:
         """Messages for the user."""
         parts = (self.source, self.ranges, self.examples, self.inputs)
         return tuple(notice for part in parts for notice in part.notices)
+
+    def int8_percent(self, plan: Plan) -> float | None:
+        """Return the share of int8 multiplications under a plan; `None` for the float model."""
+        if plan.target.quantizes == "nothing":
+            return None
+        return int8_percent(plan.specs, self.sited.weights())
 
 
 def prepare(

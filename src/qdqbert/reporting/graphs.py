@@ -11,6 +11,7 @@ from qdqbert.engines.runner import float_engine
 from qdqbert.evidence.batch_invariance import BatchInvariance
 from qdqbert.evidence.lengths import TextLengths
 from qdqbert.evidence.reports import CandidateReport, LatencyReport, TargetReport
+from qdqbert.reporting import comparison
 from qdqbert.reporting.document import MEGABYTE, Cell, Level, Section, Table, bar, counted
 from qdqbert.targets import target_named
 
@@ -38,6 +39,28 @@ class Winner:
 def graph_name(each: TargetReport | CandidateReport) -> str:
     """Return the name of a graph: its engine, and its target if that has another name."""
     return each.engine if each.target == each.engine else f"{each.target} on {each.engine}"
+
+
+def unmet_text(targets: Sequence[TargetReport]) -> str:
+    """Return a sentence about the limit that is missed, or else not met by INT8, or not shown."""
+    unmet = [each for each in targets if any(check.verdict != "met" for check in each.limits)]
+    missed = [each for each in unmet if any(check.verdict == "missed" for check in each.limits)]
+    in_float = [each for each in targets if each.is_float]
+    return in_float_text(in_float[0]) if in_float and not missed else comparison.unmet_text(unmet)
+
+
+def unmet_limits(each: TargetReport) -> str:
+    """Return sentences about the limits that a graph does not meet; empty if it meets all."""
+    return in_float_text(each) if each.is_float else comparison.unmet_limits(each)
+
+
+def in_float_text(each: TargetReport) -> str:
+    """Say that the limits of a graph are met by the float model only."""
+    limits = " and ".join(comparison.limit_text(check, each.metrics) for check in each.limits)
+    return (
+        f"INT8 cannot meet {limits}: only {each.int8_percent:.0f} % of the multiplications would "
+        "stay in INT8"
+    )
 
 
 def by_speed(targets: Sequence[TargetReport]) -> list[TargetReport]:
@@ -104,6 +127,12 @@ def speed(targets: Sequence[TargetReport], float_bytes: int) -> Section:
     )
     rows.append(("size", bar(float_bytes / MEGABYTE, "{:.1f} MB"), *sizes))
     rows.append(("recipe", None, *(each.recipe for each in targets)))
+    if any(each.int8_percent is not None for each in targets):
+        shares = (
+            None if each.int8_percent is None else bar(each.int8_percent, "{:.0f} %")
+            for each in targets
+        )
+        rows.append(("multiplications in INT8", None, *shares))
     if any(each.units_in_float for each in targets):
         units = ("\n".join(each.units_in_float) for each in targets)
         rows.append(("left in float to meet the limits", None, *units))

@@ -17,7 +17,6 @@ from qdqbert.reporting.comparison import (
     environment,
     limit_sections,
     quality,
-    unmet_text,
 )
 from qdqbert.reporting.document import (
     MEGABYTE,
@@ -88,8 +87,7 @@ class QuantizeReport(Report):
         """
         if self.candidates:
             return any(each.verdict == "chosen" for each in self.candidates)
-        checks = (check for each in self.targets for check in each.limits)
-        return all(each.verdict == "met" for each in checks)
+        return all(each.meets_limits for each in self.targets)
 
     @property
     def winner(self) -> Winner | None:
@@ -167,7 +165,7 @@ class QuantizeReport(Report):
             return "doubtful", "Nothing was measured"
         if not self.meets_limits:
             if has_limits:
-                return "bad", f"Nothing was written: {unmet_text(self.targets)}"
+                return "bad", f"Nothing was written: {graphs.unmet_text(self.targets)}"
             # Without limits, the target `auto` rejects candidates by their fidelity alone.
             reason = (self.reason or "").removesuffix(".")
             return "bad", f"{reason}, so nothing was written"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from qdqbert.choices import Granularity
-from qdqbert.spec import TensorSpec, input_site_of, is_linear_input, is_weight
+from qdqbert.spec import TensorSpec, input_site_of, is_linear_input, is_weight, weight_site_of
 
 # The path of the layer at the start of a site's name: `encoder.layer.3`, `layers.3`.
 _LAYER = re.compile(r"(?:.*?\.)??[a-z_]+\.\d+(?=\.)")
@@ -58,6 +58,26 @@ def make_units(
     )
 
 
+def int8_percent(specs: Mapping[str, TensorSpec | None], weights: Mapping[str, Tensor]) -> float:
+    """Return the share of multiplications that are int8, in percent, for a text of 128 tokens.
+
+    Args:
+        specs: Spec of every site by name; `None` is float.
+        weights: Weight `(out, in)` of each linear layer, by the site of its input.
+    """
+    hidden = _hidden_size(weights)
+    costs = {site: weight.numel() for site, weight in weights.items()}
+    costs |= {site: _TOKENS * hidden // 2 for site in specs if _MATMUL.search(site)}
+    # A linear layer is int8 if its input and its weight are.
+    in_int8 = [
+        cost
+        for site, cost in costs.items()
+        if specs.get(site) is not None
+        and (site not in weights or specs.get(weight_site_of(site)) is not None)
+    ]
+    return 100 * sum(in_int8) / max(sum(costs.values()), 1)
+
+
 def _unit_of(site: str, granularity: Granularity) -> str:
     layer = _LAYER.match(site)
     if granularity == "layer" and layer is not None:
@@ -69,7 +89,7 @@ def _unit_of(site: str, granularity: Granularity) -> str:
 
 
 def _cost(sites: list[str], weights: Mapping[str, Tensor]) -> int:
-    hidden = min(weight.shape[1] for weight in weights.values())
+    hidden = _hidden_size(weights)
     linear = {input_site_of(site) for site in sites if is_linear_input(site) or is_weight(site)}
     cost = sum(weights[site].numel() for site in linear if site in weights)
     for site in sites:
@@ -80,3 +100,7 @@ def _cost(sites: list[str], weights: Mapping[str, Tensor]) -> int:
             # A residual add or an embedding table: about a multiplication for each channel.
             cost += hidden
     return cost
+
+
+def _hidden_size(weights: Mapping[str, Tensor]) -> int:
+    return min(weight.shape[1] for weight in weights.values())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,13 +133,13 @@ def test_targets_that_run_everything_in_int8_can_only_miss_a_limit(quantized, tm
 
 
 def test_a_default_target_that_misses_a_limit_is_left_out(quantized, tmp_path) -> None:
-    report = quantize(quantized("classifier"), tmp_path / "int8", min_sqnr=100, targets=())
+    made = quantized("classifier")
+    wanted = max(each.fidelity.sqnr_db for each in made.report.targets) + 4
+    report = quantize(made, tmp_path / "int8", min_sqnr=wanted, targets=())
     assert report.meets_limits
     assert "native" not in {each.target for each in report.targets}
-    assert any(
-        each.startswith("Target native is left out: SQNR of at least 100 dB is missed: ")
-        for each in report.notices
-    )
+    start = f"Target native is left out: SQNR of at least {wanted:g} dB is missed: "
+    assert any(each.startswith(start) for each in report.notices)
     assert not (tmp_path / "int8" / "native").exists()
     assert open_artifact(tmp_path / "int8").engines[0] == "onnxruntime"
 
@@ -152,6 +153,20 @@ def test_metrics_of_data_that_were_split_are_not_in_the_model_index(
     card = ModelCard.load(tmp_path / "int8" / "README.md")
     assert card.data.eval_results is None
     assert any("rows of `calibration_data` that the model may" in each for each in report.notices)
+
+
+def test_a_limit_that_only_a_float_model_meets_is_not_met_by_int8(quantized, tmp_path) -> None:
+    report = quantize(quantized("classifier"), tmp_path / "int8", min_sqnr=100, targets=())
+    assert not report.meets_limits
+    assert report.directory is None
+    assert not (tmp_path / "int8").exists()
+    shares = {each.target: each.int8_percent for each in report.targets}
+    assert shares["native"] > 90
+    assert shares["onnxruntime"] == 0
+    missed = dataclasses.replace(
+        report, targets=tuple(each for each in report.targets if each.target != "native")
+    )
+    assert "INT8 cannot meet SQNR of at least 100 dB" in missed.document().verdict
 
 
 def test_metrics_are_compared_on_labeled_data(quantized, labeled, tmp_path) -> None:

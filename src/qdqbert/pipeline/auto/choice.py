@@ -17,7 +17,7 @@ from typing import Protocol
 
 from qdqbert.choices import EngineName
 from qdqbert.engines.runner import install_command
-from qdqbert.evidence.reports import CandidateReport, TargetReport
+from qdqbert.evidence.reports import LEAST_INT8_PERCENT, CandidateReport, TargetReport
 from qdqbert.machine import cpu_features
 from qdqbert.options import Limits
 from qdqbert.pipeline.auto.candidates import distinct, missing_engines, reason_of
@@ -32,7 +32,7 @@ from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.ranges import RangeKind
 from qdqbert.pipeline.trials import Trials, can_be_met, meet_limits
 from qdqbert.progress import Progress
-from qdqbert.reporting.comparison import unmet_limits
+from qdqbert.reporting.graphs import unmet_limits
 from qdqbert.reporting.quantize import QuantizeReport
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan
@@ -148,7 +148,8 @@ def choose_fastest(evidence: Evidence, output: Output, progress: Progress) -> Ch
             return None
         new = meet_limits(Trials.of(ready, old), limits, progress, known)
         known.append((old, new))
-        if not new.units_in_float:
+        share = ready.int8_percent(new)
+        if not new.units_in_float or share is None or share < LEAST_INT8_PERCENT:
             return None
         shutil.rmtree(candidate.folder)
         return write_candidate(new, ready, output)

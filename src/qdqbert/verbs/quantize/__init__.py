@@ -23,8 +23,9 @@ def quantize(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
     report. The folder is written completely or not at all.
 
     Limits such as `max_drop` are met by leaving the most sensitive linear layers in float. The
-    reference is the float model. If a limit cannot be met, or there are too few examples to show
-    it, no folder is written, and the report says why.
+    reference is the float model. If a limit cannot be met by a model that computes at least a tenth
+    in INT8, or there are too few examples to show it, no folder is written, and the report says
+    why.
 
     Returns:
         What was written and measured: fidelity to the float model on held-out examples, agreement
