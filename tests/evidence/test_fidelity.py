@@ -13,6 +13,7 @@ def test_sqnr_by_hand() -> None:
     assert sqnr_db([3, 4], [3, 4.5]) == pytest.approx(20, abs=1e-12)  # float64 rounding
     assert sqnr_db([1, 2], [1, 2]) == math.inf
     assert sqnr_db([0, 0], [1, 0]) == -math.inf
+    assert sqnr_db([1, 2], [1, math.nan]) == sqnr_db([1, 2], [1, math.inf]) == -math.inf
 
 
 def test_embeddings_are_compared_by_cosine() -> None:

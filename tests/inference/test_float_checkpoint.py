@@ -6,6 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -248,6 +249,53 @@ def test_files_that_cannot_be_written_are_not_needed(
     with qdqbert.load(checkpoints("sentence")) as model:
         assert model.encode(TEXTS).shape == (3, 32)
     assert all(each in caplog.text for each in messages)
+
+
+def with_weights(folder, tmp_path, change):
+    """Return a copy of a checkpoint whose weights are changed."""
+    copy = shutil.copytree(folder, tmp_path / "a copy")
+    file = copy / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    changed = {name: change(name, x) for name, x in weights.items()}
+    safetensors.torch.save_file(changed, file, metadata={"format": "pt"})
+    return copy
+
+
+def test_a_model_that_int8_breaks_gets_a_warning_at_each_load(
+    checkpoints, tmp_path, caplog
+) -> None:
+    folder = with_weights(
+        checkpoints("classifier"), tmp_path, lambda name, x: 300 * x if x.ndim == 2 else x
+    )
+    for _ in range(2):
+        caplog.clear()
+        qdqbert.load(folder).close()
+        (warning,) = (each for each in caplog.records if each.levelname == "WARNING")
+        message = warning.getMessage()
+        assert f"INT8 of {folder} is far from float: broken (SQNR " in message
+        assert f"`qdqbert quantize '{folder}' --min-sqnr 20`" in message
+        assert "precision='float'" in message
+
+
+def test_a_model_that_int8_does_not_break_gets_its_closeness_in_words(checkpoints, caplog) -> None:
+    caplog.set_level("INFO", logger="qdqbert")
+    qdqbert.load(checkpoints("sentence")).close()
+    assert not any(each.levelname == "WARNING" for each in caplog.records)
+    (found,) = (each for each in caplog.messages if "compared with float" in each)
+    assert re.search(r": (very close|close|look at your own data) \(SQNR [0-9.]+ dB on 16", found)
+
+
+def test_a_head_whose_outputs_are_zero_can_be_loaded(checkpoints, tmp_path, caplog) -> None:
+    caplog.set_level("INFO", logger="qdqbert")
+    folder = with_weights(
+        checkpoints("classifier"),
+        tmp_path,
+        lambda name, x: 0 * x if name.startswith("classifier") else x,
+    )
+    with qdqbert.load(folder) as model:
+        (answer,) = model(["the old house"], top_k=None)
+    assert [each["score"] for each in answer] == pytest.approx([1 / 3] * 3)
+    assert "compared with float: very close (equal on 16 built-in texts)" in caplog.text
 
 
 def test_weights_that_cannot_be_read_are_named(checkpoints, monkeypatch) -> None:

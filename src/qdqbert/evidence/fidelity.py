@@ -187,10 +187,11 @@ def signal_and_noise(reference: ArrayLike, candidate: ArrayLike) -> tuple[float,
 
 
 def to_decibels(signal: float, noise: float) -> float:
-    """Return `10 log10(signal / noise)`; `inf` without noise."""
+    """Return `10 log10(signal / noise)`; `inf` without noise, `-inf` if the noise is not finite."""
     if noise == 0:
         return math.inf
-    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+    ratio = signal / noise
+    return 10 * math.log10(ratio) if ratio > 0 else -math.inf
 
 
 def all_cosines(reference: Predictions, candidate: Predictions) -> NDArray[np.float64]:

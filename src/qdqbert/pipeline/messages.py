@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from qdqbert.engines.runner import install_command, is_installed
+from qdqbert.evidence.closeness import FAR_DB
 from qdqbert.evidence.fidelity import MANY_CHANGED_PERCENT
 from qdqbert.evidence.limits import LimitCheck
 from qdqbert.evidence.lowering import LoweringCheck
@@ -19,9 +20,6 @@ from qdqbert.tasks.task import Metric
 
 # With fewer calibration examples than this, the report warns.
 _FEWEST_CALIBRATED = 16
-# Below this SQNR, or if the interval of changed predictions is above this percentage, a model is
-# hardly usable. A few changed predictions of a few show little, such as 4 of 64 answers.
-_LOW_SQNR_DB = 10.0
 # Below this share of int8 multiplications, a graph is more float than INT8.
 _FEW_INT8_PERCENT = 50.0
 # Remedies for a graph that is far from float, by the source of its ranges.
@@ -61,8 +59,9 @@ def fidelity_warnings(report: TargetReport, ranges: RangeKind = "calibrated") ->
     """
     fidelity = report.fidelity
     interval = fidelity.flips_interval
+    # A few changed predictions of a few show little, such as 4 of 64 answers.
     surely_changed = 0.0 if interval is None else interval.low
-    if fidelity.sqnr_db >= _LOW_SQNR_DB and surely_changed <= MANY_CHANGED_PERCENT:
+    if fidelity.sqnr_db >= FAR_DB and surely_changed <= MANY_CHANGED_PERCENT:
         return []
     found = f"{fidelity.sqnr_db:.1f} dB SQNR"
     if fidelity.flips_percent is not None:

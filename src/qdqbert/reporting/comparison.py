@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from qdqbert.evidence.closeness import in_words
 from qdqbert.evidence.fidelity import MANY_CHANGED_PERCENT, Fidelity
 from qdqbert.evidence.intervals import proportion_interval
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
@@ -45,7 +46,9 @@ _TERMS = (
     (
         "SQNR",
         "Signal-to-quantization-noise ratio of the outputs, the float model's being the signal. "
-        "More is better: at 20 dB the noise is a tenth of the signal, at 40 dB a hundredth.",
+        "More is better: at 20 dB the noise is a tenth of the signal, at 40 dB a hundredth. From "
+        "30 dB on it is very close, from 20 on close, from 10 on your own data decide, and below "
+        "it is broken.",
     ),
     ("cosine", "Similarity of a text's two embeddings. 1 is equal."),
     (
@@ -131,7 +134,7 @@ def _quality(model: Compared, reference: str, task: str) -> dict[str, Cell]:
     interval = interval_text(fidelity.sqnr_interval, ".1f")
     level = decibels(fidelity.sqnr_db)
     cells[f"SQNR to {reference}"] = Cell(
-        text=level if level == "equal" else f"{level} {interval}",
+        text=level if level == "equal" else f"{level} {interval}, {in_words(fidelity.sqnr_db)}",
         value=fidelity.sqnr_db,
         interval=fidelity.sqnr_interval,
     )

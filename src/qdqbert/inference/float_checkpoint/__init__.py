@@ -9,6 +9,7 @@ as they are.
 from __future__ import annotations
 
 import logging
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -124,4 +125,14 @@ def _log_closeness(checkpoint: FloatCheckpoint, artifact: Artifact, name: str) -
             )
             return
         keep_closeness(found, artifact.directory)
-    _LOGGER.info("INT8 of %s compared with float: %s.", name, found)
+    if found.is_far:
+        _LOGGER.warning(
+            "INT8 of %s is far from float: %s. Its answers are not those of the model. Run "
+            "`qdqbert quantize %s --min-sqnr 20`, which calibrates and leaves layers in float if "
+            "need be, or load the model with precision='float'.",
+            name,
+            found,
+            shlex.quote(name),
+        )
+    else:
+        _LOGGER.info("INT8 of %s compared with float: %s.", name, found)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from pathlib import Path
 
 from qdqbert.errors import CheckpointError
+from qdqbert.evidence.closeness import FAR_DB, in_words
 from qdqbert.files import write_json
 from qdqbert.json_files import read_json
 
@@ -30,7 +32,13 @@ class Closeness:
     def __str__(self) -> str:
         """Return it in words."""
         cosine = "" if self.worst_cosine is None else f", worst cosine {self.worst_cosine:.4f}"
-        return f"SQNR {self.sqnr_db:.1f} dB on {self.texts} built-in texts{cosine}"
+        level = "equal" if self.sqnr_db == math.inf else f"SQNR {self.sqnr_db:.1f} dB"
+        return f"{in_words(self.sqnr_db)} ({level} on {self.texts} built-in texts{cosine})"
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the model is hardly usable, also if its outputs are not finite."""
+        return not self.sqnr_db >= FAR_DB
 
 
 def kept_closeness(folder: Path) -> Closeness | None:

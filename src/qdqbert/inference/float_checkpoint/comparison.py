@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import Runner
+from qdqbert.evidence.fidelity import to_decibels
 from qdqbert.graph.writer import write_graph
 from qdqbert.inference.float_checkpoint.closeness import Closeness
 from qdqbert.inference.float_checkpoint.folder import read_model
@@ -77,6 +77,6 @@ def _compare(
         cosines.append(float(np.where(is_zero, 1, products / np.where(is_zero, 1, lengths)).min()))
     return Closeness(
         texts=len(cosines),
-        sqnr_db=10 * math.log10(signal / noise),
+        sqnr_db=to_decibels(signal, noise),
         worst_cosine=min(cosines) if name in (EMBEDDING, TOKEN_VECTORS, WORDS) else None,
     )
