@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from qdqbert.evidence.fidelity import compare, sqnr_db
+from qdqbert.evidence.intervals import Interval, proportion_interval
 
 
 def test_sqnr_by_hand() -> None:
@@ -43,6 +44,19 @@ def test_decisions_that_differ_are_counted() -> None:
     assert (fidelity.flips_percent, fidelity.decisions) == (25, 4)
     assert fidelity.cosine_mean is None
     assert fidelity.cosine_min is None
+
+
+def test_entities_that_one_model_does_not_find_are_counted() -> None:
+    theirs = [{("PER", 0, 1), ("LOC", 3, 3)}, set(), {("ORG", 0, 0)}, {("PER", 1, 1)}]
+    ours = [{("PER", 0, 2), ("LOC", 3, 3)}, set(), {("ORG", 0, 0)}, set()]
+    fidelity = compare([[1, 2]] * 4, [[1, 2]] * 4, entities=(theirs, ours))
+    found = fidelity.entities
+    # Of PER 0 to 1, PER 0 to 2, LOC, ORG and the last PER, two are found by both.
+    assert (found.entities, found.changed_percent, found.texts_percent) == (5, 60, 50)
+    assert found.changed_interval.low < 60 < found.changed_interval.high
+    expected = proportion_interval(2, 4)
+    assert found.texts_interval == Interval(low=100 * expected.low, high=100 * expected.high)
+    assert compare([[1, 2]], [[1, 2]]).entities is None
 
 
 def test_different_numbers_of_decisions_are_refused() -> None:

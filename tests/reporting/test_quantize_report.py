@@ -7,6 +7,8 @@ import math
 
 import pytest
 
+from qdqbert.evidence.fidelity import EntityAgreement
+from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.predictions import ChangedExample
 from qdqbert.evidence.reports import CandidateReport, LatencyReport
 from qdqbert.evidence.vector_recall import VectorRecall
@@ -397,6 +399,32 @@ def test_limits_are_in_a_table_with_their_verdicts(quantize_report, check) -> No
     ]
     assert [row[3].level for row in cells] == ["good", "bad"]
     assert section(quantize_report, "Limits") is None
+
+
+def test_changed_entities_are_shown_beside_changed_words(quantize_report) -> None:
+    (target,) = quantize_report.targets
+    interval = Interval(low=1.0, high=6.5)
+    entities = EntityAgreement(
+        entities=361,
+        changed_percent=2.5,
+        changed_interval=interval,
+        texts_percent=3.0,
+        texts_interval=interval,
+    )
+    fidelity = dataclasses.replace(target.fidelity, entities=entities)
+    report = dataclasses.replace(
+        quantize_report,
+        task="token-classification",
+        targets=(dataclasses.replace(target, fidelity=fidelity),),
+    )
+    found = rows(report, "Is it as good as the float model?")
+    assert found["changed predictions, 200 words"][1] == "1.50 % (0.25 to 4.00)"
+    assert found["changed entities, 361 entities"][1] == "2.50 % (1.00 to 6.50)"
+    assert found["texts with changed entities, 200 texts"][1] == "3.00 % (1.00 to 6.50)"
+    assert (
+        "1.50 % of the predictions changed, and the entities of 3.00 % of the texts"
+        in report.document().facts
+    )
 
 
 def test_changed_predictions_are_shown_with_their_texts(quantize_report) -> None:

@@ -146,6 +146,15 @@ def test_decisions_leave_out_words_without_a_token() -> None:
     assert TASK.decisions(predicting([0, 4, 2], [3]), made, OPTIONS) == [(0, 2), (3,)]
 
 
+def test_entities_are_those_that_tags_mark() -> None:
+    made = features(CAT, RAIN)
+    found = TASK.entities(predicting([0, 1, 2], [3]), made, ID2LABEL)
+    assert found == [{("PER", 1, 2)}, {("LOC", 0, 0)}]
+    # Parts of speech mark none.
+    names = {index: str(index) for index in ID2LABEL}
+    assert TASK.entities(predicting([0, 1, 2], [3]), made, names) is None
+
+
 def test_entities_are_scored_by_hand() -> None:
     examples = [
         TokenExample(words=("a",) * 4, tags=("B-PER", "I-PER", "O", "B-LOC")),

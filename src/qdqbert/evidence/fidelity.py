@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from qdqbert.evidence.intervals import Interval, bootstrap_interval, share_interval
 from qdqbert.evidence.vector_recall import max_sim_recall
 from qdqbert.evidence.word_agreement import WordAgreement, word_agreement
-from qdqbert.tasks.task import Decisions, Prediction, Predictions, identity
+from qdqbert.tasks.task import Decisions, Entities, Prediction, Predictions, identity
 
 Keys = Sequence[Hashable]
 """A key for each text or answer; equal texts have equal ones."""
@@ -24,6 +24,26 @@ MANY_CHANGED_PERCENT = 5.0
 # With fewer texts, not even the median is likely to be among the values that were seen: all of n
 # values are on one side of it with a probability of 2 / 2^n, which is at most 5 % from 6 on.
 _FEWEST_TEXTS = 6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EntityAgreement:
+    """Agreement of a tagger with the float model on entities, of which users read a list.
+
+    Attributes:
+        entities: Number of entities that one of the models finds.
+        changed_percent: Share of these that the other model does not find, with equal type, first
+            and last word, %.
+        changed_interval: Its 95 % interval.
+        texts_percent: Share of texts whose entities differ, %.
+        texts_interval: Its 95 % interval.
+    """
+
+    entities: int
+    changed_percent: float
+    changed_interval: Interval
+    texts_percent: float
+    texts_interval: Interval
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +64,7 @@ class Fidelity:
             features can have one. `None` for tasks without decisions.
         words: Agreement on the words that have a weight, for sparse embeddings only.
         max_sim_recall: Recall@10 by MaxSim, for vectors of tokens only: see `max_sim_recall`.
+        entities: Agreement on entities, for taggers of entities only.
     """
 
     texts: int
@@ -56,6 +77,7 @@ class Fidelity:
     decisions: int | None = None
     words: WordAgreement | None = None
     max_sim_recall: float | None = None
+    entities: EntityAgreement | None = None
 
 
 def compare(
@@ -66,6 +88,7 @@ def compare(
     is_sparse: bool = False,
     is_multi_vector: bool = False,
     decisions: tuple[Decisions, Decisions] | None = None,
+    entities: tuple[Entities, Entities] | None = None,
     signal: Callable[[Prediction], Prediction] = identity,
     text_keys: Keys | None = None,
     answer_keys: Keys | None = None,
@@ -79,6 +102,7 @@ def compare(
         is_sparse: Whether they are sparse embeddings.
         is_multi_vector: Whether they are vectors of tokens, `(tokens, dimensions)`.
         decisions: Decisions of the float model, and of the candidate.
+        entities: Entities that the float model finds in each text, and the candidate.
         signal: Part of a prediction that SQNR is computed from.
         text_keys: A key for each prediction. By default, all are of different texts.
         answer_keys: A key for the decisions of each answer, in the same way.
@@ -115,6 +139,23 @@ def compare(
         decisions=None if decisions is None else int(counts[:, 1].sum()),
         words=word_agreement(left, right) if is_sparse else None,
         max_sim_recall=max_sim_recall(left, right) if is_multi_vector else None,
+        entities=None if entities is None else _entity_agreement(*entities, answer_keys),
+    )
+
+
+def _entity_agreement(
+    reference: Entities, candidate: Entities, keys: Keys | None
+) -> EntityAgreement:
+    rows = [(len(a ^ b), len(a | b), a != b, 1) for a, b in zip(reference, candidate, strict=True)]
+    counts = np.array(rows, dtype=np.float64).reshape(-1, 4)
+    of_entities, of_texts = counts[:, :2], counts[:, 2:]
+    known = keys or range(len(counts))
+    return EntityAgreement(
+        entities=int(of_entities[:, 1].sum()),
+        changed_percent=changed_percent(of_entities),
+        changed_interval=flips_interval_of(of_entities, known),
+        texts_percent=changed_percent(of_texts),
+        texts_interval=flips_interval_of(of_texts, known),
     )
 
 

@@ -44,6 +44,7 @@ from qdqbert.tasks.task import (
     Answer,
     Decisions,
     Encoder,
+    Entities,
     Features,
     Metric,
     Prediction,
@@ -226,6 +227,7 @@ class Baseline:
             is_sparse=kind.is_sparse,
             is_multi_vector=kind.is_multi_vector,
             decisions=decisions,
+            entities=self._entities(predictions),
             signal=self.task.signal,
             text_keys=self.text_keys,
             answer_keys=None if decisions is None else self.keys(len(decisions[0])),
@@ -336,6 +338,16 @@ class Baseline:
     def _scores(self, predictions: Predictions) -> tuple[Score, ...]:
         features = self.encoded.features
         return tuple(self.task.scores(predictions, features, self.id2label, self.options))
+
+    def _entities(self, predictions: Predictions) -> tuple[Entities, Entities] | None:
+        """Return the entities of the reference and of a model; `None` if the task finds none."""
+        if self.task.entities is None:
+            return None
+        theirs, ours = (
+            self.task.entities(each, self.encoded.features, self.id2label)
+            for each in (self.predictions, predictions)
+        )
+        return None if theirs is None or ours is None else (theirs, ours)
 
     def _decisions(self, predictions: Predictions) -> tuple[Decisions, Decisions] | None:
         """Return the decisions of the reference and of a model; `None` if the task has none."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from qdqbert.evidence.closeness import in_words
-from qdqbert.evidence.fidelity import MANY_CHANGED_PERCENT, Fidelity
+from qdqbert.evidence.fidelity import MANY_CHANGED_PERCENT, EntityAgreement, Fidelity
 from qdqbert.evidence.intervals import proportion_interval
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
 from qdqbert.evidence.predictions import ChangedExample
@@ -49,6 +49,11 @@ _TERMS = (
         "More is better: at 20 dB the noise is a tenth of the signal, at 40 dB a hundredth. From "
         "30 dB on it is very close, from 20 on close, from 10 on your own data decide, and below "
         "it is broken.",
+    ),
+    (
+        "changed entities",
+        "Share of the entities that one of both models finds and the other does not; and share of "
+        "the texts of which both models list other entities.",
     ),
     ("cosine", "Similarity of a text's two embeddings. 1 is equal."),
     (
@@ -122,6 +127,8 @@ def _quality(model: Compared, reference: str, task: str) -> dict[str, Cell]:
             value=fidelity.flips_percent,
             interval=fidelity.flips_interval,
         )
+    if fidelity.entities is not None:
+        cells |= _entities(fidelity.entities, fidelity.texts)
     if fidelity.cosine_mean is not None:
         cosines = f"{fidelity.cosine_mean:.4f} / {fidelity.cosine_min:.4f}"
         cells[f"cosine to {reference}, mean / worst"] = Cell(text=cosines)
@@ -139,6 +146,24 @@ def _quality(model: Compared, reference: str, task: str) -> dict[str, Cell]:
         interval=fidelity.sqnr_interval,
     )
     return cells
+
+
+def _entities(found: EntityAgreement, texts: int) -> dict[str, Cell]:
+    """Return how well entities agree, by name."""
+    entities, lists = counted(found.entities, "entity"), counted(texts, "text")
+    return {
+        name: Cell(
+            text=f"{share:.2f} % {interval_text(interval, '.2f')}", value=share, interval=interval
+        )
+        for name, share, interval in (
+            (f"changed entities, {entities}", found.changed_percent, found.changed_interval),
+            (
+                f"texts with changed entities, {lists}",
+                found.texts_percent,
+                found.texts_interval,
+            ),
+        )
+    }
 
 
 def _words(words: WordAgreement, reference: str) -> dict[str, Cell]:
@@ -179,7 +204,11 @@ def closeness(
         assert worst.flips_interval is not None
         low, high = worst.flips_interval.low, worst.flips_interval.high
         note = f"of {_decided(worst, task)}; other texts may give {low:.2f} to {high:.2f} %"
-        return ("changed predictions", share, note), f"{share} of the predictions changed"
+        phrase = f"{share} of the predictions changed"
+        if worst.entities is not None:
+            lists = f"the entities of {worst.entities.texts_percent:.2f} % of the texts"
+            note, phrase = f"{note}; {lists} changed", f"{phrase}, and {lists}"
+        return ("changed predictions", share, note), phrase
     cosines = [each.cosine_mean for each in found if each.cosine_mean is not None]
     if cosines:
         name, mean = f"cosine to {reference}", span(cosines, ".4f")

@@ -35,7 +35,7 @@ def counted(count: int, noun: str) -> str:
 
 def plural(noun: str) -> str:
     """Return the plural of a noun: rows, batches, queries."""
-    if noun.endswith("ry"):
+    if noun[-1] == "y" and noun[-2] not in "aeiou":
         return f"{noun.removesuffix('y')}ies"
     return f"{noun}{'es' if noun.endswith('ch') else 's'}"
 

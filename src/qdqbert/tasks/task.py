@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -29,6 +29,9 @@ Predictions = Sequence[Prediction]
 
 Decisions = Sequence[Sequence[Hashable]]
 """What a model decides, for each of its answers: one value or several, or none."""
+
+Entities = Sequence[Set[Hashable]]
+"""The entities that a model finds in each text."""
 
 Labels = Mapping[str, int | float | NDArray[np.int64] | NDArray[np.float32]]
 """Labels of one feature, under the argument names of transformers' models."""
@@ -269,6 +272,8 @@ class Task:
         decisions: Returns the decisions of each answer: one, or one for each position. Two models
             are compared by the number of decisions that differ. `None` if the answers are not
             choices.
+        entities: Returns the entities in each text, by the config's `id2label`; `None` if its tags
+            mark none. `None` for tasks that find none.
         answers: Makes what users read of the predictions.
         decided: Noun for the object of a decision, in the singular: text, word, question.
         labels: Returns what a model is trained with, one for each feature, `None` for a feature
@@ -300,6 +305,7 @@ class Task:
     name_labels: Callable[[Dataset, Mapping[int, str]], Dataset] = keep_labels
     check_metrics: Callable[[Dataset, Mapping[int, str]], None] = accept_all
     leaves_out_unlabeled: bool = True
+    entities: Callable[[Predictions, Features, Mapping[int, str]], Entities | None] | None = None
     class_names: Callable[[Dataset], list[str]] | None = None
     encode_calibration: CalibrationEncoder | None = None
     max_length: int | None = None

@@ -29,7 +29,7 @@ from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import class_of, name_classes, new_names
 from qdqbert.tasks.conll import TokenExample, read_sentences
 from qdqbert.tasks.data import Dataset, check_each, labels_place
-from qdqbert.tasks.entities import OUTSIDE, EntityCounts, count_entities, total
+from qdqbert.tasks.entities import OUTSIDE, EntityCounts, count_entities, find_entities, total
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import probabilities
 from qdqbert.tasks.tagging import Entity, Tag
@@ -38,6 +38,7 @@ from qdqbert.tasks.task import (
     Answer,
     Compute,
     Decisions,
+    Entities,
     Features,
     Labels,
     Prediction,
@@ -203,6 +204,16 @@ def _decisions(predictions: Predictions, features: Features, options: TaskSettin
         tuple(map(int, prediction[places >= 0].argmax(axis=1)))
         for prediction, places in zip(predictions, features.places, strict=True)
     ]
+
+
+def _entities(
+    predictions: Predictions, features: Features, id2label: Mapping[int, str]
+) -> Entities | None:
+    """Return the entities of each sentence."""
+    if not _are_entity_tags(id2label.values()):
+        return None
+    pairs = zip(predictions, features.places, strict=True)
+    return [set(find_entities(_tags(each, places, id2label))) for each, places in pairs]
 
 
 def _answers(
@@ -433,6 +444,7 @@ TOKEN_CLASSIFICATION = Task(
     scores=_scores,
     decided="word",
     decisions=_decisions,
+    entities=_entities,
     labels=_labels,
     answers=_answers,
     class_names=_class_names,
