@@ -226,4 +226,3 @@ def test_answers_have_a_number_for_each_output() -> None:
     options = {"tokenizer": None, "id2label": {0: "a", 1: "b"}, "options": TaskSettings()}
     (answer,) = REGRESSION.answers(predictions, features(["[0, 0]"]), **options)
     assert answer.found == {"scores": [1.0, -2.0]}
-    assert answer.decisions == 0

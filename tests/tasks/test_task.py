@@ -10,7 +10,7 @@ from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.multiple_choice import ChoiceExample
 from qdqbert.tasks.questions import Answer as QuestionAnswer
 from qdqbert.tasks.questions import QuestionExample
-from qdqbert.tasks.registry import TASKS, loaded_task
+from qdqbert.tasks.registry import TASKS, model_for
 from qdqbert.tasks.reranking import RankingExample
 
 
@@ -19,9 +19,10 @@ def test_a_task_stands_in_the_file_of_its_name() -> None:
 
 
 def test_a_classifier_with_one_output_scores_pairs() -> None:
-    assert loaded_task("text-classification", classes=1) == "reranking"
-    assert loaded_task("text-classification", classes=2) == "text-classification"
-    assert loaded_task("token-classification", classes=1) == "token-classification"
+    one, two = ({"id2label": dict.fromkeys(range(count), "a")} for count in (1, 2))
+    assert model_for("text-classification", one)[0] == "reranking"
+    assert model_for("text-classification", two)[0] == "text-classification"
+    assert model_for("token-classification", one)[0] == "token-classification"
 
 
 CASES = {
