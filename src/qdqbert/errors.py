@@ -20,26 +20,37 @@ The command line prints the same message in the spelling of its own options.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 # Longest message, and how much of a longer one is kept at its end, where the advice is.
 _LONGEST = 2000
 _KEPT_AT_END = 600
+# Longest message of another library that is quoted. What is wrong is at its end.
+_LONGEST_QUOTED = 800
+# What libraries in C++ say before the reason: that loading failed, with a file that may be a copy;
+# and the place in their source, with the signature of the function.
+_NOT_THE_REASON = re.compile(
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from .*? failed:)?"
+    r"|/\S+\.(?:cc|cpp|h):\d+ [^()]*\((?:[^()]|\([^()]*\))*\)(?: const)? "
+    r"|(?:Exception from| at) \S+\.(?:cc|cpp|h|hpp):\d+:\s"
+)
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, longest: int = _LONGEST) -> str:
     """Return a message, with its middle left out if it is very long.
 
     Names of columns and files, and values, can have any length, and messages quote them.
     """
-    if len(text) <= _LONGEST:
+    if len(text) <= longest:
         return text
-    return f"{text[: _LONGEST - _KEPT_AT_END]} [...] {text[-_KEPT_AT_END:]}"
+    return f"{text[: longest - _KEPT_AT_END]} [...] {text[-_KEPT_AT_END:]}"
 
 
 def one_line(message: object) -> str:
-    """Return the start of an error's message on one line, without a full stop."""
-    return " ".join(str(message).split())[:200].rstrip(".")
+    """Return what an error of another library says, on one line, without a full stop."""
+    reason = _NOT_THE_REASON.sub(" ", str(message)[-20_000:])
+    return shortened(" ".join(reason.split()), _LONGEST_QUOTED).rstrip(".")
 
 
 class QdqBertError(Exception):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import operator
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import AddedToken, normalizers
 
-from qdqbert.errors import CheckpointError
+from qdqbert.errors import CheckpointError, one_line
 from qdqbert.files import write_json
 from qdqbert.json_files import Fields, damaged, parse_object, read_json, read_text, shown
 
@@ -230,9 +229,8 @@ def raising(path: Path) -> Iterator[None]:
         # The library raises `Exception` itself. The class of a panic cannot be imported.
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
-        reason = re.sub(r"\s+", " ", str(error))
         raise CheckpointError(
-            f"The tokenizer {str(path)!r} cannot be used: {reason[:200]}."
+            f"The tokenizer {str(path)!r} cannot be used: {one_line(error)}."
         ) from error
 
 

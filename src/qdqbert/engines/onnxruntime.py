@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from qdqbert.engines.index_limits import check_ids, index_limits
 from qdqbert.engines.providers import check_provider, check_started, float_type, provider_list
 from qdqbert.engines.runner import Outputs
-from qdqbert.errors import CheckpointError
+from qdqbert.errors import CheckpointError, one_line
 
 
 class OnnxRuntimeRunner:
@@ -57,7 +57,8 @@ class OnnxRuntimeRunner:
                 str(model), options, providers=provider_list(provider)
             )
         except Exception as error:  # its classes have no common parent
-            raise CheckpointError(f"ONNX Runtime cannot load {str(model)!r}: {error}") from error
+            reason = one_line(error)
+            raise CheckpointError(f"ONNX Runtime cannot load {str(model)!r}: {reason}.") from error
         self._limits = index_limits(model)
         check_started(provider, self._session.get_providers())
         self.precision = float_type(provider)
@@ -99,7 +100,7 @@ def load_graph(
     try:
         session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its classes have no common parent
-        raise CheckpointError(f"ONNX Runtime cannot load a head: {error}") from error
+        raise CheckpointError(f"ONNX Runtime cannot load a head: {one_line(error)}.") from error
     names = [value.name for value in session.get_outputs()]
 
     def run(inputs: Mapping[str, NDArray[Any]]) -> Outputs:

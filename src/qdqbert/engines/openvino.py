@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from qdqbert.engines.index_limits import check_ids, index_limits
 from qdqbert.engines.runner import Outputs
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
-from qdqbert.errors import CheckpointError
+from qdqbert.errors import CheckpointError, one_line
 from qdqbert.machine import usable_cores
 
 with openvino_telemetry_disabled():
@@ -65,7 +65,8 @@ class OpenVinoRunner:
         try:
             compiled = openvino.Core().compile_model(model, "CPU", settings)
         except RuntimeError as error:
-            raise CheckpointError(f"OpenVINO cannot load {str(model)!r}: {error}") from error
+            reason = one_line(error)
+            raise CheckpointError(f"OpenVINO cannot load {str(model)!r}: {reason}.") from error
         self._limits = index_limits(model)
         self.precision = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
         # A tensor has several names where a Cast was removed. Prefer the name in the file.

@@ -162,6 +162,101 @@ def export(path: Path, model: nn.Module, outputs: list[str]) -> ir.Model:
     return canonical(path)
 
 
+def last_position(states: Tensor, _: Tensor) -> Tensor:
+    return nn.functional.normalize(states[:, -1], dim=-1)
+
+
+def joined(states: Tensor, mask: Tensor) -> Tensor:
+    kept = mask[..., None]
+    return torch.cat([states[:, 0], (states * kept).sum(1) / kept.sum(1)], dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("head", "names"),
+    [(joined, "s"), (joined, "states s"), (joined, "s states t"), (last_position, "states s")],
+)
+def test_a_head_that_is_not_known_is_kept_beside_the_states(
+    make_model, run_plainly, tmp_path, head, names
+) -> None:
+    def after(made: Any, mask: Tensor) -> tuple[Tensor, ...]:
+        states = made.last_hidden_state
+        made_of = {"states": states, "s": head(states, mask), "t": head(states, mask) + 1}
+        return tuple(made_of[name] for name in names.split())
+
+    model = Plain(make_model("bert", vocab_size=128, num_hidden_layers=1), after)
+    graph = export(tmp_path / "model.onnx", model, names.split())
+    inputs = random_inputs((5, 9))
+    expected = run_plainly(graph, inputs)
+    read = read_encoder(graph, names.split(), longest=64)
+    assert read.dropped == ()
+    found = run_plainly(make_graph(read.encoder), inputs)
+    assert found.keys() == expected.keys()
+    text = inputs["attention_mask"] == 1
+    for name, wanted in expected.items():
+        kept = text if name == "states" else slice(None)
+        np.testing.assert_allclose(found[name][kept], wanted[kept], atol=1e-5)
+
+
+# Changes to the options of ONNX Runtime's optimizer, and an operator that they make.
+FUSIONS = {
+    "plain": ({}, "Attention"),
+    "mask-of-tokens": ({"attention_mask_format": 2}, "Attention"),
+    "heads": ({"use_multi_head_attention": True}, "MultiHeadAttention"),
+    "heads-without-bias": (
+        {"use_multi_head_attention": True, "disable_multi_head_attention_bias": True},
+        "MultiHeadAttention",
+    ),
+    "heads-and-mask-of-tokens": (
+        {"use_multi_head_attention": True, "attention_mask_format": 2},
+        "MultiHeadAttention",
+    ),
+    "heads-without-embeddings": (
+        {"use_multi_head_attention": True, "enable_embed_layer_norm": False},
+        "MultiHeadAttention",
+    ),
+    "approximate": ({"enable_gelu_approximation": True}, "FastGelu"),
+    "no-attention": ({"enable_attention": False}, "SkipLayerNormalization"),
+    "no-embeddings": ({"enable_embed_layer_norm": False}, "Attention"),
+    "no-skip": ({"enable_skip_layer_norm": False}, "Attention"),
+    "no-skipped-bias": ({"enable_bias_skip_layer_norm": False}, "SkipLayerNormalization"),
+    "no-bias-of-gelu": ({"enable_bias_gelu": False}, "SkipLayerNormalization"),
+}
+
+
+@pytest.mark.parametrize(
+    ("which", "name", "level"),
+    [
+        pytest.param(
+            which,
+            name,
+            level,
+            id=f"{'-'.join(map(str, which))}-{name}-{level}",
+            marks=() if (which, name, level) == (EXPORTS[0], "heads", 0) else pytest.mark.slow,
+        )
+        for which in EXPORTS
+        for name in FUSIONS
+        for level in (0, 1, 2, 99)
+        if level == 0 or name in ("plain", "heads")
+    ],
+)
+def test_what_onnxruntime_fuses_is_read(
+    exported, run_plainly, tmp_path, which, name, level
+) -> None:
+    optimizer = pytest.importorskip("onnxruntime.transformers.optimizer")
+    changes, operator = FUSIONS[name]
+    options = optimizer.FusionOptions("bert")
+    for field, value in changes.items():
+        assert hasattr(options, field)
+        setattr(options, field, value)
+    fused = optimizer.optimize_model(
+        str(exported(*which)), "bert", 4, 32, opt_level=level, optimization_options=options
+    )
+    if which == EXPORTS[0]:
+        assert operator in {node.op_type for node in fused.model.graph.node}
+    fused.save_model_to_file(str(tmp_path / "model.onnx"))
+    check_read(canonical(tmp_path / "model.onnx"), run_plainly, random_inputs((5, 9)))
+
+
 @pytest.mark.parametrize(("family", "head", "steps"), HEADS)
 def test_heads_of_each_family_are_read(
     make_model, run_plainly, tmp_path, family, head, steps

@@ -29,13 +29,18 @@ OF_TOKENS = "batch, seq, classes"
 
 
 def heads_of(*names: str, shape: str = "batch, classes") -> ir.Model:
-    outputs = ", ".join(f"float[{shape}] {name}" for name in names)
-    body = " ".join(f"{name} = Abs (x{index})" for index, name in enumerate(names))
+    places = [f"o_{index}" for index in range(len(names))]
+    outputs = ", ".join(f"float[{shape}] {place}" for place in places)
+    body = " ".join(f"{place} = Abs (x{index})" for index, place in enumerate(places))
     inner = " ".join(f"x{index} = Neg (x)" for index in range(len(names)))
-    return ir.from_onnx_text(
+    model = ir.from_onnx_text(
         f'<ir_version: 10, opset_import: ["" : 21]> g (float[{shape}] x) => ({outputs}) '
         f"{{ {inner} {body} }}"
     )
+    for value, name in zip(model.graph.outputs, names, strict=True):
+        # The text form has no names such as `logits:0`.
+        value.name = name
+    return model
 
 
 def names_of(values) -> list[str]:
@@ -174,13 +179,17 @@ def test_the_first_output_is_taken_where_none_has_the_name() -> None:
 @pytest.mark.parametrize(
     ("names", "given", "order"),
     [
-        (("o0", "o1"), {}, (0, 1)),
         (("end_logits", "start_logits"), {}, (1, 0)),
+        (("end_logits:0", "start_logits:0"), {}, (1, 0)),
+        (("output_end_logits", "output_start_logits"), {}, (1, 0)),
+        (("endScores", "startScores"), {}, (1, 0)),
+        (("END", "START"), {}, (1, 0)),
+        (("Start", "End"), {}, (0, 1)),
+        (("more", "end", "o2", "start"), {}, (3, 1)),
         (("o0", "start_logits"), {}, (1, 0)),
         (("a", "b"), {"start_logits": "b"}, (1, 0)),
         (("a", "end_logits", "b"), {"start_logits": "end_logits", "end_logits": "b"}, (1, 2)),
     ],
-    ids=["no-names", "swapped", "one-name", "one-given", "given-before-known"],
 )
 def test_question_answering_reads_two_outputs_in_order(names, given, order) -> None:
     model = heads_of(*names)
@@ -189,6 +198,92 @@ def test_question_answering_reads_two_outputs_in_order(names, given, order) -> N
     assert found == ("start_logits", "end_logits")
     assert list(model.graph.outputs) == [outputs[index] for index in order]
     assert names_of(model.graph.outputs) == ["start_logits", "end_logits"]
+
+
+def columns_of(body: str, names: tuple[str, ...] = ("o0", "o1")) -> ir.Model:
+    """Makes the outputs of columns 0 and 1 of the logits `x`."""
+    outputs = ", ".join(f"float[batch, seq] {name}" for name in names)
+    return ir.from_onnx_text(
+        f'<ir_version: 10, opset_import: ["" : 21]> g (float[batch, seq, 2] x) => ({outputs}) '
+        "<int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] last = {-1}, "
+        f"int64 first = {{0}}, int64 second = {{1}}> {{ {body} }}"
+    )
+
+
+COLUMNS = {
+    "split": "a, b = Split <axis = -1, num_outputs = 2> (x) {0} = Squeeze (a, last) "
+    "{1} = Squeeze (b, last)",
+    # As TensorFlow unstacks them.
+    "unstacked": "t = Transpose <perm = [2, 0, 1]> (x) "
+    "a, b = Split <axis = 0, num_outputs = 2> (t) c = Identity (a) "
+    "{0} = Squeeze (c, zero) {1} = Squeeze (b, zero)",
+    "gathered": "{1} = Gather <axis = 2> (x, second) {0} = Gather <axis = 2> (x, first)",
+    "sliced": "a = Slice (x, zero, one, last) b = Slice (x, one, two, last) "
+    "{0} = Squeeze (a, last) {1} = Squeeze (b, last)",
+    "constants-in-nodes": "i = Constant <value_int = 0> () j = Constant <value_int = 1> () "
+    "{0} = Gather <axis = 2> (x, i) {1} = Gather <axis = 2> (x, j)",
+}
+
+
+@pytest.mark.parametrize("names", [("o0", "o1"), ("o1", "o0"), ("Identity", "Identity_1")])
+@pytest.mark.parametrize("form", COLUMNS)
+def test_columns_decide_where_names_do_not_say_which_logits_they_are(
+    form, names, run_plainly
+) -> None:
+    model = columns_of(COLUMNS[form].format(*names), tuple(sorted(names)))
+    name_outputs(model, "question-answering")
+    x = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    found = run_plainly(model, {"x": x})
+    np.testing.assert_array_equal(found["start_logits"], x[..., 0])
+    np.testing.assert_array_equal(found["end_logits"], x[..., 1])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        heads_of("o0", "o1"),
+        # Two names with `start`.
+        heads_of("start_index", "start_scores", "end_index", "end_scores"),
+        columns_of("o0 = Gather <axis = 2> (x, second) o1 = Gather <axis = 2> (x, second)"),
+        columns_of(
+            "o0 = Gather <axis = 2> (x, first) y = Neg (x) o1 = Gather <axis = 2> (y, second)"
+        ),
+    ],
+    ids=["no-columns", "twice", "same-column", "other-array"],
+)
+def test_outputs_that_nothing_tells_apart_are_asked_for(model) -> None:
+    with pytest.raises(
+        UserInputError, match="do not say which of them are start_logits, end_log"
+    ) as caught:
+        name_outputs(model, "question-answering")
+    assert caught.value.argument == "output_names"
+
+
+@pytest.mark.parametrize(
+    ("task", "names", "taken"),
+    [
+        ("text-classification", ("pooled", "logits:0"), 1),
+        ("text-classification", ("pooled", "output_logits"), 1),
+        ("text-classification", ("o0", "o1"), 0),
+        ("feature-extraction", ("pooler_output", "lastHiddenState"), 1),
+    ],
+)
+def test_words_of_a_name_are_recognized(task, names, taken) -> None:
+    model = heads_of(*names, shape=OF_TOKENS if task == "feature-extraction" else "batch, classes")
+    expected = model.graph.outputs[taken]
+    name_outputs(model, task)
+    assert model.graph.outputs[0] is expected
+
+
+def test_outputs_of_another_rank_or_type_are_not_taken_for_one_without_a_name() -> None:
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[batch, classes] x) => '
+        "(int64[batch, classes] o0, float[batch, 1, classes] o1, float[batch, classes] o2) "
+        "<int64[1] one = {1}> { o0 = Cast <to = 7> (x) o1 = Unsqueeze (x, one) o2 = Neg (x) }"
+    )
+    expected = model.graph.outputs[2]
+    name_outputs(model, "text-classification")
+    assert model.graph.outputs[0] is expected
 
 
 def test_a_given_output_takes_precedence_over_one_with_the_name() -> None:

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from qdqbert.errors import UserInputError
-from qdqbert.graph.imported.onnx_file import OLDEST_OPSET, read_graph
+from qdqbert.graph.imported.onnx_file import OLDEST_OPSET, load_graph, read_graph
 
 X = np.array([[1, -2, 3], [0.5, 0, -4]], np.float32)
 WEIGHT = np.arange(1200, dtype=np.float32).reshape(3, 400)  # large enough to stay in its file
@@ -60,10 +60,10 @@ def write(tmp_path):
     return write
 
 
-def refusal(path: Path) -> str:
+def refusal(path: Path, read=read_graph) -> str:
     """Return the message about a file that cannot be read: one line with its name."""
     with pytest.raises(UserInputError) as caught:
-        read_graph(path)
+        read(path)
     text = str(caught.value)
     assert "\n" not in text
     assert path.name in text
@@ -213,18 +213,97 @@ def test_missing_external_data_is_named_with_a_hint(write) -> None:
     assert "put it next to the graph" in text
 
 
-@pytest.mark.parametrize("location", ["../other.bin", "/etc/hostname", "", "inner/../../other.bin"])
-def test_external_data_outside_of_the_folder_is_not_read(write, tmp_path, location) -> None:
-    (tmp_path / "other.bin").write_bytes(WEIGHT.tobytes())
-    path = write(external(linear_model(), location=location))
+# What `weights.bin` next to the graph is, in huggingface_hub's cache and in another folder.
+PLACES = {
+    "file": None,
+    "link-below": "inner/own.bin",
+    "link-to-blob": "../../blobs/2222",
+    "link-to-link-to-blob": "again.bin",
+    "link-to-other-repository": "../../../models--a--c/blobs/2222",
+    "link-beside-blobs": "../../other.bin",
+    "link-below-blobs": "../../blobs/inner/3333",
+    "link-to-linked-blob": "../../blobs/4444",
+    "link-elsewhere": "{root}/other.bin",
+}
+READ = {"cache": {"file", "link-below", "link-to-blob", "link-to-link-to-blob"}}
+READ["folder"] = READ["cache"] - {"link-to-blob", "link-to-link-to-blob"}
+
+
+def place(tmp_path: Path, layout: str) -> Path:
+    """Return the folder of a graph, with the same weights in every file around it."""
+    repository = tmp_path / ("models--a--b" if layout == "cache" else "mine")
+    folder = repository / ("snapshots" if layout == "cache" else "versions") / "main"
+    files = ["other.bin", "models--a--c/blobs/2222"]
+    files += [
+        f"{repository.name}/{each}" for each in ("other.bin", "blobs/2222", "blobs/inner/3333")
+    ]
+    for each in (*(tmp_path / each for each in files), folder / "inner" / "own.bin"):
+        each.parent.mkdir(parents=True, exist_ok=True)
+        each.write_bytes(WEIGHT.tobytes())
+    (repository / "blobs" / "4444").symlink_to(tmp_path / "other.bin")
+    (folder / "again.bin").symlink_to("../../blobs/2222")
+    return folder
+
+
+@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("layout", ["cache", "folder"])
+@pytest.mark.parametrize("read", [read_graph, load_graph])
+def test_a_link_to_weights_is_followed_inside_the_folder_and_to_blobs_of_the_cache(
+    tmp_path, layout, kind, read
+) -> None:
+    folder, target = place(tmp_path, layout), PLACES[kind]
+    path, weights = folder / "bert.onnx", folder / "weights.bin"
+    path.write_bytes(external(linear_model(), location="weights.bin").SerializeToString())
+    if target is None:
+        weights.write_bytes(WEIGHT.tobytes())
+    else:
+        weights.symlink_to(target.format(root=tmp_path))
+    assert weights.read_bytes() == WEIGHT.tobytes()
+    if kind not in READ[layout]:
+        assert "outside of the graph's folder" in refusal(path, read)
+        return
+    np.testing.assert_array_equal(read(path).graph.initializers["w"].const_value.numpy(), WEIGHT)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "../other.bin",
+        "../../blobs/2222",
+        "inner/../../../blobs/2222",
+        "{root}/other.bin",
+        "{root}/models--a--b/blobs/2222",
+        "/etc/hostname",
+        "",
+    ],
+)
+@pytest.mark.parametrize("layout", ["cache", "folder"])
+def test_external_data_outside_of_the_folder_is_not_read(tmp_path, layout, location) -> None:
+    path = place(tmp_path, layout) / "bert.onnx"
+    model = external(linear_model(), location=location.format(root=tmp_path))
+    path.write_bytes(model.SerializeToString())
     assert "outside of the graph's folder" in refusal(path)
 
 
-def test_a_link_to_external_data_outside_of_the_folder_is_not_followed(write, tmp_path) -> None:
-    (tmp_path / "other.bin").write_bytes(WEIGHT.tobytes())
-    path = write(external(linear_model(), location="weights.bin"))
-    (path.parent / "weights.bin").symlink_to(tmp_path / "other.bin")
+def test_a_linked_folder_of_blobs_is_not_followed(tmp_path) -> None:
+    folder = place(tmp_path, "cache")
+    blobs = folder.parents[1] / "blobs"
+    blobs.rename(tmp_path / "elsewhere")
+    blobs.symlink_to(tmp_path / "elsewhere")
+    path = folder / "bert.onnx"
+    path.write_bytes(external(linear_model(), location="again.bin").SerializeToString())
     assert "outside of the graph's folder" in refusal(path)
+
+
+def test_a_graph_in_the_cache_is_a_link_too_and_runs(tmp_path, run_plainly) -> None:
+    folder = place(tmp_path, "cache") / "onnx"
+    folder.mkdir()
+    blob = folder.parents[2] / "blobs" / "1111"
+    blob.write_bytes(external(linear_model(), location="model.onnx_data").SerializeToString())
+    (folder / "model.onnx").symlink_to("../../../blobs/1111")
+    (folder / "model.onnx_data").symlink_to("../../../blobs/2222")
+    made = run_plainly(read_graph(folder / "model.onnx"), {"x": X})["y"]
+    np.testing.assert_allclose(made, X @ WEIGHT, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

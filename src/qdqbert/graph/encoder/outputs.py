@@ -61,7 +61,8 @@ def read_outputs(view: GraphView, wanted: Collection[str]) -> ReadOutputs:
         else:
             known = heads[key].outputs if key in heads else ()
             heads[key] = dataclasses.replace(head, outputs=(*known, *head.outputs))
-    ends = [states, *(each for each in view.graph.outputs if each not in unknown)]
+    # The states may be an output.
+    ends = list(dict.fromkeys([states, *(x for x in view.graph.outputs if x not in unknown)]))
     inner = view.ends.intersection(view.before(states)) - set(ends)
     kept = [each for each in unknown if inner.isdisjoint(view.before(each, ends))]
     dropped = {str(each.name): error for each, error in unknown.items() if each not in kept}

@@ -68,7 +68,7 @@ def _attention(b: Builder) -> dict[int, ir.Value]:
     for index, part in enumerate(np.split(weight, 3, axis=1)):
         made = b("MatMul", x, part)
         parts.append(made if bias is None else b("Add", made, np.split(bias, 3)[index]))
-    return {0: _of_heads(b, parts, heads, weight.shape[1] // 3, _padding_mask(b, mask))}
+    return {0: _of_heads(b, parts, heads, weight.shape[1] // 3, _padding_mask(b, x, mask))}
 
 
 def _multi_head_attention(b: Builder) -> dict[int, ir.Value]:
@@ -89,7 +89,7 @@ def _multi_head_attention(b: Builder) -> dict[int, ir.Value]:
         raise UserInputError(
             "The graph does not contain the width of its attention. Export it again with shapes."
         )
-    mask = _padding_mask(b, padding)
+    mask = _padding_mask(b, states[0], padding)
     if added is not None:
         mask = added if mask is None else b("Add", mask, added)
     return {0: _of_heads(b, states, b.attributes.get_int("num_heads", 0), width, mask)}
@@ -182,11 +182,13 @@ def _context(
     return b("MatMul", b("Softmax", scores, axis=-1), value)
 
 
-def _padding_mask(b: Builder, mask: ir.Value | None) -> ir.Value | None:
+def _padding_mask(b: Builder, states: ir.Value | None, mask: ir.Value | None) -> ir.Value | None:
     """Return the additive mask of the scores, `(batch, 1, 1, seq)`.
 
     Args:
-        b: Inserts the nodes. The first input of the fused node is `(batch, seq, hidden)`.
+        b: Inserts the nodes.
+        states: A value `(batch, seq, hidden)`. A query without its bias would get a second reader,
+            and would then not be found to be the output of a linear layer.
         mask: `(batch, seq)` of ones and zeros, or the length of each text, `(batch,)`.
 
     Raises:
@@ -196,7 +198,7 @@ def _padding_mask(b: Builder, mask: ir.Value | None) -> ir.Value | None:
         return None
     rank = None if mask.shape is None else len(mask.shape)
     if rank == 1:
-        count = b("Gather", b("Shape", b.node.inputs[0]), 1, axis=0)
+        count = b("Gather", b("Shape", states), 1, axis=0)
         ends = b("Unsqueeze", b("Cast", mask, to=ir.DataType.INT64), [1])
         mask = b("Less", b("Range", 0, count, 1), ends)
     elif rank != 2:

@@ -117,12 +117,12 @@ class GraphRunner:
             runner = open_runner(self._engine, self.copy.path, provider=self._provider)
         # Engines' exceptions have no common class.
         except Exception as error:
-            # A `CheckpointError` names the copy.
+            # A `CheckpointError` names the copy, and its cause has the reason.
             if isinstance(error, QdqBertError) and not isinstance(error, CheckpointError):
                 raise
-            reason = one_line(str(error).rpartition(" failed:")[2])
             raise UserInputError(
-                f"Graph {self._path.name!r} does not run on {self._engine}: {reason}. "
+                f"Graph {self._path.name!r} does not run on {self._engine}: "
+                f"{one_line(error.__cause__ or error)}. "
                 + ("Export it again." if self._reopens else "Pass another `engine`."),
                 argument=None if self._reopens else "engine",
             ) from error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -17,6 +19,8 @@ _ALIASES = {
     "attention_mask": ("attention_mask", "input_mask", "mask"),
     "token_type_ids": ("token_type_ids", "segment_ids", "type_ids"),
 }
+# Operators between a column of logits and the output that it is.
+_KEEPS_VALUES = ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Flatten")
 # Inputs that no tokenizer produces, by transformers' names.
 _NOT_FROM_TOKENIZER = re.compile(r"position|head_mask|embeds|past|cache")
 
@@ -146,7 +150,9 @@ def name_outputs(
 ) -> tuple[str, ...]:
     """Rename the outputs that a task reads to transformers' names, and put them first.
 
-    Outputs with transformers' names are recognized; otherwise the first ones are taken.
+    Outputs are recognized by transformers' names and by their words, such as those in
+    `end_logits:0`. Otherwise the first one of the right rank is taken. Where a task reads two,
+    their columns in the graph decide, as in all models of transformers.
 
     Args:
         model: The graph, changed in place.
@@ -160,8 +166,8 @@ def name_outputs(
         The new names, in transformers' order.
 
     Raises:
-        UserInputError: There are too few outputs, `given` does not fit the graph, or the shape of
-            an output does not fit the task.
+        UserInputError: There are too few outputs, nothing says which of them are meant, `given`
+            does not fit the graph, or the shape of an output does not fit the task.
     """
     chosen = _choose_outputs(model, task, given or {})
     main = chosen.get(task_outputs(task)[0])
@@ -183,26 +189,88 @@ def name_outputs(
 def _choose_outputs(model: ir.Model, task: str, given: Mapping[str, str]) -> dict[str, ir.Value]:
     """Return the graph's output for each of transformers' names, in transformers' order."""
     outputs = {value.name or "": value for value in model.graph.outputs}
-    _check_given(
-        "output_names", given, roles=task_outputs(task), names=list(outputs), kind="outputs"
-    )
-    wanted = TASK_KINDS[task].outputs
+    roles, wanted = task_outputs(task), TASK_KINDS[task].outputs
+    _check_given("output_names", given, roles=roles, names=list(outputs), kind="outputs")
     chosen = {role: outputs[name] for role, name in given.items()}
-    for name in task_outputs(task):
-        value = outputs.get(name)
-        if name not in chosen and value is not None and value not in chosen.values():
-            chosen[name] = value
+    for matches in (operator.eq, functools.partial(_says, roles=roles)):
+        for role in roles:
+            rest = {name: each for name, each in outputs.items() if each not in chosen.values()}
+            found = [value for name, value in rest.items() if matches(name, role)]
+            if role not in chosen and len(found) == 1:
+                chosen[role] = found[0]
     missing = [name for name in wanted if name not in chosen]
     if missing and not (EMBEDDING in chosen and len(outputs) == 1):
-        rest = [value for value in outputs.values() if value not in chosen.values()]
-        if len(rest) < len(missing):
+        rest_of_them = [value for value in outputs.values() if value not in chosen.values()]
+        fitting = [value for value in rest_of_them if _fits(value, task)] or rest_of_them
+        if len(fitting) < len(missing):
             raise UserInputError(
                 f"The graph has outputs {', '.join(outputs)}, and task `{task}` reads "
                 f"{', '.join(wanted)}. Pass another `task`, or `output_names`.",
                 argument="task",
             )
-        chosen |= dict(zip(missing, rest, strict=False))
-    return {name: chosen[name] for name in task_outputs(task) if name in chosen}
+        if len(missing) > 1:
+            fitting = _by_column(fitting, missing)
+        chosen |= dict(zip(missing, fitting, strict=False))
+    return {name: chosen[name] for name in roles if name in chosen}
+
+
+def _says(name: str, role: str, roles: Collection[str]) -> bool:
+    """Return whether an output's name has the words of one of transformers' names only.
+
+    Words that all names of a task have, such as the `logits` of start and end, may be missing.
+    """
+    words, own = set(_words(name)), set(_words(role))
+    others = [set(_words(each)) for each in roles if each != role]
+    return own.difference(*others) <= words and not any((each - own) & words for each in others)
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
+
+
+def _fits(value: ir.Value, task: str) -> bool:
+    """Return whether an output has the type and the number of dimensions that a task reads."""
+    is_float = value.dtype is None or value.dtype.is_floating_point()
+    return is_float and (value.shape is None or len(value.shape) == TASK_KINDS[task].rank)
+
+
+def _by_column(values: Sequence[ir.Value], roles: Sequence[str]) -> list[ir.Value]:
+    """Return outputs in the order of the columns that they are of one array.
+
+    Raises:
+        UserInputError: They are something else, or there are more of them than of transformers'
+            names.
+    """
+    places = {value: _column_of(value) for value in values}
+    sources = {None if place is None else place[0] for place in places.values()}
+    columns = {None if place is None else place[1] for place in places.values()}
+    if len(sources) == 1 and columns == set(range(len(roles))) and len(values) == len(roles):
+        return sorted(values, key=lambda value: (places[value] or (None, 0))[1])
+    names = [str(value.name) for value in values]
+    example = ", ".join(f"{role}={name}" for role, name in zip(roles, names, strict=False))
+    raise UserInputError(
+        f"The names of the graph's outputs {', '.join(names)} do not say which of them are "
+        f"{', '.join(roles)}. Pass `output_names` with the name of each, such as {example}.",
+        argument="output_names",
+    )
+
+
+def _column_of(value: ir.Value) -> tuple[ir.Value, int] | None:
+    """Return the array that a value is a column of, and the column; `None` if it is none."""
+    node = value.producer()
+    while node is not None and node.op_type in _KEEPS_VALUES and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    if node is None or node.inputs[0] is None:
+        return None
+    if node.op_type == "Split":
+        return node.inputs[0], node.outputs.index(value)
+    if node.op_type not in ("Gather", "Slice") or (start := node.inputs[1]) is None:
+        return None
+    column = ir.convenience.get_const_tensor(start)
+    if column is None or column.size != 1:
+        return None
+    return node.inputs[0], int(column.numpy().item())
 
 
 def check_rank(subject: str, rank: int, task: str, *, is_pooled: bool = False) -> None:

@@ -86,7 +86,7 @@ def read_graph(path: Path) -> ir.Model:
         _check_operators(model)
         _check_functions(model)
         version = _opset(model)
-        _read_external_data(model, path.parent)
+        _read_external_data(model, path)
         weights = _replace_large_weights_with_inputs(model)
         _check_shapes(model)
         try:
@@ -100,7 +100,7 @@ def read_graph(path: Path) -> ir.Model:
         ) as error:
             first = one_line(str(error).strip().partition("\n")[0]) or type(error).__name__
             raise UserInputError(f"it is invalid: {first}.") from error
-        return _from_proto(model, path.parent, weights)
+        return _from_proto(model, _base(path), weights)
 
 
 def load_graph(path: Path) -> ir.Model:
@@ -115,8 +115,8 @@ def load_graph(path: Path) -> ir.Model:
         model = _parse(path)
         for tensor in _tensors(model):
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                _locate(tensor, path.parent)
-        return _from_proto(model, path.parent, {})
+                _locate(tensor, path)
+        return _from_proto(model, _base(path), {})
 
 
 def stored_bytes(model: ir.Model, path: Path) -> int:
@@ -225,7 +225,7 @@ def _opset(model: onnx.ModelProto) -> int:
     return int(versions[0])
 
 
-def _read_external_data(model: onnx.ModelProto, folder: Path) -> None:
+def _read_external_data(model: onnx.ModelProto, path: Path) -> None:
     """Check the size of every weight, and read the small ones that are in other files.
 
     onnx would look for these files in the working directory.
@@ -238,7 +238,7 @@ def _read_external_data(model: onnx.ModelProto, folder: Path) -> None:
                     f"weight {tensor.name!r} has more or fewer values than its shape."
                 )
             continue
-        file, offset, size = _locate(tensor, folder)
+        file, offset, size = _locate(tensor, path)
         if index < weights and math.prod(tensor.dims) > _LARGE:
             continue
         with file.open("rb") as stream:
@@ -248,17 +248,23 @@ def _read_external_data(model: onnx.ModelProto, folder: Path) -> None:
         del tensor.external_data[:]
 
 
-def _locate(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
-    """Return the file of a tensor's data, its offset in the file, and its size, in bytes."""
+def _locate(tensor: onnx.TensorProto, path: Path) -> tuple[Path, int, int]:
+    """Return the file of a tensor's data, its offset in the file, and its size, in bytes.
+
+    Afterwards, the tensor names the file itself instead of a link, from `_base`.
+    """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    folder = folder.resolve()
+    folder, base = path.parent.resolve(), _base(path)
     try:
         file = (folder / location).resolve()
         is_there = file.is_file()
     except (OSError, ValueError) as error:
         raise UserInputError(f"weight {tensor.name!r} has no valid file.") from error
-    if not location or not file.is_relative_to(folder):
+    place = Path(location)
+    is_below = not place.is_absolute() and ".." not in place.parts
+    is_blob = is_below and base != folder and file.parent == base / "blobs"
+    if not location or not (file.is_relative_to(folder) or is_blob):
         raise UserInputError(
             f"the file of weight {tensor.name!r} is outside of the graph's folder."
         )
@@ -274,7 +280,21 @@ def _locate(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
         raise UserInputError(f"weight {tensor.name!r} has no valid offset in its file.") from error
     if offset < 0 or length < size or offset + size > file.stat().st_size:
         raise UserInputError(f"the file {location!r} is incomplete; copy it again.")
+    for entry in tensor.external_data:
+        if entry.key == "location":
+            entry.value = file.relative_to(base).as_posix()
     return file, offset, size
+
+
+def _base(path: Path) -> Path:
+    """Return the folder, without links, by which weights name their files.
+
+    It is the graph's folder. In huggingface_hub's cache it is the repository's, since
+    `models--owner--name/snapshots/revision/` has links to `models--owner--name/blobs/`.
+    """
+    folder = path.parent.resolve()
+    repositories = (each.parent for each in folder.parents if each.name == "snapshots")
+    return next((each for each in repositories if each.name.startswith("models--")), folder)
 
 
 def _size(tensor: onnx.TensorProto) -> int:
@@ -373,16 +393,16 @@ def _converted(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
 
 
 def _from_proto(
-    model: onnx.ModelProto, folder: Path, weights: Mapping[str, onnx.TensorProto]
+    model: onnx.ModelProto, base: Path, weights: Mapping[str, onnx.TensorProto]
 ) -> ir.Model:
     """Return a graph with its weights, which old exporters list as inputs too."""
     read = ir.from_proto(model)
-    ir.external_data.set_base_dir(read.graph, folder.resolve())
+    ir.external_data.set_base_dir(read.graph, base)
     for value in list(read.graph.inputs):
         if value.name is not None and value.name in weights:
             tensor: Any = ir.serde.deserialize_tensor(weights[value.name])
             if isinstance(tensor, ir.ExternalTensor):
-                tensor.base_dir = str(folder.resolve())
+                tensor.base_dir = str(base)
             # An array of its own: one message of a file keeps all of them in memory. Arrays of
             # external files stay mapped, but are written with the graph wherever it goes.
             value.const_value = ir.tensor(tensor.numpy(), name=value.name)
