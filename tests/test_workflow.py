@@ -170,6 +170,7 @@ class Trained:
             model,
             output,
             calibration_data=self.train,
+            eval_data=self.dev,
             calibration_samples=100,
             targets=targets,
             benchmark=False,

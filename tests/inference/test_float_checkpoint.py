@@ -273,7 +273,8 @@ def test_a_model_that_int8_breaks_gets_a_warning_at_each_load(
         (warning,) = (each for each in caplog.records if each.levelname == "WARNING")
         message = warning.getMessage()
         assert f"INT8 of {folder} is far from float: broken (SQNR " in message
-        assert f"`qdqbert quantize '{folder}' --min-sqnr 20`" in message
+        assert "`min_sqnr=20`" in message
+        assert f"qdqbert quantize '{folder}' -o " in message
         assert "precision='float'" in message
 
 

@@ -11,6 +11,7 @@ from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.conll import TokenExample
 from qdqbert.tasks.data import Example
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
+from qdqbert.tasks.regression import ONE_SCORE
 from qdqbert.tasks.reranking import RERANKING, RankingExample
 from qdqbert.tasks.task import Features, Score, Task, mean_score
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
@@ -41,7 +42,7 @@ def classified(random, count: int, classes: int) -> list[Score]:
 def correlated(random, count: int) -> list[Score]:
     examples = [Example(text="a", label=str(index % 5)) for index in range(count)]
     predictions = random.normal(size=(count, 1)) + [[index % 5] for index in range(count)]
-    return of_task(TEXT_CLASSIFICATION, examples, predictions, 1)
+    return of_task(ONE_SCORE, examples, predictions, 1)
 
 
 def sets(random, count: int) -> list[Score]:

@@ -220,7 +220,7 @@ def load(
             it, an embedder that has adapters for several tasks, as jina-embeddings-v3, takes the
             name in each call: `encode(texts, task="retrieval.query")`.
         check: Whether a float checkpoint is compared with INT8 on 16 built-in texts. A message of
-            level INFO says how close they are.
+            level INFO says how close they are, or of level WARNING if INT8 is not usable.
 
     Returns:
         An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,

@@ -163,9 +163,9 @@ def test_a_limit_that_only_a_float_model_meets_is_not_met_by_int8(quantized, tmp
     shares = {each.target: each.int8_percent for each in report.targets}
     assert shares["native"] == 50
     assert shares["onnxruntime"] == 0
-    missed = dataclasses.replace(
-        report, targets=tuple(each for each in report.targets if each.target != "native")
-    )
+    # Of OpenVINO, even the float model misses it on CPUs where it computes in bfloat16.
+    only = tuple(each for each in report.targets if each.target == "onnxruntime")
+    missed = dataclasses.replace(report, targets=only)
     assert "INT8 cannot meet SQNR of at least 100 dB" in missed.document().verdict
 
 

@@ -159,8 +159,8 @@ def test_how_labels_are_read_is_said_of_both_data(options, write_file, encoded) 
 
 def test_a_class_without_examples_is_reported(options, write_file, encoded) -> None:
     data = write_file("good.tsv", "text\tlabel\nthe cat\tgood\na dog\tgood")
-    (notice,) = encoded(options(train_data=data)).notices
-    assert "no example of 1 of the model's 2 classes, among them 'bad'" in notice
+    notices = encoded(options(train_data=data)).notices
+    assert any("no example of 1 of the model's 2 classes, among them 'bad'" in x for x in notices)
     assert encoded(options()).notices == ()
 
 

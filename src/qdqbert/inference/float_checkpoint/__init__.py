@@ -9,11 +9,10 @@ as they are.
 from __future__ import annotations
 
 import logging
-import shlex
 import tempfile
 from pathlib import Path
 
-from qdqbert.artifact import CONFIG, Artifact, open_artifact
+from qdqbert.artifact import CONFIG, Artifact, open_artifact, quantize_command
 from qdqbert.cache import kept_folder
 from qdqbert.checkpoint.folder import refuse_old_pickles
 from qdqbert.choices import Precision
@@ -127,12 +126,12 @@ def _log_closeness(checkpoint: FloatCheckpoint, artifact: Artifact, name: str) -
         keep_closeness(found, artifact.directory)
     if found.is_far:
         _LOGGER.warning(
-            "INT8 of %s is far from float: %s. Its answers are not those of the model. Run "
-            "`qdqbert quantize %s --min-sqnr 20`, which calibrates and leaves layers in float if "
-            "need be, or load the model with precision='float'.",
+            "INT8 of %s is far from float: %s. Its answers are not those of the model. Quantize it "
+            "with `min_sqnr=20`, which calibrates and leaves layers in float if need be: %s. Or "
+            "load it with precision='float'.",
             name,
             found,
-            shlex.quote(name),
+            quantize_command(name),
         )
     else:
         _LOGGER.info("INT8 of %s compared with float: %s.", name, found)

@@ -235,7 +235,8 @@ def _tokenizer_settings(
     found = {role: token for role, token in usual.items() if token is not None}
     own = checkpoint.tokenizer_config
     side = own.get("truncation_side") or file.truncation_side
-    return {**found, **own, "truncation_side": side, "model_max_length": length}
+    sides = {} if side is None else {"truncation_side": side}
+    return {**found, **own, **sides, "model_max_length": length}
 
 
 def _description(
