@@ -52,7 +52,7 @@ def inputs_of(source) -> dict[str, np.ndarray]:
 
 def test_the_folder_has_the_small_tokenizer_and_table(checkpoints, corpus, tmp_path) -> None:
     checkpoint = checkpoints("sentence")
-    options = {"targets": ["native", "onnxruntime"], "calibration_samples": 16}
+    options = {"targets": ["native", "onnxruntime"], "calibration_samples": 16, "benchmark": False}
     report = flat.quantize(checkpoint, tmp_path / "small", keep_vocabulary=corpus, **options)
     flat.quantize(checkpoint, tmp_path / "whole", **options)
     kept = next(each for each in report.notices if each.startswith("Kept "))
