@@ -10,7 +10,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 import tokenizers
@@ -52,6 +52,7 @@ from qdqbert.tasks.data import (
 from qdqbert.tasks.lines import counted, row_name
 from qdqbert.tasks.logits import score_answers
 from qdqbert.tasks.prompts import (
+    CallOptions,
     Prompted,
     PromptedModel,
     Texts,
@@ -471,11 +472,10 @@ def _columns(options: AnswerOptions) -> tuple[Column, ...]:
     return (Column(name="embedding", kind="numbers", dtype=DTYPES[options.output_dtype]),)
 
 
-class EncodeOptions(TypedDict, total=False):
+class EncodeOptions(CallOptions, total=False):
     """Options of `Embedder.encode` that do not change the type of its result."""
 
     task: str | None
-    device: str | None
     normalize_embeddings: bool
     truncate_dim: int | None
     chunk_overlap: int | None
@@ -509,10 +509,6 @@ class Embedder(PromptedModel[SmallEmbedding]):
     def encode(
         self,
         inputs: Texts,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
         *,
         output_value: Literal["sentence_embedding"] = "sentence_embedding",
         convert_to_numpy: Literal[True] = True,
@@ -524,10 +520,6 @@ class Embedder(PromptedModel[SmallEmbedding]):
     def encode(
         self,
         inputs: Texts,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
         *,
         output_value: Literal["sentence_embedding"] = "sentence_embedding",
         convert_to_numpy: bool = True,
@@ -539,10 +531,6 @@ class Embedder(PromptedModel[SmallEmbedding]):
     def encode(
         self,
         inputs: Texts,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
         *,
         output_value: Literal["sentence_embedding", "token_embeddings"] = "sentence_embedding",
         convert_to_numpy: bool = True,

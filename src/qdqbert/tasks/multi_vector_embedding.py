@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from qdqbert.tasks.max_sim import Vectors, max_sim
 from qdqbert.tasks.prompts import (
     DOCUMENT_PROMPTS,
     QUERY_PROMPTS,
+    CallOptions,
     Prompted,
     PromptedModel,
     Texts,
@@ -116,11 +117,10 @@ def _filled(feature: Feature, padding: _Padding) -> Feature:
     }
 
 
-class EncodeOptions(TypedDict, total=False):
+class EncodeOptions(CallOptions, total=False):
     """Options of `MultiVectorEmbedder.encode` that do not change the type of its result."""
 
     task: Kind | None
-    device: str | None
 
 
 class MultiVectorEmbedder(PromptedModel[Any]):
@@ -153,10 +153,6 @@ class MultiVectorEmbedder(PromptedModel[Any]):
     def encode(  # type: ignore[overload-overlap]  # a text is a sequence of texts
         self,
         inputs: str,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
         *,
         convert_to_numpy: Literal[True] = True,
         **options: Unpack[EncodeOptions],
@@ -166,10 +162,6 @@ class MultiVectorEmbedder(PromptedModel[Any]):
     def encode(
         self,
         inputs: Sequence[str],
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
         *,
         convert_to_numpy: Literal[True] = True,
         **options: Unpack[EncodeOptions],
@@ -179,10 +171,6 @@ class MultiVectorEmbedder(PromptedModel[Any]):
     def encode(
         self,
         inputs: Texts,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
         *,
         convert_to_numpy: bool,
         **options: Unpack[EncodeOptions],

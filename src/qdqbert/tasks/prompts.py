@@ -5,7 +5,17 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_args, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    TypedDict,
+    TypeVar,
+    get_args,
+    overload,
+)
 
 from qdqbert.checkpoint.sentence import Kind, ModelSettings, choose_prompt, read_model_settings
 from qdqbert.encoding import feature_of
@@ -126,6 +136,16 @@ def check_kind(task: Any) -> None:
         raise UserInputError(
             f"`task={task!r}` is unknown. Known: {', '.join(get_args(Kind))}.", argument="task"
         )
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of sentence-transformers' calls that do not change the type of their results."""
+
+    prompt_name: str | None
+    prompt: str | None
+    batch_size: int | None
+    show_progress_bar: bool | None
+    device: str | None
 
 
 class NoCard:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,6 +44,7 @@ from qdqbert.tasks.logits import (
     score_answers,
     score_of_pairs,
 )
+from qdqbert.tasks.prompts import CallOptions
 from qdqbert.tasks.ranked import check_ranking, ranked
 from qdqbert.tasks.ranking_metrics import auc, average_precision, ndcg, rank, reciprocal_rank
 from qdqbert.tasks.scores import extreme_numbers, score_of
@@ -278,13 +279,12 @@ class _Score(Classify):
         return self.prompt + item[0], item[1]
 
 
-class PredictOptions(TypedDict, total=False):
+class PredictOptions(CallOptions, total=False):
     """Options of `Reranker.predict` that do not change the type of its result."""
 
     activation: Activation | None
     activation_fn: Any
     apply_softmax: bool
-    device: str | None
 
 
 class Reranker(TextClassifier):
@@ -310,10 +310,6 @@ class Reranker(TextClassifier):
     def predict(
         self,
         inputs: Any,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
         *,
         convert_to_numpy: Literal[True] = True,
         convert_to_tensor: Literal[False] = False,
@@ -324,10 +320,6 @@ class Reranker(TextClassifier):
     def predict(
         self,
         inputs: Any,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
         *,
         convert_to_numpy: bool = True,
         convert_to_tensor: Literal[True],
@@ -338,10 +330,6 @@ class Reranker(TextClassifier):
     def predict(
         self,
         inputs: Any,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
         *,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,

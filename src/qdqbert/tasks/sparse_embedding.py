@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION
 from qdqbert.tasks.prompts import (
+    CallOptions,
     Prompted,
     PromptedModel,
     Texts,
@@ -223,6 +224,13 @@ class _LookUp(_Weigh):
         return largest_weights(ids, self.weights[ids], self.max_active_dims)
 
 
+class EncodeOptions(CallOptions, total=False):
+    """Options of `SparseEmbedder.encode` that do not change the type of its result."""
+
+    task: Kind | None
+    max_active_dims: int | None
+
+
 class SparseEmbedder(PromptedModel[SparseEmbeddings]):
     """Computes sparse embeddings of texts."""
 
@@ -252,30 +260,18 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
     def encode(
         self,
         inputs: Texts,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
         *,
-        task: Kind | None = None,
-        max_active_dims: int | None = None,
         convert_to_tensor: Literal[False] = False,
-        device: str | None = None,
+        **options: Unpack[EncodeOptions],
     ) -> SparseEmbeddings: ...
 
     @overload
     def encode(
         self,
         inputs: Texts,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
         *,
-        task: Kind | None = None,
-        max_active_dims: int | None = None,
         convert_to_tensor: Literal[True],
-        device: str | None = None,
+        **options: Unpack[EncodeOptions],
     ) -> Tensor: ...
 
     @suggest_keywords
