@@ -115,8 +115,7 @@ def expected_results(
     )
     with loaded as model:
         if not source.is_embedder:
-            tokenizer = source.tokenizer()
-            rows = [model.forward(inputs_of(source, tokenizer, item)) for item in items]
+            rows = [model.forward(model.tokenize([item])) for item in items]
             return {name: [row[name][0] for row in rows] for name in source.outputs}
         values = {LAST_HIDDEN_STATE: "token_embeddings", SENTENCE_EMBEDDING: SENTENCE_EMBEDDING}
         # A call would log that texts were cut.
@@ -125,17 +124,6 @@ def expected_results(
             for name in outputs or source.outputs
         }
         return {name: list(model.stream(job, items)) for name, job in jobs.items()}
-
-
-def inputs_of(source: Source, tokenizer: Tokenizer, item: Item) -> dict[str, NDArray[np.int64]]:
-    """Return the inputs of a graph for a text or pair, each `(1, tokens)`."""
-    encoded = tokenizer.encode(item)
-    values = {
-        "input_ids": encoded.ids,
-        "attention_mask": encoded.attention_mask,
-        "token_type_ids": encoded.type_ids,
-    }
-    return {name: np.array([values[name]], np.int64) for name in source.artifact.input_names}
 
 
 def open_session(graph: Path) -> Any:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from qdqbert.artifact import weights_of
 from qdqbert.errors import UserInputError
-from qdqbert.exporting.checks import Agreement, Item, check_graph, inputs_of
+from qdqbert.exporting.checks import Agreement, Item, check_graph
 from qdqbert.exporting.formats import Format
 from qdqbert.exporting.source import (
     LAST_HIDDEN_STATE,
@@ -116,11 +116,18 @@ def _check(source: Source, folder: Path) -> Sequence[Agreement]:
     """Run the files on ONNX Runtime, as transformers.js does, but for its tokenizer."""
     tokenizer = Tokenizer.from_folder(folder, max_length=source.artifact.max_length)
 
-    def of_item(item: Item) -> Mapping[str, NDArray[np.int64]]:
+    def inputs_of(item: Item) -> Mapping[str, NDArray[np.int64]]:
         text = f"{source.prompt}{item}" if isinstance(item, str) else item
-        return inputs_of(source, tokenizer, text)
+        encoded = tokenizer.encode(text)
+        values = {
+            "input_ids": encoded.ids,
+            "attention_mask": encoded.attention_mask,
+            "token_type_ids": encoded.type_ids,
+        }
+        names = source.artifact.input_names
+        return {name: np.array([values[name]], np.int64) for name in names}
 
-    return check_graph(source, folder / GRAPH, of_item)
+    return check_graph(source, folder / GRAPH, inputs_of)
 
 
 def _usage(source: Source, folder: Path) -> str:

@@ -166,13 +166,14 @@ def _find(model: str, engines: Sequence[EngineName], sequences: Sequence[int]) -
 def _graphs(name: str, artifact: Artifact, engines: Sequence[EngineName]) -> list[Candidate]:
     """Return the graphs of a folder that engines run."""
     is_float = artifact.targets.keys() == {"float"}
+    vocab_size = artifact.read_config().get("vocab_size", _ANY_VOCABULARY)
     return [
         Candidate(
             name=name,
             engine=engine,
             # Each engine runs the graph of a float checkpoint.
             model=artifact.model_for("onnxruntime" if is_float else engine),
-            vocab_size=artifact.read_config().get("vocab_size", _ANY_VOCABULARY),
+            vocab_size=vocab_size,
             choices=TASK_KINDS[artifact.task].choices,
         )
         for engine in engines
