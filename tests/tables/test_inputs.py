@@ -57,6 +57,8 @@ def read(name: object, **options: Any) -> list[tuple[int, Any]]:
         ("a.csv", ",text\n0,one\n", [{"index": "0", "text": "one"}]),
         ("a.tsv", "\tindex\n0\tone\n", [{"Unnamed: 0": "0", "index": "one"}]),
         ("a.csv", "Unnamed: 0,text\n0,one\n", [{"Unnamed: 0": "0", "text": "one"}]),
+        ("a.csv", "sep=;\r\nid;text\r\n1;a, b\r\n", [{"id": "1", "text": "a, b"}]),
+        ("a.csv", "\ufeffsep=^\nid^text\n1^one\n", [{"id": "1", "text": "one"}]),
     ],
 )
 def test_rows_of_each_format(write, name, content, expected) -> None:
@@ -77,6 +79,40 @@ def test_columns_are_numbered_without_a_header(write, name, content) -> None:
         (4, {"0": "three", "1": "3"}),
     ]
     assert read(write(name, b""), header=False) == []
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("a.txt", ["one", "two"]),
+        ("a.csv", ["text", "one", '"two"']),
+        ("a.tsv", ["text", "one", "two"]),
+        ("a.jsonl", ['"one"', '{"text": "two"}']),
+        ("a.txt.gz", ["one", "two"]),
+    ],
+)
+def test_lines_end_in_any_way(write, name, lines, end, last) -> None:
+    content = end.join(lines) + (end if last else "")
+    found = read(write(name, content.encode()))
+    first = len(lines) - 1
+    assert found == [(first, {"text": "one"}), (first + 1, {"text": "two"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "names"),
+    [
+        ("a.csv", b"id,text\n", ("id", "text")),
+        ("a.tsv", b"id\ttext\n1\tone\n", ("id", "text")),
+        ("a.txt", b"", ("text",)),
+        ("a.jsonl", b"", None),
+        ("a.csv", b"", None),
+    ],
+)
+def test_the_columns_are_known_without_rows(write, name, content, names) -> None:
+    header = open_source(str(write(name, content))).start(5).header
+    assert (None if header is None else header.names) == names
 
 
 def test_only_formats_with_a_header_can_be_without_one(write) -> None:
@@ -103,6 +139,7 @@ def test_a_row_has_the_number_of_its_first_line(write) -> None:
         ("a.jsonl", b'"one"\n[1]\n"two"\n', 2, "it must be a JSON object or a string, got list"),
         ("a.jsonl", b'"one"\n"\\ud83d"\n"two"\n', 2, "it contains half of a surrogate pair"),
         ("a.jsonl", b'"one"\n"\xff"\n"two"\n', 2, "it is not UTF-8: byte 0xff at column 2"),
+        ("a.jsonl", b'"one"\n{"a": {"b": 1, "b": 2}}\n"two"\n', 2, "it has two fields 'b'"),
     ],
 )
 def test_reading_goes_on_after_a_bad_row(write, name, content, number, reason) -> None:
@@ -130,6 +167,7 @@ def test_an_unclosed_quote_is_a_bad_row(write) -> None:
         (b",,text\none,two,three\n", "different names of columns"),
         ("text\none\n".encode("utf-16"), "`.*` must be UTF-8, got UTF-16. Save it as UTF-8."),
         ("text\none\n".encode("utf-16-be"), "must be UTF-8, got UTF-16 or no text"),
+        ("text\none\n".encode("utf-32"), "must be UTF-8, got UTF-32. Save it"),
         (b"t\xff\none\n", r"Line 1 of `.*`: it is not UTF-8"),
     ],
 )

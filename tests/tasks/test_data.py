@@ -52,6 +52,20 @@ def test_txt_that_starts_with_many_blank_lines_is_read(write: Write) -> None:
     assert _tuples(write("a.txt", "\n" * 50 + "one\n")) == [("one", None, None)]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "one\rtwo\r"),
+        ("a.csv", "text\rone\rtwo"),
+        ("a.tsv", "text\rone\rtwo\r"),
+        ("a.jsonl", '{"text": "one"}\r{"text": "two"}'),
+        ("a.csv", "sep=;\nid;text\n1;one\n2;two\n"),
+    ],
+)
+def test_lines_of_old_programs_and_of_excel_are_read(write: Write, name, content) -> None:
+    assert [text for text, _, _ in _tuples(write(name, content))] == ["one", "two"]
+
+
 def test_csv_follows_rfc_quoting(write: Write) -> None:
     path = write("a.csv", 'text,label\r\n"a, ""b""\r\nc",x\r\nd,y\r\n')
     assert _tuples(path) == [('a, "b"\r\nc', None, "x"), ("d", None, "y")]
@@ -196,7 +210,8 @@ def test_max_examples_stops_before_a_later_error(write: Write) -> None:
         ("query,passage,x", ("query", "passage", None)),
         ("score,label,review", ("review", None, "label")),
         ("question,,context,stars", ("question", "context", "stars")),
-        ("text,text,label", ("text", None, "label")),
+        ("Text,text,TEXT,label", ("text", None, "label")),
+        ("id,id,text", ("text", None, None)),
     ],
 )
 def test_known_names_are_inferred_in_order(write: Write, header: str, expected) -> None:
@@ -232,6 +247,21 @@ def test_name_takes_precedence_over_number(write: Write) -> None:
 def test_second_column_with_a_repeated_name_is_selected_by_number(write: Write) -> None:
     path = write("a.csv", "text,text\na,b\n")
     assert _tuples(path, columns=Columns(text_pair="1")) == [("a", "b", None)]
+
+
+@pytest.mark.parametrize(
+    ("header", "columns"),
+    [
+        ("text,text,label", Columns()),
+        ("Text,TEXT,label", Columns()),
+        ("text,label,label", Columns()),
+        ("id,x,x", Columns(text="x")),
+    ],
+)
+def test_columns_that_could_both_be_meant_are_refused(write: Write, header: str, columns) -> None:
+    path = write("a.csv", f"{header}\na,b,c\n")
+    with pytest.raises(DataFileError, match=r"each of them could be meant. Rename one, or pass"):
+        read_dataset(path, columns=columns)
 
 
 def test_possible_second_text_that_is_not_read_is_reported(write: Write) -> None:

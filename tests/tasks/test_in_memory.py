@@ -171,6 +171,12 @@ def test_columns_without_a_name_are_named_by_number() -> None:
     assert tuples(frame, text="0", label="1") == [("a", None, "x"), ("b", None, "y")]
 
 
+@pytest.mark.parametrize("names", [[("x", "text"), ("x", "label")], ["text", 1.5], ["0", 0]])
+def test_names_that_are_no_texts_are_refused(names) -> None:
+    with pytest.raises(DataFileError, match="Rename "):
+        read([dict(zip(names, ["a", "b"], strict=True))])
+
+
 def test_a_frame_with_two_columns_of_one_name_is_refused() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame([["a", "b"]], columns=["text", "text"])

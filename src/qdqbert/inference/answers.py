@@ -13,7 +13,7 @@ from qdqbert.runtime.options import AnswerOptions, RowOptions
 from qdqbert.runtime.rows import RowFormat, Texts
 from qdqbert.tables.rows import Column
 from qdqbert.tasks.columns import Columns as Requested
-from qdqbert.tasks.columns import Table, quoted, resolve_columns
+from qdqbert.tasks.columns import Table, check_names, quoted, resolve_columns
 
 # Prefix of an answer's column whose name the rows already have.
 _PREFIX = "predicted_"
@@ -106,8 +106,9 @@ def text_columns(
         has_names: Whether columns have names. They are inferred by their places otherwise.
 
     Raises:
-        UserInputError: A column does not exist or cannot be inferred.
+        UserInputError: A column does not exist or cannot be inferred, or a name is not a text.
     """
+    check_names(names, path)
     if entry.read is not None:
         return ()
     first_cells = None if has_names else [str(cell) for cell in head[0][1].values()]
@@ -130,12 +131,12 @@ def text_columns(
 
 
 def answer_columns(
-    entry: RowFormat, options: RowOptions, *, path: str, names: Collection[str]
+    model: Model, options: RowOptions, *, path: str, names: Collection[str]
 ) -> tuple[Column, ...]:
     """Return the columns of the answers, called `predicted_NAME` if the rows have a column `NAME`.
 
     Args:
-        entry: The entry of the model.
+        model: The model.
         options: Options of the call.
         path: What has the columns, for messages.
         names: Names of the columns of the rows.
@@ -143,8 +144,12 @@ def answer_columns(
     Raises:
         DataFileError: The rows have columns of both names.
     """
+    entry = model.rows
+    length = None if entry.length is None else entry.length(model, options)
     columns = tuple(
-        dataclasses.replace(each, name=_PREFIX + each.name) if each.name in names else each
+        dataclasses.replace(
+            each, name=(_PREFIX if each.name in names else "") + each.name, length=length
+        )
         for each in entry.columns(options)
     )
     clash = next((each.name for each in columns if each.name in names), None)

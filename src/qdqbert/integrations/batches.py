@@ -57,8 +57,10 @@ def _extend_arrays(batch: Mapping[str, NDArray[Any]], answers: Answers) -> dict[
     arrays = {column.name: _array(column, values) for column, values in answers}
     for column, _ in answers:
         vectors = arrays[column.name]
-        if column.kind == "numbers" and len({len(vector) for vector in vectors}) == 1:
-            arrays[column.name] = np.stack(list(vectors))
+        if column.length is not None:
+            # Without rows there is nothing to stack.
+            empty = np.empty((0, column.length), column.dtype)
+            arrays[column.name] = np.stack(list(vectors)) if len(vectors) else empty
     return {**batch, **arrays}
 
 

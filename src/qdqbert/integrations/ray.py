@@ -140,7 +140,7 @@ class Predictor:
         entry = entry_of(model, options)
         names = kind.names(batch)
         texts = text_columns(entry, options, path="batch", names=names)
-        columns = answer_columns(entry, options, path="The batch", names=names)
+        columns = answer_columns(model, options, path="The batch", names=names)
         items = self._items(entry, kind, batch, texts)
         found = []
         answered = model.stream(entry.job(model, options), items, return_errors=True)

@@ -28,6 +28,7 @@ class RowFormat:
     Attributes:
         name: Name of the kind of model, for messages.
         columns: Returns the columns that are written.
+        length: Returns the length of the lists of numbers in them, if all have the same.
         job: Returns the job of the model for the options of a call.
         values: Returns the values of the columns, in their order, from an answer of the job.
         pair: Whether a row has a second text.
@@ -41,6 +42,7 @@ class RowFormat:
     columns: Callable[[AnswerOptions], tuple[Column, ...]]
     job: Callable[[Any, AnswerOptions], Job[Any, Any]]
     values: Callable[[Any, AnswerOptions], tuple[Any, ...]]
+    length: Callable[[Any, AnswerOptions], int] | None = None
     pair: Literal["never", "optional", "required"] = "never"
     options: tuple[str, ...] = ()
     item: Callable[[Texts], Any] = text_or_pair_of

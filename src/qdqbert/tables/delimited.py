@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, BinaryIO
 
 from qdqbert.errors import DataFileError
 from qdqbert.tables.lines import bad_byte, numbered_lines
-from qdqbert.tables.rows import BadRow, Layout, Row, to_json
+from qdqbert.tables.rows import BadRow, Header, Layout, Row, to_json
 
 _CSV_LIMIT_LOCK = threading.Lock()
 
@@ -29,6 +30,8 @@ SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 
 _QUOTED = re.compile('"(?:[^"]|"")*"')
 
+_NAMED_SEPARATOR = re.compile('"?sep=(.)"?', flags=re.IGNORECASE)
+
 # Names of the first column that pandas writes for the index of a table.
 INDEX_NAMES = ("", "index", "Unnamed: 0", "__index_level_0__")
 
@@ -38,10 +41,11 @@ _Record = tuple[int, list[str] | str, int]
 
 def read_csv(
     name: str, stream: BinaryIO, position: BinaryIO, *, header: bool = True
-) -> Iterator[Row | BadRow]:
-    """Yield the rows of a .csv file.
+) -> Iterator[Header | Row | BadRow]:
+    """Yield the columns and the rows of a .csv file.
 
-    The header shows what separates the columns; see `separator_of`. Without one it is a comma.
+    The header shows what separates the columns; see `separator_of`. Without one it is a comma. A
+    line before it can name the separator; see `named_separator`.
 
     Args:
         name: The file, as messages name it.
@@ -59,8 +63,8 @@ def read_csv(
 
 def read_tsv(
     name: str, stream: BinaryIO, position: BinaryIO, *, header: bool = True
-) -> Iterator[Row | BadRow]:
-    """Yield the rows of a .tsv file; see `read_csv`."""
+) -> Iterator[Header | Row | BadRow]:
+    """Yield the columns and the rows of a .tsv file; see `read_csv`."""
     return _rows(name, _tsv_records(name, stream, position), "tabs" if header else None)
 
 
@@ -73,6 +77,12 @@ def separator_of(header: str) -> str:
     plain = _QUOTED.sub("", header)
     found = [each for each in SEPARATORS if each in plain]
     return found[0] if len(found) == 1 and "," not in plain else ","
+
+
+def named_separator(line: str) -> str | None:
+    """Return the separator that a line `sep=;` names, which Excel reads and writes, or `None`."""
+    found = _NAMED_SEPARATOR.fullmatch(line.rstrip("\r\n"))
+    return found and found[1]
 
 
 def with_index_name(names: Sequence[str]) -> list[str]:
@@ -130,6 +140,11 @@ def _csv_records(
         if text.strip():
             break
     separator = separator_of(start[-1]) if start and is_header_first else ","
+    named = named_separator(start[-1]) if start else None
+    if named is not None:
+        separator = named
+        # A blank line in its place, so that rows keep their numbers.
+        start[-1] = "\n"
     for line, cells in csv_records(itertools.chain(start, lines), separator):
         if cells:
             yield line, cells, end
@@ -143,7 +158,7 @@ def _tsv_records(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[_R
 
 def _rows(
     name: str, records: Iterator[_Record], header_separators: str | None
-) -> Iterator[Row | BadRow]:
+) -> Iterator[Header | Row | BadRow]:
     """Yield rows. The first record is the header, unless `header_separators` is `None`."""
     names: list[str] = []
     if header_separators is not None:
@@ -151,6 +166,7 @@ def _rows(
         if first is None:
             return
         names = _header(name, first[1], header_separators)
+        yield Header(tuple(names))
     for number, cells, end in records:
         if not names and not isinstance(cells, str):
             names = [str(index) for index in range(len(cells))]
@@ -223,7 +239,12 @@ def _tsv_lines(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def _cell(value: Any) -> str:
-    """Return a value as the text of a cell: texts as they are, nothing for `None`, else JSON."""
+    """Return a value as the text of a cell: texts as they are, nothing for `None`, else JSON.
+
+    Numbers that JSON does not have are "NaN", "inf" and "-inf", which programs read as numbers.
+    """
     if value is None:
         return ""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else str(value)
     return value if isinstance(value, str) else to_json(value)

@@ -8,6 +8,7 @@ import functools
 import glob
 import gzip
 import hashlib
+import itertools
 import os
 import sys
 import zlib
@@ -20,7 +21,7 @@ from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.tables.delimited import read_csv, read_tsv
 from qdqbert.tables.lines import read_objects, read_texts
 from qdqbert.tables.parquet import count_rows, read_parquet, schema_of
-from qdqbert.tables.rows import BadRow, Row
+from qdqbert.tables.rows import BadRow, Header, Row
 
 STDIN = "-"
 
@@ -32,7 +33,8 @@ _SUFFIXES: Mapping[str, InputFormat] = {
     ".ndjson": "jsonl",
     ".parquet": "parquet",
 }
-_READERS: Mapping[str, Callable[[str, BinaryIO, BinaryIO], Iterator[Row | BadRow]]] = {
+_Reader = Callable[[str, BinaryIO, BinaryIO], Iterator[Header | Row | BadRow]]
+_READERS: Mapping[str, _Reader] = {
     "txt": read_texts,
     "csv": read_csv,
     "tsv": read_tsv,
@@ -46,6 +48,21 @@ _WITHOUT_HEADER = {
 
 # Size of the start and the end of a file by which it is recognized.
 _HASHED_BYTES = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """The start of an input.
+
+    Attributes:
+        header: The columns that the first file names before its rows; `None` if it names none.
+        head: The first rows.
+        rows: All rows, the first ones included.
+    """
+
+    header: Header | None
+    head: list[Row | BadRow]
+    rows: Iterator[Row | BadRow]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +105,19 @@ class Source:
         Raises:
             DataFileError: A file cannot be read.
         """
+        return (each for each in self._read() if not isinstance(each, Header))
+
+    def start(self, count: int) -> Start:
+        """Read the header and the first `count` rows; raise as `rows`."""
+        found = self._read()
+        first = next(found, None)
+        header = first if isinstance(first, Header) else None
+        before = [] if first is None or header is not None else [first]
+        rows = (each for each in itertools.chain(before, found) if not isinstance(each, Header))
+        head = list(itertools.islice(rows, count))
+        return Start(header=header, head=head, rows=itertools.chain(head, rows))
+
+    def _read(self) -> Iterator[Header | Row | BadRow]:
         if not self.files:
             stream = sys.stdin.buffer
             yield from self._reader("stdin", stream, stream)
@@ -96,12 +126,12 @@ class Source:
         for path, size in zip(self.files, self.sizes, strict=True):
             with _reporting(path):
                 for row in self._rows_of(path):
-                    yield (
-                        dataclasses.replace(row, position=before + row.position) if before else row
-                    )
+                    if before and not isinstance(row, Header):
+                        row = dataclasses.replace(row, position=before + row.position)
+                    yield row
             before += size
 
-    def _rows_of(self, path: Path) -> Iterator[Row | BadRow]:
+    def _rows_of(self, path: Path) -> Iterator[Header | Row | BadRow]:
         if self.format == "parquet":
             yield from read_parquet(path)
             return
@@ -110,7 +140,7 @@ class Source:
             yield from self._reader(str(path), stream, file)  # type: ignore[arg-type]
 
     @property
-    def _reader(self) -> Callable[[str, BinaryIO, BinaryIO], Iterator[Row | BadRow]]:
+    def _reader(self) -> _Reader:
         return _READERS[self.format] if self.header else _WITHOUT_HEADER[self.format]
 
 

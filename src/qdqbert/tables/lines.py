@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from qdqbert.errors import DataFileError
-from qdqbert.tables.rows import BadRow, Row, half_surrogate
+from qdqbert.tables.rows import BadRow, Header, Row, half_surrogate
 
 # Name of the only column of a file whose lines are texts.
 TEXT = "text"
@@ -17,6 +19,8 @@ _NOT_UTF8 = "it is not UTF-8: byte 0x{byte:02x} at column {column}"
 
 def other_encoding(start: bytes) -> str | None:
     """Return the encoding or format of a file that is not UTF-8, by its first line, or `None`."""
+    if start.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
+        return "UTF-32"
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16"
     # In UTF-16 each second byte of English is zero.
@@ -28,8 +32,9 @@ def numbered_lines(
 ) -> Iterator[tuple[int, str, int]]:
     r"""Yield number (from 1), text and end of each line, with its line end.
 
-    Only "\n" ends a line, because texts can contain U+2028 and similar characters. Bytes that are
-    not UTF-8 become surrogates, which `bad_byte` finds. A byte order mark is left out.
+    Only "\n" ends a line, because texts can contain U+2028 and similar characters. In a file
+    without any "\n", which old programs wrote, "\r" does. Bytes that are not UTF-8 become
+    surrogates, which `bad_byte` finds. A byte order mark is left out.
 
     Args:
         name: The file, as messages name it.
@@ -42,14 +47,15 @@ def numbered_lines(
     """
     end = 0
     is_same = stream is position
-    for number, raw in enumerate(stream, start=1):
+    first = next(iter(stream), b"")
+    wrong = other_encoding(first)
+    if wrong is not None:
+        raise DataFileError(f"File `{name}` must be UTF-8, got {wrong}. Save it as UTF-8.")
+    lines = [first] if first.endswith(b"\n") else re.findall(rb"[^\r]*\r|[^\r]+", first)
+    for number, raw in enumerate(itertools.chain(lines, stream), start=1):
         end = end + len(raw) if is_same else position.tell()
-        if number == 1:
-            wrong = other_encoding(raw)
-            if wrong is not None:
-                raise DataFileError(f"File `{name}` must be UTF-8, got {wrong}. Save it as UTF-8.")
-            raw = raw.removeprefix(b"\xef\xbb\xbf")
-        yield number, raw.decode("utf-8", "surrogateescape"), end
+        text = raw.decode("utf-8", "surrogateescape")
+        yield number, text.removeprefix("\ufeff") if number == 1 else text, end
 
 
 def bad_byte(text: str) -> str | None:
@@ -64,8 +70,9 @@ def bad_byte(text: str) -> str | None:
     return None
 
 
-def read_texts(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Row | BadRow]:
+def read_texts(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Header | Row | BadRow]:
     """Yield each line of a file of texts."""
+    yield Header((TEXT,))
     for number, text, end in numbered_lines(name, stream, position):
         reason = bad_byte(text)
         if reason is not None:
@@ -97,9 +104,11 @@ def json_value(text: str) -> tuple[Any, str | None]:
     if reason is not None:
         return None, reason
     try:
-        value = json.loads(text.rstrip("\r\n"))
+        value = json.loads(text.rstrip("\r\n"), object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         return None, f"it is not JSON: {error.msg} at {_place(text, error.pos)}"
+    except DataFileError as error:
+        return None, str(error)
     except (ValueError, RecursionError) as error:
         return None, f"it is not JSON: {error}"
     half = half_surrogate(text)
@@ -109,6 +118,20 @@ def json_value(text: str) -> tuple[Any, str | None]:
             "which is not a character"
         )
     return value, None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of JSON with these fields.
+
+    Raises:
+        DataFileError: Two fields have the same name, so that either could be meant.
+    """
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in values if names.count(name) > 1)
+        raise DataFileError(f"it has two fields {twice!r}")
+    return values
 
 
 def kind_of(value: object) -> str:

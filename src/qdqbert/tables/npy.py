@@ -10,6 +10,8 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
+from qdqbert.tables.rows import Column
+
 
 def write_vectors(vectors: Iterable[NDArray[Any]], dtype: str) -> bytes:
     """Return vectors as values of a type, one after another."""
@@ -17,10 +19,10 @@ def write_vectors(vectors: Iterable[NDArray[Any]], dtype: str) -> bytes:
     return b"".join(np.ascontiguousarray(each, dtype=kind).tobytes() for each in vectors)
 
 
-def npy_header(rows: int, size_bytes: int, dtype: str) -> bytes:
-    """Return the start of a .npy file with vectors of a type."""
-    kind = _stored(dtype)
-    dimensions = size_bytes // kind.itemsize // rows if rows else 0
+def npy_header(rows: int, size_bytes: int, column: Column) -> bytes:
+    """Return the start of a .npy file with the vectors of a column."""
+    kind = _stored(column.dtype)
+    dimensions = size_bytes // kind.itemsize // rows if rows else column.length or 0
     buffer = io.BytesIO()
     npy_format.write_array_header_1_0(
         buffer,

@@ -18,7 +18,7 @@ from qdqbert.choices import OutputFormat
 from qdqbert.errors import UserInputError
 from qdqbert.tables.delimited import csv_header, tsv_header, write_csv, write_tsv
 from qdqbert.tables.npy import npy_header, write_vectors
-from qdqbert.tables.parquet import import_pyarrow, join_blocks, write_block
+from qdqbert.tables.parquet import import_pyarrow, join_blocks, write_block, written
 from qdqbert.tables.rows import Layout, Row, to_json
 
 STDOUT = "-"
@@ -51,7 +51,7 @@ class Writer:
     def header(self, *, rows: int = 0, size_bytes: int = 0) -> bytes:
         """Return the start of the file, before the first block."""
         if self.format == "npy":
-            return npy_header(rows, size_bytes, self.layout.answers[0].dtype)
+            return npy_header(rows, size_bytes, self.layout.answers[0])
         headers = {"csv": csv_header, "tsv": tsv_header}
         content = headers[self.format](self.layout) if self.format in headers else b""
         return self._compressed(content) if content else content
@@ -63,7 +63,12 @@ class Writer:
         if self.format == "npy":
             column = self.layout.answers[0]
             return write_vectors((answer[column.name] for answer in answers), column.dtype)
-        return self._compressed(self._lines(_merged(rows, answers)))
+        names = None if self.format == "jsonl" else self.layout.kept
+        merged = (
+            {**written(row.values, names), **answer}
+            for row, answer in zip(rows, answers, strict=True)
+        )
+        return self._compressed(self._lines(merged))
 
     def _lines(self, merged: Iterator[Mapping[str, Any]]) -> bytes:
         if self.format == "jsonl":
@@ -79,7 +84,7 @@ class Writer:
         """Write finished files."""
         if self.format == "parquet":
             sources = [path for _, parts, _ in outputs for path in parts]
-            join_blocks(sources, [(path, parts) for path, parts, _ in outputs])
+            join_blocks(self.layout, sources, [(path, parts) for path, parts, _ in outputs])
             return
         for path, parts, rows in outputs:
             size_bytes = sum(part.stat().st_size for part in parts)
@@ -95,13 +100,6 @@ class Writer:
 def write_objects(rows: Iterable[Mapping[str, Any]]) -> bytes:
     """Return rows as lines of a .jsonl file."""
     return "".join(f"{to_json(dict(row))}\n" for row in rows).encode()
-
-
-def _merged(
-    rows: Sequence[Row], answers: Sequence[Mapping[str, Any]]
-) -> Iterator[Mapping[str, Any]]:
-    for row, answer in zip(rows, answers, strict=True):
-        yield {**row.values, **answer}
 
 
 def format_of(output: str, given: OutputFormat | None) -> tuple[OutputFormat, bool]:

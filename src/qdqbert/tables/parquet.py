@@ -8,7 +8,6 @@ A block of rows is a stream in Arrow's IPC format. The finished file has one row
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qdqbert.errors import DataFileError, MissingExtraError
-from qdqbert.tables.rows import Column, Kind, Row, to_json
+from qdqbert.tables.rows import Column, Header, Kind, Layout, Row, to_json
+from qdqbert.tables.values import as_json, is_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,32 +41,72 @@ def import_pyarrow() -> Any:
     return pyarrow
 
 
+class Batch:
+    """A record batch, and the columns that were converted to Python.
+
+    Attributes:
+        batch: The record batch.
+    """
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        """Keep the batch; nothing is converted yet."""
+        self.batch = batch
+        self._read: dict[str, list[Any]] = {}
+        self._written: dict[str, list[Any]] = {}
+
+    def __reduce__(self) -> Any:
+        """Pickle the batch alone."""
+        return Batch, (self.batch,)
+
+    def read(self, name: str) -> list[Any]:
+        """Return the values of a column as Python's, those that Python has not as Arrow's."""
+        if name not in self._read:
+            column = self.batch.column(name)
+            try:
+                self._read[name] = column.to_pylist()
+            except Exception:
+                # Nanoseconds, years and zones that Python does not know.
+                self._read[name] = [value if value.is_valid else None for value in column]
+        return self._read[name]
+
+    def written(self, name: str) -> list[Any]:
+        """Return the values of a column as text formats have them; see `as_json`."""
+        if name not in self._written:
+            self._written[name] = as_json(self.batch.column(name))
+        return self._written[name]
+
+
 class BatchRow(Mapping[str, Any]):
-    """A row of a record batch. Values are converted to Python when they are read."""
+    """A row of a record batch. Columns are converted to Python when they are read."""
 
     __slots__ = ("batch", "index")
 
-    def __init__(self, batch: pa.RecordBatch, index: int) -> None:
+    def __init__(self, batch: Batch, index: int) -> None:
         """Refer to row `index` of a batch."""
         self.batch = batch
         self.index = index
 
     def __getitem__(self, name: str) -> Any:
-        position = self.batch.schema.get_field_index(name)
-        if position < 0:
-            raise KeyError(name)
-        value = self.batch.column(position)[self.index]
-        try:
-            return value.as_py()
-        except ValueError:
-            # Nanoseconds, which Python's dates and times do not have.
-            return str(value)
+        return self.batch.read(name)[self.index]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.batch.schema.names)
+        return iter(self.batch.batch.schema.names)
 
     def __len__(self) -> int:
-        return int(self.batch.num_columns)
+        return int(self.batch.batch.num_columns)
+
+
+def written(values: Mapping[str, Any], names: Iterable[str] | None = None) -> dict[str, Any]:
+    """Return fields of a row as text formats have them; see `as_json`.
+
+    Args:
+        values: The fields.
+        names: Names of the fields to return; all of them by default.
+    """
+    chosen = values if names is None else names
+    if isinstance(values, BatchRow):
+        return {name: values.batch.written(name)[values.index] for name in chosen}
+    return {name: values.get(name) for name in chosen}
 
 
 def count_rows(path: Path) -> int:
@@ -89,8 +129,8 @@ def _open(path: Path) -> Any:
         ) from error
 
 
-def read_parquet(path: Path) -> Iterator[Row]:
-    """Yield the rows of a .parquet file.
+def read_parquet(path: Path) -> Iterator[Header | Row]:
+    """Yield the columns and the rows of a .parquet file.
 
     Raises:
         DataFileError: The file cannot be read, or two columns have the same name.
@@ -100,10 +140,12 @@ def read_parquet(path: Path) -> Iterator[Row]:
         names = file.schema_arrow.names
         if len(set(names)) < len(names):
             raise DataFileError(f"File `{path}` has several columns with the same name: {names!r}.")
+        yield Header(tuple(names), file.schema_arrow.remove_metadata())
         number = 0
         try:
-            for batch in file.iter_batches(batch_size=_READ_ROWS):
-                for index in range(batch.num_rows):
+            for each in file.iter_batches(batch_size=_READ_ROWS):
+                batch = Batch(each)
+                for index in range(each.num_rows):
                     number += 1
                     yield Row(str(path), number, BatchRow(batch, index), number)
         except pyarrow.ArrowException as error:
@@ -123,18 +165,32 @@ def write_block(
         table = table.append_column(column.name, answer_array(column, values))
     buffer = pyarrow.BufferOutputStream()
     with pyarrow.ipc.new_stream(buffer, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
+        writer.write_table(_combined(table))
     return bytes(buffer.getvalue().to_pybytes())
+
+
+def _combined(table: Any) -> Any:
+    pyarrow = import_pyarrow()
+    try:
+        return table.combine_chunks()
+    except pyarrow.ArrowNotImplementedError:
+        # List views.
+        return table
 
 
 def _kept(rows: Sequence[Row]) -> Any:
     """Return the columns that the rows came with as a table."""
     pyarrow = import_pyarrow()
     if rows and isinstance(rows[0].values, BatchRow):
+        # Consecutive rows are a slice, which all types have; views cannot be taken one by one.
         pieces = []
-        for _, group in itertools.groupby(rows, key=lambda row: id(row.values.batch)):  # type: ignore[attr-defined]
-            taken = [row.values for row in group]
-            pieces.append(taken[0].batch.take([each.index for each in taken]))  # type: ignore[attr-defined]
+        taken: list[Any] = [row.values for row in rows]
+        start = 0
+        for end, after in enumerate([*taken[1:], None], start=1):
+            last = taken[end - 1]
+            if after is None or (after.batch, after.index) != (last.batch, last.index + 1):
+                pieces.append(last.batch.batch.slice(taken[start].index, end - start))
+                start = end
         return pyarrow.Table.from_batches(pieces).replace_schema_metadata(None)
     names = dict.fromkeys(name for row in rows for name in row.values)
     arrays = [_plain_array([row.values.get(name) for row in rows]) for name in names]
@@ -190,15 +246,18 @@ def _type(kind: Kind, fields: Sequence[tuple[str, Kind]] = ()) -> Any:
     return listed if kind == "records" else pyarrow.list_(listed)
 
 
-def join_blocks(sources: Sequence[Path], outputs: Sequence[tuple[Path, Sequence[Path]]]) -> None:
+def join_blocks(
+    layout: Layout, sources: Sequence[Path], outputs: Sequence[tuple[Path, Sequence[Path]]]
+) -> None:
     """Write finished files, all with the same schema.
 
     Args:
+        layout: Columns of the files, for those without rows.
         sources: All blocks, a file each; empty files are left out.
         outputs: Paths of the finished files, each with the `sources` that it contains.
     """
     pyarrow = import_pyarrow()
-    schema = _common_schema([table.schema for table in _blocks(sources, with_rows=False)])
+    schema = _common_schema(layout, sources)
     for path, parts in outputs:
         with path.open("wb") as file:
             with pyarrow.parquet.ParquetWriter(file, schema) as writer:
@@ -219,28 +278,55 @@ def _blocks(sources: Iterable[Path], *, with_rows: bool = True) -> Iterator[Any]
             yield block.read_all() if with_rows else block.schema.empty_table()
 
 
-def _common_schema(schemas: Sequence[Any]) -> Any:
+def _common_schema(layout: Layout, sources: Sequence[Path]) -> Any:
     """Return a schema that all blocks can be cast to; text for columns whose types do not fit."""
     pyarrow = import_pyarrow()
-    fields: dict[str, Any] = {}
-    for field in itertools.chain.from_iterable(schemas):
-        known = fields.setdefault(field.name, field)
-        if known.type == field.type:
-            continue
-        try:
-            merged = pyarrow.unify_schemas(
-                [pyarrow.schema([known]), pyarrow.schema([field])], promote_options="permissive"
-            )
-            fields[field.name] = merged.field(0)
-        except pyarrow.ArrowException:
-            fields[field.name] = pyarrow.field(field.name, pyarrow.string())
-    # A column without any value has no type.
-    return pyarrow.schema(
-        [
-            pyarrow.field(each.name, pyarrow.string()) if pyarrow.types.is_null(each.type) else each
-            for each in fields.values()
-        ]
-    )
+    found: dict[str, list[Any]] = {}
+    for block in _blocks(sources, with_rows=False):
+        for field in block.schema:
+            kinds = found.setdefault(field.name, [])
+            if field.type not in kinds:
+                kinds.append(field.type)
+    if not found:
+        return _schema_without_rows(layout)
+    typed = () if layout.types is None else layout.types.names
+    fields = []
+    for name, kinds in found.items():
+        kind = kinds[0] if len(kinds) == 1 else _common_type(name, kinds, sources)
+        # A column of JSON without any value has no type.
+        is_text = pyarrow.types.is_null(kind) and name not in typed
+        fields.append(pyarrow.field(name, pyarrow.string() if is_text else kind))
+    return pyarrow.schema(fields)
+
+
+def _schema_without_rows(layout: Layout) -> Any:
+    """Return the schema that rows would have had. Columns without types have texts."""
+    pyarrow = import_pyarrow()
+    kept = [
+        layout.types.field(name)
+        if layout.types is not None
+        else pyarrow.field(name, pyarrow.string())
+        for name in layout.kept
+    ]
+    answers = [pyarrow.field(each.name, answer_array(each, []).type) for each in layout.answers]
+    return pyarrow.schema([*kept, *answers])
+
+
+def _common_type(name: str, kinds: Sequence[Any], sources: Sequence[Path]) -> Any:
+    """Return the type that holds the values of a column in all blocks; text if none does."""
+    pyarrow = import_pyarrow()
+    try:
+        merged = pyarrow.unify_schemas(
+            [pyarrow.schema([(name, kind)]) for kind in kinds], promote_options="permissive"
+        )
+        kind = merged.field(0).type
+        # An integer may be too large for the type of fractions.
+        for table in _blocks(sources):
+            if name in table.column_names:
+                table.column(name).cast(kind)
+    except pyarrow.ArrowException:
+        return pyarrow.string()
+    return kind
 
 
 def _cast(table: Any, schema: Any) -> Any:
@@ -251,8 +337,9 @@ def _cast(table: Any, schema: Any) -> Any:
             arrays.append(pyarrow.nulls(table.num_rows, field.type))
             continue
         column = table.column(field.name)
-        is_plain = pyarrow.types.is_string(column.type) or pyarrow.types.is_null(column.type)
-        if pyarrow.types.is_string(field.type) and not is_plain:
-            column = pyarrow.array([_json_text(each) for each in column.to_pylist()], field.type)
-        arrays.append(column.cast(field.type))
+        if column.type != field.type:
+            if is_text(field.type) and not pyarrow.types.is_null(column.type):
+                column = pyarrow.array([_json_text(each) for each in column.to_pylist()])
+            column = column.cast(field.type)
+        arrays.append(column)
     return pyarrow.table(arrays, schema=schema)

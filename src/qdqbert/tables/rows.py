@@ -22,6 +22,19 @@ _ESCAPE = re.compile(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Header:
+    """The columns of a file that names them before its rows.
+
+    Attributes:
+        names: Their names.
+        types: Their types as a schema of Arrow, if the file has types.
+    """
+
+    names: tuple[str, ...]
+    types: Any = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Row:
     """A row of a file.
 
@@ -67,12 +80,14 @@ class Column:
             `(rows, numbers)`, lists of objects, or lists of such lists.
         fields: Names and kinds of the fields of objects.
         dtype: Type of the values in lists of numbers and in arrays: float32, int32, int8 or uint8.
+        length: Length of each list of numbers, if all have the same.
     """
 
     name: str
     kind: Kind
     fields: tuple[tuple[str, Kind], ...] = ()
     dtype: str = "float32"
+    length: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,10 +97,12 @@ class Layout:
     Attributes:
         kept: Names of the columns of the input that are written, in order.
         answers: Columns that the task adds.
+        types: Types of the columns of the input as a schema of Arrow, if it has types.
     """
 
     kept: tuple[str, ...]
     answers: tuple[Column, ...]
+    types: Any = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,15 +119,12 @@ def half_surrogate(text: str) -> re.Match[str] | None:
 
 
 def to_json(value: Any) -> str:
-    """Return a value as one line of JSON.
-
-    Arrays become lists. Other values that JSON does not know, such as dates, become texts.
-    """
+    """Return a value as one line of JSON. Arrays become lists, and NaN and infinity null."""
     try:
-        return json.dumps(value, ensure_ascii=False, default=_plain, allow_nan=False)
+        return json.dumps(value, ensure_ascii=False, default=_list, allow_nan=False)
     except ValueError:
-        return json.dumps(json_values(value), ensure_ascii=False, default=_plain)
+        return json.dumps(json_values(value), ensure_ascii=False, default=_list)
 
 
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+def _list(value: Any) -> Any:
+    return json_values(value.tolist())

@@ -40,6 +40,7 @@ class Table:
         path: The path, as the caller gave it.
         rows: The rows that are still to be read.
         names: Names of the columns.
+        repeated: Names that several columns have, and the numbers that are their names instead.
         head: The first rows, which also come first in `rows`.
         first_cells: Cells of the first row if it is not a header, else `None`.
         blank_lines: Numbers of the blank rows; grows while rows are read.
@@ -50,11 +51,25 @@ class Table:
     path: str
     rows: Iterator[Row]
     names: list[str] = dataclasses.field(default_factory=list)
+    repeated: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     head: list[Row] = dataclasses.field(default_factory=list)
     first_cells: list[str] | None = None
     blank_lines: list[int] = dataclasses.field(default_factory=list)
     long_lines: list[int] = dataclasses.field(default_factory=list)
     notices: list[str] = dataclasses.field(default_factory=list)
+
+
+def check_names(names: Iterable[object], path: str) -> None:
+    """Refuse names of columns that are not texts, such as numbers and the tuples of a MultiIndex.
+
+    Raises:
+        DataFileError: A name is not a text.
+    """
+    odd = next((name for name in names if not isinstance(name, str)), None)
+    if odd is not None:
+        raise DataFileError(
+            f"Names of columns have to be texts, and `{path}` has {odd!r}. Rename it."
+        )
 
 
 def is_header(cells: Sequence[str], columns: Columns) -> bool:
@@ -128,10 +143,13 @@ def _text_hint(table: Table, taken: Iterable[str]) -> str:
 
 
 def _find(table: Table, argument: str, name: str) -> str:
-    if name in table.names:
-        return name
-    if name.isdecimal() and int(name) < len(table.names):
-        return table.names[int(name)]
+    found = name
+    if name not in table.names and name.isdecimal() and int(name) < len(table.names):
+        found = table.names[int(name)]
+    if found in table.repeated or table.names.count(found) > 1:
+        raise _ambiguous(table, argument, [found, found])
+    if found in table.names:
+        return found
     present = f"columns {quoted(table.names)}"
     if table.first_cells is not None:
         present += f" (no header found in its first row: {quoted(table.first_cells)})"
@@ -143,12 +161,33 @@ def _find(table: Table, argument: str, name: str) -> str:
 
 
 def _infer_by_name(table: Table, found: dict[str, str]) -> dict[str, str]:
-    free = {name.strip().lower(): name for name in table.names if name not in found.values()}
-    inferred = {
-        role: next((free[name] for name in known if name in free), None)
-        for role, known in _KNOWN_NAMES.items()
-    }
-    return {role: name for role, name in (inferred | found).items() if name is not None}
+    shown = {number: name for name, numbers in table.repeated.items() for number in numbers}
+    # Columns by their names in small letters.
+    free: dict[str, list[str]] = {}
+    for column in table.names:
+        if column not in found.values():
+            free.setdefault(shown.get(column, column).strip().lower(), []).append(column)
+    inferred = {}
+    for role, known in _KNOWN_NAMES.items():
+        name = next((each for each in known if each in free), None)
+        if name is None or role in found:
+            continue
+        # The name as it is known wins over other cases of its letters.
+        meant = [each for each in free[name] if shown.get(each, each) == name] or free[name]
+        if len(meant) > 1:
+            raise _ambiguous(table, f"{role}_column", [shown.get(each, each) for each in meant])
+        inferred[role] = meant[0]
+    both = inferred | found
+    return {role: both[role] for role in _KNOWN_NAMES if role in both}
+
+
+def _ambiguous(table: Table, argument: str, names: Sequence[str]) -> DataFileError:
+    """Return the error about columns that could all be meant."""
+    return DataFileError(
+        f"{source_name(table.path)} has the columns {' and '.join(map(repr, names))}, and each of "
+        f"them could be meant. Rename one, or pass the number of one, from 0, as `{argument}`.",
+        argument=argument,
+    )
 
 
 def _infer_by_position(table: Table, found: dict[str, str]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from qdqbert.objects import Rows
 from qdqbert.tables.delimited import (
     SEPARATORS,
     csv_records,
+    named_separator,
     separator_of,
     tsv_cells,
     with_index_name,
@@ -280,11 +281,18 @@ def _csv_records(path: str, lines: Iterable[str], separator: str) -> Iterator[_R
 def _csv_table(path: str, columns: Columns) -> Table:
     lines = (text for _, text in read_lines(Path(path)))
     head = list(itertools.islice(lines, _HEAD_ROWS))
-    separator = _separator([text for text in head if text.strip()], columns)
+    first = next((index for index, text in enumerate(head) if text.strip()), 0)
+    named = named_separator(head[first]) if head else None
+    if named is not None:
+        # A blank line in its place, so that rows keep their numbers.
+        head[first] = "\n"
+    separator = named or _separator([text for text in head if text.strip()], columns)
     records = _csv_records(path, itertools.chain(head, lines), separator)
     table = _record_table(records, path, columns)
     if separator != ",":
-        table.notices.append(f"Read columns separated by {SEPARATORS[separator]}.")
+        table.notices.append(
+            f"Read columns separated by {SEPARATORS.get(separator, repr(separator))}."
+        )
     return table
 
 
@@ -393,8 +401,12 @@ def _record_table(records: Iterator[_Record], path: str, columns: Columns) -> Ta
     table.names = [str(i) for i in range(len(cells))]
     if is_header(cells, columns):
         cells = with_index_name(cells)
-        # The number is the name of a column whose cell is empty or repeats an earlier name.
-        table.names = [c if c and c not in cells[:i] else str(i) for i, c in enumerate(cells)]
+        numbers: dict[str, list[str]] = {}
+        for i, cell in enumerate(cells):
+            numbers.setdefault(cell, []).append(str(i))
+        table.repeated = {cell: each for cell, each in numbers.items() if cell and len(each) > 1}
+        # The number is the name of a column whose cell is empty, or the name of others as well.
+        table.names = [c if c and c not in table.repeated else str(i) for i, c in enumerate(cells)]
     else:
         records, table.first_cells = itertools.chain([first], records), cells
     table.rows = _named(records, table.names, table.long_lines)

@@ -494,6 +494,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
             "output_dtype",
         ),
         columns=_columns,
+        length=lambda model, options: model._length(options.truncate_dim, options.output_dtype),
         job=_embed,
         values=lambda answer, _: (answer,),
     )
@@ -853,6 +854,13 @@ class Embedder(PromptedModel[SmallEmbedding]):
         if self._stored_ranges is not None:
             return len(self._stored_ranges.low)
         return len(self._all(self.job(prompt="", truncate_dim=_MOST), ["a"])[0])
+
+    def _length(self, truncate_dim: int | None, output_dtype: OutputDtype) -> int:
+        """Return the number of values of an embedding; bits are packed, eight to a byte."""
+        self._check_width(truncate_dim)
+        kept = truncate_dim or self._truncate_dim or self._width
+        values = min(kept, self._width)
+        return -(-values // 8) if output_dtype in ("binary", "ubinary") else values
 
     def _limits(self, dimensions: int | None, normalize: bool, keep_length: bool) -> Embedding:
         """Return the folder's range of vectors that are cut and scaled by these options."""

@@ -9,7 +9,7 @@ from typing import Any
 from qdqbert.errors import DataFileError
 from qdqbert.objects import Rows
 from qdqbert.tables.lines import kind_of
-from qdqbert.tasks.columns import LINE, Columns, Row, Table
+from qdqbert.tasks.columns import LINE, Columns, Row, Table, check_names
 from qdqbert.tasks.hub import hub_rows, is_hub, named_rows
 from qdqbert.tasks.lines import read_records, row_name
 
@@ -156,9 +156,23 @@ def _tuples(rows: Iterator[tuple[int, Any]], names: list[str], path: str) -> Ite
 
 
 def _fields(row: Mapping[Any, Any], path: str, number: int) -> dict[str, object]:
-    """Return the fields of a row as plain values, and refuse half surrogate pairs."""
+    """Return the fields of a row as plain values.
+
+    Columns without names have numbers, as in a DataFrame without a header.
+
+    Raises:
+        DataFileError: A name is neither a text nor a number, two names are equal as texts, or a
+            text has half of a surrogate pair.
+    """
+    names = [str(name) if isinstance(name, int) else name for name in row]
+    check_names(names, path)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataFileError(
+            f"Columns of `{path}` have the names {twice} and {twice!r}. Rename one of them."
+        )
     try:
-        return {str(name): _plain(value) for name, value in row.items()}
+        return {name: _plain(value) for name, value in zip(names, row.values(), strict=True)}
     except UnicodeEncodeError as error:
         raise DataFileError(
             f"{row_name(path, number)} contains half of a surrogate pair, got "

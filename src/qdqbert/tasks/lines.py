@@ -8,6 +8,7 @@ from pathlib import Path
 from qdqbert.errors import DataFileError
 from qdqbert.tables.lines import bad_byte, json_value, kind_of, numbered_lines
 from qdqbert.tables.parquet import read_parquet
+from qdqbert.tables.rows import Row
 
 PARQUET = ".parquet"
 
@@ -84,7 +85,9 @@ def read_records(path: str) -> Iterator[tuple[int, dict[str, object]]]:
         MissingExtraError: The file is .parquet, and pyarrow is not installed.
     """
     if path.lower().endswith(PARQUET):
-        yield from ((row.number, dict(row.values)) for row in read_parquet(Path(path)))
+        for row in read_parquet(Path(path)):
+            if isinstance(row, Row):
+                yield row.number, dict(row.values)
         return
     for line, text in read_lines(path):
         if text.strip():

@@ -203,8 +203,59 @@ def test_an_empty_input_gives_an_empty_output(classifier, tmp_path) -> None:
     assert import_pyarrow().parquet.read_table(tmp_path / "a.parquet").num_rows == 0
 
 
+NO_ROWS = {
+    "in.csv": b"id,text\n",
+    "in.tsv": b"id\ttext\n",
+    "in.txt": b"",
+    "in.parquet": None,
+}
+
+
+@pytest.mark.parametrize("name", NO_ROWS)
+def test_an_output_without_rows_has_the_columns_that_rows_would_have(
+    classifier, tmp_path, name
+) -> None:
+    pa = import_pyarrow()
+    source = tmp_path / name
+    if NO_ROWS[name] is None:
+        schema = pa.schema([("id", pa.int8()), ("text", pa.string()), ("at", pa.timestamp("ns"))])
+        pa.parquet.write_table(schema.empty_table(), source)
+    else:
+        source.write_bytes(NO_ROWS[name])
+        kept = ["text"] if name == "in.txt" else ["id", "text"]
+        schema = pa.schema([(each, pa.string()) for each in kept])
+    answers = [pa.field("label", pa.string()), pa.field("score", pa.float64())]
+    qdqbert.run(classifier, source, tmp_path / "a.parquet")
+    found = pa.parquet.read_table(tmp_path / "a.parquet")
+    assert (found.num_rows, found.schema) == (0, pa.schema([*schema, *answers]))
+    qdqbert.run(classifier, source, tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_text() == f"{','.join([*schema.names, 'label', 'score'])}\n"
+
+
+@pytest.mark.parametrize(("dtype", "length"), [("float32", 7), ("binary", 1), ("int8", 7)])
+def test_embeddings_of_no_rows_have_their_dimensions(quantized, tmp_path, dtype, length) -> None:
+    (tmp_path / "in.csv").write_text("text\n")
+    options = {"truncate_dim": 7, "output_dtype": dtype}
+    qdqbert.run(quantized("sentence").directory, tmp_path / "in.csv", tmp_path / "a.npy", **options)
+    found = np.load(tmp_path / "a.npy")
+    expected = "int8" if dtype == "binary" else dtype
+    assert (found.shape, found.dtype) == ((0, length), np.dtype(expected))
+
+
+def test_fields_that_an_object_has_twice_are_refused_before_rows_run(classifier, tmp_path) -> None:
+    pa = import_pyarrow()
+    kind = pa.struct([pa.field("a", pa.int8()), pa.field("a", pa.int8())])
+    schema = pa.schema([("text", pa.string()), ("odd", kind)])
+    pa.parquet.write_table(schema.empty_table(), tmp_path / "in.parquet")
+    with pytest.raises(UserInputError, match=r"Column 'odd' of .* has two fields 'a'"):
+        qdqbert.run(classifier, tmp_path / "in.parquet", tmp_path / "a.jsonl")
+
+
 def test_a_single_row_without_a_header_is_explained(classifier, tmp_path) -> None:
     (tmp_path / "in.csv").write_text("the cat\n")
+    with pytest.raises(UserInputError, match=r"first row is not a header, pass `header=False`"):
+        qdqbert.run(classifier, tmp_path / "in.csv", tmp_path / "a.jsonl")
+    (tmp_path / "in.csv").write_text("title\n")
     report = qdqbert.run(classifier, tmp_path / "in.csv", tmp_path / "a.jsonl")
     hint = "The first row is the header; pass `header=False` if it has a text."
     assert report.notices == (f"The input has no rows. {hint}",)

@@ -9,10 +9,12 @@ from typing import Any
 
 from qdqbert.choices import OutputFormat
 from qdqbert.errors import DataFileError, UserInputError
-from qdqbert.inference.answers import answer_columns, read_item, text_columns
+from qdqbert.inference.answers import answer_columns, entry_of, read_item, text_columns
+from qdqbert.runtime.model import Model
 from qdqbert.runtime.rows import RowFormat
-from qdqbert.tables.inputs import Source
-from qdqbert.tables.rows import BadRow, Layout, Row
+from qdqbert.tables.inputs import Source, Start
+from qdqbert.tables.rows import BadRow, Header, Layout, Row
+from qdqbert.tables.values import repeated_field
 from qdqbert.tasks.columns import Columns as Requested
 from qdqbert.tasks.columns import is_header, quoted
 from qdqbert.verbs.run.options import RunOptions
@@ -63,24 +65,23 @@ class Columns:
 
 
 def find_columns(
-    source: Source,
-    head: Sequence[Row | BadRow],
-    entry: RowFormat,
-    options: RunOptions,
-    format: OutputFormat,
+    source: Source, start: Start, model: Model, options: RunOptions, format: OutputFormat
 ) -> Columns:
     """Find the columns of a run.
 
     An answer's column that has the name of a column of the input is called `predicted_NAME`.
 
     Raises:
-        UserInputError: A column does not exist or cannot be inferred, or a row cannot be used.
+        UserInputError: A column does not exist or cannot be inferred, an option does not apply to
+            the model, or a row cannot be used.
     """
-    bad = next((row for row in head if isinstance(row, BadRow)), None)
+    entry = entry_of(model, options)
+    bad = next((row for row in start.head if isinstance(row, BadRow)), None)
     if bad is not None and options.on_error == "stop":
         raise refuse(source.place(bad), bad.reason)
-    rows = [row for row in head if isinstance(row, Row)]
-    names = tuple(dict.fromkeys(name for row in rows for name in row.values))
+    rows = [row for row in start.head if isinstance(row, Row)]
+    header = start.header or Header(())
+    names = tuple(dict.fromkeys([*header.names, *(name for row in rows for name in row.values)]))
     answers = entry.columns(options)
     if format == "npy" and [each.kind for each in answers] != ["numbers"]:
         raise UserInputError(
@@ -88,17 +89,31 @@ def find_columns(
             f"`model={options.model!r}` is {entry.name}. Write .parquet or .jsonl.",
             argument="output",
         )
-    read_names = _read_names(source, rows, names, entry, options) if rows else ()
+    if header.types is not None and format in ("jsonl", "csv", "tsv"):
+        _check_types(header, options)
+    read_names = _read_names(source, rows, names, entry, options) if names else ()
     if read_names and len(names) > 1:
         found = " and ".join(f"column {name!r}" for name in read_names)
         _LOGGER.info("Reading %s.", found)
-    answers = answer_columns(entry, options, path=f"`input={options.input!r}`", names=names)
+    answers = answer_columns(model, options, path=f"`input={options.input!r}`", names=names)
     return Columns(
         entry=entry,
         read_names=read_names,
-        layout=Layout(kept=names, answers=answers),
+        layout=Layout(kept=names, answers=answers, types=header.types),
         is_fixed=format in ("csv", "tsv"),
     )
+
+
+def _check_types(header: Header, options: RunOptions) -> None:
+    """Refuse columns whose values JSON cannot hold."""
+    for field in header.types:
+        twice = repeated_field(field.type)
+        if twice is not None:
+            raise DataFileError(
+                f"Column {field.name!r} of `input={options.input!r}` has two fields {twice!r}, "
+                f"which `output={options.output!r}` cannot hold. Write .parquet, or rename one.",
+                argument="input",
+            )
 
 
 def _read_names(
@@ -114,7 +129,7 @@ def _read_names(
         UserInputError: A column does not exist or cannot be inferred, or the first row may not be a
             header.
     """
-    path = rows[0].file
+    path = rows[0].file if rows else options.input
     if entry.read is not None and not source.header:
         raise UserInputError(
             f"`header=False`: {entry.name} needs the names of the columns. Add a header.",

@@ -17,7 +17,7 @@ from typing import Any
 
 from qdqbert.artifact import QUANTIZATION
 from qdqbert.errors import OutputExistsError, UserInputError
-from qdqbert.inference.answers import entry_of, load_model
+from qdqbert.inference.answers import load_model
 from qdqbert.integrations.ray_cluster import import_ray
 from qdqbert.progress import Progress
 from qdqbert.reporting.run import RunReport
@@ -110,15 +110,13 @@ def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
             argument="output",
         )
     with load_model(options) as model:
-        entry = entry_of(model, options)
-        rows = source.rows()
-        head = list(itertools.islice(rows, _HEAD_ROWS))
-        columns = find_columns(source, head, entry, options, format)
+        start = source.start(_HEAD_ROWS)
+        columns = find_columns(source, start, model, options, format)
         writer = Writer(format=format, is_compressed=is_compressed, layout=columns.layout)
         pipeline = Pipeline(
             options=options,
             source=source,
-            rows=itertools.chain(head, rows),
+            rows=start.rows,
             run=RowRun(model=model, columns=columns, writer=writer, options=options),
             progress=progress,
         )
