@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from conftest import FLAT_POOLING, add_sentence_files
@@ -181,3 +183,78 @@ def save_embedder(source: Path, folder: Path) -> Path:
     settings = {"prompts": PROMPTS, "default_prompt_name": None}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     return folder
+
+
+TASKS = ("retrieval", "text-matching")
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def save_nano(folder: Path, tokenizer: Path, **changes: Any) -> Path:
+    """Save a tiny jina-embeddings-v5-text-nano, with the tokenizer of another checkpoint.
+
+    EuroBERT's encoder has a folder of PEFT for each task. Code of its own does all the rest.
+    """
+    vocabulary = json.loads((tokenizer / "config.json").read_text())["vocab_size"]
+    config = transformers.EuroBertConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=vocabulary,
+        max_position_embeddings=64,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    transformers.EuroBertModel(config).save_pretrained(folder)
+    for each in tokenizer.glob("*token*"):
+        shutil.copy(each, folder)
+    values = json.loads((folder / "config.json").read_text())
+    values |= {
+        "architectures": ["JinaEmbeddingsV5Model"],
+        "auto_map": {
+            "AutoConfig": "configuration_jina_embeddings_v5.JinaEmbeddingsV5Config",
+            "AutoModel": "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model",
+        },
+        "is_decoder": False,
+        "model_type": "jina_embeddings_v5",
+        "task_names": list(TASKS),
+    }
+    (folder / "config.json").write_text(json.dumps({**values, **changes}))
+    module = {"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer"}
+    (folder / "modules.json").write_text(json.dumps([{**module, "kwargs": ["task"]}]))
+    prompts = {"query": "the dog ", "document": "a book "}
+    settings = {"prompts": prompts, "default_prompt_name": "document"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    base = load_file(folder / "model.safetensors")
+    for task in TASKS:
+        factors = {}
+        for name, each in base.items():
+            module_name = name.removesuffix(".weight")
+            if module_name.rpartition(".")[2] in MODULES:
+                start = f"base_model.model.{module_name}.lora_"
+                factors[f"{start}A.weight"] = 0.3 * torch.randn(3, each.shape[1])
+                factors[f"{start}B.weight"] = 0.3 * torch.randn(each.shape[0], 3)
+        own = folder / "adapters" / task
+        own.mkdir(parents=True)
+        save_file(factors, own / "adapter_model.safetensors")
+        lora = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "lora_dropout": 0.1}
+        (own / "adapter_config.json").write_text(json.dumps({**lora, "bias": "none"}))
+    return folder
+
+
+def nano_reference(folder: Path, task: str | None, ids: list[list[int]]) -> Any:
+    """Return the embeddings of texts without padding, by transformers' model of the encoder."""
+    values = json.loads((folder / "config.json").read_text()) | {"model_type": "eurobert"}
+    weights = load_file(folder / "model.safetensors")
+    if task is not None:
+        factors = load_file(folder / "adapters" / task / "adapter_model.safetensors")
+        for name in weights:
+            start = f"base_model.model.{name.removesuffix('weight')}lora_"
+            if f"{start}A.weight" in factors:
+                weights[name] += 2 * factors[f"{start}B.weight"] @ factors[f"{start}A.weight"]
+    model = transformers.EuroBertModel(transformers.EuroBertConfig.from_dict(values)).eval()
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        states = [model(torch.tensor(each)[None]).last_hidden_state[0, -1] for each in ids]
+    return functional.normalize(torch.stack(states), dim=-1).numpy()

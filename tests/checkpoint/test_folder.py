@@ -23,8 +23,9 @@ def change(folder: Path, **fields: object) -> str:
 def test_a_folder_of_an_adapter_alone_says_how_to_merge_it(write_file, tmp_path) -> None:
     write_file("adapter_config.json", '{"peft_type": "LORA"}')
     write_file("adapter_model.safetensors", "")
-    with pytest.raises(CheckpointError, match=r"is an adapter .*merge_and_unload\(\)"):
-        load_checkpoint(str(tmp_path))
+    for load in (load_checkpoint, qdqbert.load):
+        with pytest.raises(CheckpointError, match=r"is an adapter .*merge_and_unload\(\)"):
+            load(str(tmp_path))
 
 
 def test_an_adapter_next_to_a_model_is_refused(checkpoint_copy) -> None:

@@ -1,4 +1,4 @@
-"""Float checkpoints with an adapter for each task, as jina-embeddings-v3."""
+"""Float checkpoints with an adapter for each task, as jina-embeddings-v3 and v5."""
 
 from __future__ import annotations
 
@@ -14,9 +14,19 @@ from torch.nn import functional
 
 import conftest
 import qdqbert
-from jina_models import ADAPTERS, PROMPTS, ROTARY, adapted, flash_reference, save_embedder
+from jina_models import (
+    ADAPTERS,
+    PROMPTS,
+    ROTARY,
+    TASKS,
+    adapted,
+    flash_reference,
+    nano_reference,
+    save_embedder,
+    save_nano,
+)
 from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.errors import ModelClosedError, UserInputError
+from qdqbert.errors import CheckpointError, ModelClosedError, UserInputError
 from qdqbert.serving.app import build_app
 
 TEXTS = ["the old house", "a train to the city", "dog"]
@@ -136,6 +146,8 @@ def test_a_quantized_model_has_one_adapter(folder, tmp_path) -> None:
         tmp_path / "int8", data, reference=folder, task_options=adapter, allow_leakage=True
     )
     assert report.fidelity.sqnr_db > 15
+    config = json.loads((tmp_path / "int8" / "config.json").read_text())
+    assert not [name for name in config if name.startswith("lora_")]
     with qdqbert.load(tmp_path / "int8") as model:
         assert model.adapters == ()
         found = model.encode(TEXTS)
@@ -178,3 +190,85 @@ def test_an_unknown_adapter_is_refused(folder, quantized) -> None:
         with pytest.raises(UserInputError, match=message) as caught:
             qdqbert.load(path, adapter="query")
         assert caught.value.argument == "adapter"
+
+
+@pytest.fixture(scope="module")
+def nano(checkpoints, tmp_path_factory) -> Path:
+    return save_nano(tmp_path_factory.mktemp("nano") / "model", checkpoints("roberta"))
+
+
+@pytest.fixture(scope="module")
+def nano_model(nano):
+    with qdqbert.load(nano, precision="float") as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("options", "task", "prompt"),
+    [
+        ({"task": "retrieval"}, "retrieval", "a book "),
+        ({"task": "retrieval", "prompt_name": "query"}, "retrieval", "the dog "),
+        ({"task": "text-matching", "prompt": ""}, "text-matching", ""),
+        ({"task": "retrieval.query"}, "retrieval", "the dog "),
+        ({"task": "retrieval.passage"}, "retrieval", "a book "),
+        ({"prompt_name": "retrieval.query"}, "retrieval", "the dog "),
+        ({"prompt": "a cat "}, None, "a cat "),
+    ],
+)
+def test_folders_of_peft_are_adapters(nano, nano_model, options, task, prompt) -> None:
+    assert nano_model.adapters == TASKS
+    ids = [nano_model.tokenize([prompt + text])["input_ids"][0] for text in TEXTS]
+    found = nano_model.encode(TEXTS, **options)
+    np.testing.assert_allclose(found, nano_reference(nano, task, ids), atol=1e-4)
+    by_kind = {"the dog ": nano_model.encode_query, "a book ": nano_model.encode_document}
+    if prompt in by_kind:
+        np.testing.assert_array_equal(by_kind[prompt](TEXTS), found)
+
+
+def test_a_model_that_needs_a_task_says_so(nano, nano_model) -> None:
+    for options, message in (
+        ({}, "needs an adapter .* It has: retrieval, text-matching"),
+        ({"prompt_name": "query"}, "needs an adapter"),
+        ({"task": "separation"}, "`task='separation'` is not an adapter"),
+    ):
+        with pytest.raises(UserInputError, match=message) as caught:
+            nano_model.encode(TEXTS, **options)
+        assert caught.value.argument == "task"
+    with qdqbert.load(nano, precision="float", adapter="retrieval") as fixed:
+        wanted = nano_model.encode(TEXTS, task="retrieval")
+        np.testing.assert_array_equal(fixed.encode(TEXTS), wanted)
+
+
+def test_an_adapter_of_peft_is_quantized(nano, nano_model, tmp_path) -> None:
+    data = tmp_path / "texts.txt"
+    data.write_text("\n".join(conftest.make_texts(40, seed=1)))
+    qdqbert.quantize(
+        nano,
+        tmp_path / "int8",
+        calibration_data=data,
+        calibration=qdqbert.Calibration(samples=16),
+        targets=("native",),
+        task_options=qdqbert.TaskOptions(adapter="retrieval"),
+        benchmark=False,
+    )
+    with qdqbert.load(tmp_path / "int8") as model:
+        assert model.adapters == ()
+        cosines = (model.encode(TEXTS) * nano_model.encode(TEXTS, task="retrieval")).sum(axis=1)
+        assert cosines.min() > 0.97
+    config = json.loads((tmp_path / "int8" / "config.json").read_text())
+    assert not config.keys() & {"task_names", "lora_adaptations"}
+
+
+def test_transformers_has_an_adapter_of_peft(nano, nano_model) -> None:
+    found = load_checkpoint(str(nano), adapter="text-matching")
+    ids = nano_model.tokenize([TEXTS[0]])["input_ids"][0].tolist()
+    with torch.no_grad():
+        state = found.model(torch.tensor([ids])).last_hidden_state[0, -1]
+    vector = functional.normalize(state, dim=-1).numpy()
+    np.testing.assert_allclose(vector, nano_reference(nano, "text-matching", [ids])[0], atol=1e-5)
+
+
+def test_the_larger_model_with_another_encoder_is_refused(checkpoints, tmp_path) -> None:
+    folder = save_nano(tmp_path / "small", checkpoints("roberta"), is_decoder=None)
+    with pytest.raises(CheckpointError, match="`jina_embeddings_v5` are not supported"):
+        qdqbert.load(folder)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import transformers
 
 from qdqbert.checkpoint.families import QDQBERT
+from qdqbert.encoders.adapters import ADAPTER_FIELDS
 from qdqbert.encoders.stored import FORMAT, check_format
 from qdqbert.errors import CheckpointError
 from qdqbert.recipes import QuantizerOptions
@@ -80,9 +82,15 @@ def register_config() -> None:
 
 
 def config_of_graph(config: Any) -> Any:
-    """Return the config of a model without quantizers: BERT's for QDQBERT's, which others know."""
+    """Return the config of a model without quantizers: BERT's for QDQBERT's, which others know.
+
+    It names no adapters: the one that was chosen is part of the weights.
+    """
     if config.model_type != QDQBERT:
-        return config
+        found = copy.deepcopy(config)
+        for name in ADAPTER_FIELDS:
+            found.__dict__.pop(name, None)
+        return found
     own = {*QDQBertConfig().to_dict()} - {*transformers.BertConfig().to_dict()}
     values = {name: value for name, value in config.to_dict().items() if name not in own}
     names = [each.removeprefix("QDQ") for each in values.get("architectures") or ()]

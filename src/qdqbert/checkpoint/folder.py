@@ -12,13 +12,14 @@ from qdqbert.checkpoint.sentence import MODULES, ReadFile, folder_reader, is_cro
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES as ENCODERS
 from qdqbert.encoders.family import family_name, is_flash
+from qdqbert.encoders.peft import ADAPTER_CONFIG
 from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH, WEIGHTS, has_weights_below
 from qdqbert.encoders.torch_file import OLD_PICKLE
 from qdqbert.errors import CheckpointError
 from qdqbert.json_files import parse_object
 from qdqbert.task_kinds import TASK_KINDS, task_of_architecture
 
-_CONFIG, _ADAPTER = "config.json", "adapter_config.json"
+_CONFIG = "config.json"
 _MERGE = (
     "Load it with PEFT, merge it into its model with `merge_and_unload()`, save that with "
     "`save_pretrained(new_folder)`, and pass the new folder, with the tokenizer in it."
@@ -38,8 +39,8 @@ def check_name(name: str) -> None:
     if not folder.is_dir():
         raise CheckpointError(f"{name!r} is a file; expected a checkpoint folder or a hub id.")
     files = {path.name for path in folder.rglob("*") if path.is_file()}
-    if _ADAPTER in files and _CONFIG not in files:
-        raise _only_an_adapter(name)
+    if ADAPTER_CONFIG in files and _CONFIG not in files:
+        raise only_an_adapter(name)
     if has_weights_below(folder):
         refuse_old_pickles(folder, name)
         return
@@ -83,10 +84,10 @@ def read_known_config(name: str, read: ReadFile, subfolder: str) -> Config:
             or has an adapter.
     """
     text = read(join(subfolder, _CONFIG))
-    has_adapter = any(read(join(each, _ADAPTER)) is not None for each in {"", subfolder})
+    has_adapter = any(read(join(each, ADAPTER_CONFIG)) is not None for each in {"", subfolder})
     if text is None:
         if has_adapter:
-            raise _only_an_adapter(name)
+            raise only_an_adapter(name)
         raise CheckpointError(
             f"Checkpoint {name!r} has no {join(subfolder, _CONFIG)}. Expected a folder with "
             "config.json, weights and a tokenizer, as `save_pretrained` writes it."
@@ -105,8 +106,9 @@ def read_known_config(name: str, read: ReadFile, subfolder: str) -> Config:
     _check_code(name, fields)
     if has_adapter:
         raise CheckpointError(
-            f"Checkpoint {name!r} has an adapter next to the model, {_ADAPTER}, which would be "
-            f"left out. {_MERGE} If the weights contain it already, remove {_ADAPTER} from a copy."
+            f"Checkpoint {name!r} has an adapter next to the model, {ADAPTER_CONFIG}, which would "
+            f"be left out. {_MERGE} If the weights contain it already, remove {ADAPTER_CONFIG} "
+            "from a copy."
         )
     renamed = ENCODERS[kind].of_own_code(stored)
     if is_flash(stored):
@@ -127,9 +129,11 @@ def _check_code(name: str, fields: Mapping[str, Any]) -> None:
         )
 
 
-def _only_an_adapter(name: str) -> CheckpointError:
+def only_an_adapter(name: str) -> CheckpointError:
+    """Return the error for a folder of PEFT without the model that it belongs to."""
     return CheckpointError(
-        f"{name!r} is an adapter ({_ADAPTER} without config.json), not a whole model. {_MERGE}"
+        f"{name!r} is an adapter ({ADAPTER_CONFIG} without config.json), not a whole model. "
+        f"{_MERGE}"
     )
 
 

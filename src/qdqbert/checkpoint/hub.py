@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from qdqbert.encoders.adapters import ADAPTERS
 from qdqbert.encoders.tensor_files import WEIGHTS, has_weights
 from qdqbert.errors import CheckpointError
 
@@ -76,14 +77,15 @@ def download(name: str, files: Sequence[str], *, commit: str | None = None) -> P
 def download_weights(name: str, folders: Iterable[str], *, commit: str | None = None) -> Path:
     """Download the weights in folders of a model: the files of torch only without safetensors.
 
-    Returns the folder of the model. `folders` are paths in it, and some may have no weights.
+    Its adapters are downloaded, too. Returns the folder of the model. `folders` are paths in it,
+    and some may have no weights.
 
     Raises:
         CheckpointError: The hub cannot be reached.
     """
     left, path = list(folders), Path()
     for file, shards in WEIGHTS.items():
-        names = (shards, f"{file}.index.json")
+        names = (shards, f"{file}.index.json", f"{ADAPTERS}/*/adapter_*")
         globs = [str(PurePosixPath(folder, each)) for folder in left for each in names]
         path = download(name, globs, commit=commit)
         # The folder is named after the commit.

@@ -36,7 +36,7 @@ from qdqbert.encoders.adapters import check_adapter, merged
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES as ENCODERS
 from qdqbert.encoders.model import Step
-from qdqbert.encoders.tensor_files import SAFETENSORS, files_of
+from qdqbert.encoders.tensor_files import SAFETENSORS
 from qdqbert.encoders.weights import Weights
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.task_kinds import (
@@ -253,18 +253,18 @@ def _tensors(
 ) -> dict[str, torch.Tensor] | None:
     """Return the weights for a model of transformers, or `None` if it reads them itself.
 
-    It would unpickle files of torch, and does not know the layout of Jina's XLM-R. `notices`
-    receives sentences for the user.
+    It would unpickle files of torch, and knows neither adapters nor the layout of Jina's XLM-R.
+    `notices` receives sentences for the user.
     """
-    path, _ = files_of(folder)
-    weights = Weights(folder)
-    is_flash = any(".mixer.Wqkv." in name for name in weights)
-    if path.name.startswith(SAFETENSORS) and not is_flash:
+    stored = Weights(folder)
+    config = Config(values=found.config.to_dict(), path=f"{found.name}/config.json")
+    weights = merged(stored, config, found.adapter, notices)
+    is_flash = any(".mixer.Wqkv." in name for name in stored)
+    if stored.path.name.startswith(SAFETENSORS) and weights is stored and not is_flash:
         return None
     conversion = ENCODERS[found.config.model_type].conversion
     if is_flash and conversion is not None:
-        config = Config(values=found.config.to_dict(), path=f"{found.name}/config.json")
-        weights = merged(weights, config, found.adapter, notices).converted(conversion)
+        weights = weights.converted(conversion)
     # Copies can be trained, and do not depend on the file.
     return {name: torch.tensor(weights.read(name)) for name in weights}
 

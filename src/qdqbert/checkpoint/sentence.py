@@ -21,6 +21,7 @@ from qdqbert.checkpoint.sentence_modules import (
     write_modules,
 )
 from qdqbert.choices import POOLING_MODES, PoolingMode
+from qdqbert.encoders.family import is_jina_v5
 from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.model import Pooling, Step
 from qdqbert.errors import CheckpointError, UserInputError
@@ -293,6 +294,13 @@ def read_sentence_head(read: ReadFile) -> SentenceHead | None:
             that leaves out prompts.
     """
     found = read_modules(read)
+    if is_jina_v5(_content(read, "config.json")) and [kind for kind, _ in found or ()] in (
+        [],
+        ["Transformer"],
+    ):
+        # Its own code does the rest.
+        fields = read_layout_fields(read, "", "states")
+        return SentenceHead(poolings=("lasttoken",), normalize=True, **fields)
     if found is None or is_cross_encoder(read):
         return None
     if not begins_with_pooling(found):

@@ -1,5 +1,7 @@
 """Adapters that a checkpoint has next to its weights, one for each task (LoRA).
 
+jina-embeddings-v5-text-nano has a folder of PEFT for each, `adapters/NAME` (`peft`).
+
 Jina's code for XLM-R stores a weight as `M.parametrizations.weight.original`, and the factors of
 all adapters as `M.parametrizations.weight.0.lora_A` and `lora_B`. Those of a linear layer have the
 shapes `(adapters, rank, in)` and `(adapters, out, rank)`, those of a table `(adapters, rows, rank)`
@@ -9,11 +11,14 @@ and `(adapters, rank, width)`. Source of the method: arXiv:2106.09685.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 
 from qdqbert.encoders.config import Config
+from qdqbert.encoders.family import is_jina_v5
 from qdqbert.encoders.model import Floats
+from qdqbert.encoders.peft import merged_adapter
 from qdqbert.encoders.weights import Weights
 from qdqbert.errors import CheckpointError, UserInputError
 
@@ -22,6 +27,15 @@ _MARK = ".parametrizations.weight."
 # What fields are that a config lacks, as in Jina's class.
 _DEFAULTS = {"lora_alpha": 1, "lora_rank": 4}
 
+ADAPTERS = "adapters"
+"""Name of the folder with the folders of PEFT."""
+
+ADAPTER_FIELDS = (
+    *("lora_adaptations", "lora_alpha", "lora_dropout_p", "lora_main_params_trainable"),
+    *("lora_rank", "task_names"),
+)
+"""Fields of config.json that describe adapters."""
+
 
 def adapter_names(config: Config) -> tuple[str, ...]:
     """Return the names of a checkpoint's adapters; none for most checkpoints.
@@ -29,15 +43,24 @@ def adapter_names(config: Config) -> tuple[str, ...]:
     Raises:
         CheckpointError: The field is wrong.
     """
-    found = config.values.get("lora_adaptations") or []
+    field = _field(config)
+    found = config.values.get(field) or []
     is_list = isinstance(found, list) and all(isinstance(each, str) for each in found)
     if not is_list or len(set(found)) < len(found):
-        raise config.refuse("lora_adaptations", "expected a list of different names.")
+        raise config.refuse(field, "expected a list of different names.")
+    if field == "task_names" and any(Path(each).name != each for each in found):
+        raise config.refuse(field, f"expected names of folders in {ADAPTERS!r}.")
     return tuple(found)
 
 
-def has_adapter_weights(weights: Weights) -> bool:
+def _field(config: Config) -> str:
+    return "task_names" if is_jina_v5(config.values) else "lora_adaptations"
+
+
+def has_adapter_weights(weights: Weights, config: Config) -> bool:
     """Return whether a checkpoint's weights have adapters next to them, and not merged."""
+    if is_jina_v5(config.values):
+        return (weights.path.parent / ADAPTERS).is_dir()
     return any(_MARK in name for name in weights)
 
 
@@ -64,7 +87,7 @@ def check_adapter(config: Config, adapter: str | None, name: str) -> None:
 def merged(
     weights: Weights, config: Config, adapter: str | None, notices: list[str] | None = None
 ) -> Weights:
-    """Return weights to which an adapter is added, `W + B @ A * alpha / rank`.
+    """Return weights to which an adapter is added: `W + B @ A * alpha / rank`, and see `peft`.
 
     Args:
         weights: All tensors of the checkpoint.
@@ -76,15 +99,25 @@ def merged(
         CheckpointError: The adapter has no tensors, or they do not fit.
     """
     names = adapter_names(config)
-    has_adapters = has_adapter_weights(weights)
+    has_adapters = has_adapter_weights(weights, config)
     if (has_adapters and not names) or (adapter is not None and not has_adapters):
         has = "adapters" if has_adapters else "no adapters"
         raise CheckpointError(
-            f"{str(weights.path)!r} has {has}, and `lora_adaptations` in config.json names "
+            f"{str(weights.path)!r} has {has}, and `{_field(config)}` in config.json names "
             f"{', '.join(names) or 'none'}. Use the config.json that belongs to the weights."
         )
     if not has_adapters:
         return weights
+    if adapter is None and notices is not None:
+        notices.append(
+            f"The adapters of the checkpoint are left out: {', '.join(names)}. To merge one of "
+            "them into the weights, pass its name as `adapter`."
+        )
+    if is_jina_v5(config.values):
+        if adapter is None:
+            return weights
+        place = Path(config.path).parent / ADAPTERS / adapter
+        return merged_adapter(weights, weights.path.parent / ADAPTERS / adapter, str(place))
     index = None if adapter is None else names.index(adapter)
     config = dataclasses.replace(config, values={**_DEFAULTS, **config.values})
     rank = config.integer("lora_rank")
@@ -98,11 +131,6 @@ def merged(
             changed[f"{module}.weight"] = name
     found = weights.renamed(changed)
     if index is None:
-        if notices is not None:
-            notices.append(
-                f"The adapters of the checkpoint are left out: {', '.join(names)}. To merge one of "
-                "them into the weights, pass its name as `adapter`."
-            )
         return found
     return found.replaced(
         {

@@ -191,6 +191,9 @@ FLASH_CODE = (
 )
 """Classes of that code."""
 
+JINA_V5 = "JinaEmbeddingsV5Model"
+"""Class of Jina's code that puts adapters of PEFT on EuroBERT, or on Qwen3 in a larger model."""
+
 # Jina's models say that they are BERT or XLM-R, and have other positions.
 _BY_POSITIONS = {("bert", "alibi"): "jina-bert", ("xlm-roberta", "rotary"): "jina_embeddings_v3"}
 
@@ -203,6 +206,8 @@ def family_name(values: Mapping[str, Any]) -> Any:
     kind = values.get("model_type")
     if not kind and _class_of(values.get("auto_map"), "AutoConfig") == FLASH:
         kind = "xlm-roberta"
+    if is_jina_v5(values) and values.get("is_decoder") is False:
+        kind = "eurobert"
     positions = values.get("position_embedding_type")
     return _BY_POSITIONS.get((str(kind), str(positions)), kind)
 
@@ -211,6 +216,13 @@ def is_flash(values: Mapping[str, Any]) -> bool:
     """Return whether a checkpoint of Jina's XLM-R has the tensors of its own code."""
     has_own = _class_of(values.get("auto_map"), "AutoConfig") == FLASH
     return has_own or family_name(values) != values.get("model_type")
+
+
+def is_jina_v5(values: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint is Jina's model with an adapter for each of its `task_names`."""
+    named = values.get("architectures")
+    own = _class_of(values.get("auto_map"), "AutoModel") == JINA_V5
+    return own or (isinstance(named, list) and JINA_V5 in named)
 
 
 def _class_of(auto_map: Any, auto: str) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,28 +45,32 @@ def has_weights_below(folder: Path) -> bool:
     return any(any(folder.rglob(each)) for each in ("*.safetensors", WEIGHTS[TORCH]))
 
 
-def files_of(folder: Path) -> tuple[Path, list[Path]]:
+def files_of(folder: Path, names: Collection[str] = WEIGHTS) -> tuple[Path, list[Path]]:
     """Return a folder's files of tensors, without reading them, and the file or index of all.
+
+    Args:
+        folder: The folder.
+        names: Names that the file can have, by preference.
 
     Raises:
         CheckpointError: There are none, or the index is damaged.
     """
-    found = _find(folder)
+    found = _find(folder, names)
     if found is None:
         raise CheckpointError(
-            f"{str(folder)!r} has no weights: neither {' nor '.join(WEIGHTS)}, nor the index of "
+            f"{str(folder)!r} has no weights: neither {' nor '.join(names)}, nor the index of "
             "several such files."
         )
-    if found.name in WEIGHTS:
+    if found.name in names:
         return found, [found]
     names = set(Fields.of_file(found).texts_by_name("weight_map").values())
     # A name from outside must not lead out of the folder.
     return found, [folder / Path(name).name for name in sorted(names)]
 
 
-def _find(folder: Path) -> Path | None:
-    names = [each for name in WEIGHTS for each in (name, f"{name}.index.json")]
-    return next((folder / each for each in names if (folder / each).is_file()), None)
+def _find(folder: Path, names: Collection[str] = WEIGHTS) -> Path | None:
+    files = [folder / each for name in names for each in (name, f"{name}.index.json")]
+    return next((each for each in files if each.is_file()), None)
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any]]]:

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoders.model import Floats
-from qdqbert.encoders.tensor_files import files_of, read_tensors
+from qdqbert.encoders.tensor_files import WEIGHTS, files_of, read_tensors
 from qdqbert.errors import CheckpointError
 from qdqbert.json_files import LARGEST_FLOAT
 
@@ -74,14 +74,14 @@ class Weights:
         files: The files.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Read the headers of a folder's files; see `tensor_files`.
+    def __init__(self, folder: Path, names: Collection[str] = WEIGHTS) -> None:
+        """Read the headers of a folder's files; see `tensor_files.files_of`.
 
         Raises:
             CheckpointError: There is no such file, it is damaged, or there are two values for one
             tensor.
         """
-        self.path, self.files = files_of(folder)
+        self.path, self.files = files_of(folder, names)
         self._used: set[str] = set()
         tensors = ((name, _current_name(name), each) for name, each in _tensors_of(self.files))
         self._stored = _by_name(tensors, self.path)

@@ -11,6 +11,7 @@ from typing import Any
 
 from qdqbert.artifact import QUANTIZATION, Artifact, is_artifact, open_artifact, weights_of
 from qdqbert.choices import EngineName, KernelName, Precision, ProviderName, TargetName
+from qdqbert.encoders.peft import ADAPTER_CONFIG
 from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.runner import Runner, open_runner
@@ -318,6 +319,10 @@ def open_folder(
         )
     if not folder.exists():
         raise CheckpointError(f"Folder {str(path)!r} does not exist. Check the path.")
+    if (folder / ADAPTER_CONFIG).is_file():
+        from qdqbert.checkpoint.folder import only_an_adapter
+
+        raise only_an_adapter(str(path))
     if is_on_hub or (folder.is_dir() and not has_settings(folder)):
         place = "The hub's model" if is_on_hub else "Folder"
         raise CheckpointError(

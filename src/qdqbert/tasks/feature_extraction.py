@@ -786,9 +786,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
                 "Leave it out.",
                 argument="ranges",
             )
-        adapter = self._adapter(task, prompt_name, prompt)
-        if task is not None and prompt_name is None and task in self.prompts:
-            prompt_name = task
+        adapter, prompt_name = self._chosen(task, prompt_name, prompt)
         runners = self._with(adapter)._loaded.runners
         shared: dict[str, Any] = {
             "tokenizer": self._loaded.tokenizer,

@@ -18,6 +18,7 @@ from typing import (
 )
 
 from qdqbert.checkpoint.sentence import Kind, ModelSettings, choose_prompt, read_model_settings
+from qdqbert.encoders.family import is_jina_v5
 from qdqbert.encoding import feature_of
 from qdqbert.errors import UserInputError
 from qdqbert.forks import repair_in_child
@@ -187,22 +188,41 @@ class PromptedModel(Model, Generic[_Vectors]):
         default = self._settings.default_prompt_name
         return choose_prompt(self.prompts, default, name=name, text=text)
 
-    def _adapter(self, task: str | None, name: str | None, text: str | None) -> str | None:
-        """Return the adapter that a call asks for: by its task, or by its prompt's name.
+    def _chosen(
+        self, task: str | None, name: str | None, text: str | None
+    ) -> tuple[str | None, str | None]:
+        """Return the adapter that a call asks for, and the name of its prompt.
+
+        Both are chosen by the task, or by the prompt's name. "retrieval.query" is an adapter and a
+        prompt of jina-embeddings-v3. In jina-embeddings-v5 it is the adapter "retrieval" and the
+        prompt "query".
 
         Raises:
-            UserInputError: The model has no adapter for the task.
+            UserInputError: The model has no adapter for the task, or needs one.
         """
         known = self.adapters
-        if task is None:
-            named = name or (self._settings.default_prompt_name if text is None else None)
-            return named if named in known else None
-        if task not in known:
-            has = f"It has: {', '.join(known)}." if known else "It has none: leave it out."
+        default = self._settings.default_prompt_name if text is None else None
+        asked = task or name or default
+        adapter, _, kind = (asked or "").partition(".")
+        kinds = DOCUMENT_PROMPTS if kind in DOCUMENT_PROMPTS else (kind,)
+        own = next((each for each in kinds if each in self.prompts), None)
+        if asked in known:
+            own = asked if task is not None and asked in self.prompts else None
+            return asked, name or own
+        if adapter in known and own is not None:
+            return adapter, own if task is None else name or own
+        has = f"It has: {', '.join(known)}." if known else "It has none: leave it out."
+        if task is not None:
             raise UserInputError(
                 f"`task={task!r}` is not an adapter of {self.name!r}. {has}", argument="task"
             )
-        return task
+        if known and text is None and is_jina_v5(self._loaded.config):
+            raise UserInputError(
+                f"{self.name!r} needs an adapter for what its embeddings are used for. {has} Pass "
+                "its name as `task`, or load the model with it, as `adapter`.",
+                argument="task",
+            )
+        return None, name
 
     def _with(self, adapter: str | None) -> Model:
         """Return the model with an adapter, which is loaded when it is first needed."""
@@ -259,6 +279,8 @@ class PromptedModel(Model, Generic[_Vectors]):
         if own and not options.keys() & {"task", "prompt_name"}:
             # "retrieval.query" of jina-embeddings-v3, with its prompt.
             return model.encode(inputs, **{"task": own[0], **options})
+        if "retrieval" in self.adapters:
+            options = {"task": "retrieval", **options}
         return model.encode(inputs, **{**task, **self._with_prompt(names, options)})
 
     @property

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from qdqbert.encoders.families.bert import BERT_DEFAULTS, classify_tokens
-from qdqbert.encoders.family import Encoder, Family, Parts
+from qdqbert.encoders.family import JINA_V5, Encoder, Family, Parts
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.layers import Sizes
 from qdqbert.encoders.model import (
@@ -149,6 +149,6 @@ EUROBERT = Family(
         "tie_word_embeddings": False,
         "vocab_size": 128256,
     },
-    code=tuple(f"EuroBert{end}" for end in _CODE),
+    code=(JINA_V5, *(f"EuroBert{end}" for end in _CODE)),
     fields={"clf_pooling": "classifier_pooling"},
 )

@@ -14,12 +14,14 @@ from qdqbert.checkpoint.cross_encoder import ScoreHead, task_of_files
 from qdqbert.checkpoint.sentence import SentenceHead, folder_reader, join
 from qdqbert.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.encoders.adapters import (
+    ADAPTERS,
     adapter_names,
     check_adapter,
     has_adapter_weights,
     merged,
 )
 from qdqbert.encoders.config import Config
+from qdqbert.encoders.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from qdqbert.encoders.tensor_files import files_of, has_weights
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.instruction_sets import choose_set
@@ -64,8 +66,10 @@ class FloatCheckpoint:
 
     def other_adapters(self) -> tuple[str, ...]:
         """Return the adapters that could be merged if none is."""
-        is_bare = self.adapter is None and has_adapter_weights(Weights(self.encoder_folder))
-        return adapter_names(self.config) if is_bare else ()
+        if self.adapter is not None:
+            return ()
+        weights = Weights(self.encoder_folder)
+        return adapter_names(self.config) if has_adapter_weights(weights, self.config) else ()
 
     @property
     def head(self) -> TextHead | None:
@@ -99,7 +103,7 @@ def read_checkpoint(
     layout = read_layout(read)
     subfolder = layout.subfolder if layout else ""
     path = folder / join(subfolder, CONFIG)
-    if any((folder / join(each, "adapter_config.json")).is_file() for each in ("", subfolder)):
+    if any((folder / join(each, ADAPTER_CONFIG)).is_file() for each in ("", subfolder)):
         raise CheckpointError(
             f"{str(folder)!r} has an adapter next to the model, which would be left out. Merge it "
             "with PEFT's `merge_and_unload()`, and save the whole model."
@@ -156,6 +160,9 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
     digest = hashlib.sha256(settings.encode())
     names = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
     places = [checkpoint.encoder_folder / name for name in names]
+    if checkpoint.adapter is not None:
+        own = checkpoint.encoder_folder / ADAPTERS / checkpoint.adapter
+        places += [own / name for name in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS)]
     for path in (*files_of(checkpoint.encoder_folder)[1], *places):
         digest.update(path.name.encode())
         if path.is_file():
