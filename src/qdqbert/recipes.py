@@ -77,6 +77,7 @@ _TABLE = (
         smoothing=WIDE_INPUTS,
     ),
     # NNCF's placement for transformers on CPUs: the scores are an int8 product, the context is not.
+    # OpenVINO computes it wrongly on some CPUs: docs/decisions/0020-attention-on-openvino.md.
     Recipe(
         name="linear+qk",
         summary="`linear`, and queries and keys of the attention scores, symmetric",

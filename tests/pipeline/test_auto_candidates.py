@@ -40,7 +40,7 @@ def test_each_engine_has_its_recipes_and_the_float_model(machine) -> None:
         ("native", "native", "linear"),
         ("native-dynamic", "native", "linear"),
         ("openvino", "openvino", "linear"),
-        ("openvino", "openvino", "linear+qk"),
+        ("openvino", "openvino", "linear+matmul"),
         ("onnxruntime", "onnxruntime", "linear"),
         ("onnxruntime", "onnxruntime", "linear+qk"),
         ("float", "onnxruntime", "float"),

@@ -1,7 +1,8 @@
 """OpenVINO's CPU plugin, which reads the .onnx file and fuses Q/DQ pairs itself.
 
 A zero point would cost it an extra pass over the sums, so zero points are moved into biases. With
-VNNI, its int8 product of queries and keys is faster than the float one; without, it is slower.
+VNNI, attention is faster if both of its products are int8; without, it is slower. One of them alone
+is wrong on CPUs with AMX: see docs/decisions/0020-attention-on-openvino.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ OPENVINO = Target(
     summary="OpenVINO's CPU plugin, which reads the .onnx file",
     engines=("openvino",),
     recipe="linear",
-    vnni_recipe="linear+qk",
+    vnni_recipe="linear+matmul",
     adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT,
     style=QdqStyle(absorbs_zero_points=True),
 )

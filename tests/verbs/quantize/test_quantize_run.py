@@ -267,9 +267,9 @@ def test_targets_without_a_limit_are_the_same_for_vnni() -> None:
 
 @pytest.mark.parametrize(
     ("weights_for", "recipe", "expected"),
-    [("any", None, "linear"), ("vnni", None, "linear+qk"), ("vnni", "linear", "linear")],
+    [("any", None, "linear"), ("vnni", None, "linear+matmul"), ("vnni", "linear", "linear")],
 )
-def test_openvino_quantizes_queries_and_keys_for_vnni(weights_for, recipe, expected) -> None:
+def test_openvino_quantizes_attention_for_vnni(weights_for, recipe, expected) -> None:
     (target,) = choose_targets(("openvino",), "fill-mask", weights_for)
     assert recipe_for(target, recipe, "float").name == expected
 

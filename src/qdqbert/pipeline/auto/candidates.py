@@ -18,7 +18,7 @@ from qdqbert.targets.target import Plan, Target, runs_recipe
 _RECIPES: Mapping[str, tuple[RecipeName, ...]] = {
     "native": ("linear",),
     "native-dynamic": ("linear",),
-    "openvino": ("linear", "linear+qk"),
+    "openvino": ("linear", "linear+matmul"),
     "onnxruntime": ("linear", "linear+qk"),
     "float": (),
 }
