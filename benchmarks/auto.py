@@ -15,7 +15,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,6 +24,7 @@ import qdqbert
 from qdqbert.evidence.reports import CandidateReport
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.pipeline.auto import choice
+from qdqbert.pipeline.auto.choice import Candidate, Timed
 from qdqbert.pipeline.auto.halving import Standing, rank
 
 
@@ -31,25 +32,27 @@ def main() -> None:
     arguments = parse()
     print(f"{cpu_name()}, {usable_cores()} cores, {' '.join(cpu_features())}\n")
     exhaustive: list[dict[int, float]] = []
-    # Positions of the candidates in the first ranking, in the order of the report.
-    order: list[int] = []
+    # The candidates of the first ranking, by their positions in it.
+    names: list[tuple[str, str, str]] = []
     seconds = 0.0
+    time_candidates = choice.time_candidates
+
+    def time_first(candidates: Sequence[Candidate], **options: Any) -> list[Timed]:
+        if not names:
+            plans = [each.plan for each in candidates]
+            names.extend((x.target.name, x.target.engines[0], x.recipe.name) for x in plans)
+        return time_candidates(candidates, **options)
 
     def rank_twice(timers: Sequence[Any], **options: Any) -> list[Standing]:
         nonlocal seconds
         if exhaustive:
-            # The finalists were rejected, and the others are timed again in their order.
-            left = order[-len(timers) :]
-            standings = rank(timers, **options)
-            order[-len(timers) :] = [left[each.index] for each in standings]
-            return standings
+            return rank(timers, **options)
         # The candidates that fall behind stay open.
         standings = rank(timers, advance=options["advance"])
-        order.extend(each.index for each in standings)
         start = time.perf_counter()
         for _ in range(arguments.passes):
             found = rank(timers, finalists=len(timers))
-            exhaustive.append({each.index: each.relative_time for each in found})
+            exhaustive.append({each.index: each.sample.mean_ms for each in found})
         seconds = time.perf_counter() - start
         return standings
 
@@ -62,6 +65,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(choice, "rank", rank_twice),
+        mock.patch.object(choice, "time_candidates", time_first),
     ):
         report = qdqbert.quantize(
             arguments.model,
@@ -72,7 +76,11 @@ def main() -> None:
             **limits,
         )
     seconds = time.perf_counter() - start - seconds
-    show(report.candidates, order, exhaustive)
+    medians = {
+        name: statistics.median(each[index] for each in exhaustive)
+        for index, name in enumerate(names)
+    }
+    show(report.candidates, medians)
     print(f"\n`quantize` took {seconds:.0f} s. {report.reason}")
 
 
@@ -88,37 +96,26 @@ def parse() -> argparse.Namespace:
 
 
 def show(
-    candidates: Sequence[CandidateReport],
-    order: Sequence[int],
-    exhaustive: Sequence[dict[int, float]],
+    candidates: Sequence[CandidateReport], measured: Mapping[tuple[str, str, str], float]
 ) -> None:
     """Print both times of each candidate, and how far the choice is from the best."""
-    measured = {
-        index: statistics.median(each[index] for each in exhaustive) for index in exhaustive[0]
-    }
-    usable = [
-        measured[index]
-        for index, each in zip(order, candidates, strict=True)
-        if each.verdict != "rejected"
-    ]
+
+    def exact(each: CandidateReport) -> float:
+        return measured[each.target, each.engine, each.recipe]
+
+    usable = [exact(each) for each in candidates if each.verdict != "rejected"]
     if not usable:
         print("All candidates were rejected.")
         return
     print("| target | engine | recipe | verdict | relative time | measured exhaustively |")
     print("|---|---|---|---|---|---|")
-    for index, each in zip(order, candidates, strict=True):
-        exact = measured[index] / min(usable)
+    for each in candidates:
         print(
             f"| {each.target} | {each.engine} | {each.recipe} | {each.verdict} | "
-            f"{each.relative_time:.2f} | {exact:.2f} |"
+            f"{each.relative_time:.2f} | {exact(each) / min(usable):.2f} |"
         )
-    choice = next(
-        measured[index]
-        for index, each in zip(order, candidates, strict=True)
-        if each.verdict == "chosen"
-    )
-    slower = 100 * (choice / min(usable) - 1)
-    print(f"\nThe choice is {slower:.1f} % slower than the best.")
+    [chosen] = [exact(each) for each in candidates if each.verdict == "chosen"]
+    print(f"\nThe choice is {100 * (chosen / min(usable) - 1):.1f} % slower than the best.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the target `auto` considers, and how it explains its choice."""
+"""What the target `auto` considers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import dataclasses
 import pytest
 
 from qdqbert.errors import UserInputError
-from qdqbert.evidence.reports import CandidateReport
 from qdqbert.pipeline.auto import candidates
 from qdqbert.pipeline.auto.candidates import (
     candidate_targets,
     distinct,
     missing_engines,
-    reason_of,
 )
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import make_plan
@@ -85,54 +83,6 @@ def test_plans_that_make_the_same_graph_are_one_candidate(prepared) -> None:
     other = make_plan(TARGETS["openvino"], sites, recipe="linear+qk", embeddings="int8")
     elsewhere = make_plan(TARGETS["onnxruntime"], sites, embeddings="int8")
     assert distinct([plan, same, other, elsewhere]) == [plan, other, elsewhere]
-
-
-def candidate(target: str, time: float, verdict: str, **changes) -> CandidateReport:
-    values = {
-        "target": target,
-        "engine": target,
-        "precision": "float32",
-        "recipe": "linear",
-        "single_ms": time,
-        "texts_per_second": 1 / time,
-        "relative_time": time,
-        "verdict": verdict,
-    }
-    return CandidateReport(**(values | changes))
-
-
-BF16 = {"engine": "openvino", "precision": "bf16", "recipe": "float"}
-
-
-@pytest.mark.parametrize(
-    ("found", "reason"),
-    [
-        (
-            [candidate("native", 1.0, "chosen"), candidate("float", 2.5, "slower", **BF16)],
-            "INT8 (linear) on native is the fastest of 2 candidates. It is 2.50 times as fast as "
-            "bf16 on openvino.",
-        ),
-        (
-            [candidate("float", 1.0, "chosen", **BF16), candidate("native", 1.5, "slower")],
-            "bf16 on openvino is faster here than any INT8 graph.",
-        ),
-        (
-            [candidate("native", 1.0, "rejected"), candidate("float", 1.5, "chosen", **BF16)],
-            "bf16 on openvino is the fastest of 2 candidates that is close enough to float.",
-        ),
-        (
-            [
-                candidate("native", 1.0, "rejected"),
-                candidate("native-dynamic", 1.2, "chosen", engine="native"),
-            ],
-            "INT8 (linear) on native (native-dynamic) is the fastest of 2 candidates that is close "
-            "enough to float.",
-        ),
-        ([candidate("native", 1.0, "rejected")], "No candidate is close enough to float."),
-    ],
-)
-def test_the_reason_is_given_in_words(found, reason) -> None:
-    assert reason_of(found) == reason
 
 
 def test_auto_is_alone() -> None:

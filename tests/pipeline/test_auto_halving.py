@@ -40,7 +40,7 @@ def test_candidates_are_ranked_by_the_geometric_mean_of_both_times() -> None:
     clock = Clock([(9.0, 1.0), (2.0, 2.0), (4.0, 4.0)])
     found = clock.rank()
     assert [each.index for each in found] == [1, 0, 2]
-    assert [each.relative_time for each in found] == pytest.approx([1.0, 1.5, 2.0])
+    assert [each.sample.mean_ms for each in found] == pytest.approx([2.0, 3.0, 4.0])
     assert found[1].sample == Sample(single_ms=9.0, bulk_ms=1.0)
 
 
@@ -86,7 +86,21 @@ def test_a_slow_moment_of_the_machine_changes_no_ratio() -> None:
 
     found = rank([timer(1.02), timer(1.0)])
     assert [each.index for each in found] == [1, 0]
-    assert found[1].relative_time == pytest.approx(1.02)
+    assert found[1].sample.mean_ms / found[0].sample.mean_ms == pytest.approx(1.02)
+
+
+def test_times_of_earlier_rounds_are_computed_for_the_texts_of_the_last_one() -> None:
+    def timer(factor: float):
+        # The time of a text depends on how many there are.
+        def run(*, single: int, bulk: int) -> Sample:
+            return Sample(single_ms=factor * single, bulk_ms=factor * math.sqrt(bulk))
+
+        return run
+
+    found = rank([timer(1e-3 * (index + 1)) for index in range(8)])
+    first = found[0].sample
+    assert [each.sample.single_ms / first.single_ms for each in found] == pytest.approx(range(1, 9))
+    assert [each.sample.bulk_ms / first.bulk_ms for each in found] == pytest.approx(range(1, 9))
 
 
 def test_all_candidates_can_be_finalists() -> None:

@@ -151,6 +151,7 @@ def candidates() -> tuple[CandidateReport, ...]:
         engine="native",
         precision="float32",
         recipe="linear",
+        codes="INT8",
         single_ms=1.5,
         texts_per_second=1000.0,
         relative_time=1.0,

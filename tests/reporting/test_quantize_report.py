@@ -12,7 +12,7 @@ from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.predictions import ChangedExample
 from qdqbert.evidence.reports import CandidateReport, LatencyReport
 from qdqbert.evidence.vector_recall import VectorRecall
-from qdqbert.pipeline.auto.candidates import reason_of
+from qdqbert.reporting.candidates import reason_of
 from qdqbert.reporting.document import span
 from qdqbert.reporting.graphs import by_speed
 
@@ -135,6 +135,7 @@ def test_without_limits_the_target_auto_says_why_nothing_was_written(quantize_re
         engine="onnxruntime",
         precision="float32",
         recipe="linear",
+        codes="INT8",
         single_ms=1.0,
         texts_per_second=1.0,
         relative_time=1.0,
@@ -245,6 +246,8 @@ def test_the_winner_is_compared_with_float_on_its_best_engine(three) -> None:
 
 
 def test_the_choice_of_auto_is_the_winner(quantize_report, candidates) -> None:
+    chosen, bf16 = candidates
+    candidates = (chosen, dataclasses.replace(bf16, verdict="slower", reason=""))
     report = dataclasses.replace(
         quantize_report, candidates=candidates, reason="It is fast.", call="model('')"
     )
@@ -373,13 +376,13 @@ def test_the_choice_of_auto_is_shown_with_all_candidates(quantize_report, candid
     title = "What was it chosen from?"
     assert section(report, title).text.startswith("It is fast. Relative time is")
     assert rows(report, title) == {
-        "native, INT8 linear": ["1.50 ms", "1,000/s", "1.00", "chosen", ""],
-        "openvino, bf16": ["2.00 ms", "800/s", "1.25", "rejected", "SQNR of 20.0 dB"],
+        "INT8 (linear) on native": ["1.50 ms", "1,000/s", "1.00", "chosen", ""],
+        "bf16 on openvino": ["2.00 ms", "800/s", "1.25", "rejected", "SQNR of 20.0 dB"],
     }
     assert section(quantize_report, title) is None
     # Without a reason, the column is left out.
     chosen = dataclasses.replace(report, candidates=candidates[:1])
-    assert rows(chosen, title)["native, INT8 linear"][-1] == "chosen"
+    assert rows(chosen, title)["INT8 (linear) on native"][-1] == "chosen"
 
 
 def test_limits_are_in_a_table_with_their_verdicts(quantize_report, check) -> None:

@@ -158,14 +158,14 @@ class CandidateReport:
         engine: Engine that ran it.
         precision: Float type of the other operations than int8 ones.
         recipe: Recipe that placed its Q/DQ pairs; "float" if there are none.
-        single_ms: Time for one text at a time, in milliseconds, on the texts of the last round that
-            it took part in.
+        codes: Widths of their codes: "INT8", or "W4A8" for weights of 4 bits.
+        single_ms: Time for one text at a time, in milliseconds. If it was not in the last round, it
+            is computed for the texts of this round, as all numbers of the table compare.
         texts_per_second: Speed with many texts at once, on these texts.
-        relative_time: Geometric mean of the times for one text and for many, divided by the fastest
-            candidate's. Both are from the same round, unless this candidate was timed again after
-            all faster ones were rejected.
-        verdict: `chosen`; `rejected` if it was checked and is too far from float; `slower` if it
-            was not checked, because a faster one was chosen.
+        relative_time: Geometric mean of `single_ms` and the time for one of many texts, divided by
+            the fastest candidate's.
+        verdict: `chosen`; `rejected` if it was checked and is too far from float; `slower` if a
+            faster one was chosen.
         reason: Why it was rejected, in words; empty otherwise.
     """
 
@@ -173,6 +173,7 @@ class CandidateReport:
     engine: str
     precision: str
     recipe: str
+    codes: str
     single_ms: float
     texts_per_second: float
     relative_time: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from qdqbert.calibration.calibration import CalibrationResult
@@ -17,7 +17,7 @@ from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.progress import Progress
 from qdqbert.search.greedy import fewest_units, float_order
-from qdqbert.search.units import Unit, make_units
+from qdqbert.search.units import Unit, int8_percent, make_units
 from qdqbert.targets.target import Plan
 from qdqbert.tasks.task import Predictions
 
@@ -129,8 +129,10 @@ def meet_limits(
     limits: Limits,
     progress: Progress,
     known: Iterable[tuple[Plan, Plan]] = (),
+    *,
+    least_percent: float = 0.0,
 ) -> Plan:
-    """Return the plan with as few units in float as the limits need.
+    """Return the plan with as few units in float as the limits need; with all units if none do.
 
     It stays as it is for a target that runs all linear layers in int8.
 
@@ -140,14 +142,21 @@ def meet_limits(
         progress: Receives the stage.
         known: Other plans, each with the result of this function. Targets often have the same
             specs.
+        least_percent: Share of int8 multiplications at least. A plan with less is of no use, so
+            that it is not looked for.
     """
     plan = trials.plan
     if plan.target.quantizes != "any_sites":
         return plan
     for other, met in known:
-        if _are_equal(plan, other):
+        if are_equal(plan, other):
             return dataclasses.replace(plan, specs=met.specs, units_in_float=met.units_in_float)
-    units = make_units(plan.specs, trials.sited.weights())
+    weights = trials.sited.weights()
+    units = make_units(plan.specs, weights)
+
+    def is_useful(taken: Sequence[Unit]) -> bool:
+        return int8_percent(_in_float(plan, _sites_of(taken)).specs, weights) >= least_percent
+
     few = _some_batches(trials.baseline.encoded.batches)
     with progress.stage(f"Meeting the limits for {plan.target.name}") as advance:
 
@@ -160,18 +169,30 @@ def meet_limits(
             return trials.signal_and_noise(few, left)[1]
 
         # Nothing is measured for the order if the limits are met without any unit in float.
-        found = fewest_units(float_order(units, noise), is_met)
+        order = float_order(units, noise) if any(is_useful([unit]) for unit in units) else iter(())
+        found = fewest_units(_while(is_useful, order), is_met)
     taken = units if found is None else found
     names = tuple(unit.name for unit in taken)
     return dataclasses.replace(_in_float(plan, _sites_of(taken)), units_in_float=names)
 
 
-def _are_equal(plan: Plan, other: Plan) -> bool:
+def are_equal(plan: Plan, other: Plan) -> bool:
+    """Return whether the same units have to be left in float, whatever the limits are."""
     return (
         plan.specs == other.specs
         and plan.recipe.smoothing == other.recipe.smoothing
         and plan.target.quantizes == other.target.quantizes
     )
+
+
+def _while(is_useful: Callable[[Sequence[Unit]], bool], order: Iterator[Unit]) -> Iterator[Unit]:
+    """Yield units as long as a condition on all of them holds."""
+    taken: list[Unit] = []
+    for unit in order:
+        taken.append(unit)
+        if not is_useful(taken):
+            return
+        yield unit
 
 
 def _in_float(plan: Plan, left: Collection[str]) -> Plan:

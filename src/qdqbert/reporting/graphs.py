@@ -12,10 +12,8 @@ from qdqbert.evidence.batch_invariance import BatchInvariance
 from qdqbert.evidence.lengths import TextLengths
 from qdqbert.evidence.reports import CandidateReport, LatencyReport, TargetReport
 from qdqbert.reporting import comparison
-from qdqbert.reporting.document import MEGABYTE, Cell, Level, Section, Table, bar, counted
+from qdqbert.reporting.document import MEGABYTE, Cell, Section, Table, bar, counted
 from qdqbert.targets import target_named
-
-_VERDICTS: dict[str, Level] = {"chosen": "good", "rejected": "bad", "slower": "plain"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,12 +26,14 @@ class Winner:
         ratio: How many times as fast it is as the float model on its best engine; `None` if the
             float model was not timed.
         reference: The best engine of the float model.
+        is_fastest: Whether no faster one was rejected.
     """
 
     name: str
     engine: str
     ratio: float | None
     reference: str
+    is_fastest: bool = True
 
 
 def graph_name(each: TargetReport | CandidateReport) -> str:
@@ -58,8 +58,8 @@ def in_float_text(each: TargetReport) -> str:
     """Say that the limits of a graph are met by the float model only."""
     limits = " and ".join(comparison.limit_text(check, each.metrics) for check in each.limits)
     return (
-        f"INT8 cannot meet {limits}: only {each.int8_percent:.0f} % of the multiplications would "
-        "stay in INT8"
+        f"{each.codes} cannot meet {limits}: only {each.int8_percent:.0f} % of the multiplications "
+        f"would stay in {each.codes}"
     )
 
 
@@ -68,25 +68,10 @@ def by_speed(targets: Sequence[TargetReport]) -> list[TargetReport]:
     return sorted(targets, key=lambda each: (not each.latency, _mean_ms(each, "int8_ms")))
 
 
-def find_winner(
-    targets: Sequence[TargetReport], candidates: Sequence[CandidateReport]
-) -> Winner | None:
-    """Return the fastest graph, by the geometric mean over the shapes; `None` without timings.
-
-    With the target `auto`, return the candidate that it chose.
-    """
-    chosen = next((each for each in candidates if each.verdict == "chosen"), None)
-    if chosen is not None:
-        floats = [each for each in candidates if each.recipe == "float"]
-        best = min(floats, key=lambda each: each.relative_time, default=None)
-        return Winner(
-            name=graph_name(chosen),
-            engine=chosen.engine,
-            ratio=None if best is None else best.relative_time / chosen.relative_time,
-            reference="" if best is None else best.engine,
-        )
+def find_winner(targets: Sequence[TargetReport]) -> Winner | None:
+    """Return the fastest graph, by the geometric mean over the shapes; `None` without timings."""
     timed = [each for each in by_speed(targets) if each.latency]
-    if candidates or not timed:
+    if not timed:
         return None
     slow = _best_float(timed)
     return Winner(
@@ -171,37 +156,6 @@ def _time(float_ms: float, each: LatencyReport) -> Cell:
     varied = ", timings varied" if each.varied else ""
     times = f"({float_ms / each.int8_ms:.2f} x{varied})"
     return bar(each.int8_ms, f"{_milliseconds(each.int8_ms)} {times}")
-
-
-def candidate_sections(found: Sequence[CandidateReport], reason: str | None) -> list[Section]:
-    """Show what the target `auto` chose from."""
-    rows: list[tuple[str | Cell, ...]] = [
-        (
-            _candidate_name(each),
-            bar(each.single_ms, "{:.2f} ms"),
-            bar(each.texts_per_second, "{:,.0f}/s"),
-            bar(each.relative_time, "{:.2f}"),
-            Cell(text=each.verdict, level=_VERDICTS[each.verdict]),
-            each.reason,
-        )
-        for each in found
-    ]
-    columns = "candidate | 1 text {} | many texts {} | relative time {} | verdict | reason"
-    if not any(each.reason for each in found):
-        columns, rows = columns.removesuffix(" | reason"), [row[:-1] for row in rows]
-    text = (
-        f"{reason or ''} Relative time is the geometric mean of the times for one text and for "
-        "many, divided by the time of the fastest candidate."
-    )
-    return [Section("What was it chosen from?", text, Table(columns, rows))] if rows else []
-
-
-def _candidate_name(each: CandidateReport) -> str:
-    if each.recipe == "float":
-        return f"{each.engine}, {each.precision}"
-    name = each.engine if each.target == each.engine else each.target
-    precision = "" if each.precision == "float32" else f", {each.precision}"
-    return f"{name}, INT8 {each.recipe}{precision}"
 
 
 # Names of kinds of vectors, with their bits per dimension.

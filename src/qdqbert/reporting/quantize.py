@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from qdqbert.evidence.lengths import TextLengths
 from qdqbert.evidence.reports import CandidateReport, TargetReport
 from qdqbert.reporting import graphs
+from qdqbert.reporting.candidates import candidate_sections, chosen_winner
 from qdqbert.reporting.comparison import (
     TERMS,
     can_show_closeness,
@@ -92,7 +93,7 @@ class QuantizeReport(Report):
     @property
     def winner(self) -> Winner | None:
         """The fastest graph; `None` if nothing was timed."""
-        return find_winner(self.targets, self.candidates)
+        return chosen_winner(self.candidates) if self.candidates else find_winner(self.targets)
 
     @property
     def codes(self) -> str:
@@ -115,7 +116,7 @@ class QuantizeReport(Report):
                 *limit_sections(models),
                 graphs.speed(targets, self.float_size_bytes),
                 *graphs.recall_sections(targets),
-                *graphs.candidate_sections(self.candidates, self.reason),
+                *candidate_sections(self.candidates, self.reason),
                 *changed_sections(
                     targets[0].changed,
                     f"float and {graph_name(targets[0])}",
@@ -186,7 +187,8 @@ class QuantizeReport(Report):
         tiles = []
         if best is not None and best.ratio is not None:
             note = f"as fast as float on {best.reference}, its best engine here"
-            tiles.append((f"fastest: {best.name}", f"{best.ratio:.1f} x", note))
+            title = "fastest" if best.is_fastest else "chosen"
+            tiles.append((f"{title}: {best.name}", f"{best.ratio:.1f} x", note))
         if self.targets[0].metrics:
             name = self.targets[0].metrics[0].name
             floats = {each.name: each.value for each in self.float_metrics}

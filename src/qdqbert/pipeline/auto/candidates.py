@@ -1,4 +1,4 @@
-"""Which graphs the target `auto` considers, and the words about its choice."""
+"""Which graphs the target `auto` considers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from qdqbert.choices import ENGINE_NAMES, EngineName, RecipeName, WeightsFor
 from qdqbert.engines.runner import is_installed
-from qdqbert.evidence.reports import CandidateReport
 from qdqbert.pipeline.plans import for_cpus
 from qdqbert.recipes import build_recipe
 from qdqbert.targets import target_named
@@ -72,38 +71,3 @@ def _makes_same_graph(plan: Plan, other: Plan) -> bool:
         and plan.specs == other.specs
         and plan.recipe.smoothing == other.recipe.smoothing
     )
-
-
-def reason_of(candidates: Sequence[CandidateReport]) -> str:
-    """Say in words why a candidate was chosen.
-
-    Args:
-        candidates: All candidates, the fastest one first.
-    """
-    chosen = next((each for each in candidates if each.verdict == "chosen"), None)
-    if chosen is None:
-        return "No candidate is close enough to float."
-    faster = candidates[: candidates.index(chosen)]
-    closeness = " that is close enough to float" if faster else ""
-    name = f"{_name(chosen)} is the fastest of {len(candidates)} candidates{closeness}"
-    if _is_float(chosen) and not any(_is_float(each) for each in faster):
-        quantized = [each for each in candidates if not _is_float(each)]
-        if quantized and not faster:
-            return f"{_name(chosen)} is faster here than any INT8 graph."
-        return f"{name}."
-    floats = [each for each in candidates if _is_float(each)]
-    if not floats or _is_float(chosen):
-        return f"{name}."
-    ratio = floats[0].relative_time / chosen.relative_time
-    return f"{name}. It is {ratio:.2f} times as fast as {_name(floats[0])}."
-
-
-def _is_float(candidate: CandidateReport) -> bool:
-    return target_named(candidate.target).quantizes == "nothing"
-
-
-def _name(candidate: CandidateReport) -> str:
-    if _is_float(candidate):
-        return f"{candidate.precision} on {candidate.engine}"
-    name = f"INT8 ({candidate.recipe}) on {candidate.engine}"
-    return name if candidate.target == candidate.engine else f"{name} ({candidate.target})"

@@ -1,7 +1,8 @@
 """Choose the fastest graph on this machine that is close enough to float.
 
-All candidates are timed as they are. The fastest ones are checked in the order of their speed. One
-that misses a limit leaves layers in float, and is timed again with the others.
+All candidates are timed as they are, and checked in the order of their speed until one is close
+enough to float. Those before it are faster, but miss a limit. Leaving layers in float makes them
+slower and meets it, which is tried as long as they can stay faster than the one that is close.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,8 +20,8 @@ from qdqbert.engines.runner import install_command
 from qdqbert.evidence.reports import LEAST_INT8_PERCENT, CandidateReport, TargetReport
 from qdqbert.machine import cpu_features
 from qdqbert.options import Limits
-from qdqbert.pipeline.auto.candidates import distinct, missing_engines, reason_of
-from qdqbert.pipeline.auto.halving import Standing, rank, round_sizes, turns
+from qdqbert.pipeline.auto.candidates import distinct, missing_engines
+from qdqbert.pipeline.auto.halving import FINALISTS, Sample, rank, round_sizes, turns
 from qdqbert.pipeline.auto.timing import open_timers
 from qdqbert.pipeline.auto.worker import write_features
 from qdqbert.pipeline.folder import Output, make_report, write_model
@@ -30,13 +30,19 @@ from qdqbert.pipeline.measure import Evidence, measure
 from qdqbert.pipeline.messages import fidelity_warnings
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.ranges import RangeKind
-from qdqbert.pipeline.trials import Trials, can_be_met, meet_limits
+from qdqbert.pipeline.trials import Trials, are_equal, can_be_met, meet_limits
 from qdqbert.progress import Progress
+from qdqbert.reporting.candidates import reason_of
 from qdqbert.reporting.graphs import unmet_limits
 from qdqbert.reporting.quantize import QuantizeReport
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan
 from qdqbert.tasks.lines import counted
+
+# Factor by which a candidate has to be faster to be worth the work of meeting limits. Two rankings
+# differ by less.
+_LEAST_GAIN = 1.05
+TOO_SLOW = "with layers left in float to meet it, it would be slower than the chosen one"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +64,11 @@ class Candidate:
         """The engine."""
         return self.plan.target.engines[0]
 
+    @property
+    def is_float(self) -> bool:
+        """Whether it is the float model."""
+        return self.plan.target.quantizes == "nothing"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timed:
@@ -65,16 +76,21 @@ class Timed:
 
     Attributes:
         candidate: The candidate.
-        standing: Its times.
+        sample: Its times for the same texts as those of all other candidates.
         precision: Float type of the operators that are not int8.
         rejection: Why it is not close enough to float, in words; empty if it is, or if it was not
             checked.
     """
 
     candidate: Candidate
-    standing: Standing
+    sample: Sample
     precision: str
     rejection: str = ""
+
+    @property
+    def mean_ms(self) -> float:
+        """The time by which candidates are ranked."""
+        return self.sample.mean_ms
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +98,7 @@ class Choice:
     """Which candidate was chosen.
 
     Attributes:
-        timed: All candidates, in the order of their speed: first those that were rejected.
+        timed: All candidates, in the order of their speed.
         chosen: The candidate; `None` if none is close enough to float.
         reports: Measurements of the chosen one, or of all if none was chosen.
     """
@@ -134,7 +150,7 @@ def choose_fastest(evidence: Evidence, output: Output, progress: Progress) -> Ch
     random.Random(ready.data.seed).shuffle(inputs)
     write_features(inputs, features)
     is_possible = can_be_met(limits, ready.baseline)
-    known: list[tuple[Plan, Plan]] = []
+    known, failed = list[tuple[Plan, Plan]](), list[tuple[Plan, float]]()
 
     def check(candidate: Candidate) -> tuple[TargetReport, str]:
         alone = dataclasses.replace(candidate.written, plan=candidate.plan)
@@ -142,17 +158,22 @@ def choose_fastest(evidence: Evidence, output: Output, progress: Progress) -> Ch
         [report] = measure([alone], evidence, benchmark=False, progress=progress)
         return report, rejection(report, limits, ready.ranges.kind)
 
-    def adjust(candidate: Candidate) -> Candidate | None:
+    def adjust(candidate: Candidate, most_float: float) -> Candidate | str:
         old = candidate.plan
-        if not is_possible or old.units_in_float:
-            return None
-        new = meet_limits(Trials.of(ready, old), limits, progress, known)
+        share = ready.int8_percent(old)
+        if not is_possible or share is None:
+            return ""
+        if old.target.quantizes != "any_sites":
+            return f"{candidate.engine} runs all linear layers in {old.codes}"
+        least = max(LEAST_INT8_PERCENT, (1 - most_float) * share)
+        if any(are_equal(old, other) and least >= tried for other, tried in failed):
+            return TOO_SLOW
+        new = meet_limits(Trials.of(ready, old), limits, progress, known, least_percent=least)
+        if (ready.int8_percent(new) or 0.0) < least:
+            failed.append((old, least))
+            return TOO_SLOW
         known.append((old, new))
-        share = ready.int8_percent(new)
-        if not new.units_in_float or share is None or share < LEAST_INT8_PERCENT:
-            return None
-        shutil.rmtree(candidate.folder)
-        return write_candidate(new, ready, output)
+        return write_candidate(new, ready, output) if new.units_in_float else ""
 
     plans = distinct(ready.plans)
     candidates = []
@@ -189,7 +210,7 @@ def time_candidates(
         return [
             Timed(
                 candidate=candidates[each.index],
-                standing=each,
+                sample=each.sample,
                 precision=timers[each.index].precision,
             )
             for each in standings
@@ -201,40 +222,99 @@ def choose(
     *,
     time: Time,
     check: Callable[[Candidate], tuple[TargetReport, str]],
-    adjust: Callable[[Candidate], Candidate | None],
+    adjust: Callable[[Candidate, float], Candidate | str],
 ) -> Choice:
-    """Time candidates, and check the fastest ones until one is close enough to float.
+    """Find the fastest candidate that is close enough to float.
 
     Args:
         candidates: The candidates.
         time: Times candidates.
         check: Measures how close a candidate is to float, and says why that is not enough; nothing
             if it is.
-        adjust: Returns a slower candidate that is closer to float; `None` if there is none.
+        adjust: Returns a slower candidate that is closer to float, and leaves at most a share of
+            the multiplications in float; or says why there is none.
     """
-    left, rejected, reports = list(candidates), list[Timed](), list[TargetReport]()
-    again = False
-    while left:
-        timed = time(left, again=again)
-        again = True
-        if rejected:
-            timed = _relative_to(rejected[0], timed)
-        left = [each.candidate for each in timed]
-        # Candidates that are not in the last round were timed on few texts, so their order is
-        # rough. If all others are rejected, they are timed again.
-        for each in timed[: round_sizes(len(left))[-1]]:
-            report, reason = check(each.candidate)
-            if not reason:
-                others = timed[len(timed) - len(left) :]
-                return Choice(timed=(*rejected, *others), chosen=each.candidate, reports=(report,))
-            closer = adjust(each.candidate)
-            if closer is not None:
-                left[left.index(each.candidate)] = closer
-                break
-            left.remove(each.candidate)
+    rejected, reports, best = list[Timed](), list[TargetReport](), None
+    timed = time(candidates, again=False)
+    finalists = round_sizes(len(candidates))[-1]
+    # The others were timed on few texts.
+    others, rough = timed[:finalists], timed[finalists:]
+    while best is None and (others or rough):
+        each = min([*others, *rough], key=lambda each: each.mean_ms)
+        if each in rough:
+            rough.sort(key=lambda each: each.mean_ms)
+            again = [each.candidate for each in rough[: FINALISTS - 1]]
+            others += _timed_again(time, timed[0], again)
+            del rough[: FINALISTS - 1]
+            continue
+        others.remove(each)
+        report, reason = check(each.candidate)
+        if reason:
             rejected.append(dataclasses.replace(each, rejection=reason))
             reports.append(report)
-    return Choice(timed=tuple(rejected), chosen=None, reports=tuple(reports))
+        else:
+            best, reports = each, [report]
+    others += rough
+    for each in sorted(rejected, key=lambda each: each.mean_ms):
+        if best is None or each.mean_ms * _LEAST_GAIN > best.mean_ms:
+            break
+        closer = adjust(each.candidate, _most_float(each, best, [*others, best]))
+        if isinstance(closer, Candidate):
+            [again] = _timed_again(time, best, [closer])
+            if again.mean_ms < best.mean_ms:
+                report, reason = check(closer)
+                if not reason:
+                    rejected.remove(each)
+                    others.append(best)
+                    best, reports = again, [report]
+                    continue
+                closer = f"with layers in float, {reason}"
+            else:
+                closer = TOO_SLOW
+        if closer:
+            words = f"{each.rejection}; {closer}"
+            rejected[rejected.index(each)] = dataclasses.replace(each, rejection=words)
+    every = [*rejected, *others] + ([] if best is None else [best])
+    return Choice(
+        timed=tuple(sorted(every, key=lambda each: each.mean_ms)),
+        chosen=None if best is None else best.candidate,
+        reports=tuple(reports),
+    )
+
+
+def _most_float(candidate: Timed, best: Timed, others: Sequence[Timed]) -> float:
+    """Return the largest share of multiplications in float that can make a candidate win.
+
+    With this share, its time goes from its own to the float model's on the same engine. Changes
+    between int8 and float take time in addition, so that the real share is smaller.
+    """
+    in_float = min(
+        (
+            each.mean_ms
+            for each in others
+            if each.candidate.engine == candidate.candidate.engine and each.candidate.is_float
+        ),
+        default=candidate.mean_ms,
+    )
+    allowed = best.mean_ms / _LEAST_GAIN - candidate.mean_ms
+    return min(1.0, allowed / max(in_float - candidate.mean_ms, allowed))
+
+
+def _timed_again(time: Time, known: Timed, candidates: Sequence[Candidate]) -> list[Timed]:
+    """Return candidates with times that compare with those of an earlier ranking.
+
+    Args:
+        time: Times candidates.
+        known: A candidate of the earlier ranking, which is timed with the others.
+        candidates: The others.
+    """
+    timed = time([known.candidate, *candidates], again=True)
+    same = next(each.sample for each in timed if each.candidate is known.candidate)
+    return [
+        dataclasses.replace(each, sample=each.sample.scaled(same, known.sample))
+        for each in timed
+        if each.candidate is not known.candidate
+    ]
 
 
 def rejection(report: TargetReport, limits: Limits, ranges: RangeKind) -> str:
@@ -254,17 +334,17 @@ def rejection(report: TargetReport, limits: Limits, ranges: RangeKind) -> str:
 
 def candidate_reports(choice: Choice) -> tuple[CandidateReport, ...]:
     """Return the table of candidates, in the order of their speed."""
-    # A candidate that was timed again can turn out to be faster than those before it.
-    fastest = min(each.standing.relative_time for each in choice.timed)
+    fastest = min(each.mean_ms for each in choice.timed)
     return tuple(
         CandidateReport(
             target=each.candidate.plan.target.name,
             engine=each.candidate.engine,
             precision=each.precision,
             recipe=each.candidate.plan.recipe.name,
-            single_ms=each.standing.sample.single_ms,
-            texts_per_second=1e3 / each.standing.sample.bulk_ms,
-            relative_time=each.standing.relative_time / fastest,
+            codes=each.candidate.plan.codes,
+            single_ms=each.sample.single_ms,
+            texts_per_second=1e3 / each.sample.bulk_ms,
+            relative_time=each.mean_ms / fastest,
             verdict=(
                 "rejected"
                 if each.rejection
@@ -276,17 +356,3 @@ def candidate_reports(choice: Choice) -> tuple[CandidateReport, ...]:
         )
         for each in choice.timed
     )
-
-
-def _relative_to(fastest: Timed, timed: Sequence[Timed]) -> list[Timed]:
-    """Return a later ranking with times relative to the fastest one of the first ranking."""
-    factor = timed[0].standing.sample.mean_ms / fastest.standing.sample.mean_ms
-    return [
-        dataclasses.replace(
-            each,
-            standing=dataclasses.replace(
-                each.standing, relative_time=factor * each.standing.relative_time
-            ),
-        )
-        for each in timed
-    ]

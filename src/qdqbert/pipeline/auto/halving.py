@@ -40,6 +40,18 @@ class Sample:
         """The geometric mean of both, by which candidates are ranked."""
         return math.sqrt(self.single_ms * self.bulk_ms)
 
+    def scaled(self, known: Sample, wanted: Sample) -> Sample:
+        """Return the times under the conditions of another sample.
+
+        Args:
+            known: Times of another candidate under the conditions of these times.
+            wanted: Times of the same candidate under the other conditions.
+        """
+        return Sample(
+            single_ms=self.single_ms * (wanted.single_ms / known.single_ms),
+            bulk_ms=self.bulk_ms * (wanted.bulk_ms / known.bulk_ms),
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Standing:
@@ -47,13 +59,12 @@ class Standing:
 
     Attributes:
         index: Its position among the candidates.
-        sample: Medians of the last round that it took part in.
-        relative_time: Median of `Sample.mean_ms` divided by the fastest candidate's, turn by turn.
+        sample: Its times for the texts of the last round. If it was not in this round, they are
+            computed from its last round, where it is compared with a candidate of both.
     """
 
     index: int
     sample: Sample
-    relative_time: float
 
 
 class Timer(Protocol):
@@ -110,7 +121,7 @@ def rank(
     for _ in range(2):
         known = [turn(index, _LEAST_SINGLE, _LEAST_BULK) for index in left]
     sizes = round_sizes(len(timers), finalists)
-    behind: list[Standing] = []
+    standings, behind = list[Standing](), list[Standing]()
     for number, size in enumerate(sizes):
         milliseconds = 1000 * _SECONDS / 2 ** (len(sizes) - 1 - number)
         single = max(_LEAST_SINGLE, int(milliseconds / max(each.single_ms for each in known)))
@@ -121,8 +132,15 @@ def rank(
         for _ in range(_TURNS):
             for index, found in zip(left, samples, strict=True):
                 found.append(turn(index, single, bulk))
-        standings = _standings(left, samples)
+        before, standings = standings, _standings(left, samples)
         following = sizes[number + 1] if number + 1 < len(sizes) else size
+        # The fastest candidate of a round is in the next one, too.
+        behind = [
+            dataclasses.replace(
+                each, sample=each.sample.scaled(before[0].sample, _of(before[0], standings).sample)
+            )
+            for each in behind
+        ]
         behind = [*standings[following:], *behind]
         for each in standings[following:]:
             stop(each.index)
@@ -134,18 +152,25 @@ def rank(
 def _standings(left: Sequence[int], samples: Sequence[Sequence[Sample]]) -> list[Standing]:
     """Return the candidates of a round, the fastest one first."""
     fastest = min(samples, key=lambda found: statistics.median(each.mean_ms for each in found))
+
+    def compared(found: Sequence[Sample], part: Callable[[Sample], float]) -> float:
+        # A machine that slows down for a turn slows all candidates.
+        ratios = (part(mine) / part(best) for mine, best in zip(found, fastest, strict=True))
+        return statistics.median(ratios) * statistics.median(map(part, fastest))
+
     standings = [
         Standing(
             index=index,
             sample=Sample(
-                single_ms=statistics.median(each.single_ms for each in found),
-                bulk_ms=statistics.median(each.bulk_ms for each in found),
-            ),
-            # A machine that slows down for a turn slows all candidates.
-            relative_time=statistics.median(
-                mine.mean_ms / best.mean_ms for mine, best in zip(found, fastest, strict=True)
+                single_ms=compared(found, lambda each: each.single_ms),
+                bulk_ms=compared(found, lambda each: each.bulk_ms),
             ),
         )
         for index, found in zip(left, samples, strict=True)
     ]
-    return sorted(standings, key=lambda each: each.relative_time)
+    return sorted(standings, key=lambda each: each.sample.mean_ms)
+
+
+def _of(standing: Standing, standings: Sequence[Standing]) -> Standing:
+    """Return the standing of the same candidate in another round."""
+    return next(each for each in standings if each.index == standing.index)
