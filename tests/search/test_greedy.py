@@ -42,6 +42,12 @@ def test_each_unit_is_measured_once() -> None:
     assert noise.calls == 4
 
 
+def test_units_that_are_not_wanted_are_not_measured() -> None:
+    noise = Independent(a=1.0, b=6.0, c=4.0, d=2.0)
+    found = float_order([unit(name) for name in "abcd"], noise, lambda each: each.name in "ab")
+    assert ("".join(each.name for each in found), noise.calls) == ("ba", 2)
+
+
 def test_a_small_error_is_not_hidden_by_a_large_one() -> None:
     errors = {"a": 100.0, "b": -2.0, "c": 0.5, "d": 1.0}
 

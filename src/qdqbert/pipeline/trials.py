@@ -169,7 +169,7 @@ def meet_limits(
             return trials.signal_and_noise(few, left)[1]
 
         # Nothing is measured for the order if the limits are met without any unit in float.
-        order = float_order(units, noise) if any(is_useful([unit]) for unit in units) else iter(())
+        order = float_order(units, noise, lambda unit: is_useful([unit]))
         found = fewest_units(_while(is_useful, order), is_met)
     taken = units if found is None else found
     names = tuple(unit.name for unit in taken)

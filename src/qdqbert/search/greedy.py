@@ -11,7 +11,9 @@ Noise = Callable[[Collection[str]], float]
 """Returns the power of the output's error if some sites, by name, are left in float."""
 
 
-def float_order(units: Sequence[Unit], noise: Noise) -> Iterator[Unit]:
+def float_order(
+    units: Sequence[Unit], noise: Noise, is_wanted: Callable[[Unit], bool] = lambda unit: True
+) -> Iterator[Unit]:
     """Yield units in the order of their gain in float per cost, the best one first.
 
     The gain of a unit is the error that it makes if it alone is quantized. Its gain if all others
@@ -21,10 +23,12 @@ def float_order(units: Sequence[Unit], noise: Noise) -> Iterator[Unit]:
     Args:
         units: All units.
         noise: Measures the error.
+        is_wanted: Whether a unit is yielded. The others are not measured.
     """
     every = {site for unit in units for site in unit.sites}
-    gains = {unit.name: noise(every.difference(unit.sites)) for unit in units}
-    yield from sorted(units, key=lambda unit: gains[unit.name] / unit.cost, reverse=True)
+    wanted = list(filter(is_wanted, units))
+    gains = {unit.name: noise(every.difference(unit.sites)) for unit in wanted}
+    yield from sorted(wanted, key=lambda unit: gains[unit.name] / unit.cost, reverse=True)
 
 
 def fewest_units(
