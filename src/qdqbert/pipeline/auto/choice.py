@@ -243,8 +243,8 @@ def choose(
         each = min([*others, *rough], key=lambda each: each.mean_ms)
         if each in rough:
             rough.sort(key=lambda each: each.mean_ms)
-            again = [each.candidate for each in rough[: FINALISTS - 1]]
-            others += _timed_again(time, timed[0], again)
+            following = [each.candidate for each in rough[: FINALISTS - 1]]
+            others += _timed_again(time, timed[0], following)
             del rough[: FINALISTS - 1]
             continue
         others.remove(each)
