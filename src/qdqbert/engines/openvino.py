@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,8 @@ with openvino_telemetry_disabled():
 # An import runs in one thread only.
 openvino.Tensor(openvino.Type.f32, [1]).data  # noqa: B018
 
+_KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+
 
 class OpenVinoRunner:
     """A compiled model; see `Runner`."""
@@ -38,6 +41,7 @@ class OpenVinoRunner:
         streams: int = 1,
         names: Collection[str] = (),
         precision: str | None = None,
+        low_memory: bool = False,
     ) -> None:
         """Load and compile a graph.
 
@@ -48,6 +52,8 @@ class OpenVinoRunner:
             names: Names of inputs and outputs in the file, if they are known.
             precision: Hint for the float type between int8 operators; bf16 if `None`. CPUs without
                 bf16 use float32. The attribute `precision` has the type that is used.
+            low_memory: Keep no kernels. OpenVINO makes them for each new shape of the inputs, 10 MB
+                or more for BERT-base, and keeps those of 5,000 shapes.
 
         Raises:
             CheckpointError: OpenVINO cannot load the file.
@@ -62,8 +68,11 @@ class OpenVinoRunner:
             settings["INFERENCE_NUM_THREADS"] = threads * streams
             # OpenVINO binds threads to the first cores, which several processes would then share.
             settings["ENABLE_CPU_PINNING"] = threads * streams >= usable_cores()
+        if low_memory:
+            settings["CPU_RUNTIME_CACHE_CAPACITY"] = 0
         try:
-            compiled = openvino.Core().compile_model(model, "CPU", settings)
+            with _few_kernels() if low_memory else contextlib.nullcontext():
+                compiled = openvino.Core().compile_model(model, "CPU", settings)
         except RuntimeError as error:
             reason = one_line(error)
             raise CheckpointError(f"OpenVINO cannot load {str(model)!r}: {reason}.") from error
@@ -108,6 +117,23 @@ class OpenVinoRunner:
             yield request
         finally:
             self._free.put(request)
+
+
+@contextlib.contextmanager
+def _few_kernels() -> Iterator[None]:
+    """Let oneDNN keep kernels for one shape of inputs, so that the layers of a model share them.
+
+    By default, it keeps 1,024 kernels until the process ends. It reads the variable when OpenVINO
+    compiles the first model of a process; later, this has no effect.
+    """
+    if _KERNELS in os.environ:
+        yield
+        return
+    os.environ[_KERNELS] = "64"
+    try:
+        yield
+    finally:
+        del os.environ[_KERNELS]
 
 
 def _port_names(model: Path) -> list[str]:

@@ -167,7 +167,14 @@ def open_runner(
         )
     from qdqbert.engines.openvino import OpenVinoRunner
 
-    return OpenVinoRunner(model, threads=threads, streams=streams, names=names, precision=precision)
+    return OpenVinoRunner(
+        model,
+        threads=threads,
+        streams=streams,
+        names=names,
+        precision=precision,
+        low_memory=low_memory,
+    )
 
 
 def _open_native(model: Path, *, threads: int | None, streams: int, kernel: str | None) -> Runner:
