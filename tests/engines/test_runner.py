@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import numpy as np
 import onnx_ir as ir
@@ -60,6 +61,31 @@ def test_outputs_are_not_overwritten_by_the_next_call(model, engine) -> None:
 def test_a_float_precision_can_be_asked_for(model, engine) -> None:
     runner = open_runner(engine, model, precision="f32", exact=True)
     assert runner.precision in ("float32", "f32")
+
+
+@pytest.mark.openvino
+@pytest.mark.parametrize("low_memory", [True, False])
+def test_openvino_keeps_kernels_of_shapes_unless_memory_is_low(
+    model, monkeypatch, low_memory
+) -> None:
+    module = pytest.importorskip("qdqbert.engines.openvino")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    compile_model = module.openvino.Core.compile_model
+    seen = []
+
+    def record(core, path, device, settings):
+        kept = settings.get("CPU_RUNTIME_CACHE_CAPACITY")
+        seen.append((kept, os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY")))
+        return compile_model(core, path, device, settings)
+
+    monkeypatch.setattr(module.openvino.Core, "compile_model", record)
+    runner = open_runner("openvino", model, low_memory=low_memory)
+    assert seen == [(0, "64") if low_memory else (None, None)]
+    assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" not in os.environ
+    for size in (1, 3):
+        shape = (size, size)
+        outputs = runner.run({"a": np.full(shape, 5), "b": np.full(shape, 2)})
+        np.testing.assert_array_equal(outputs["sum"], np.full(shape, 7))
 
 
 @pytest.mark.openvino
