@@ -18,6 +18,7 @@ from qdqbert.reporting.document import (
     Table,
     counted,
     decibels,
+    digits_of,
     interval_text,
     span,
 )
@@ -101,7 +102,7 @@ def quality(
         metrics: Its metrics.
         task: Task of all of them.
     """
-    found = {each.name: {reference: Cell(text=f"{each.value:.2f}")} for each in metrics}
+    found = {each.name: {reference: Cell(text=metric_text(each))} for each in metrics}
     for name, model in models.items():
         for row, cell in _quality(model, reference, task).items():
             found.setdefault(row, {})[name] = cell
@@ -113,7 +114,7 @@ def quality(
 
 def _quality(model: Compared, reference: str, task: str) -> dict[str, Cell]:
     """Return the measures of a model's quality, by name."""
-    cells = {each.name: Cell(text=f"{each.value:.2f}") for each in model.metrics}
+    cells = {each.name: Cell(text=metric_text(each)) for each in model.metrics}
     for each in model.differences:
         cells[f"{each.name}, difference (95 %)"] = Cell(
             text=difference_text(each), value=each.value, interval=each.interval
@@ -185,7 +186,19 @@ def _words(words: WordAgreement, reference: str) -> dict[str, Cell]:
 
 def difference_text(difference: MetricDifference) -> str:
     """Return a difference with its interval: "+0.46 (-0.23 to +1.15)"."""
-    return f"{difference.value:+.2f} {interval_text(difference.interval, '+.2f')}"
+    digits = difference_digits(difference)
+    return f"{difference.value:{digits}} {interval_text(difference.interval, digits)}"
+
+
+def difference_digits(difference: MetricDifference) -> str:
+    """Return the format of a difference and its interval; see `digits_of`."""
+    values = (difference.value, difference.interval.low, difference.interval.high)
+    return f"+{digits_of(values, is_error=difference.is_error)}"
+
+
+def metric_text(metric: Metric) -> str:
+    """Return the value of a metric."""
+    return f"{metric.value:{digits_of([metric.value], is_error=metric.is_error)}}"
 
 
 def _decided(fidelity: Fidelity, task: str) -> str:

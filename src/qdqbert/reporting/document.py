@@ -128,6 +128,16 @@ def bar(value: float, form: str) -> Cell:
     return Cell(text=form.format(value), value=value if math.isfinite(value) else None)
 
 
+def digits_of(values: Sequence[float], *, is_error: bool) -> str:
+    """Return the format of values of a metric: with two decimals, as percentages have.
+
+    Errors are in the unit of the labels, which can be small. They have three significant digits.
+    """
+    largest = max(map(abs, values), default=0.0)
+    has_few = is_error and 0 < largest < 1 and math.isfinite(largest)
+    return f".{2 - math.floor(math.log10(largest))}f" if has_few else ".2f"
+
+
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: "1 example", "2 examples"."""
     return f"{count:,} {noun if count == 1 else plural(noun)}"

@@ -14,8 +14,10 @@ from qdqbert.reporting.comparison import (
     TERMS,
     changed_sections,
     closeness,
+    difference_digits,
     environment,
     limit_sections,
+    metric_text,
     quality,
     unmet_text,
 )
@@ -108,11 +110,13 @@ class EvaluateReport(Report):
         graph = "" if self.target is None else f", graph for {self.target}"
         compared = "" if self.reference is None else f" It is compared with {self.reference}."
         close = closeness([self], self.task, "the reference")
-        facts = [f"{each.name} {each.value:.2f}" for each in self.metrics[:1]]
-        tiles = [(each.name, f"{each.value:.2f}", "") for each in self.metrics[:1]]
+        facts = [f"{each.name} {metric_text(each)}" for each in self.metrics[:1]]
+        tiles = [(each.name, metric_text(each), "") for each in self.metrics[:1]]
         for each in self.differences[:1]:
-            facts.append(f"{each.value:+.2f} compared with the reference")
-            tiles.append(("difference", f"{each.value:+.2f}", interval_text(each.interval, "+.2f")))
+            digits = difference_digits(each)
+            value = f"{each.value:{digits}}"
+            facts.append(f"{value} compared with the reference")
+            tiles.append(("difference", value, interval_text(each.interval, digits)))
         if close is not None:
             tiles.append(close[0])
             facts.append(close[1])

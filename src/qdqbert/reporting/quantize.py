@@ -17,6 +17,7 @@ from qdqbert.reporting.comparison import (
     closeness,
     environment,
     limit_sections,
+    metric_text,
     quality,
 )
 from qdqbert.reporting.document import (
@@ -25,6 +26,7 @@ from qdqbert.reporting.document import (
     Level,
     Section,
     counted,
+    digits_of,
     short_name,
     span,
 )
@@ -190,10 +192,11 @@ class QuantizeReport(Report):
             title = "fastest" if best.is_fastest else "chosen"
             tiles.append((f"{title}: {best.name}", f"{best.ratio:.1f} x", note))
         if self.targets[0].metrics:
-            name = self.targets[0].metrics[0].name
-            floats = {each.name: each.value for each in self.float_metrics}
-            values = span([each.metrics[0].value for each in self.targets], ".2f")
-            tiles.append((name, values, f"float: {floats[name]:.2f}"))
+            first = self.targets[0].metrics[0]
+            [known] = [each for each in self.float_metrics if each.name == first.name]
+            values = [each.metrics[0].value for each in self.targets]
+            digits = digits_of(values, is_error=first.is_error)
+            tiles.append((first.name, span(values, digits), f"float: {metric_text(known)}"))
         ratios = span([100 * each.size_ratio for each in self.targets], ".0f")
         sizes = span([each.size_bytes / MEGABYTE for each in self.targets], ".1f")
         note = f"float {size}, {self.codes} {sizes} MB"

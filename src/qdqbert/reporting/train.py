@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.reporting.document import Document, Section, Table, counted, short_name
+from qdqbert.reporting.comparison import metric_text
+from qdqbert.reporting.document import Cell, Document, Section, Table, counted, short_name
 from qdqbert.reporting.report import Report
 from qdqbert.tasks.task import Metric
 
@@ -44,10 +45,10 @@ class TrainReport(Report):
         kind = f"QAT with {self.quantizers} quantizers" if self.quantizers else "float training"
         hint = "" if self.after else " Pass `eval_data` to see metrics."
         before = "calibrated, before training" if self.quantizers else "before training"
-        columns = f" | {before} {{:.2f}} | after training {{:.2f}}"
+        columns = f" | {before} {{}} | after training {{}}"
         rows = [
-            (after.name, before.value, after.value)
-            for before, after in zip(self.before, self.after, strict=True)
+            (old.name, *(Cell(text=metric_text(each), value=each.value) for each in (old, new)))
+            for old, new in zip(self.before, self.after, strict=True)
         ]
         section = Section("Did it learn?", table=Table(columns, rows))
         return Document(

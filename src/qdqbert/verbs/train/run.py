@@ -30,6 +30,7 @@ from qdqbert.pipeline.settings import quantizer_options_of
 from qdqbert.pipeline.versions import versions
 from qdqbert.progress import Progress, Silent
 from qdqbert.reference.sited_model import sited_model
+from qdqbert.reporting.comparison import metric_text
 from qdqbert.reporting.report import json_ready
 from qdqbert.reporting.train import TrainReport
 from qdqbert.tasks.lines import counted
@@ -311,12 +312,12 @@ def _what_went_wrong(
     if options.optimization.keep_best and state.best_global_step == 0:
         notices.append(
             f"No model of this run was better than the one before training, whose {old.name} is "
-            f"{old.value:.2f}: that one was written. {lower}, or pass more `train_data`."
+            f"{metric_text(old)}: that one was written. {lower}, or pass more `train_data`."
         )
     elif new.value > old.value if new.is_error else new.value < old.value:
         notices.append(
-            f"The model is worse than before training: its {new.name} was {old.value:.2f} and is "
-            f"{new.value:.2f}. {lower}, or pass `keep_best=True`."
+            f"The model is worse than before training: its {new.name} was {metric_text(old)} and "
+            f"is {metric_text(new)}. {lower}, or pass `keep_best=True`."
         )
     return notices
 
