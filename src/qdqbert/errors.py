@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 # Longest message, and how much of a longer one is kept at its end, where the advice is.
 _LONGEST = 2000
@@ -133,3 +134,21 @@ def naming(argument: str) -> Iterator[None]:
         if error.argument is not None:
             raise
         raise type(error)(f"`{argument}`: {error}", argument=argument) from error
+
+
+@contextlib.contextmanager
+def showing(name: str, folder: Path) -> Iterator[None]:
+    """Name a model of the hub, instead of its folder in the hub's cache, in errors of a block.
+
+    Nothing changes if the name is the one of a folder.
+
+    Raises:
+        QdqBertError: The block raised one.
+    """
+    try:
+        yield
+    except QdqBertError as error:
+        message = str(error).replace(str(folder), name)
+        if Path(name).is_dir() or message == str(error):
+            raise
+        raise type(error)(message, argument=error.argument) from error

@@ -38,7 +38,7 @@ from qdqbert.encoders.families import FAMILIES as ENCODERS
 from qdqbert.encoders.model import Step
 from qdqbert.encoders.tensor_files import SAFETENSORS
 from qdqbert.encoders.weights import Weights
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.errors import CheckpointError, UserInputError, showing
 from qdqbert.task_kinds import (
     ENCODER,
     TASK_KINDS,
@@ -102,6 +102,13 @@ class Description:
             folder = download_weights(self.name, [self.subfolder])
             refuse_old_pickles(folder / self.subfolder, self.name)
         return folder / self.subfolder
+
+    @contextlib.contextmanager
+    def reading_weights(self) -> Iterator[Path]:
+        """Yield `weights_folder`. Errors of the block name it as the user does."""
+        folder = self.weights_folder()
+        with showing(str(Path(self.name, self.subfolder)), folder):
+            yield folder
 
     @property
     def model_task(self) -> TaskName:
@@ -225,10 +232,10 @@ def load_described(
     Raises:
         CheckpointError: See `load_checkpoint`.
     """
-    name, folder = found.name, found.weights_folder()
-    left_out: list[str] = []
-    # Refuses two values for one tensor, of which transformers takes one.
-    tensors = _tensors(folder, found, left_out)
+    name, left_out = found.name, list[str]()
+    with found.reading_weights() as folder:
+        # Refuses two values for one tensor, of which transformers takes one.
+        tensors = _tensors(folder, found, left_out)
     model, info = _from_transformers(
         name,
         class_for(_model_class(found.model_task, found.config), found.config).from_pretrained,

@@ -15,7 +15,7 @@ from qdqbert.encoders.peft import ADAPTER_CONFIG
 from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.runner import Runner, open_runner
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.errors import CheckpointError, UserInputError, showing
 from qdqbert.evidence.checksums import CHECKSUMS, require_intact
 from qdqbert.inference.download import (
     download_graph,
@@ -299,7 +299,8 @@ def open_folder(
                 "quantized model, whose weights are fixed. Leave it out.",
                 argument="adapter",
             )
-        return open_artifact(folder, requires_graphs=not is_on_hub)
+        with showing(str(path), folder):
+            return open_artifact(folder, requires_graphs=not is_on_hub)
     if is_on_hub and has_settings(folder):
         from qdqbert.checkpoint.hub import download_weights
 
@@ -309,14 +310,15 @@ def open_folder(
         )
     if is_float_checkpoint(folder):
         _check_float(str(path), precision, engine, target)
-        return open_float_checkpoint(
-            folder,
-            name=str(path),
-            precision=precision,
-            check=check,
-            task=task,
-            adapter=adapter,
-        )
+        with showing(str(path), folder):
+            return open_float_checkpoint(
+                folder,
+                name=str(path),
+                precision=precision,
+                check=check,
+                task=task,
+                adapter=adapter,
+            )
     if not folder.exists():
         raise CheckpointError(f"Folder {str(path)!r} does not exist. Check the path.")
     if (folder / ADAPTER_CONFIG).is_file():

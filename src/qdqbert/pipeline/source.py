@@ -231,14 +231,15 @@ def _read_float(model: ModelPath, found: Description) -> Source:
     notices: list[str] = []
     head = found.head
     config = Config(values=found.config.to_dict(), path=f"{found.name}/config.json")
-    encoder = read_encoder(
-        merged(Weights(found.weights_folder()), config, found.adapter, notices),
-        config,
-        found.task,
-        poolings=() if head is None else head.row_poolings,
-        steps=found.head_steps,
-        notices=notices,
-    )
+    with found.reading_weights() as folder:
+        encoder = read_encoder(
+            merged(Weights(folder), config, found.adapter, notices),
+            config,
+            found.task,
+            poolings=() if head is None else head.row_poolings,
+            steps=found.head_steps,
+            notices=notices,
+        )
     encoder = with_expansion(encoder, config, found.unattended_id)
     check_vocabulary(found.name, found.tokenizer, len(encoder.embeddings.words.rows))
     return _of_checkpoint(
