@@ -35,6 +35,17 @@ def test_old_names_of_sentence_transformers_are_read() -> None:
         encode("a", sentences="b")  # type: ignore[call-arg]
 
 
+def test_keywords_that_change_no_result_are_taken() -> None:
+    @suggest_keywords
+    def encode(inputs: str, chunk_size: int = 0) -> tuple[str, int]:
+        return inputs, chunk_size
+
+    assert encode("a", padding=True, num_workers=2, pool=None) == ("a", 0)  # type: ignore[call-arg]
+    assert encode("a", chunk_size=3) == ("a", 3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'padding'"):
+        shift([1], offset=1, padding=True)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -13,6 +13,9 @@ _R = TypeVar("_R")
 
 # Names of parameters in sentence-transformers before version 6, by the names of today.
 _OLD_NAMES = {"inputs": "sentences"}
+# Keywords that sentence-transformers and transformers take, and that change no result here: how
+# inputs are padded, and how the work is divided.
+_WITHOUT_EFFECT = {"inputs": ("padding", "num_workers", "pool", "chunk_size")}
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -25,12 +28,15 @@ def suggest_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
     parameters = inspect.signature(function).parameters.values()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     names = [each.name for each in parameters if each.kind in named]
+    ignored = {each for name in names for each in _WITHOUT_EFFECT.get(name, ())} - set(names)
     old_names = {old: new for new, old in _OLD_NAMES.items() if new in names and old not in names}
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         for old in old_names.keys() & kwargs.keys():
             kwargs[old_names[old]] = kwargs.pop(old)
+        for keyword in ignored & kwargs.keys():
+            del kwargs[keyword]
         for keyword in kwargs:
             if keyword not in names:
                 meant = nearest(keyword, names)

@@ -288,8 +288,23 @@ def tasks_of(config: Any) -> list[TaskName | None]:
     Args:
         config: A config of transformers. Without `architectures` it counts as an encoder's.
     """
-    architectures = getattr(config, "architectures", None) or ["Model"]
-    return [task_of_architecture(architecture) for architecture in architectures]
+    architectures = architectures_of(getattr(config, "architectures", None))
+    return [task_of_architecture(architecture) for architecture in architectures or ["Model"]]
+
+
+def architectures_of(value: object) -> list[str]:
+    """Return the names of classes in the field `architectures` of a config; none for null.
+
+    Raises:
+        CheckpointError: It is something else than a list of texts.
+    """
+    names = [value] if isinstance(value, str) else value or []
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise CheckpointError(
+            f"`architectures` in config.json has to be a list of names, got {value!r:.80}. Correct "
+            "it in a copy of the folder."
+        )
+    return names
 
 
 def task_of_architecture(architecture: str) -> TaskName | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,19 @@ ROLES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "c
 """Names of the settings that name special tokens, in the order in which transformers adds them."""
 
 Side = Literal["left", "right"]
+
+# Classes of transformers' tokenizers that make BERT's normalizer of their settings, without the
+# endings of their names; and these settings, with their defaults and the normalizer's names.
+_BERTS = (
+    *("Bert", "ConvBert", "DPRContextEncoder", "DPRQuestionEncoder", "DPRReader", "DistilBert"),
+    *("Electra", "Funnel", "LayoutLM", "LayoutLMv2", "Lxmert", "MPNet", "MobileBert"),
+    *("RetriBert", "SqueezeBert"),
+)
+_NORMALIZER_SETTINGS = (
+    ("do_lower_case", True, "lowercase"),
+    ("tokenize_chinese_chars", True, "handle_chinese_chars"),
+    ("strip_accents", None, "strip_accents"),
+)
 
 # The library counts from 0 to the largest id when it copies a tokenizer.
 _MOST_IDS = 2**24
@@ -172,6 +186,37 @@ def _extra(settings: Mapping[str, Any]) -> list[Any]:
     others = [name for name in settings if name.endswith("_token") and name not in ROLES]
     named = [settings[name] for name in others if isinstance(settings[name], str | dict)]
     return named + (list(extra.values()) if isinstance(extra, dict) else _list(extra))
+
+
+def contradictions(settings: Mapping[str, Any], tokenizer: tokenizers.Tokenizer) -> list[str]:
+    """Return the settings that transformers follows where tokenizer.json says something else.
+
+    Classes of BERT's kind make the normalizer, and the tokens around a text, of their settings.
+
+    Args:
+        settings: The content of tokenizer_config.json.
+        tokenizer: The content of tokenizer.json.
+    """
+    kind = settings.get("tokenizer_class")
+    if (
+        not isinstance(kind, str)
+        or kind.removesuffix("Fast").removesuffix("Tokenizer") not in _BERTS
+    ):
+        return []
+    found = []
+    step = tokenizer.normalizer
+    state = {} if step is None else json.loads(step.__getstate__())
+    if state.get("type") == "BertNormalizer":
+        for name, default, own in _NORMALIZER_SETTINGS:
+            if settings.get(name, default) != state.get(own):
+                found.append(f"{name}={settings.get(name, default)!r}")
+    ends = tokenizer.encode("").tokens
+    if len(ends) == 2:
+        for role, token in zip(("cls_token", "sep_token"), ends, strict=True):
+            named = token_text(settings.get(role))
+            if named not in (None, token):
+                found.append(f"{role}={named!r}")
+    return found
 
 
 def set_limits(folder: Path, max_length: int) -> None:

@@ -291,7 +291,7 @@ CHANGES: Mapping[str, list[dict[str, Any]]] = {
     ],
     "electra": [
         *({"summary_type": kind} for kind in ("first", "attn")),
-        *({"summary_activation": name} for name in (None, "", "tanh", "silu")),
+        *({"summary_activation": name} for name in ("", "tanh", "silu")),
         {"summary_use_proj": False},
         {"summary_proj_to_labels": False},
         {"summary_proj_to_labels": None},

@@ -439,6 +439,92 @@ def test_code_of_the_checkpoint_is_not_taken_for_known_code(checkpoint_copy) -> 
         qdqbert.load(folder)
 
 
+def changed(folder, name, **values):
+    """Write fields to a file of JSON."""
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return folder
+
+
+@pytest.mark.parametrize("architectures", [5, [None], {"a": 1}, True])
+def test_architectures_of_a_wrong_type_are_refused(checkpoint_copy, architectures) -> None:
+    folder = changed(checkpoint_copy("classifier"), "config.json", architectures=architectures)
+    with pytest.raises(CheckpointError, match=r"`architectures` in config\.json has to be a list"):
+        qdqbert.load(folder)
+
+
+@pytest.mark.parametrize("architectures", [None, []])
+def test_without_architectures_the_task_of_a_head_has_to_be_named(
+    checkpoint_copy, architectures
+) -> None:
+    folder = changed(checkpoint_copy("classifier"), "config.json", architectures=architectures)
+    with pytest.raises(CheckpointError, match=r"names no `architectures`.*`classifier`"):
+        qdqbert.load(folder)
+    for task in ("text-classification", "feature-extraction"):
+        with qdqbert.load(folder, task=task, check=False) as model:
+            assert model.task == task
+    # What was made for the named task is no answer to the question.
+    with pytest.raises(CheckpointError, match="names no `architectures`"):
+        qdqbert.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "file", "named"),
+    [
+        (torch.float8_e4m3fn, "model.safetensors", "F8_E4M3"),
+        (torch.int8, "model.safetensors", "I8"),
+        (torch.int8, "pytorch_model.bin", "I8"),
+    ],
+)
+def test_weights_of_types_that_are_not_read_are_named(checkpoint_copy, dtype, file, named) -> None:
+    folder = checkpoint_copy("classifier")
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    tensors[name] = tensors[name].to(dtype)
+    (folder / "model.safetensors").unlink()
+    save = torch.save if file.endswith(".bin") else safetensors.torch.save_file
+    save(tensors, folder / file)
+    with pytest.raises(
+        CheckpointError, match=f"has `{re.escape(name)}` in {named}, and only float"
+    ):
+        qdqbert.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"do_lower_case": False}, "do_lower_case=False"),
+        ({"strip_accents": False}, "strip_accents=False"),
+        ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars=False"),
+        ({"cls_token": "[MASK]"}, r"cls_token='\[MASK\]'"),
+        ({"do_lower_case": True}, None),
+        ({"do_lower_case": False, "tokenizer_class": "PreTrainedTokenizerFast"}, None),
+    ],
+)
+def test_settings_that_tokenizer_json_contradicts_are_said_at_each_load(
+    checkpoint_copy, caplog, settings, named
+) -> None:
+    folder = checkpoint_copy("classifier")
+    settings = {"tokenizer_class": "BertTokenizer", **settings}
+    changed(folder, "tokenizer_config.json", **settings)
+    for _ in range(2):
+        caplog.clear()
+        qdqbert.load(folder, check=False).close()
+        found = [each.message for each in caplog.records if each.levelname == "WARNING"]
+        assert len(found) == (named is not None)
+        if named is not None:
+            assert re.search(f"has {named}, and its tokenizer.json says", found[0])
+
+
+def test_the_limit_of_sentence_transformers_counts(checkpoint_copy) -> None:
+    folder = checkpoint_copy("sentence")
+    changed(folder, "tokenizer_config.json", model_max_length=16)
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 24}')
+    reference = sentence_transformers.SentenceTransformer(str(folder))
+    with qdqbert.load(folder, check=False) as model:
+        assert model.max_seq_length == reference.max_seq_length == 24
+
+
 def test_tensors_of_an_adapter_are_refused(checkpoint_copy) -> None:
     folder = checkpoint_copy("classifier")
     tensors = safetensors.torch.load_file(folder / "model.safetensors")

@@ -138,7 +138,10 @@ CHANGES: dict[str, Change] = {
     "names are text": ({}, {"split_special_tokens": True}),
     "clean": ({}, {"clean_up_tokenization_spaces": True}),
     "special token": ({}, {"extra_special_tokens": ["fi"]}),
-    "older special token": ({}, {"additional_special_tokens": ["fi", token("ho")]}),
+    "older special token": (
+        {},
+        {"additional_special_tokens": ["fi", {**token("ho"), "__type": "AddedToken"}]},
+    ),
     "special token with a name": ({}, {"extra_special_tokens": {"x_token": "fi"}}),
     "token with another name": ({}, {"image_token": "fi"}),
     "known special token": ({}, {"extra_special_tokens": ["film"]}),

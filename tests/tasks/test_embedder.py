@@ -255,6 +255,13 @@ def test_similarities_are_those_of_sentence_transformers(quantized, tmp_path, na
             np.testing.assert_allclose(found, expected(first, vectors[1:]).numpy(), atol=1e-5)
         with pytest.raises(UserInputError, match=r"shapes \(1, 7\) and \(5, 8\)"):
             model.similarity(vectors[0, :7], vectors)
+        both = (vectors[1:], vectors[:-1])
+        pairwise = model.similarity_pairwise(*both)
+        np.testing.assert_allclose(pairwise, np.diag(expected(*both).numpy()), atol=1e-5)
+        with pytest.raises(UserInputError, match=r"the same shape; got \(1, 8\) and \(5, 8\)"):
+            model.similarity_pairwise(vectors[0], vectors)
+        assert (model.truncate_dim, model.device, model.default_prompt_name) == (8, "cpu", None)
+        assert model.get_max_seq_length() == model.max_seq_length
 
 
 def test_an_unknown_similarity_is_refused(quantized, tmp_path) -> None:

@@ -168,6 +168,11 @@ def test_unusable_arguments_are_refused(model, options, message) -> None:
         model(**options)
 
 
+def test_a_question_and_its_context_can_be_two_texts(model) -> None:
+    expected = model(question="where is the cat", context="the cat sat on the mat")
+    assert model("where is the cat", "the cat sat on the mat") == expected
+
+
 @pytest.mark.parametrize("top_k", [1, 3])
 def test_run_writes_answers(model, folder, rows, tmp_path, top_k) -> None:
     write(tmp_path / "in.jsonl", rows)

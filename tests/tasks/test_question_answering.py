@@ -156,7 +156,7 @@ def test_an_empty_context_makes_a_feature(tokenizer) -> None:
 
 @pytest.mark.parametrize(
     ("max_length", "stride", "fits"),
-    [(9, 2, True), (8, 2, False), (7, 0, True), (6, 0, False), (3, 0, False), (2, 128, False)],
+    [(9, 2, True), (8, 2, False), (7, 0, True), (6, 0, False), (3, 0, False), (2, 0, False)],
 )
 def test_windows_that_would_not_advance_are_refused(
     tokenizer, max_length: int, stride: int, fits: bool
@@ -169,6 +169,15 @@ def test_windows_that_would_not_advance_are_refused(
     message = f"`max_length={max_length}` leaves .* 3 of the question and 3 .*`doc_stride={stride}`"
     with pytest.raises(UserInputError, match=message):
         encode(tokenizer, question(), max_length=max_length, options=options)
+
+
+def test_windows_share_half_of_them_at_most(tokenizer) -> None:
+    examples = [question("the cat sat on the mat " * 20)]
+    both = [
+        encode(tokenizer, *examples, max_length=16, options=TaskSettings(doc_stride=stride))
+        for stride in (8, 128)
+    ]
+    assert [len(each.places) for each in both] == [len(both[0].places)] * 2
 
 
 # Labels

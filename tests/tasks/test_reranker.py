@@ -51,7 +51,9 @@ def test_scores_are_those_of_the_cross_encoder(both) -> None:
     np.testing.assert_allclose(model.predict(PAIRS[0]), theirs.predict(PAIRS[0]), atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 2, "return_documents": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 2, "return_documents": True}, {"convert_to_tensor": True}]
+)
 def test_documents_are_ranked_as_by_the_cross_encoder(both, options) -> None:
     model, theirs = both
     expected = [

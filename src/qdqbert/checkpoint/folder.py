@@ -17,7 +17,7 @@ from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH, WEIGHTS, has_weigh
 from qdqbert.encoders.torch_file import OLD_PICKLE
 from qdqbert.errors import CheckpointError
 from qdqbert.json_files import parse_object
-from qdqbert.task_kinds import TASK_KINDS, task_of_architecture
+from qdqbert.task_kinds import TASK_KINDS, architectures_of, task_of_architecture
 
 _CONFIG = "config.json"
 _MERGE = (
@@ -145,10 +145,10 @@ def _conversion(folder: Path) -> str:
         return f"`{kind}(folder).save_pretrained(new_folder)` of sentence-transformers"
     try:
         config = parse_object(read(_CONFIG) or "{}", _CONFIG)
-        architectures = config.get("architectures") or ["Model"]
+        architectures = architectures_of(config.get("architectures"))
     except CheckpointError:
-        architectures = ["Model"]
-    named = str(architectures[0])
+        architectures = []
+    named = architectures[0] if architectures else "Model"
     task = task_of_architecture(named)
     auto = TASK_KINDS[task].auto_class if task else "AutoModel"
     auto = "AutoModelForPreTraining" if named.endswith("ForPreTraining") else auto

@@ -44,6 +44,7 @@ from qdqbert.task_kinds import (
     TASK_KINDS,
     TASK_NAMES,
     TaskName,
+    architectures_of,
     check_classes,
     head_of,
     tasks_of,
@@ -347,7 +348,7 @@ def known_task(task: str) -> TaskName:
 
 def _inferred_task(config: Any, stored: TextHead | CrossEncoderFiles | None) -> TaskName | None:
     return task_of_files(
-        getattr(config, "architectures", None) or ["Model"],
+        architectures_of(getattr(config, "architectures", None)) or ["Model"],
         Config(values=config.to_dict()),
         stored,
     )

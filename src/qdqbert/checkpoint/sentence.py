@@ -133,9 +133,10 @@ class Layout:
     def longest_input(self, given: int | None) -> int | None:
         """Return the longest input in tokens; `None` for any.
 
-        `given` is the tokenizer's, `None` if it has none.
+        `given` is the tokenizer's, `None` if it has none. sentence-transformers replaces it by its
+        own.
         """
-        return min((each for each in (given, self.max_length) if each is not None), default=None)
+        return given if self.max_length is None else self.max_length
 
     def prepare_tokenizer_(self, backend: tokenizers.Tokenizer) -> None:
         """Change a tokenizer to what the settings say."""

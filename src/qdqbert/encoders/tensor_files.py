@@ -73,10 +73,11 @@ def _find(folder: Path, names: Collection[str] = WEIGHTS) -> Path | None:
     return next((each for each in files if each.is_file()), None)
 
 
-def read_tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any]]]:
-    """Yield name, type and array of each float tensor of a file, which is mapped into memory.
+def read_tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any] | None]]:
+    """Yield name, type and array of each tensor of a file, which is mapped into memory.
 
-    Types are "F64", "F32", "F16" and "BF16", whose arrays have the bits in uint16.
+    Types have the names of safetensors. Tensors of others than "F64", "F32", "F16" and "BF16",
+    whose arrays have the bits in uint16, have no array.
 
     Raises:
         CheckpointError: The file is missing or damaged, or has more than tensors.
@@ -93,8 +94,8 @@ def read_tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any]]]:
 
 def _read_safetensors(
     data: NDArray[np.uint8], damaged: Callable[[str], CheckpointError]
-) -> Iterator[tuple[str, str, NDArray[Any]]]:
-    """Yield name, type and array of each float tensor of a safetensors file; see `read_torch`."""
+) -> Iterator[tuple[str, str, NDArray[Any] | None]]:
+    """Yield name, type and array of each tensor of a safetensors file; see `read_torch`."""
     header, start = read_header(data, damaged)
     header.pop("__metadata__", None)
     for name, entry in header.items():
@@ -105,6 +106,7 @@ def _read_safetensors(
         except (TypeError, KeyError, ValueError) as error:
             raise damaged(f"tensor {name!r:.80} has wrong fields") from error
         if kind not in _FLOATS:
+            yield name, str(kind), None
             continue
         if not are_sizes(sizes):
             raise damaged(f"tensor {name!r:.80} has a wrong shape or wrong offsets")

@@ -29,18 +29,18 @@ OLD_PICKLE = b"\x80"
 Bytes = NDArray[np.uint8]
 Refuse = Callable[[str], CheckpointError]
 
-# Elements of storages: safetensors' name of the type, for floats, and the size in bytes.
-_STORAGES: Mapping[str, tuple[str | None, int]] = {
+# Elements of storages: safetensors' name of the type, and the size in bytes.
+_STORAGES: Mapping[str, tuple[str, int]] = {
     "torch.DoubleStorage": ("F64", 8),
     "torch.FloatStorage": ("F32", 4),
     "torch.HalfStorage": ("F16", 2),
     "torch.BFloat16Storage": ("BF16", 2),
-    "torch.LongStorage": (None, 8),
-    "torch.IntStorage": (None, 4),
-    "torch.ShortStorage": (None, 2),
-    "torch.CharStorage": (None, 1),
-    "torch.ByteStorage": (None, 1),
-    "torch.BoolStorage": (None, 1),
+    "torch.LongStorage": ("I64", 8),
+    "torch.IntStorage": ("I32", 4),
+    "torch.ShortStorage": ("I16", 2),
+    "torch.CharStorage": ("I8", 1),
+    "torch.ByteStorage": ("U8", 1),
+    "torch.BoolStorage": ("BOOL", 1),
 }
 _DICT, _TENSOR, _PARAMETER = (
     "collections.OrderedDict",
@@ -65,7 +65,7 @@ class _Global:
 class _Storage:
     """Elements of one type and size: an entry of the archive, from the byte `start` of the file."""
 
-    kind: str | None
+    kind: str
     size: int
     start: int
     count: int
@@ -83,10 +83,10 @@ class _Tensor:
 
 def read_torch(
     data: Bytes, dtypes: Mapping[str, np.dtype[Any]], damaged: Refuse, refused: Refuse
-) -> Iterator[tuple[str, str, NDArray[Any]]]:
-    """Yield name, type and array of each float tensor.
+) -> Iterator[tuple[str, str, NDArray[Any] | None]]:
+    """Yield name, type and array of each tensor.
 
-    The arrays are views of `data`. Tensors of other types are left out.
+    The arrays are views of `data`. Tensors of other types than `dtypes` have none.
 
     Args:
         data: The bytes of the file.
@@ -120,7 +120,7 @@ def read_torch(
     def storage(found: object) -> _Storage:
         match found:
             case ("storage", _Global(name=name), str() as key, str(), int() as count):
-                kind, size = _STORAGES.get(name, (None, 0))
+                kind, size = _STORAGES.get(name, ("", 0))
                 place = entries.get(start + f"data/{key}".encode(errors="replace"))
             case _:
                 raise TypeError("a storage with wrong fields")
@@ -137,18 +137,20 @@ def read_torch(
         taken += math.prod(tensor.shape) * size
         if taken > _MOST_SHARED * len(data):
             raise damaged(f"tensor {name!r:.80} has more values than the file")
-        if kind is not None:
-            yield (
-                name,
-                kind,
-                np.ndarray(
-                    tensor.shape,
-                    dtypes[kind].newbyteorder(order),
-                    buffer=data,
-                    offset=tensor.storage.start + tensor.offset * size,
-                    strides=[each * size for each in tensor.strides],
-                ),
-            )
+        if kind not in dtypes:
+            yield name, kind, None
+            continue
+        yield (
+            name,
+            kind,
+            np.ndarray(
+                tensor.shape,
+                dtypes[kind].newbyteorder(order),
+                buffer=data,
+                offset=tensor.storage.start + tensor.offset * size,
+                strides=[each * size for each in tensor.strides],
+            ),
+        )
 
 
 def _entries(data: Bytes, damaged: Refuse, refused: Refuse) -> dict[bytes, tuple[int, int]]:

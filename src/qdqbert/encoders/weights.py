@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -67,7 +68,7 @@ class Weights:
     """The float tensors of a checkpoint by name.
 
     Files are mapped into memory. float32 tensors are views of the files; others are converted when
-    they are read. Tensors of other types, such as `position_ids`, are left out.
+    they are read. Tensors of other types, such as `position_ids`, cannot be read.
 
     Attributes:
         path: The file or the index, for messages.
@@ -83,7 +84,14 @@ class Weights:
         """
         self.path, self.files = files_of(folder, names)
         self._used: set[str] = set()
-        tensors = ((name, _current_name(name), each) for name, each in _tensors_of(self.files))
+        found = list(itertools.chain(*map(read_tensors, self.files)))
+        tensors = (
+            (name, _current_name(name), (kind, array))
+            for name, kind, array in found
+            if array is not None
+        )
+        # Types of the tensors that are no floats.
+        self._others = {name: kind for name, kind, array in found if array is None}
         self._stored = _by_name(tensors, self.path)
 
     @classmethod
@@ -95,7 +103,7 @@ class Weights:
             path: Where they come from, for messages.
         """
         weights = cls.__new__(cls)
-        weights.path, weights.files, weights._used = path, [], set()
+        weights.path, weights.files, weights._used, weights._others = path, [], set(), {}
         weights._stored = {name: ("F32", array) for name, array in arrays.items()}
         return weights
 
@@ -184,6 +192,14 @@ class Weights:
     def _find(self, name: str) -> _Tensor:
         found = self._stored.get(name)
         if found is None:
+            end = name.rpartition(".")[2]
+            other = next((each for each in self._others if each.rpartition(".")[2] == end), None)
+            if other is not None:
+                raise CheckpointError(
+                    f"{str(self.path)!r} has `{other}` in {self._others[other]}, and only float32, "
+                    "float16, bfloat16 and float64 are read. Save a copy in one of these with the "
+                    "library that made it."
+                )
             raise MissingTensorError(
                 f"{str(self.path)!r} has no tensor `{name}`, which its config.json asks for. "
                 "Download or copy the checkpoint again, or correct config.json.",
@@ -214,12 +230,6 @@ def _by_name(tensors: Iterable[tuple[str, str, _Tensor]], path: Path) -> dict[st
 
 def _are_same(one: _Tensor, other: _Tensor) -> bool:
     return one[0] == other[0] and np.array_equal(one[1], other[1])
-
-
-def _tensors_of(files: Iterable[Path]) -> Iterator[tuple[str, _Tensor]]:
-    for file in files:
-        for name, kind, array in read_tensors(file):
-            yield name, (kind, array)
 
 
 def _current_name(name: str) -> str:

@@ -153,6 +153,15 @@ class Model:
         tokenizer = self._cutting(value, "max_seq_length")
         self._loaded = dataclasses.replace(self._loaded, tokenizer=tokenizer)
 
+    def get_max_seq_length(self) -> int:
+        """Return `max_seq_length`, as the method of sentence-transformers does."""
+        return self.max_seq_length
+
+    @property
+    def device(self) -> str:
+        """The device of the results, as torch names it."""
+        return "cpu"
+
     def _cutting(self, limit: int, argument: str) -> Tokenizer:
         """Return the tokenizer with another limit in tokens.
 

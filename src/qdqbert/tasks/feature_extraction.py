@@ -738,6 +738,34 @@ class Embedder(PromptedModel[SmallEmbedding]):
                     "manhattan."
                 )
 
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Embedding:
+        """Compare embeddings with those in the same places, as sentence-transformers does.
+
+        Args:
+            embeddings1: Embeddings `(texts, dimensions)`, or one of them, `(dimensions,)`.
+            embeddings2: The same number of them.
+
+        Returns:
+            float32 `(texts,)`; see `similarity`.
+
+        Raises:
+            UserInputError: The shapes differ, or the folder's function is unknown.
+        """
+        a, b = (np.atleast_2d(np.asarray(each, np.float32)) for each in (embeddings1, embeddings2))
+        if a.shape != b.shape:
+            raise UserInputError(
+                "`embeddings1` and `embeddings2` have to have the same shape; got "
+                f"{a.shape} and {b.shape}.",
+                argument="embeddings2",
+            )
+        rows = [self.similarity(one, other)[0] for one, other in zip(a, b, strict=True)]
+        return np.concatenate([np.zeros(0, np.float32), *rows])
+
+    @property
+    def truncate_dim(self) -> int | None:
+        """Number of leading dimensions that the folder keeps; `None` for all."""
+        return self._truncate_dim
+
     def __call__(self, texts: str | Sequence[str]) -> list[Any]:
         """Return the states of all tokens, as transformers' pipeline "feature-extraction" does.
 

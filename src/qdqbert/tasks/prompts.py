@@ -179,6 +179,11 @@ class PromptedModel(Model, Generic[_Vectors]):
         self._unlock()
         repair_in_child(self, PromptedModel._unlock)
 
+    @property
+    def default_prompt_name(self) -> str | None:
+        """Name of the prompt that is put before texts without another; `None` for none."""
+        return self._settings.default_prompt_name
+
     def _unlock(self) -> None:
         # Another thread may have the lock when a process is forked.
         self._adapting = threading.Lock()

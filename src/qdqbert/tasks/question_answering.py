@@ -54,7 +54,7 @@ from qdqbert.tasks.task import (
     Task,
     mean_score,
 )
-from qdqbert.tasks.windows import Windows
+from qdqbert.tasks.windows import Windows, usual_stride
 from qdqbert.tokenizing.chunks import in_chunks
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
@@ -92,7 +92,7 @@ def encode_windows(
     inputs: list[dict[str, NDArray[np.int32]]] = []
     places: list[Window] = []
     cut = 0
-    windows = Windows(tokenizer, max_length, options.doc_stride)
+    windows = Windows(tokenizer, max_length, usual_stride(options.doc_stride, max_length))
     numbered = list(enumerate(examples))
     for chunk in in_chunks(numbered):
         asked = windows.encode([(example.question, example.context) for _, example in chunk])
@@ -387,12 +387,15 @@ class QuestionAnswerer(Model):
     ) -> SpanAnswer: ...
 
     @overload
+    def __call__(self, inputs: str, context: str, **options: Unpack[AskOptions]) -> SpanAnswer: ...
+
+    @overload
     def __call__(
         self,
-        inputs: Question | Sequence[Question] | None = None,
+        inputs: Question | Sequence[Question] | str | None = None,
+        context: str | Sequence[str] | None = None,
         *,
         question: str | Sequence[str] | None = None,
-        context: str | Sequence[str] | None = None,
         top_k: int = 1,
         **options: Unpack[AskOptions],
     ) -> Any: ...
@@ -400,10 +403,10 @@ class QuestionAnswerer(Model):
     @suggest_keywords
     def __call__(
         self,
-        inputs: Question | Sequence[Question] | None = None,
+        inputs: Question | Sequence[Question] | str | None = None,
+        context: str | Sequence[str] | None = None,
         *,
         question: str | Sequence[str] | None = None,
-        context: str | Sequence[str] | None = None,
         top_k: int = 1,
         doc_stride: int | None = None,
         max_answer_len: int | None = None,
@@ -419,11 +422,12 @@ class QuestionAnswerer(Model):
 
         Args:
             inputs: Questions as `{"question": ..., "context": ...}`, or a list of them, instead of
-                `question` and `context`.
-            question: A question, or a list of questions.
+                `question` and `context`. A text is a question, too: `model(question, context)`.
             context: The text that is searched, one for all questions or one for each.
+            question: A question, or a list of questions.
             top_k: Number of answers to each question, of at most `n_best_size` that are compared.
-            doc_stride: Number of tokens that neighboring windows share. The folder's by default.
+            doc_stride: Number of tokens that neighboring windows share. The folder's by default, or
+                half a window if that is less.
             max_answer_len: Longest answer in tokens. The folder's by default.
             max_seq_len: Longest window in tokens, the question included. The folder's
                 `max_length` by default, which is also the limit.
@@ -448,6 +452,8 @@ class QuestionAnswerer(Model):
             {'score': 0.91, 'start': 0, 'end': 5, 'answer': 'A cat'}
         """
         check_batch_size(batch_size)
+        if isinstance(inputs, str) and question is None:
+            inputs, question = None, inputs
         items, is_one = _items(inputs, question, context)
         job = self.job(
             top_k=top_k,
@@ -493,10 +499,12 @@ class QuestionAnswerer(Model):
             artifact.task_options,
             **{name: value for name, value in changes.items() if value is not None},
         )
+        longest = min(max_seq_len or self.max_length, self.max_length)
+        usual = usual_stride(options.doc_stride, longest)
         windows = Windows(
             tokenizer=self._loaded.tokenizer,
-            max_length=min(max_seq_len or self.max_length, self.max_length),
-            doc_stride=options.doc_stride,
+            max_length=longest,
+            doc_stride=usual if doc_stride is None else doc_stride,
             max_question_length=max_question_len,
             limit="max_seq_len",
         )

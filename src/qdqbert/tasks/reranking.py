@@ -10,41 +10,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from qdqbert.checkpoint.cross_encoder import ACTIVATIONS, Activation, activation_of
-from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
+from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.keywords import suggest_keywords
 from qdqbert.objects import Rows
-from qdqbert.progress import progress_of
-from qdqbert.runtime.inputs import (
-    Text,
-    check_batch_size,
-    check_device,
-    is_pair,
-    listed,
-    text_or_pair,
-)
-from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.rows import SCORE, RowFormat, always
-from qdqbert.runtime.scheduler import EncodedItem
-from qdqbert.runtime.tensors import converted
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.columns import Row, is_number
 from qdqbert.tasks.data import Columns, Dataset, Example, check_each, open_table, read_table
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import (
     apply,
-    check_function,
     logit_predictions,
     score_answers,
     score_of_pairs,
 )
-from qdqbert.tasks.prompts import CallOptions
 from qdqbert.tasks.ranked import check_ranking, ranked
 from qdqbert.tasks.ranking_metrics import auc, average_precision, ndcg, rank, reciprocal_rank
 from qdqbert.tasks.scores import extreme_numbers, score_of
@@ -58,12 +43,12 @@ from qdqbert.tasks.task import (
     Task,
     mean_score,
 )
-from qdqbert.tasks.text_classification import Classify, TextClassifier
+from qdqbert.tasks.text_classification import TextClassifier
 from qdqbert.tasks.texts import check_label_column, encode_texts
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 # Names of the column that groups rows.
 _ID_COLUMNS = ("query_id", "query-id", "qid", "topic")
@@ -257,36 +242,6 @@ def _class_names(dataset: Dataset) -> list[str]:
     return ["score"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Score(Classify):
-    """The job of `predict`; see `Job`.
-
-    Attributes:
-        prompt: Text that is put before the first text of each pair; empty for none.
-    """
-
-    prompt: str
-
-    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
-        """Return the model inputs of each pair."""
-        if not self.prompt:
-            return super().encode(items)
-        return super().encode([self._prompted(text_or_pair(item)) for item in items])
-
-    def _prompted(self, item: Text) -> Text:
-        if isinstance(item, str):
-            return self.prompt + item
-        return self.prompt + item[0], item[1]
-
-
-class PredictOptions(CallOptions, total=False):
-    """Options of `Reranker.predict` that do not change the type of its result."""
-
-    activation: Activation | None
-    activation_fn: Any
-    apply_softmax: bool
-
-
 class Reranker(TextClassifier):
     """Scores how well documents answer a query, or otherwise compares two texts."""
 
@@ -297,119 +252,6 @@ class Reranker(TextClassifier):
         job=lambda model, _: model.scoring_job(),
         values=lambda answer, _: (float(answer[0]),),
     )
-
-    def __init__(self, loaded: Loaded) -> None:
-        """Read the prompts and the activation function of the folder."""
-        super().__init__(loaded)
-        settings = read_model_settings(loaded.artifact.directory)
-        self._activation = activation_of(loaded.config, settings, self.num_labels)
-        self._default_prompt_name = settings.default_prompt_name
-        self.prompts: dict[str, str] = dict(settings.prompts)
-
-    @overload
-    def predict(
-        self,
-        inputs: Any,
-        *,
-        convert_to_numpy: Literal[True] = True,
-        convert_to_tensor: Literal[False] = False,
-        **options: Unpack[PredictOptions],
-    ) -> NDArray[np.float32]: ...
-
-    @overload
-    def predict(
-        self,
-        inputs: Any,
-        *,
-        convert_to_numpy: bool = True,
-        convert_to_tensor: Literal[True],
-        **options: Unpack[PredictOptions],
-    ) -> Tensor: ...
-
-    @overload
-    def predict(
-        self,
-        inputs: Any,
-        *,
-        convert_to_numpy: bool = True,
-        convert_to_tensor: bool = False,
-        **options: Unpack[PredictOptions],
-    ) -> Any: ...
-
-    @suggest_keywords
-    def predict(
-        self,
-        inputs: Any,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
-        *,
-        activation: Activation | None = None,
-        activation_fn: Any = None,
-        apply_softmax: bool = False,
-        convert_to_numpy: bool = True,
-        convert_to_tensor: bool = False,
-        device: str | None = None,
-    ) -> Any:
-        """Score pairs, as `CrossEncoder.predict` of sentence-transformers does.
-
-        Args:
-            inputs: A pair of texts, or a list of pairs.
-            prompt_name: Name of the prompt, a key of `prompts`, that is put before the first text
-                of each pair. The folder's default prompt, if it has one, is used by default.
-            prompt: Text that is put before the first texts, instead of a named prompt.
-            batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
-            show_progress_bar: Whether to show a bar on stderr.
-            activation: Function from logits to scores. The one that the model's files name by
-                default; else "sigmoid" for a model with one output, and "none" for others.
-            activation_fn: The same, as a `Sigmoid`, `Softmax` or `Identity` of torch.
-            apply_softmax: The same as the activation "softmax", for models with several outputs.
-            convert_to_numpy: Whether the result is an array. Otherwise it is a list of tensors of
-                torch.
-            convert_to_tensor: Whether the result is a tensor of torch, instead of an array.
-            device: Has no effect, and can be "cpu" only.
-
-        Returns:
-            float32 `(pairs,)` for a model with one output, `(pairs, classes)` for others. For one
-            pair without the first dimension.
-
-        Raises:
-            MissingExtraError: A tensor is asked for, and torch is not installed.
-            UserInputError: `inputs` is not a pair or a list of pairs, or `prompt_name` is
-                unknown.
-        """
-        check_batch_size(batch_size)
-        check_device(device)
-        is_one = is_pair(inputs)
-        wanted = "a pair of texts or a list of them"
-        pairs = [inputs] if is_one else listed(inputs, "inputs", wanted)
-        function = self._chosen(activation, activation_fn)
-        if apply_softmax and self.num_labels > 1:
-            function = "softmax"
-        job = self.scoring_job(prompt_name=prompt_name, prompt=prompt, activation=function)
-        rows = self._all(job, pairs, progress=progress_of(bool(show_progress_bar)))
-        scores = np.stack(rows) if rows else np.zeros((0, self.num_labels), np.float32)
-        scores = scores[:, 0] if scores.shape[1] == 1 else scores
-        return converted(
-            scores[0] if is_one else scores,
-            convert_to_numpy=convert_to_numpy,
-            convert_to_tensor=convert_to_tensor,
-            is_one=is_one,
-        )
-
-    def _chosen(self, activation: Activation | None, activation_fn: Any) -> Activation:
-        """Return the function from logits to scores that a call asks for."""
-        if activation_fn is None:
-            return check_function(activation, "activation") or self.activation
-        name = type(activation_fn).__name__
-        if activation is not None or name not in ACTIVATIONS:
-            raise UserInputError(
-                f"`activation_fn={activation_fn!r:.100}` must be a {', '.join(ACTIVATIONS)} of "
-                "torch, and the only one of the two options. Or pass `activation`.",
-                argument="activation_fn",
-            )
-        return ACTIVATIONS[name]
 
     @suggest_keywords
     def rank(
@@ -425,6 +267,8 @@ class Reranker(TextClassifier):
         *,
         activation: Activation | None = None,
         activation_fn: Any = None,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
         device: str | None = None,
     ) -> list[dict[str, Any]]:
         """Sort documents by how well they answer a query, as `CrossEncoder.rank` does.
@@ -440,6 +284,8 @@ class Reranker(TextClassifier):
             show_progress_bar: Whether to show a bar on stderr.
             activation: Function from logits to scores; see `predict`.
             activation_fn: The same; see `predict`.
+            convert_to_numpy: Has no effect. Scores are numbers of Python, which JSON has.
+            convert_to_tensor: Has no effect, either.
             device: Has no effect; see `predict`.
 
         Returns:
@@ -474,37 +320,8 @@ class Reranker(TextClassifier):
         )
         function = self._chosen(activation, activation_fn)
         scores = apply(function, logits[:, None])[:, 0]
+        del convert_to_numpy, convert_to_tensor
         return ranked(texts, logits, scores, top_k=top_k, return_documents=return_documents)
-
-    def scoring_job(
-        self,
-        *,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        activation: Activation | None = None,
-    ) -> Classify:
-        """Return the job of `predict` with these options, for `stream`.
-
-        Its answers are scores `(classes,)`.
-        """
-        return _Score(
-            tokenizer=self._loaded.tokenizer,
-            input_names=self._loaded.artifact.input_names,
-            function=check_function(activation, "activation") or self.activation,
-            prompt=choose_prompt(
-                self.prompts, self._default_prompt_name, name=prompt_name, text=prompt
-            ),
-        )
-
-    @property
-    def num_labels(self) -> int:
-        """Number of scores of a pair."""
-        return len(self._loaded.id2label)
-
-    @property
-    def activation(self) -> Activation:
-        """The function from logits to scores, unless a call names another."""
-        return self._activation
 
 
 RERANKING = Task(

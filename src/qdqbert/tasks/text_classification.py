@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.errors import UserInputError
 from qdqbert.keywords import suggest_keywords
-from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_batch_size, check_whole, is_pair, listed, text_or_pair
-from qdqbert.runtime.model import Model, TextEncoder
+from qdqbert.runtime.inputs import check_batch_size, check_whole, is_pair, listed
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import Pair, TaskRoute
 from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, classes, is_one
@@ -28,7 +25,6 @@ from qdqbert.tasks.class_names import class_of, name_classes, new_names, plain_n
 from qdqbert.tasks.columns import is_number
 from qdqbert.tasks.data import Dataset, check_each, labels_place, read_dataset
 from qdqbert.tasks.logits import (
-    apply,
     check_function,
     class_answers,
     extreme_classes,
@@ -37,6 +33,7 @@ from qdqbert.tasks.logits import (
     score_of_pairs,
 )
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
+from qdqbert.tasks.pair_scores import Classify, PairScorer, Scored
 from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task
 from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
 
@@ -113,41 +110,6 @@ def usual_function(config: Mapping[str, Any]) -> Activation:
     return "sigmoid" if is_sigmoid else "softmax"
 
 
-class Scored(NamedTuple):
-    """Scores of one text, and the logits that they are made of. Shape `(classes,)` each.
-
-    An order comes from the logits: float32 scores of large logits are equal.
-    """
-
-    logits: NDArray[np.float32]
-    scores: NDArray[np.float32]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Classify(TextEncoder):
-    """The job whose answer is the scores `(classes,)` of each text or pair; see `Job`.
-
-    Attributes:
-        function: Name of the function from logits to scores.
-    """
-
-    function: Activation
-
-    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
-        """Return the model inputs of each text or pair."""
-        return super().encode([text_or_pair(item) for item in items])
-
-    def split(self, results: Results) -> Sequence[Scored]:
-        """Return the scores of each feature."""
-        logits = results.outputs["logits"]
-        return list(map(Scored, logits, apply(self.function, logits)))
-
-    def answer(self, item: Any, encoded: EncodedItem, values: Sequence[Scored]) -> Any:
-        """Return the scores."""
-        del item, encoded
-        return values[0].scores
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Label(Classify):
     """The job whose answer is the best classes of each text or pair.
@@ -198,7 +160,7 @@ class ClassifyOptions(TypedDict, total=False):
     batch_size: int | None
 
 
-class TextClassifier(Model):
+class TextClassifier(PairScorer):
     """Classifies texts or pairs of texts."""
 
     rows = RowFormat(

@@ -104,6 +104,11 @@ class Windows(NamedTuple):
         )
 
 
+def usual_stride(setting: int, max_length: int) -> int:
+    """Return the tokens that windows share: half a window at most, as in transformers' pipeline."""
+    return min(setting, max_length // 2)
+
+
 def context_offsets(window: tokenizers.Encoding) -> NDArray[np.int32]:
     """Return the characters of the context that each token stands for.
 

@@ -30,7 +30,7 @@ from qdqbert.task_kinds import TaskName
 _LOGGER = logging.getLogger("qdqbert")
 
 # Versions of the folders that are written for a checkpoint.
-_VERSIONS = {"int8": f"4.{FORMAT}", "float": "float 2"}
+_VERSIONS = {"int8": f"5.{FORMAT}", "float": "float 3"}
 
 
 def is_float_checkpoint(folder: Path) -> bool:
@@ -102,6 +102,15 @@ def open_float_checkpoint(
     key = key_of(checkpoint, settings)
     made = kept_folder(key, write)
     artifact = open_artifact(made)
+    if settings_of_class := artifact.quantization.get("contradictions"):
+        _LOGGER.warning(
+            "tokenizer_config.json of %s has %s, and its tokenizer.json says something else. "
+            "tokenizer.json is used, as by other runtimes; transformers would give other ids. If "
+            "the model was trained with transformers, save its tokenizer again with "
+            "`AutoTokenizer.from_pretrained(folder).save_pretrained(new_folder)`.",
+            name,
+            " and ".join(settings_of_class),
+        )
     if check and precision == "int8":
         _log_closeness(checkpoint, artifact, name)
     return artifact

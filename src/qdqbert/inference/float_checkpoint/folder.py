@@ -31,6 +31,7 @@ from qdqbert.tokenizer_files import (
     TOKENIZER_CONFIG,
     TokenizerFile,
     check_rows,
+    contradictions,
     read_tokenizer,
     token_text,
     with_named_tokens,
@@ -91,14 +92,22 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
     head = checkpoint.head
     is_embedding = TASK_KINDS[checkpoint.task].is_embedding
     usual: tuple[Pooling, ...] = ("mean",) if is_embedding else ()
-    return read_encoder(
+    notices: list[str] = []
+    model = read_encoder(
         weights,
         checkpoint.config,
         checkpoint.task,
         poolings=usual if head is None else head.row_poolings,
         steps=() if head is None else head.steps(file_finder(checkpoint.folder)),
         reads_token_types=_reads_token_types(checkpoint),
+        notices=notices,
     )
+    if notices and checkpoint.is_guess:
+        raise CheckpointError(
+            f"{checkpoint.config.path} names no `architectures`, and its task cannot be guessed. "
+            f"{notices[0]} Pass `task`: {checkpoint.task!r} leaves them out."
+        )
+    return model
 
 
 def write_folder(
@@ -130,6 +139,7 @@ def write_folder(
     backend, largest = tokenizer.tokenizer, tokenizer.largest_id
     rows = len(model.embeddings.words.rows)
     check_rows(largest, backend.id_to_token(max(largest, 0)), rows, str(named))
+    contradicted = contradictions(checkpoint.tokenizer_config, backend)
     if checkpoint.layout is not None:
         checkpoint.layout.prepare_tokenizer_(backend)
     backend.save(str(folder / TOKENIZER))
@@ -148,7 +158,9 @@ def write_folder(
         (folder / path).write_text(text, encoding="utf-8")
     if checkpoint.head is not None:
         checkpoint.head.write_settings(folder, file_finder(checkpoint.folder))
-    write_json(folder / QUANTIZATION, _description(checkpoint, model, length, target, key))
+    description = _description(checkpoint, model, length, target, key)
+    description["contradictions"] = contradicted
+    write_json(folder / QUANTIZATION, description)
 
 
 def _expanding(

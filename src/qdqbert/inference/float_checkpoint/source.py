@@ -27,7 +27,7 @@ from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.json_files import parse_object, read_json
-from qdqbert.task_kinds import TASK_KINDS, TaskName
+from qdqbert.task_kinds import TASK_KINDS, TaskName, architectures_of
 from qdqbert.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, merged_settings
 from qdqbert.tokenizing.tokenizer import check_settings
 
@@ -46,6 +46,7 @@ class FloatCheckpoint:
         task: The task of its head.
         tokenizer_config: Settings of its tokenizer.
         adapter: Adapter that is merged into its weights; `None` for none.
+        is_guess: Whether no file says what the task is.
     """
 
     folder: Path
@@ -55,6 +56,7 @@ class FloatCheckpoint:
     task: TaskName
     tokenizer_config: Mapping[str, Any]
     adapter: str | None = None
+    is_guess: bool = False
 
     def read_weights(self) -> Weights:
         """Return the weights of the encoder.
@@ -129,12 +131,15 @@ def read_checkpoint(
             merged_settings(*stored), Path(name) / subfolder / TOKENIZER_CONFIG
         ),
         adapter=adapter,
+        is_guess=not (task or layout or config.values.get("architectures")),
     )
 
 
 def _task(config: Config, layout: Any, wanted: TaskName | None) -> TaskName:
-    named = config.values.get("architectures") or ["Model"]
-    task = task_of_files(named, config, layout)
+    named = architectures_of(config.values.get("architectures"))
+    if not named and wanted is not None:
+        return wanted
+    task = task_of_files(named or ["Model"], config, layout)
     if task is None:
         raise UserInputError(
             f"The task of architecture `{named[0]}` in {config.path} is not known, so the "
@@ -171,6 +176,8 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
         digest.update(f"{name}\n{text}".encode())
     head = checkpoint.head
     digest.update(repr((checkpoint.task, head, checkpoint.adapter)).encode())
+    if checkpoint.is_guess:
+        digest.update(b"guess")
     for each in head.weight_folders if head else ():
         folder = checkpoint.folder / each
         for path in files_of(folder)[1] if has_weights(folder) else ():
