@@ -266,10 +266,15 @@ class TaskOptions(Options):
 class QuantizerChanges(Options):
     """Quantizers.
 
-    Options of QDQBERT's SQuAD example, which change the quantizers of a recipe.
+    Most are options of QDQBERT's SQuAD example, which change the quantizers of a recipe.
 
     Attributes:
-        wprec: Bits of weights, 2 to 8.
+        weights_for: CPUs that the weights are encoded for: "vnni" uses all 8 bits, which is exact
+            only on CPUs with VNNI and on GPUs; "any" is exact on all of them. By default "any", or
+            what a checkpoint with quantizers was trained for.
+        embeddings: How embedding tables are stored. By default "int8", or as a checkpoint with
+            quantizers was trained.
+        wprec: Bits of weights, 2 to 8. Embedding tables keep 8.
         aprec: Bits of activations, 2 to 8.
         quant_per_tensor: Use one scale per weight instead of one per output channel.
         quant_disable: Leave everything in float, except for `quant_enable_layer_module`.
@@ -283,6 +288,8 @@ class QuantizerChanges(Options):
         clip_gelu: Largest value that the output of a GELU can take.
     """
 
+    weights_for: WeightsFor | None = None
+    embeddings: Embeddings | None = None
     wprec: int = option(default=8, at_least=2, at_most=8)
     aprec: int = option(default=8, at_least=2, at_most=8)
     quant_per_tensor: bool = False
@@ -300,15 +307,10 @@ class Quantizers(QuantizerChanges):
     Most are options of QDQBERT's SQuAD example, which change the quantizers of a recipe.
 
     Attributes:
-        weights_for: CPUs that the weights are encoded for: "vnni" uses all 8 bits, which is exact
-            only on CPUs with VNNI; "any" is exact on all of them.
-        embeddings: How embedding tables are stored.
         dedicated_qdq_pairs: Write one Q/DQ pair for each reader of an activation instead of one
             per activation.
     """
 
-    weights_for: WeightsFor = "any"
-    embeddings: Embeddings = "int8"
     dedicated_qdq_pairs: bool = False
 
 

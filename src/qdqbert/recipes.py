@@ -360,7 +360,9 @@ class QuantizerOptions(QuantizerChanges):
             return None
         if site.kind == "activation":
             return dataclasses.replace(spec, bits=self.aprec)
-        # Embedding tables are read by row, and QDQBERT does not quantize them.
+        if site.group == "table":
+            # They are read by row, and QDQBERT does not quantize them.
+            return spec
         per_tensor = self.quant_per_tensor and site.channel_axis == 0
         return dataclasses.replace(spec, bits=self.wprec, axis=None if per_tensor else spec.axis)
 

@@ -29,6 +29,7 @@ from qdqbert.encoders.sites import (
     modules_of,
     parent_of,
     sites_of,
+    tables_of,
 )
 from qdqbert.errors import CalibrationError, GraphError
 from qdqbert.recipes import WEIGHT
@@ -100,10 +101,11 @@ def round_encoder(
 
     Args:
         model: The model in float. It is not changed.
-        specs: Specs of the sites of its layers; by default the `dynamic_specs`.
+        specs: Specs of the sites of its layers; by default the `dynamic_specs`. Of tables, that
+            of the words is INT8 and that of others float, where there is none.
         choices: Ranges and so on, where specs need some.
         limits_pairs: Whether sums of two adjacent codes are limited, so that AVX2's fast kernel is
-            exact. It costs about 0.5 dB.
+            exact. It costs about 0.5 dB. Weights whose specs have a limit keep their scales.
         threads: Number of layers that are rounded at the same time.
 
     Raises:
@@ -111,14 +113,17 @@ def round_encoder(
         GraphError: The engine has no such codes.
     """
     specs = dynamic_specs(model) if specs is None else specs
+    trains_pairs = any(spec is not None and spec.adjacent_sum_limit for spec in specs.values())
+    tables = {table.module: table_site(table.module) for table in tables_of(model)}
+    words = tables[model.embeddings.words.module]
     if limits_pairs:
-        specs = {name: _limited(spec) if is_weight(name) else spec for name, spec in specs.items()}
-    words = table_site(model.embeddings.words.module)
+        linear = {*filter(is_weight, specs)} - {site.name for site in tables.values()}
+        specs = {name: _limited(spec) if name in linear else spec for name, spec in specs.items()}
     return quantize_encoder(
         model,
-        {**specs, words.name: dataclasses.replace(WEIGHT, axis=words.channel_axis)},
+        {words.name: dataclasses.replace(WEIGHT, axis=words.channel_axis), **specs},
         choices or Choices(),
-        fits_closely=True,
+        fits_closely=not trains_pairs,
         threads=threads,
     )
 
@@ -179,7 +184,8 @@ class _Quantizer:
         spec = self._specs.get(f"{table.module}._weight_quantizer")
         if spec is None:
             return table
-        codes, scale = quantize_weight(np.asarray(table.rows, np.float32), spec)
+        amax = self._choices.weight_amax.get(f"{table.module}._weight_quantizer")
+        codes, scale = quantize_weight(np.asarray(table.rows, np.float32), spec, amax)
         scales = np.broadcast_to(scale, codes.shape[1:])
         return dataclasses.replace(table, rows=codes, scale=np.ascontiguousarray(scales))
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import EncoderModel, Floats
 from qdqbert.encoders.quantize import Choices, Specs
-from qdqbert.encoders.sites import linear_layers_of, parent_of, sites_of
+from qdqbert.encoders.sites import linear_layers_of, parent_of, sites_of, tables_of
 from qdqbert.encoders.weights import Weights
 from qdqbert.errors import CheckpointError, GraphError, SpecError
 from qdqbert.json_files import LARGEST_FLOAT, Fields, damaged
@@ -126,7 +126,7 @@ def problem_of_inverse(scale: NDArray[Any] | None, inverse: NDArray[Any] | None)
 
 def default_state(site: Site) -> dict[str, Any]:
     """Return the defaults that the stored state of a quantizer leaves out."""
-    return {**STATE_DEFAULTS, "axis": site.channel_axis}
+    return {**STATE_DEFAULTS, "axis": site.channel_axis, "adjacent_sum_limit": None}
 
 
 def spec_of(state: Mapping[str, Any]) -> TensorSpec | None:
@@ -144,7 +144,13 @@ def spec_of(state: Mapping[str, Any]) -> TensorSpec | None:
     if not state["symmetric"]:
         return TensorSpec(bits=bits, signed=False, symmetric=False)
     signed = not state["unsigned"]
-    return TensorSpec(bits=bits, signed=signed, narrow=state["narrow_range"] and signed, axis=axis)
+    return TensorSpec(
+        bits=bits,
+        signed=signed,
+        narrow=state["narrow_range"] and signed,
+        axis=axis,
+        adjacent_sum_limit=state.get("adjacent_sum_limit"),
+    )
 
 
 def check_format(values: Mapping[str, Any]) -> None:
@@ -193,11 +199,7 @@ def read_stored(
     """
     check_format(config.values)
     reader = _Reader(weights, config, f"{prefix}.")
-    sites = {
-        site.name.removeprefix(f"{prefix}."): site
-        for site in sites_of(model)
-        if site.group == "layer"
-    }
+    sites = {site.name.removeprefix(f"{prefix}."): site for site in sites_of(model)}
     if unknown := sorted(reader.names() - sites.keys()):
         raise GraphError(f"The native engine has no place for the quantizer `{unknown[0]}`.")
     reader.check_names()
@@ -207,6 +209,10 @@ def read_stored(
     scales: dict[str, Floats] = {}
     weight_amax: dict[str, Floats] = {}
     for name, site in sites.items():
+        if site.group == "table" and not reader.has(name):
+            if reader.keeps_tables_in_float:
+                specs[site.name] = None
+            continue
         state = reader.state(name, site)
         specs[site.name] = spec = reader.spec(name, site, state)
         if spec is None:
@@ -263,6 +269,16 @@ class _Reader:
                 f"{str(self.weights.path)!r} has the tensor `{unknown[0]}`, which config.json does "
                 "not describe. Save the model again, or calibrate it again."
             )
+
+    @property
+    def keeps_tables_in_float(self) -> bool:
+        """Whether the model was trained with tables in float on purpose."""
+        options = self.config.values.get("quantizer_options")
+        return isinstance(options, Mapping) and options.get("embeddings") == "float"
+
+    def has(self, name: str) -> bool:
+        """Return whether config.json describes a quantizer."""
+        return any(name in self.part(part).values for part in (*TENSORS, "changed"))
 
     def state(self, name: str, site: Site) -> dict[str, Any]:
         changed = self.part("changed")
@@ -350,6 +366,8 @@ class _Reader:
 
 def channels_of(model: EncoderModel) -> Iterator[tuple[str, int]]:
     """Yield the number of channels of each weight, and of each activation that has a scale."""
+    for table in tables_of(model):
+        yield f"{table.module}._weight_quantizer", table.rows.shape[1]
     for layer in model.layers:
         outputs: dict[str, int] = {}
         for linear, _ in linear_layers_of(layer):

@@ -243,7 +243,8 @@ class SiteWriter:
                 self._values[name] = self._add.constant(array, name)
             return self._values[name], None
         if (name, "codes") not in self._values:
-            made = quantize_weight(np.asarray(table.rows, np.float32), spec)
+            amax = self._choices.weight_amax.get(_site_of(table))
+            made = quantize_weight(np.asarray(table.rows, np.float32), spec, amax)
             self._values[name, "codes"] = self._add.constant(made[0], f"{name}_codes")
             self._values[name, "scale"] = self._add.constant(made[1], f"{name}_scale")
             release_memory_after(table.rows.nbytes)

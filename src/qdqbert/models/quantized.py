@@ -25,7 +25,7 @@ from qdqbert.checkpoint.configuration import (
 from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.load import Checkpoint, check_positions, load_checkpoint
 from qdqbert.checkpoint.weights import check_shapes
-from qdqbert.encoders.stored import BUFFERS, ENDS, check_format, wrong_range
+from qdqbert.encoders.stored import BUFFERS, ENDS, check_format, names_of, wrong_range
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.insert.modules import ATTENTION, register_attention
 from qdqbert.insert.sited import insert_quantizers_
@@ -41,6 +41,7 @@ from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import QuantizerOptions, build_recipe
 from qdqbert.reference.factory import PLAIN, QuantizerFactory
 from qdqbert.reference.sited_model import SitedModel, sited_model
+from qdqbert.spec import SiteGroup
 
 _RANGES = tuple(f"_quantizer.{buffer}" for buffer in BUFFERS)
 _LEARNED = tuple(f"_quantizer.{end}" for end in ENDS)
@@ -218,15 +219,22 @@ def put_quantizers_in_(model: Any) -> None:
     """Insert quantizers as the model's config describes them. They quantize from now on."""
     config, training = model.config, model.training
     check_format(vars(config))
-    recipe = recipe_of(config)
-    groups = build_recipe(recipe or "full", embeddings=None).groups
-    factory = factory_of(model)
-    sited = insert_quantizers_(model, family_of(config.model_type), groups, factory=factory)
+    recipe, options, factory = recipe_of(config), quantizer_options_of(config), factory_of(model)
+    stored, family = getattr(config, "quantizers", None), family_of(config.model_type)
+    groups: tuple[SiteGroup, ...] = build_recipe(recipe or "full", embeddings=None).groups
+    # QDQBERT leaves tables in float, and so did models of older versions.
+    if stored is None:
+        has_tables = factory is PLAIN and (options is None or options.embeddings != "float")
+    else:
+        has_tables = any(
+            family.is_embedding_table(name.rpartition(".")[0]) for name in names_of(stored)
+        )
+    if has_tables:
+        groups = ("table", *groups)
+    sited = insert_quantizers_(model, family, groups, factory=factory)
     factory.enable(sited.quantizers.values())
-    options = quantizer_options_of(config)
     if recipe is not None or options is not None:
         configure_model_(sited, config, options or QuantizerOptions())
-    stored = getattr(config, "quantizers", None)
     if stored is not None:
         restore_(sited, stored)
     nn.Module.train(model, training)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -22,7 +23,14 @@ from qdqbert.errors import CheckpointError, SpecError
 from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import QuantizerOptions, build_recipe
 from qdqbert.reference.sited_model import SitedModel, site_of, weight_of
-from qdqbert.spec import Range, TensorSpec, is_linear_input, is_residual_input, weight_site_of
+from qdqbert.spec import (
+    SAFE_ADJACENT_SUM_LIMIT,
+    Range,
+    TensorSpec,
+    is_linear_input,
+    is_residual_input,
+    weight_site_of,
+)
 
 MOVING = 0.01
 """Share of a batch in moving ranges, as in torch's observers."""
@@ -58,12 +66,21 @@ def place_(
         UserInputError: The recipe is unknown.
         UnmatchedRuleError: A pattern matches no quantizer.
     """
-    # Tables are quantized when a graph is written. They have no quantizer in training.
-    resolved = build_recipe(recipe, embeddings=None).resolve(sited.sites)
+    has_tables = any(site.group == "table" for site in sited.sites)
+    resolved = build_recipe(recipe, embeddings="int8" if has_tables else None).resolve(sited.sites)
     specs = quantizer_options.apply(resolved, sited.sites)
+    limits_pairs = quantizer_options.weights_for != "vnni" and recipe != "qordered"
     for name, quantizer in sited.quantizers.items():
         excluded = any(re.search(pattern, name) for pattern in exclude)
-        quantizer.configure(None if excluded else specs[name])
+        spec = None if excluded else specs[name]
+        if spec is not None and limits_pairs and _is_linear_weight(quantizer):
+            spec = dataclasses.replace(spec, adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT)
+        quantizer.configure(spec)
+
+
+def _is_linear_weight(quantizer: Quantizer) -> bool:
+    site = site_of(quantizer)
+    return site.kind == "weight" and site.group != "table"
 
 
 def apply_calibration_(sited: SitedModel, found: CalibrationResult) -> None:
@@ -157,7 +174,7 @@ def learn_ranges_(sited: SitedModel, how: Literal["fixed", "learned", "moving"])
             continue
         if how == "learned" and site_of(quantizer).kind == "activation":
             quantizer.learn_range()
-        if how == "moving":
+        if how == "moving" and site_of(quantizer).group != "table":
             quantizer.moving = MOVING
 
 

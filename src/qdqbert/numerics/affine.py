@@ -134,10 +134,34 @@ def weight_parameters(
     if amax is not None:
         largest = amax.detach().to(largest).expand_as(largest)
     if spec.adjacent_sum_limit is not None:
-        # Rounding adds up to half a step to each of the two codes.
-        pairs = _adjacent_sums(rows).amax(dim=1)
-        largest = torch.maximum(largest, pairs * spec.qmax / (spec.adjacent_sum_limit - 1))
+        largest = torch.maximum(largest, _amax_of_pairs(rows, spec))
     return symmetric_parameters(largest.amax() if spec.axis is None else largest, spec)
+
+
+def within_limit(weight: Tensor, spec: TensorSpec, amax: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a weight with an `adjacent_sum_limit` is rounded from, while it is trained.
+
+    Rounding both gives the reals of the codes of `quantize_weight`.
+
+    Args:
+        weight: `(out, in)`.
+        spec: Its spec.
+        amax: The range that it is trained with, which broadcasts to it.
+
+    Returns:
+        The weight, clipped to the range, and the range that the limit needs, in its shape.
+    """
+    weight = torch.clamp(weight, -amax, amax)
+    pairs = _amax_of_pairs(_rows(weight.detach(), spec.axis or 0), spec)
+    needed = pairs.amax() if amax.numel() == 1 else pairs.reshape(amax.shape)
+    return weight, torch.maximum(amax, needed)
+
+
+def _amax_of_pairs(rows: Tensor, spec: TensorSpec) -> Tensor:
+    """Return the range of each row that keeps sums of adjacent codes within the limit."""
+    assert spec.adjacent_sum_limit is not None
+    # Rounding adds up to half a step to each of the two codes.
+    return _adjacent_sums(rows).amax(dim=1) * spec.qmax / (spec.adjacent_sum_limit - 1)
 
 
 def quantize_weight(

@@ -38,6 +38,22 @@ class Scheme:
         """The quantizer options, with the calibrator in use."""
         return quantizer_options_of(self.quantizers, self.calibration, usual="percentile")
 
+    @property
+    def changes_quantizers(self) -> bool:
+        """Whether the call changes what a recipe, or a checkpoint with quantizers, quantizes."""
+        return bool(changes_of(self.quantizers).keys() - {"weights_for", "embeddings"})
+
+    def of(self, source: Source) -> Scheme:
+        """Return the scheme for a model: where it says nothing, as its quantizers were trained."""
+        stored = None if self.recipe is not None else source.stored
+        trained, given = QuantizerOptions() if stored is None else stored.options, self.quantizers
+        quantizers = dataclasses.replace(
+            given,
+            weights_for=given.weights_for or trained.weights_for or "any",
+            embeddings=given.embeddings or trained.embeddings or "int8",
+        )
+        return dataclasses.replace(self, quantizers=quantizers)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plans:
@@ -55,7 +71,7 @@ class Plans:
 
 
 def choose_targets(
-    names: Sequence[TargetChoice], task: str, weights_for: WeightsFor = "any"
+    names: Sequence[TargetChoice], task: str, weights_for: WeightsFor | None = None
 ) -> list[Target]:
     """Return the targets of a call, as they are for the CPUs that weights are encoded for.
 
@@ -63,7 +79,7 @@ def choose_targets(
         names: The names that the call gives. Without any, there is a target for each engine that is
             installed, so that `load` can take the fastest.
         task: Task of the model. If `load` does not run it, any runtime may.
-        weights_for: These CPUs.
+        weights_for: These CPUs; `None` for any.
     """
     if not names and TASKS[task].model is None:
         names = ["portable"]
@@ -71,8 +87,8 @@ def choose_targets(
     return [for_cpus(target_named(name), weights_for) for name in dict.fromkeys(chosen)]
 
 
-def for_cpus(target: Target, weights_for: WeightsFor) -> Target:
-    """Return a target as it is for the CPUs that weights are encoded for."""
+def for_cpus(target: Target, weights_for: WeightsFor | None) -> Target:
+    """Return a target as it is for the CPUs that weights are encoded for; `None` for any."""
     if weights_for == "vnni":
         recipe = target.vnni_recipe or target.recipe
         return dataclasses.replace(target, adjacent_sum_limit=None, recipe=recipe)
@@ -94,8 +110,8 @@ def make_plans(
         UserInputError: A target cannot run the recipe or the model.
         UnmatchedRuleError: A rule of a recipe or a pattern matches no site.
     """
-    stored, quantizers = source.stored, scheme.quantizers
-    recipes = [recipe_for(each, scheme.recipe, quantizers.embeddings) for each in targets]
+    stored, embeddings = source.stored, scheme.quantizers.embeddings or "int8"
+    recipes = [recipe_for(each, scheme.recipe, embeddings) for each in targets]
     groups = frozenset(group for recipe in recipes for group in recipe.groups)
     sites = source.sites(groups)
     plans: list[Plan] = []
@@ -106,12 +122,12 @@ def make_plans(
                 target,
                 sites,
                 recipe=scheme.recipe,
-                embeddings=quantizers.embeddings,
+                embeddings=embeddings,
                 # Without changes, quantizers of a checkpoint keep their own bits.
-                quantizer_options=scheme.quantizer_options if changes_of(quantizers) else None,
+                quantizer_options=scheme.quantizer_options if scheme.changes_quantizers else None,
                 stored=None if stored is None else stored.specs,
                 placed_by=None if stored is None else stored.recipe,
-                dedicated_pairs=quantizers.dedicated_qdq_pairs,
+                dedicated_pairs=scheme.quantizers.dedicated_qdq_pairs,
             )
             check_encoder(target, source.encoder)
         except UserInputError as error:

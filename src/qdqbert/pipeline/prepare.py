@@ -35,6 +35,7 @@ from qdqbert.pipeline.ranges import (
     choose_range_source,
     find_calibration,
     rounding_notices,
+    training_notices,
 )
 from qdqbert.pipeline.settings import input_length, task_options_of
 from qdqbert.pipeline.sited import SitedSource
@@ -194,7 +195,11 @@ def prepare(
         raise CheckpointError(
             f"The float model {source.name!r} returns NaN or infinite values. Check its weights."
         )
-    notices = (*ranges.notices, *rounding_notices(ranges, plans.made, calibration))
+    notices = (
+        *ranges.notices,
+        *rounding_notices(ranges, plans.made, calibration),
+        *training_notices(ranges, source, plans.made),
+    )
     return Ready(
         source=source,
         scheme=scheme,

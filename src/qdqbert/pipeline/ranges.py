@@ -161,6 +161,31 @@ def rounding_notices(
     )
 
 
+def training_notices(ranges: RangeSource, source: Source, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Say which weights of graphs are rounded otherwise than those that a checkpoint trained."""
+    if ranges.kind != "stored" or source.stored is None:
+        return ()
+    trained = source.stored.specs
+    made = [(name, spec) for plan in plans for name, spec in plan.specs.items() if is_weight(name)]
+    has_tables = any(spec is not None and name not in trained for name, spec in made)
+    has_limit = any(
+        spec is not None and spec.adjacent_sum_limit and not before.adjacent_sum_limit
+        for name, spec in made
+        if (before := trained.get(name)) is not None
+    )
+    found = [
+        *(["embedding tables in float (`embeddings='float'` keeps them)"] * has_tables),
+        *(["all 8 bits of its weights (`weights_for='vnni'` keeps them)"] * has_limit),
+    ]
+    if not found:
+        return ()
+    return (
+        f"The checkpoint was trained with {' and with '.join(found)}. The graphs have INT8 tables "
+        "and weights that are exact on all CPUs, so some predictions differ from the trained "
+        "model's.",
+    )
+
+
 def _calibrate(
     source: Source,
     sited: SitedSource,

@@ -41,6 +41,7 @@ from qdqbert.options import Onnx, is_onnx_file
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.progress import Progress
+from qdqbert.recipes import QuantizerOptions
 from qdqbert.reference.sited_encoder import SitedEncoder
 from qdqbert.reference.sited_model import sited_model
 from qdqbert.spec import Site, SiteGroup, TensorSpec
@@ -81,11 +82,13 @@ class StoredQuantizers:
         specs: How each site is quantized, by name; `None` for a site in float.
         calibration: Ranges from calibration or training.
         recipe: Name of the recipe that placed the quantizers, if one did.
+        options: Changes to it.
     """
 
     specs: Mapping[str, TensorSpec | None]
     calibration: CalibrationResult
     recipe: str | None
+    options: QuantizerOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,7 +253,7 @@ def _read_float(model: ModelPath, found: Description) -> Source:
 def _read_stored(model: ModelPath, found: Description) -> Source:
     """Read the weights and the quantizers of a checkpoint, by the classes that trained them."""
     # These load transformers' models.
-    from qdqbert.checkpoint.configuration import recipe_of
+    from qdqbert.checkpoint.configuration import quantizer_options_of, recipe_of
     from qdqbert.models.quantized import class_for
     from qdqbert.models.state import stored_calibration, stored_specs
 
@@ -260,6 +263,7 @@ def _read_stored(model: ModelPath, found: Description) -> Source:
         specs=stored_specs(sited),
         calibration=stored_calibration(sited),
         recipe=recipe_of(checkpoint.config),
+        options=quantizer_options_of(checkpoint.config) or QuantizerOptions(),
     )
     return _of_checkpoint(
         model, checkpoint, encoder_of(checkpoint), stored=stored if sited.quantizers else None

@@ -20,7 +20,13 @@ from qdqbert.encoders.stored import (
     wrong_range,
 )
 from qdqbert.errors import CheckpointError, UncalibratedError
-from qdqbert.numerics.affine import affine_parameters, reduce_amax, round_trip, widened
+from qdqbert.numerics.affine import (
+    affine_parameters,
+    reduce_amax,
+    round_trip,
+    widened,
+    within_limit,
+)
 from qdqbert.numerics.fake_quantization import Codes, fake_quantize_amax, reduced_axes
 from qdqbert.quantizers.clip import Clip
 from qdqbert.quantizers.export import is_exporting, quantize_dequantize
@@ -290,6 +296,8 @@ class Quantizer(nn.Module):
                 clip=spec.narrow or spec.bits < 8,
             )
         amax = self.own_amax(inputs) if amax is None else amax
+        if spec.adjacent_sum_limit is not None:
+            inputs, amax = within_limit(inputs, spec, amax)
         return fake_quantize_amax(inputs, amax, Codes(qmin=spec.qmin, qmax=spec.qmax))
 
     def _affine_round_trip(self, inputs: Tensor, spec: TensorSpec) -> Tensor:
@@ -353,6 +361,7 @@ class Quantizer(nn.Module):
             "narrow_range": spec.narrow,
             "symmetric": spec.symmetric,
             "axis": spec.axis,
+            "adjacent_sum_limit": spec.adjacent_sum_limit,
             "moving": self.moving,
             "learn_amax": self.is_learned,
             "disabled": not self._is_enabled,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Self, cast
 
 from torch import Tensor, nn
 from torch.nn import functional
 
+from qdqbert.quantizers.export import is_exporting
 from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.spec import TensorSpec, table_site
 
@@ -56,4 +57,8 @@ class QuantEmbedding(nn.Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids `(batch, seq)` to states `(batch, seq, hidden)`."""
-        return functional.embedding(ids, self._weight_quantizer(self.weight), self.padding_idx)
+        quantizer = self._weight_quantizer
+        if quantizer.action is None and quantizer.amax is not None and not is_exporting():
+            # The scales do not depend on the row, so that no other rows have to be rounded.
+            return cast(Tensor, quantizer(functional.embedding(ids, self.weight, self.padding_idx)))
+        return functional.embedding(ids, quantizer(self.weight), self.padding_idx)

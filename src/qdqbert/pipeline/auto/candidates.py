@@ -23,7 +23,7 @@ _RECIPES: Mapping[str, tuple[RecipeName, ...]] = {
 }
 
 
-def candidate_targets(recipe: RecipeName | None, weights_for: WeightsFor) -> list[Target]:
+def candidate_targets(recipe: RecipeName | None, weights_for: WeightsFor | None) -> list[Target]:
     """Return a target for each candidate: with one engine, and with its recipe.
 
     Args:

@@ -55,7 +55,8 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
     )
     with tempfile.TemporaryDirectory() as scratch:
         source = open_source(model, Path(scratch), progress)
-        name, weights_for = source.task.name, options.quantizers.weights_for
+        scheme = scheme.of(source)
+        name, weights_for = source.task.name, scheme.quantizers.weights_for
         [target] = choose_targets([options.target], name, weights_for)
         ready = prepare(source, [target], scheme, data, lengths, progress)
         [plan] = ready.plans

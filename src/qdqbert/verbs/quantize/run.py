@@ -85,7 +85,8 @@ def _fill(
     keeps_some, whole = bool(options.keep_vocabulary or options.keep_scripts), source.tokenizer
     if keeps_some:
         source = keep_vocabulary(source, options.keep_vocabulary, options.keep_scripts, progress)
-    weights_for = options.quantizers.weights_for
+    scheme = scheme.of(source)
+    weights_for = scheme.quantizers.weights_for
     ready = prepare(
         source,
         (

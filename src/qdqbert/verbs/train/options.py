@@ -31,7 +31,7 @@ _DERIVED = ("epochs", "learning_rate", "lr_scheduler")
 # Fields of groups that only `quantize` takes.
 _OF_QUANTIZE = {
     "calibration": ("seed", "ranges_from", "recalibrate", "recalibrate_weights", "ray"),
-    "quantizers": ("weights_for", "embeddings", "dedicated_qdq_pairs"),
+    "quantizers": ("dedicated_qdq_pairs",),
 }
 
 
