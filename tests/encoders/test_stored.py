@@ -67,6 +67,7 @@ def folder(tmp_path: Path) -> Path:
         ({"unsigned": True}, GraphError, "weights need signed codes"),
         ({"symmetric": False}, GraphError, "weights need signed codes"),
         ({"num_bits": 99}, GraphError, "between 2 and 8"),
+        ({"adjacent_sum_limit": 1}, GraphError, "adjacent_sum_limit=1 is not 128"),
         ([], CheckpointError, "has to be an object"),
     ],
 )
@@ -83,8 +84,8 @@ def test_states_without_codes_are_refused(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"qdqbert_format": 3}, "in format 3"),
-        ({"qdqbert_format": "3"}, "in format '3'"),
+        ({"qdqbert_format": 4}, "in format 4"),
+        ({"qdqbert_format": "4"}, "in format '4'"),
         ({"quantizers": {"amax": {}, "range": {}, "pre_quant_scale": {}, "changed": {}}}, "None"),
         ({"quantizers": {"version": 1}}, r"'quantizers\.amax' is missing"),
         ({"quantizers": "all"}, "has to be an object"),

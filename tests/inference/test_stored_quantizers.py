@@ -127,6 +127,29 @@ def test_a_model_with_a_head_is_run(checkpoints, tmp_path) -> None:
     assert_close(found, outputs_of(model, folder))
 
 
+def test_a_decoder_of_its_own_in_the_file_is_not_the_table(checkpoints, tmp_path) -> None:
+    """As in transformers, although the config ties the two."""
+    source = checkpoints("masked-lm")
+    model = calibrated(qdqbert.QDQBertForMaskedLM.from_pretrained(source), source)
+    assert model.config.tie_word_embeddings
+    folder = saved(model, source, tmp_path / "masked-lm")
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    table = tensors["bert.embeddings.word_embeddings.weight"]
+    tensors["cls.predictions.decoder.weight"] = table.roll(7, dims=0).contiguous()
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    expected = type(model).from_pretrained(folder)
+    assert torch.equal(expected.cls.predictions.decoder.weight, table.roll(7, dims=0))
+    text = "the old [MASK]"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    encoded = tokenizer(text, return_tensors="pt")
+    with torch.no_grad():
+        scores = expected(**encoded).logits[0, 3].softmax(-1)
+    with qdqbert.load(folder, check=False) as loaded:
+        answers = loaded(text, top_k=5)
+    for answer in answers:
+        assert answer["score"] == pytest.approx(float(scores[answer["token"]]), rel=0.05)
+
+
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("family", ["distilbert", "modernbert", "roberta"])
 def test_models_of_other_families_keep_their_quantizers(

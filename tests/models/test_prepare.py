@@ -35,6 +35,7 @@ from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import build_recipe
 from qdqbert.reference.sited_model import SitedModel, quantizing, site_of, sited_model
 from qdqbert.spec import TensorSpec, resolve
+from qdqbert.targets import target_named
 
 RECIPES = ("full", "full-smoothed", "linear")
 # Each recipe on BERT, and each other family once.
@@ -152,10 +153,11 @@ def reference(make_model):
     @functools.cache
     def make(family: str, recipe: str) -> Reference:
         model = make_model(family)
-        sited = insert_quantizers_(model, family_of(family), ["layer"])
+        sited = insert_quantizers_(model, family_of(family))
         built = build_recipe(recipe)
-        rules = [rule for rule in built.rules if "embed" not in rule.site]
-        specs = resolve(rules, sited.sites)
+        target = target_named("portable")
+        resolved = resolve(built.rules, sited.sites)
+        specs = {site.name: target.adapt(site, resolved[site.name]) for site in sited.sites}
         batches = [
             Batch(indices=(0, 1, 2), inputs={name: x.numpy() for name, x in batch.items()})
             for batch in inputs_for(model)
@@ -431,10 +433,29 @@ def calibrated(model: Any, recipe: str = "full", **options: Any) -> Any:
     return qdqbert.calibrate(model, inputs_for(model))
 
 
-@pytest.mark.parametrize("pattern", ["classifier", "pooler", "embeddings", "LayerNorm"])
+@pytest.mark.parametrize("pattern", ["classifier", "pooler", "LayerNorm"])
 def test_what_has_no_quantizers_may_be_excluded_all_the_same(make_model, pattern) -> None:
     model = qdqbert.prepare(make_model("bert", CLASSIFIER), exclude=(pattern,))
-    assert len(enabled(model)) == 40
+    assert len(enabled(model)) == 43
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"exclude": "embeddings"}, {"quantizers": qdqbert.Quantizers(embeddings="float")}],
+    ids=str,
+)
+def test_tables_stay_in_float_if_asked(make_model, checkpoints, tmp_path, options) -> None:
+    model = qdqbert.prepare(make_model("bert"), **options)
+    qdqbert.calibrate(model, inputs_for(model))
+    loaded = load_model(str(saved(model, checkpoints("bert"), tmp_path / "saved"))).model
+    for each in (model, loaded):
+        assert len(enabled(each)) == 40
+        assert not any("embeddings" in name for name in enabled(each))
+
+
+def test_weights_for_vnni_have_no_limit(bert) -> None:
+    model = qdqbert.prepare(bert, quantizers=qdqbert.Quantizers(weights_for="vnni"))
+    assert {each.spec.adjacent_sum_limit for each in enabled(model).values()} == {None}
 
 
 @EACH_RECIPE
@@ -495,12 +516,14 @@ def test_what_is_excluded_stays_so_when_another_recipe_is_calibrated(bert) -> No
     wanted = enabled(model).keys()
     qdqbert.calibrate(model, inputs_for(model), calibrator="mse")
     assert enabled(model).keys() == wanted
-    assert len(wanted) == 20
+    assert len(wanted) == 23
 
 
 def test_quantizer_options_set_bits_and_are_saved(make_model, checkpoints, tmp_path) -> None:
     model = calibrated(make_model("bert"), "linear", aprec=6, wprec=4)
-    assert {q.spec.bits for q in enabled(model).values()} == {4, 6}
+    # Tables keep 8.
+    layers = [each for each in enabled(model).values() if site_of(each).group == "layer"]
+    assert {each.spec.bits for each in layers} == {4, 6}
     loaded = load_model(str(saved(model, checkpoints("bert"), tmp_path / "saved"))).model
     assert stored_specs(sited_model(loaded)) == stored_specs(sited_model(model))
 
@@ -519,9 +542,9 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[QdqBertError], str]] = {
         "`quant_disable_keyword` 'qerry' matches none",
     ),
     "option of graphs": (
-        {"quantizers": qdqbert.Quantizers(embeddings="float")},
+        {"quantizers": qdqbert.Quantizers(dedicated_qdq_pairs=True)},
         SpecError,
-        r"Unknown quantizer options \['embeddings'\]",
+        r"Unknown quantizer options \['dedicated_qdq_pairs'\]",
     ),
 }
 
@@ -539,7 +562,7 @@ def test_a_refusal_leaves_the_model_and_its_config_as_they_were(
     assert type(bert) is transformers.BertModel
     assert_same(outputs_of(bert, batch), expected)
     qdqbert.prepare(bert)  # spelled right, it works
-    assert len(enabled(bert)) == 40
+    assert len(enabled(bert)) == 43
 
 
 def test_a_prepared_model_is_not_prepared_again(bert) -> None:
@@ -669,13 +692,15 @@ def test_moving_ranges_follow_the_data_and_the_weights(bert, recipe) -> None:
     model = calibrated(bert, recipe)
     before = stored_calibration(sited_model(model))
     learn_ranges_(sited_model(model), "moving")
-    assert {quantizer.moving for quantizer in enabled(model).values()} == {MOVING}
+    moving = [each for each in enabled(model).values() if each.moving == MOVING]
+    # A batch reads few rows of a table.
+    assert {site_of(each).group for each in moving} == {"layer"}
+    assert len(moving) == 40
     train(model)
     after = stored_calibration(sited_model(model))
     assert all(after.ranges[name] != chosen for name, chosen in before.ranges.items())
-    assert all(
-        not torch.equal(after.weight_amax[name], amax) for name, amax in before.weight_amax.items()
-    )
+    moved = {name for name in before.weight_amax if "layer." in name}
+    assert not any(torch.equal(after.weight_amax[each], before.weight_amax[each]) for each in moved)
     fix_ranges_(sited_model(model))
     train(model)
     fixed = stored_calibration(sited_model(model))

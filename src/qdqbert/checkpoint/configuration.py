@@ -9,7 +9,7 @@ import transformers
 
 from qdqbert.checkpoint.families import QDQBERT
 from qdqbert.encoders.adapters import ADAPTER_FIELDS
-from qdqbert.encoders.stored import FORMAT, check_format
+from qdqbert.encoders.stored import QDQBERT_FORMAT, check_format
 from qdqbert.errors import CheckpointError
 from qdqbert.recipes import QuantizerOptions
 
@@ -37,7 +37,7 @@ class QDQBertConfig(transformers.BertConfig):  # type: ignore[misc]
     quantizer_options: dict[str, Any] | None = None
     exclude: list[str] | None = None
     quantizers: dict[str, Any] | None = None
-    qdqbert_format: int = FORMAT
+    qdqbert_format: int = QDQBERT_FORMAT
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Accept a `QuantizerOptions`."""

@@ -25,15 +25,24 @@ from qdqbert.json_files import LARGEST_FLOAT, Fields, damaged
 from qdqbert.spec import (
     LOCAL,
     RESIDUAL,
+    SAFE_ADJACENT_SUM_LIMIT,
     Range,
     Site,
+    SiteGroup,
     TensorSpec,
     is_linear_input,
     weight_site_of,
 )
 
-FORMAT = 2
-"""Version of the keys in config.json that describe quantizers."""
+FORMAT = 3
+"""Version of the keys in config.json that describe quantizers.
+
+From 3 on, embedding tables have quantizers and weights obey the limit on adjacent codes, unless
+`quantizer_options` say otherwise. QDQBERT models have neither, and stay at 2.
+"""
+
+QDQBERT_FORMAT = 2
+"""Version of the keys in config.json of QDQBERT models."""
 
 STATE_VERSION = 1
 """Version of the key `quantizers`."""
@@ -126,6 +135,7 @@ def problem_of_inverse(scale: NDArray[Any] | None, inverse: NDArray[Any] | None)
 
 def default_state(site: Site) -> dict[str, Any]:
     """Return the defaults that the stored state of a quantizer leaves out."""
+    # Quantizers with the toolkit's interface have no limit.
     return {**STATE_DEFAULTS, "axis": site.channel_axis, "adjacent_sum_limit": None}
 
 
@@ -141,6 +151,9 @@ def spec_of(state: Mapping[str, Any]) -> TensorSpec | None:
     axis = axis[0] if isinstance(axis, tuple | list) and len(axis) == 1 else axis
     if not isinstance(bits, int) or not isinstance(axis, int | None):
         raise SpecError(f"num_bits={bits} and axis={axis} have no integer spec.")
+    limit = state.get("adjacent_sum_limit")
+    if limit not in (None, SAFE_ADJACENT_SUM_LIMIT):
+        raise SpecError(f"adjacent_sum_limit={limit!r} is not {SAFE_ADJACENT_SUM_LIMIT}.")
     if not state["symmetric"]:
         return TensorSpec(bits=bits, signed=False, symmetric=False)
     signed = not state["unsigned"]
@@ -149,7 +162,7 @@ def spec_of(state: Mapping[str, Any]) -> TensorSpec | None:
         signed=signed,
         narrow=state["narrow_range"] and signed,
         axis=axis,
-        adjacent_sum_limit=state.get("adjacent_sum_limit"),
+        adjacent_sum_limit=limit,
     )
 
 
@@ -165,6 +178,11 @@ def check_format(values: Mapping[str, Any]) -> None:
             f"config.json describes quantizers in format {found!r:.80}. This version of qdqbert "
             f"reads formats up to {FORMAT}: install a newer version."
         )
+
+
+def quantizes_like_graphs(values: Mapping[str, Any]) -> bool:
+    """Return whether quantizers of a config are at all that graphs round; see `FORMAT`."""
+    return int(values.get("qdqbert_format") or QDQBERT_FORMAT) > QDQBERT_FORMAT
 
 
 def names_of(stored: Mapping[str, Any]) -> set[str]:
@@ -199,7 +217,10 @@ def read_stored(
     """
     check_format(config.values)
     reader = _Reader(weights, config, f"{prefix}.")
-    sites = {site.name.removeprefix(f"{prefix}."): site for site in sites_of(model)}
+    groups: tuple[SiteGroup, ...] = ("layer",)
+    if quantizes_like_graphs(config.values):
+        groups = ("table", *groups)
+    sites = {site.name.removeprefix(f"{prefix}."): site for site in sites_of(model, groups)}
     if unknown := sorted(reader.names() - sites.keys()):
         raise GraphError(f"The native engine has no place for the quantizer `{unknown[0]}`.")
     reader.check_names()
@@ -209,17 +230,14 @@ def read_stored(
     scales: dict[str, Floats] = {}
     weight_amax: dict[str, Floats] = {}
     for name, site in sites.items():
-        if site.group == "table" and not reader.has(name):
-            if reader.keeps_tables_in_float:
-                specs[site.name] = None
-            continue
         state = reader.state(name, site)
         specs[site.name] = spec = reader.spec(name, site, state)
         if spec is None:
             continue
         count = channels.get(site.name)
         if site.kind == "weight":
-            amax = reader.amax(name, state, [(count or 1, 1), ()])
+            shape = (count or 1, 1) if site.group == "layer" else (1, count or 1)
+            amax = reader.amax(name, state, [shape, ()])
             if amax is not None:
                 weight_amax[site.name] = amax.reshape(()) if amax.size == 1 else amax
             continue
@@ -269,16 +287,6 @@ class _Reader:
                 f"{str(self.weights.path)!r} has the tensor `{unknown[0]}`, which config.json does "
                 "not describe. Save the model again, or calibrate it again."
             )
-
-    @property
-    def keeps_tables_in_float(self) -> bool:
-        """Whether the model was trained with tables in float on purpose."""
-        options = self.config.values.get("quantizer_options")
-        return isinstance(options, Mapping) and options.get("embeddings") == "float"
-
-    def has(self, name: str) -> bool:
-        """Return whether config.json describes a quantizer."""
-        return any(name in self.part(part).values for part in (*TENSORS, "changed"))
 
     def state(self, name: str, site: Site) -> dict[str, Any]:
         changed = self.part("changed")

@@ -42,10 +42,11 @@ def prepare(
     Args:
         model: A float model of transformers.
         recipe: Name of a recipe in `qdqbert.recipes.RECIPES`. `full` places QDQBERT's 20 quantizers
-            per layer.
-        exclude: Patterns of modules or quantizers that stay in float. Heads, poolers and
-            embeddings have no quantizers, but can be named.
-        quantizers: Bits, patterns and ranges, as in `train`.
+            per layer. Embedding tables get one each, as graphs have them.
+        exclude: Patterns of modules or quantizers that stay in float. Heads and poolers have no
+            quantizers, but can be named.
+        quantizers: Bits, patterns and ranges, as in `train`. What `quantize` makes of the model
+            follows them, `weights_for` and `embeddings` too.
 
     Returns:
         The model, with the same parameters.

@@ -25,8 +25,8 @@ from qdqbert.checkpoint.configuration import (
 from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.load import Checkpoint, check_positions, load_checkpoint
 from qdqbert.checkpoint.weights import check_shapes
-from qdqbert.encoders.stored import BUFFERS, ENDS, check_format, names_of, wrong_range
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.encoders.stored import BUFFERS, ENDS, check_format, quantizes_like_graphs, wrong_range
+from qdqbert.errors import CheckpointError, SpecError, UserInputError
 from qdqbert.insert.modules import ATTENTION, register_attention
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.models.state import (
@@ -222,14 +222,7 @@ def put_quantizers_in_(model: Any) -> None:
     recipe, options, factory = recipe_of(config), quantizer_options_of(config), factory_of(model)
     stored, family = getattr(config, "quantizers", None), family_of(config.model_type)
     groups: tuple[SiteGroup, ...] = build_recipe(recipe or "full", embeddings=None).groups
-    # QDQBERT leaves tables in float, and so did models of older versions.
-    if stored is None:
-        has_tables = factory is PLAIN and (options is None or options.embeddings != "float")
-    else:
-        has_tables = any(
-            family.is_embedding_table(name.rpartition(".")[0]) for name in names_of(stored)
-        )
-    if has_tables:
+    if quantizes_like_graphs(vars(config)):
         groups = ("table", *groups)
     sited = insert_quantizers_(model, family, groups, factory=factory)
     factory.enable(sited.quantizers.values())
@@ -265,6 +258,15 @@ def configure_model_(sited: SitedModel, config: Any, options: QuantizerOptions) 
         UnmatchedRuleError: A pattern matches no quantizer.
     """
     recipe = recipe_of(config)
+    if not quantizes_like_graphs(vars(config)):
+        for name in ("weights_for", "embeddings"):
+            if getattr(options, name) is not None:
+                raise SpecError(
+                    f"`{name}` applies to models of `qdqbert.prepare`. Other quantized models are "
+                    f"trained with tables in float and all 8 bits of weights: pass `{name}` to "
+                    "`qdqbert.quantize`.",
+                    argument=name,
+                )
     if recipe is None:
         configure_(sited, options)
     else:

@@ -66,21 +66,19 @@ def place_(
         UserInputError: The recipe is unknown.
         UnmatchedRuleError: A pattern matches no quantizer.
     """
+    # QDQBERT models have none.
     has_tables = any(site.group == "table" for site in sited.sites)
-    resolved = build_recipe(recipe, embeddings="int8" if has_tables else None).resolve(sited.sites)
+    embeddings = (quantizer_options.embeddings or "int8") if has_tables else None
+    resolved = build_recipe(recipe, embeddings=embeddings).resolve(sited.sites)
     specs = quantizer_options.apply(resolved, sited.sites)
-    limits_pairs = quantizer_options.weights_for != "vnni" and recipe != "qordered"
+    # Only GPUs run `qordered`.
+    limits_pairs = has_tables and quantizer_options.weights_for != "vnni" and recipe != "qordered"
     for name, quantizer in sited.quantizers.items():
         excluded = any(re.search(pattern, name) for pattern in exclude)
-        spec = None if excluded else specs[name]
-        if spec is not None and limits_pairs and _is_linear_weight(quantizer):
+        spec, site = None if excluded else specs[name], site_of(quantizer)
+        if spec is not None and limits_pairs and site.kind == "weight" and site.group != "table":
             spec = dataclasses.replace(spec, adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT)
         quantizer.configure(spec)
-
-
-def _is_linear_weight(quantizer: Quantizer) -> bool:
-    site = site_of(quantizer)
-    return site.kind == "weight" and site.group != "table"
 
 
 def apply_calibration_(sited: SitedModel, found: CalibrationResult) -> None:

@@ -10,9 +10,9 @@ from qdqbert.engines.runner import is_installed
 from qdqbert.errors import UserInputError
 from qdqbert.options import Calibration, Quantizers
 from qdqbert.pipeline.settings import changes_of, quantizer_options_of
-from qdqbert.pipeline.source import Source
+from qdqbert.pipeline.source import Source, StoredQuantizers
 from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import SiteGroup
+from qdqbert.spec import Site, SiteGroup, TensorSpec
 from qdqbert.targets import target_named
 from qdqbert.targets.files import check_encoder
 from qdqbert.targets.target import Plan, Target, make_plan, recipe_for
@@ -39,9 +39,10 @@ class Scheme:
         return quantizer_options_of(self.quantizers, self.calibration, usual="percentile")
 
     @property
-    def changes_quantizers(self) -> bool:
-        """Whether the call changes what a recipe, or a checkpoint with quantizers, quantizes."""
-        return bool(changes_of(self.quantizers).keys() - {"weights_for", "embeddings"})
+    def changes(self) -> list[str]:
+        """Names of the options that change bits or places of quantizers, or their ranges."""
+        given = changes_of(self.quantizers)
+        return [name for name in given if name not in ("weights_for", "embeddings")]
 
     def of(self, source: Source) -> Scheme:
         """Return the scheme for a model: where it says nothing, as its quantizers were trained."""
@@ -95,6 +96,23 @@ def for_cpus(target: Target, weights_for: WeightsFor | None) -> Target:
     return target
 
 
+def _kept(
+    stored: StoredQuantizers, sites: Sequence[Site], quantizers: Quantizers
+) -> dict[str, TensorSpec | None]:
+    """Return the specs of a checkpoint's own quantizers, without what the call changes."""
+    kept = dict(stored.specs)
+    if quantizers.embeddings != (stored.options.embeddings or "int8"):
+        for site in sites:
+            if site.group == "table":
+                kept.pop(site.name, None)
+    if quantizers.weights_for == "vnni":
+        return {
+            name: spec and dataclasses.replace(spec, adjacent_sum_limit=None)
+            for name, spec in kept.items()
+        }
+    return kept
+
+
 def make_plans(
     source: Source, targets: Sequence[Target], scheme: Scheme, *, leaves_out: bool = False
 ) -> Plans:
@@ -124,8 +142,8 @@ def make_plans(
                 recipe=scheme.recipe,
                 embeddings=embeddings,
                 # Without changes, quantizers of a checkpoint keep their own bits.
-                quantizer_options=scheme.quantizer_options if scheme.changes_quantizers else None,
-                stored=None if stored is None else stored.specs,
+                quantizer_options=scheme.quantizer_options if scheme.changes else None,
+                stored=None if stored is None else _kept(stored, sites, scheme.quantizers),
                 placed_by=None if stored is None else stored.recipe,
                 dedicated_pairs=scheme.quantizers.dedicated_qdq_pairs,
             )

@@ -198,7 +198,7 @@ def prepare(
     notices = (
         *ranges.notices,
         *rounding_notices(ranges, plans.made, calibration),
-        *training_notices(ranges, source, plans.made),
+        *training_notices(ranges, source, plans.made, scheme),
     )
     return Ready(
         source=source,

@@ -161,28 +161,58 @@ def rounding_notices(
     )
 
 
-def training_notices(ranges: RangeSource, source: Source, plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Say which weights of graphs are rounded otherwise than those that a checkpoint trained."""
+def training_notices(
+    ranges: RangeSource, source: Source, plans: Sequence[Plan], scheme: Scheme
+) -> tuple[str, ...]:
+    """Say what graphs round otherwise than the trained quantizers whose ranges they have.
+
+    Args:
+        ranges: Where the ranges come from.
+        source: The checkpoint.
+        plans: Plans of the graphs.
+        scheme: How the call quantizes.
+    """
     if ranges.kind != "stored" or source.stored is None:
         return ()
     trained = source.stored.specs
-    made = [(name, spec) for plan in plans for name, spec in plan.specs.items() if is_weight(name)]
-    has_tables = any(spec is not None and name not in trained for name, spec in made)
-    has_limit = any(
-        spec is not None and spec.adjacent_sum_limit and not before.adjacent_sum_limit
-        for name, spec in made
-        if (before := trained.get(name)) is not None
-    )
-    found = [
-        *(["embedding tables in float (`embeddings='float'` keeps them)"] * has_tables),
-        *(["all 8 bits of its weights (`weights_for='vnni'` keeps them)"] * has_limit),
+    tables = {site.name for site in source.sites(["table"]) if site.group == "table"}
+    weights = [
+        (name, trained.get(name), spec)
+        for plan in plans
+        if plan.target.quantizes != "nothing"
+        for name, spec in plan.specs.items()
+        if is_weight(name)
     ]
-    if not found:
-        return ()
+    of_tables = {
+        (before is not None, now is not None) for name, before, now in weights if name in tables
+    }
+    limits = {
+        (before.adjacent_sum_limit is not None, now.adjacent_sum_limit is not None)
+        for name, before, now in weights
+        if name not in tables and before is not None and now is not None
+    }
+    differences = (
+        (of_tables, "embeddings='float'", "embedding tables in float", "INT8 embedding tables"),
+        (limits, "weights_for='vnni'", "weights for CPUs with VNNI", "weights for all CPUs"),
+    )
+    found = []
+    for pairs, option, off, on in differences:
+        name = option.partition("=")[0]
+        if (False, True) in pairs:
+            found.append((off, on, f"Pass `{option}`"))
+        if (True, False) in pairs:
+            found.append((on, off, f"Leave `{name}` out"))
     return (
-        f"The checkpoint was trained with {' and with '.join(found)}. The graphs have INT8 tables "
-        "and weights that are exact on all CPUs, so some predictions differ from the trained "
-        "model's.",
+        *(
+            f"`{name}` changes the quantizers that the checkpoint was trained with. Leave it out "
+            "to keep them."
+            for name in scheme.changes
+        ),
+        *(
+            f"The checkpoint was trained with {before}, and its graphs have {now}, so some "
+            f"predictions differ from the trained model's. {advice} to keep what was trained."
+            for before, now, advice in found
+        ),
     )
 
 

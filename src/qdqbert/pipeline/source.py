@@ -88,7 +88,7 @@ class StoredQuantizers:
     specs: Mapping[str, TensorSpec | None]
     calibration: CalibrationResult
     recipe: str | None
-    options: QuantizerOptions
+    options: QuantizerOptions = dataclasses.field(default_factory=QuantizerOptions)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

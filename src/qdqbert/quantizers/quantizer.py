@@ -28,7 +28,7 @@ from qdqbert.numerics.affine import (
     within_limit,
 )
 from qdqbert.numerics.fake_quantization import Codes, fake_quantize_amax, reduced_axes
-from qdqbert.quantizers.clip import Clip
+from qdqbert.quantizers.clip import Clip, clip
 from qdqbert.quantizers.export import is_exporting, quantize_dequantize
 from qdqbert.spec import DEAD_AMAX, DEAD_STEP, Range, Site, TensorSpec, is_residual_input
 
@@ -272,11 +272,20 @@ class Quantizer(nn.Module):
     def _clip_and_round(self, inputs: Tensor) -> Tensor:
         if self.clip is not None:
             # In float32, since an end rounded to half precision may lie half a step outside.
-            clipped: Tensor = self.clip(widened(inputs))
-            return self._round(clipped).to(inputs.dtype)
+            low, high = self._codes_ends(self.clip)
+            return self._round(clip(widened(inputs), low, high)).to(inputs.dtype)
         if self.moving is not None and self.training and not is_exporting():
             self._move(inputs)
         return self._round(inputs)
+
+    def _codes_ends(self, learned: Clip) -> tuple[Tensor, Tensor]:
+        """Return the ends of the codes for a learned range, with a gradient."""
+        low, high = learned.ends
+        if not self._spec.symmetric:
+            return low, high
+        # They reach the larger end on both sides.
+        largest = torch.maximum(-low, high)
+        return -largest, largest
 
     def _round(self, inputs: Tensor) -> Tensor:
         spec = self._spec

@@ -274,6 +274,10 @@ class TensorQuantizer(DescribedQuantizer):
             return self.clip(inputs)  # type: ignore[no-any-return]
         return self._clip_and_round(inputs) if self._if_quant else inputs
 
+    def _codes_ends(self, learned: Clip) -> tuple[Tensor, Tensor]:
+        # The toolkit clips at both learned ends, whatever its codes are.
+        return learned.ends
+
     def _collect(self, inputs: Tensor) -> None:
         if self._calibrator is None:
             raise RuntimeError("Calibrator was not created.")
