@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import qdqbert
+from qdqbert.choices import ENGINE_NAMES
 from scoring import Score, TestSet, mean_of
 
 ENGINES = ("pytorch", "onnxruntime", "openvino")
@@ -180,7 +181,8 @@ def graphs_of(
         benchmark=False,
         **settings,
     )
-    return {each.engine: test.graph(each.engine, folder / each.model) for each in report.targets}
+    paths = {each.engine: folder / each.model for each in report.targets}
+    return {name: test.graph(name, paths[name]) for name in ENGINE_NAMES if name in paths}
 
 
 def calibration_of(options: argparse.Namespace, **changes: Any) -> qdqbert.Calibration:

@@ -127,9 +127,9 @@ def test_a_model_with_a_head_is_run(checkpoints, tmp_path) -> None:
     assert_close(found, outputs_of(model, folder))
 
 
-def test_a_decoder_of_its_own_in_the_file_is_not_the_table(checkpoints, tmp_path) -> None:
+def test_a_decoder_of_its_own_in_the_file_is_not_the_table(save_tiny, tmp_path) -> None:
     """As in transformers, although the config ties the two."""
-    source = checkpoints("masked-lm")
+    source = save_tiny(tmp_path / "float", "bert", transformers.AutoModelForMaskedLM)
     model = calibrated(qdqbert.QDQBertForMaskedLM.from_pretrained(source), source)
     assert model.config.tie_word_embeddings
     folder = saved(model, source, tmp_path / "masked-lm")
@@ -145,9 +145,9 @@ def test_a_decoder_of_its_own_in_the_file_is_not_the_table(checkpoints, tmp_path
     with torch.no_grad():
         scores = expected(**encoded).logits[0, 3].softmax(-1)
     with qdqbert.load(folder, check=False) as loaded:
-        answers = loaded(text, top_k=5)
-    for answer in answers:
-        assert answer["score"] == pytest.approx(float(scores[answer["token"]]), rel=0.05)
+        answers = loaded(text, top_k=len(table))
+    found = [answer["score"] for answer in sorted(answers, key=lambda each: each["token"])]
+    assert np.corrcoef(np.log(found), scores.log().numpy())[0, 1] > 0.95
 
 
 @pytest.mark.parametrize("learns", [False, True])
