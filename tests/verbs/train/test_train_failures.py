@@ -62,7 +62,7 @@ def test_a_nan_loss_ends_the_run_and_keeps_the_last_checkpoint(run, monkeypatch)
         f"The loss is nan at step 4. The last good checkpoint is {str(kept)!r}. Start"
     )
     assert files_left(run.out) == ["out-checkpoints"]
-    assert len(sited_model(load_model(str(kept)).model).quantizers) == 20
+    assert len(sited_model(load_model(str(kept)).model).quantizers) == 23
 
 
 def test_a_failure_before_the_first_checkpoint_leaves_nothing(run) -> None:

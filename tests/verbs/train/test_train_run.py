@@ -47,8 +47,8 @@ from training_files import (
 )
 
 CLASSIFICATION = "text-classification"
-# Quantizers of a layer. Heads have none.
-QUANTIZERS = 20
+# Quantizers of a layer and of the tables. Heads have none.
+QUANTIZERS = 23
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
