@@ -89,7 +89,7 @@ def test_a_learned_range_starts_at_the_calibrated_one_and_stays_where_it_ends(sp
     assert made.is_learned
     assert torch.equal(made(X), fixed(X))
     assert made.clip is not None
-    start = float(made.clip.ends[0])
+    start = float(made.clip.ends[0].detach())
     made(X).sum().backward()
     # Each value beyond an end passes its gradient to that end. Symmetric ends move together.
     low, high = (made.clip.ends[0].grad.item(), made.clip.ends[1].grad.item())
