@@ -100,12 +100,14 @@ def _build(options: ServerOptions) -> Any:
     from qdqbert.serving.limits import Limits
     from qdqbert.serving.models import open_models
 
+    key = options.key
+    options.warn_of_empty_key()
     opened = contextlib.ExitStack()
     models = opened.enter_context(open_models(options, progress_of(False)))
     return build_app(
         models,
         limits=Limits.of(options),
-        api_key=options.key,
+        api_key=key,
         allow_origin=options.allow_origin,
         after_shutdown=opened.close,
     )

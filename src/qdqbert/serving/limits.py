@@ -80,7 +80,7 @@ class BodyReader:
     def __init__(self, limits: Limits, api_key: str | None) -> None:
         """Keep the limits, and the key that requests need as `Authorization: Bearer KEY`."""
         self._limits = limits
-        self._authorization = None if api_key is None else f"Bearer {api_key}".encode()
+        self._key = None if api_key is None else api_key.encode()
 
     @property
     def seconds(self) -> float:
@@ -105,9 +105,11 @@ class BodyReader:
         return await self._body(receive)
 
     def _check_key(self, path: str, given: bytes) -> None:
-        if self._authorization is None or path in _OPEN_PATHS:
+        if self._key is None or path in _OPEN_PATHS:
             return
-        if not hmac.compare_digest(given, self._authorization):
+        # As RFC 9110, section 11.4: the case of the scheme does not matter.
+        scheme, _, key = given.strip().partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
             raise BadRequestError(
                 401,
                 "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 
@@ -13,6 +14,8 @@ from qdqbert.options import Options, option
 # As browsers send it.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 _KEY_VARIABLE = "QDQBERT_API_KEY"
+
+_LOGGER = logging.getLogger("qdqbert")
 
 
 class ServerOptions(Options):
@@ -55,12 +58,8 @@ class ServerOptions(Options):
         super().__post_init__()
         if not self.models:
             raise UserInputError("`models` is missing. Name at least one.", argument="models")
-        if self.api_key == "":
-            raise UserInputError(
-                "`api_key=''` is empty, so that requests would need no key. Pass a key, or leave "
-                "it out.",
-                argument="api_key",
-            )
+        if self.api_key is not None:
+            _check_key(self.api_key, "`api_key`", argument="api_key")
         for origin in self.allow_origin:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise UserInputError(
@@ -71,5 +70,47 @@ class ServerOptions(Options):
 
     @property
     def key(self) -> str | None:
-        """The key that requests need, by default from the environment; `None` for no key."""
-        return self.api_key or os.environ.get(_KEY_VARIABLE) or None
+        """The key that requests need, by default from the environment; `None` for no key.
+
+        Raises:
+            UserInputError: No client can send the key of the environment.
+        """
+        if self.api_key is not None:
+            return self.api_key
+        key = os.environ.get(_KEY_VARIABLE)
+        if key:
+            _check_key(key, f"The environment variable `{_KEY_VARIABLE}`")
+        return key or None
+
+    def warn_of_empty_key(self) -> None:
+        """Say so if no key is needed because its environment variable is empty."""
+        if self.api_key is None and os.environ.get(_KEY_VARIABLE) == "":
+            _LOGGER.warning(
+                "The environment variable %s is empty: requests need no key.", _KEY_VARIABLE
+            )
+
+
+def _check_key(key: str, place: str, argument: str | None = None) -> None:
+    """Check that clients can send a key in a header. Messages do not show it.
+
+    Raises:
+        UserInputError: They cannot.
+    """
+    # Other letters have no encoding in headers that clients agree on.
+    wrong = next((at for at, letter in enumerate(key) if not " " <= letter <= "~"), None)
+    if not key:
+        problem = "is empty, so that requests would need no key"
+    elif not key.strip():
+        problem = "has only blanks"
+    elif key != key.strip():
+        where = "starts" if key != key.lstrip() else "ends"
+        problem = f"{where} with a blank or a line end, which no client can send"
+    elif wrong is not None:
+        problem = (
+            f"has a letter that no client can send (number {wrong + 1} of {len(key)}): only "
+            "printable ASCII is allowed"
+        )
+    else:
+        return
+    advice = "Pass a key, or leave it out." if argument else "Set it to a key, or unset it."
+    raise UserInputError(f"{place} {problem}. {advice}", argument=argument)

@@ -40,6 +40,9 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
     require("`serve`", "serve", _MODULES)
     from qdqbert.serving.metrics import Metrics
 
+    # Before models are loaded: the key of the environment may be wrong.
+    if options.key is None:
+        options.warn_of_empty_key()
     start = time.monotonic()
     count = options.workers or _usual_workers()
     with _bound(options, count) as listeners:
