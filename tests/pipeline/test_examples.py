@@ -105,6 +105,17 @@ def test_tasks_without_built_in_sentences_hold_out_of_any_number(write_file, cou
     assert (len(chosen.calibration), len(chosen.heldout)) == (count - held, held)
 
 
+def test_labels_in_a_layout_without_columns_are_reported_if_they_cannot_be_used(
+    write_file,
+) -> None:
+    path = write_file("a.conll", "\n\n".join(f"the O\ncat{index} B-ORG" for index in range(30)))
+    task, labels = TASKS["token-classification"], {0: "O", 1: "B-PER"}
+    chosen = choose(task, calibration_data=path, labels=labels)
+    assert any("No metrics are computed: " in each and "B-ORG" in each for each in chosen.notices)
+    with pytest.raises(UserInputError, match="B-ORG"):
+        choose(task, calibration_data=path, labels=labels, limits=Limits(max_drop=1))
+
+
 def test_examples_that_stored_ranges_were_taken_from_are_left_out(data) -> None:
     first = choose(calibration_data=data, samples=24)
     known = {fingerprint(example) for example in first.calibration}

@@ -292,7 +292,7 @@ class _Draw:
             return self.task.read_labels(dataset, self.id2label), True, []
         except DataFileError as error:
             reason = self._no_metrics(error)
-            return dataset, False, [] if dataset.columns.label is None else [reason]
+            return dataset, False, [reason] if dataset.has_labels else []
 
     def _metrics_problem(self, dataset: Dataset, heldout: Sequence[Any]) -> str | None:
         """Return why metrics of held-out examples are not defined; `None` if they are."""

@@ -115,6 +115,13 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.examples)
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether there is a column of labels, or an example has one, in any layout."""
+        return self.columns.label is not None or any(
+            each.labels is not None for each in self.examples
+        )
+
 
 def digest_examples(examples: Iterable[Any]) -> str:
     """Return the SHA-256, in hex, of the examples in order, each written as a line of JSON."""

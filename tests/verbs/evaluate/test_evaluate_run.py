@@ -12,7 +12,7 @@ from scipy import stats
 
 import flat
 import qdqbert
-from qdqbert.errors import CheckpointError, MissingExtraError, UserInputError
+from qdqbert.errors import CheckpointError, DataFileError, MissingExtraError, UserInputError
 from qdqbert.reporting.page import page
 
 CLASSES = "text,label\nthe cat sat on the book,positive\nrain,0\na dog in the city,NEUTRAL\nme,2\n"
@@ -249,6 +249,21 @@ def test_the_report_is_a_page_in_the_output(checkpoints, write_file, tmp_path) -
     assert {path.name for path in (tmp_path / "files").iterdir()} == set(report.files)
     assert report.files == ("predictions.jsonl", "report.html")
     assert (tmp_path / "files" / "report.html").read_text() == page(report)
+
+
+@pytest.mark.parametrize("tag", ["B-ORG", "-100"])
+def test_labels_that_the_model_lacks_are_refused_next_to_a_reference(
+    save_tiny, tmp_path, tag
+) -> None:
+    folder = save_tiny(
+        tmp_path / "tagger",
+        "bert",
+        transformers.AutoModelForTokenClassification,
+        id2label={0: "O", 1: "B-PER"},
+    )
+    rows = [{"tokens": ["the", "cat"], "ner_tags": ["O", each]} for each in ("O", tag)]
+    with pytest.raises(DataFileError, match=f"Row 2 of .*{tag}"):
+        qdqbert.evaluate(folder, rows, reference=folder)
 
 
 @pytest.mark.parametrize("option", [{"engine": "onnxruntime"}, {"target": "portable"}])

@@ -122,7 +122,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
             *notices,
             *dataset.notices,
             *encoded.features.notices,
-            *repeated_notices(encoded.features.examples),
+            *repeated_notices(subject.task, encoded.features),
         ),
     )
     if options.output is None:
@@ -209,7 +209,7 @@ def read_examples(subject: Subject, options: EvaluateOptions) -> tuple[Dataset, 
             dataset = task.read_labels(dataset, subject.id2label)
         except DataFileError as error:
             # Labels that are there and cannot be used are a mistake.
-            if needs_labels or dataset.columns.label is not None:
+            if needs_labels or dataset.has_labels:
                 raise
             if options.limits.max_drop is not None:
                 raise UserInputError(
