@@ -151,7 +151,7 @@ def test_truncated_questions_are_reported(tokenizer) -> None:
 def test_an_empty_context_makes_a_feature(tokenizer) -> None:
     features = encode(tokenizer, question(""))
     assert len(features.encoded.inputs) == 1
-    assert (features.places[0].offsets == -1).all()
+    assert (features.places[0] == -1).all()
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,23 @@ def times_needed(is_shown: Callable[[float], bool]) -> float | None:
     return high
 
 
+def joined_keys(*sides: Sequence[Hashable]) -> list[int]:
+    """Return one key for each text from several, equal if one of these is.
+
+    Texts also get equal keys if both have one in common with a third.
+    """
+    found = list(range(len(sides[0])))
+    while True:
+        before = found
+        for keys in sides:
+            lowest: dict[Hashable, int] = {}
+            for key, number in zip(keys, found, strict=True):
+                lowest[key] = min(number, lowest.get(key, number))
+            found = [lowest[key] for key in keys]
+        if found == before:
+            return found
+
+
 def _texts(keys: Sequence[Hashable]) -> list[list[int]]:
     """Return the indices of the rows of each text."""
     found: dict[Hashable, list[int]] = {}

@@ -25,7 +25,7 @@ from qdqbert.evidence.fidelity import (
     sqnr_interval_of,
     to_decibels,
 )
-from qdqbert.evidence.intervals import Interval
+from qdqbert.evidence.intervals import Interval, joined_keys
 from qdqbert.evidence.limits import (
     LimitCheck,
     Measurement,
@@ -73,14 +73,41 @@ class EncodedExamples:
         return len(self.features.encoded.inputs)
 
 
-def repeated_notices(examples: Sequence[Any]) -> list[str]:
-    """Say how many examples repeat the text of another one, if some do."""
-    repeated = len(examples) - len(set(map(fingerprint, examples)))
+def example_keys(features: Features) -> Keys:
+    """Return a key for each example.
+
+    Keys are equal for examples whose texts differ in case and spacing only, and for those that are
+    the same inputs of the model: what differs is cut off, or unknown to the tokenizer.
+    """
+    inputs = [
+        tuple(values.tobytes() for values in each.values()) for each in features.encoded.inputs
+    ]
+    read = [tuple(inputs[index] for index in each) for each in features.by_example()]
+    return joined_keys([fingerprint(each) for each in features.examples], read)
+
+
+def answer_keys(task: Task, features: Features) -> Keys:
+    """Return a key for each example or, if queries have an answer each, for each set of documents.
+
+    See `example_keys`.
+    """
+    keys = example_keys(features)
+    if task.queries is None:
+        return keys
+    return [frozenset(keys[index] for index in each) for each in task.queries(features.examples)]
+
+
+def repeated_notices(task: Task, features: Features) -> list[str]:
+    """Say how many answers are to what the model has answered before, if some are."""
+    keys = answer_keys(task, features)
+    repeated = len(keys) - len(set(keys))
     if not repeated:
         return []
+    noun = "example" if len(keys) == len(features.examples) else task.decided
+    verb = "repeats" if repeated == 1 else "repeat"
     return [
-        f"{repeated:,} of {counted(len(examples), 'example')} repeat the text of an earlier one. "
-        "Intervals count each text once."
+        f"{repeated:,} of {counted(len(keys), noun)} {verb} the text of an earlier one, or the "
+        "tokens that the model reads of it. Intervals count each once."
     ]
 
 
@@ -201,17 +228,21 @@ class Baseline:
 
     @functools.cached_property
     def text_keys(self) -> Keys:
-        """A key for each feature, equal for equal texts."""
-        return [each["input_ids"].tobytes() for each in self.encoded.features.encoded.inputs]
+        """A key for each feature, equal for those that are the same to the model."""
+        features = self.encoded.features
+        if self.encoded.texts == len(features.examples):
+            return example_keys(features)
+        return [each["input_ids"].tobytes() for each in features.encoded.inputs]
 
     @functools.cached_property
-    def example_keys(self) -> Keys:
-        """A key for each example, equal for equal texts."""
-        return list(map(fingerprint, self.encoded.features.examples))
+    def answer_keys(self) -> Keys:
+        """A key for each answer; see `answer_keys`."""
+        return answer_keys(self.task, self.encoded.features)
 
-    def keys(self, count: int) -> Keys:
-        """Return a key for each of some answers: of examples, or of the queries of a ranking."""
-        return self.example_keys if count == len(self.example_keys) else range(count)
+    def keys(self, score: Score) -> Keys:
+        """Return a key for each row of a score."""
+        known = self.answer_keys
+        return known if score.answers is None else [known[index] for index in score.answers]
 
     def with_scores(self) -> Baseline:
         """Return the same with scores; the examples have labels."""
@@ -230,7 +261,7 @@ class Baseline:
             entities=self._entities(predictions),
             signal=self.task.signal,
             text_keys=self.text_keys,
-            answer_keys=None if decisions is None else self.keys(len(decisions[0])),
+            answer_keys=self.answer_keys,
         )
 
     def scores_of(self, predictions: Predictions) -> tuple[Score, ...]:
@@ -243,9 +274,7 @@ class Baseline:
         return Comparison(
             fidelity=self.fidelity(predictions),
             metrics=tuple(each.metric() for each in scores),
-            differences=metric_differences(
-                scores, self.scores, lambda score: self.keys(len(score.rows))
-            ),
+            differences=metric_differences(scores, self.scores, self.keys),
         )
 
     def check(
@@ -255,14 +284,13 @@ class Baseline:
 
         def drop() -> Measurement:
             score, *_ = self.scores_of(predictions)
-            return loss(score, self.scores[0], self.keys(len(score.rows)))
+            return loss(score, self.scores[0], self.keys(score))
 
         def flips() -> Measurement | None:
             decisions = self._decisions(predictions)
             if decisions is None:
                 return None
-            counts = changed_counts(*decisions)
-            keys = self.keys(len(counts))
+            counts, keys = changed_counts(*decisions), self.answer_keys
             return Measurement(
                 value=changed_percent(counts),
                 interval_at=lambda times: flips_interval_of(counts, keys, times=times),

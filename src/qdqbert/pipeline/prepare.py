@@ -261,7 +261,7 @@ def encode_inputs(source: Source, examples: ChosenExamples, lengths: Lengths) ->
         return result
 
     heldout = encoded(examples.heldout, "held-out")
-    notices += repeated_notices(examples.heldout)
+    notices += repeated_notices(task, heldout.features)
     used = examples.calibration
     of_calibration = None
     if task.encode_calibration is not None and source.head is not None:

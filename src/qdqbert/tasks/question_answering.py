@@ -61,21 +61,6 @@ from qdqbert.tokenizing.tokenizer import Tokenizer
 _NO_ANSWER: Labels = {"start_positions": NULL, "end_positions": NULL}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Window:
-    """The part of a context that one feature shows.
-
-    Attributes:
-        example: Index of the example.
-        offsets: For each token, the position in the context of its first character and of the
-            character after its last one; -1 for special tokens and tokens of the question. Shape
-            `(tokens, 2)`.
-    """
-
-    example: int
-    offsets: NDArray[np.int32]
-
-
 def encode_windows(
     examples: Sequence[QuestionExample],
     tokenizer: Tokenizer,
@@ -86,11 +71,16 @@ def encode_windows(
 ) -> Features:
     """Make one feature of each question and each window of its context.
 
+    An item of `places` holds, for each token, the position in the context of its first character
+    and of the character after its last one; -1 for special tokens and tokens of the question. Shape
+    `(tokens, 2)`.
+
     Raises:
         UserInputError: `max_length` leaves no room for windows that share `doc_stride` tokens.
     """
     inputs: list[dict[str, NDArray[np.int32]]] = []
-    places: list[Window] = []
+    places: list[NDArray[np.int32]] = []
+    owners: list[int] = []
     cut = 0
     windows = Windows(tokenizer, max_length, usual_stride(options.doc_stride, max_length))
     numbered = list(enumerate(examples))
@@ -100,7 +90,8 @@ def encode_windows(
             if each.error is not None:
                 raise each.error
             inputs += each.features(input_names)
-            places += [Window(example=index, offsets=offsets) for offsets in each.offsets]
+            places += each.offsets
+            owners += [index] * len(each.offsets)
             cut += each.is_cut
     verb = "was" if cut == 1 else "were"
     notice = (
@@ -113,6 +104,7 @@ def encode_windows(
             inputs=tuple(inputs), padding=padding_of(tokenizer, input_names), truncated=cut
         ),
         places=tuple(places),
+        owners=tuple(owners),
         notices=(notice,) if cut else (),
     )
 
@@ -129,7 +121,13 @@ def _scores(
     }
     texts = _texts(predictions, features, options)
     found = scores_v2(golds, texts) if _has_null(features) else scores_v1(golds, texts)
-    return [mean_score(name, each) for name, each in found.items()]
+    # Names such as `HasAns_f1` are of the questions with an answer only.
+    are_answered = [bool(each) for each in golds.values()]
+    of_some = {
+        prefix: [index for index, each in enumerate(are_answered) if each is is_answered]
+        for prefix, is_answered in (("HasAns", True), ("NoAns", False))
+    }
+    return [mean_score(name, each, of_some.get(name.split("_")[0])) for name, each in found.items()]
 
 
 def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
@@ -168,7 +166,7 @@ def _question_answers(
     answers = []
     for example, indices, (_, answer) in zip(
         features.examples,
-        windows_by_example(features),
+        features.by_example(),
         _answers(predictions, features, options),
         strict=True,
     ):
@@ -206,17 +204,9 @@ def _answers(
 ) -> Iterator[tuple[str, SpanPrediction]]:
     """Yield the id of each question and its answer, in the order of the examples."""
     has_null = _has_null(features)
-    for example, indices in zip(features.examples, windows_by_example(features), strict=True):
-        windows = [(predictions[index], features.places[index].offsets) for index in indices]
+    for example, indices in zip(features.examples, features.by_example(), strict=True):
+        windows = [(predictions[index], features.places[index]) for index in indices]
         yield example.id, predict(windows, example.context, options, has_null=has_null)
-
-
-def windows_by_example(features: Features) -> list[list[int]]:
-    """Return the indices of the features that each example made."""
-    result: list[list[int]] = [[] for _ in features.examples]
-    for index, window in enumerate(features.places):
-        result[window.example].append(index)
-    return result
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels | None]:
@@ -227,9 +217,9 @@ def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels | No
     """
     del id2label
     labels: list[Labels | None] = [_NO_ANSWER] * len(features.places)
-    for example, indices in zip(features.examples, windows_by_example(features), strict=True):
+    for example, indices in zip(features.examples, features.by_example(), strict=True):
         if not example.is_impossible:
-            offsets = [features.places[index].offsets for index in indices]
+            offsets = [features.places[index] for index in indices]
             for index, each in zip(indices, _positions(example.span, offsets), strict=True):
                 labels[index] = each
     return labels

@@ -174,13 +174,14 @@ def _scores(
     groups = _groups(features.examples)
     if len(groups) == len(scores):
         return [score_of_pairs("auc", scores, relevance > 0, _auc_percent, extreme_numbers)]
-    ranked = [rank(scores[each], relevance[each]) for each in groups if relevance[each].max() > 0]
+    answered = [index for index, each in enumerate(groups) if relevance[each].max() > 0]
+    ranked = [rank(scores[groups[index]], relevance[groups[index]]) for index in answered]
     values = {
         "mrr": [reciprocal_rank(each) for each in ranked],
         f"ndcg@{_K}": [ndcg(each, k=_K) for each in ranked],
         "map": [average_precision(each) for each in ranked],
     }
-    return [mean_score(name, each) for name, each in values.items()]
+    return [mean_score(name, each, answered) for name, each in values.items()]
 
 
 def _auc_percent(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> float:
@@ -338,4 +339,5 @@ RERANKING = Task(
     answers=_answers,
     class_names=_class_names,
     model=Reranker,
+    queries=_groups,
 )

@@ -76,12 +76,13 @@ class Score:
 
     Attributes:
         name: Name of the metric.
-        rows: The numbers that the metric reads of each example, or of each query if it ranks
-            documents.
+        rows: The numbers that the metric reads of each answer: of an example, or of a query if it
+            ranks documents.
         compute: Returns the metric of rows.
         extremes: Returns the rows of the same examples if the predictions made the metric as low as
             they can, and as high.
         is_error: Whether lower is better.
+        answers: Index of the answer of each row; `None` if all answers have a row.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Score:
     compute: Compute
     extremes: Callable[[Rows], tuple[Rows, Rows]]
     is_error: bool = False
+    answers: Sequence[int] | None = None
 
     def metric(self) -> Metric:
         """Return the metric of all rows.
@@ -104,13 +106,14 @@ class Score:
         )
 
 
-def mean_score(name: str, values: ArrayLike) -> Score:
-    """Return the mean of values from 0 to 1, one for each example, in percent."""
+def mean_score(name: str, values: ArrayLike, answers: Sequence[int] | None = None) -> Score:
+    """Return the mean of values from 0 to 1, one for each answer or some of them, in percent."""
     return Score(
         name=name,
         rows=np.asarray(values, dtype=np.float64)[:, None],
         compute=lambda rows, weights: 100.0 * float(np.average(rows[:, 0], weights=weights)),
         extremes=lambda rows: (np.zeros_like(rows), np.ones_like(rows)),
+        answers=answers,
     )
 
 
@@ -137,13 +140,24 @@ class Features:
         examples: The examples.
         encoded: The features. A long context makes several, a pair of texts to embed makes two.
         places: Data that map a feature back to its example; one item for each feature, or empty.
+        owners: Index of the example of each feature. By default, the examples make them in turn:
+            all first texts, then all second ones.
         notices: Sentences for the user about what was truncated or left out.
     """
 
     examples: tuple[Any, ...]
     encoded: Encoded
     places: tuple[Any, ...] = ()
+    owners: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
+
+    def by_example(self) -> list[list[int]]:
+        """Return the indices of the features that each example made."""
+        count = len(self.examples)
+        found: list[list[int]] = [[] for _ in range(count)]
+        for index in range(len(self.encoded.inputs)):
+            found[self.owners[index] if self.owners else index % count].append(index)
+        return found
 
     def results(self, batch: Batch, outputs: Mapping[str, NDArray[np.float32]]) -> Results:
         """Return a batch of the features with a model's outputs for it."""
@@ -291,6 +305,8 @@ class Task:
         settings: Names of the `TaskSettings` that the task reads.
         files: Returns the contents of the files that the task writes, as JSON values by file
             name, from predictions, features and options; `None` if it writes none.
+        queries: Returns the indices of the examples of each query, which have one answer together;
+            `None` if each example has one.
     """
 
     name: str
@@ -316,6 +332,7 @@ class Task:
     route: TaskRoute | None = None
     settings: tuple[str, ...] = ()
     files: Callable[[Predictions, Features, TaskSettings], dict[str, Any]] | None = None
+    queries: Callable[[Sequence[Any]], list[list[int]]] | None = None
 
     @property
     def is_embedding(self) -> bool:

@@ -223,7 +223,8 @@ def test_examples_with_equal_texts_are_counted_once(quantized, labeled, tmp_path
         once.limits[0].interval.high, rel=0.05
     )
     assert [each for each in three_times.notices if "repeat" in each] == [
-        "80 of 120 examples repeat the text of an earlier one. Intervals count each text once."
+        "80 of 120 examples repeat the text of an earlier one, or the tokens that the model reads "
+        "of it. Intervals count each once."
     ]
 
 

@@ -33,7 +33,6 @@ from qdqbert.tasks.data import Dataset, fingerprint, labels_place
 from qdqbert.tasks.feature_extraction import ContrastExample
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
-from qdqbert.tasks.question_answering import windows_by_example
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.regression import ONE_SCORE
 from qdqbert.tasks.reranking import RERANKING
@@ -387,7 +386,7 @@ def calibration_sample(
         )
     count = min(options.calibration.samples, len(usable))
     chosen = sorted(random.Random(options.optimization.seed).sample(usable, count))
-    made, encoded = _features_by_example(features, task), features.encoded
+    made, encoded = features.by_example(), features.encoded
     picked = tuple(encoded.inputs[each] for index in chosen for each in made[index])
     batches = make_batches(
         Encoded(inputs=picked, padding=encoded.padding, truncated=0),
@@ -445,16 +444,6 @@ def _absent_classes(labels: Sequence[Labels | None], id2label: Mapping[int, str]
         f"The training data have no example of {len(absent)} of the model's {len(id2label)} "
         f"classes, among them {absent[0]!r}: the model will unlearn them."
     ]
-
-
-def _features_by_example(features: Features, task: Task) -> list[list[int]]:
-    """Return the indices of the features that each example made."""
-    count, total = len(features.examples), len(features.encoded.inputs)
-    if total == count:
-        return [[index] for index in range(count)]
-    if task.is_embedding:
-        return [list(range(index, total, count)) for index in range(count)]
-    return windows_by_example(features)
 
 
 def _classes(label: Any) -> Sequence[Any]:
