@@ -12,6 +12,7 @@ from qdqbert.evidence.intervals import (
     bootstrap_interval,
     difference_interval,
     fewest_trials,
+    joined_keys,
     proportion_interval,
     share_interval,
     times_needed,
@@ -85,7 +86,7 @@ def test_the_bootstrap_of_a_mean_is_close_to_its_normal_interval() -> None:
     def mean(rows: np.ndarray, weights: np.ndarray) -> float:
         return float(np.average(rows[:, 0], weights=weights))
 
-    found = bootstrap_interval(rows, mean, (rows, rows), range(400))
+    found = bootstrap_interval(rows, mean, (rows[None], rows[None]), range(400))
     half = 1.96 * float(rows.std()) / 20
     # The ends of 1000 samples vary.
     assert found.low == pytest.approx(float(rows.mean()) - half, abs=0.15 * half)
@@ -96,7 +97,7 @@ def test_models_are_compared_on_the_same_samples() -> None:
     # Both depend on the sample by much more than by their difference, which is always the same.
     labels = np.arange(300) % 2
     flipped = np.where(np.arange(300) < 150, labels, 1 - labels)
-    ours = score_of_pairs("accuracy", flipped, labels, accuracy, extreme_classes)
+    ours = score_of_pairs("accuracy", flipped, labels, accuracy, extreme_classes(2))
     found = difference_interval(ours, ours, range(300))
     assert ends(found) == pytest.approx((-1.22, 1.22), abs=0.03)
 
@@ -131,6 +132,13 @@ def test_the_interval_of_a_difference_has_the_real_one_in_it(count, worse, bette
     assert found >= 460
 
 
+def test_texts_with_equal_keys_on_one_side_are_joined() -> None:
+    assert joined_keys("abcd", "1234") == [0, 1, 2, 3]
+    # The first one equals the last one over those between them.
+    assert joined_keys("xyyzz", "11223") == [0, 0, 0, 0, 0]
+    assert joined_keys("aabc", "1223") == [0, 0, 0, 3]
+
+
 def test_different_numbers_of_examples_are_refused() -> None:
     scores = [mean_score("a", [0, 1]), mean_score("a", [0, 1, 1])]
     with pytest.raises(ValueError, match="equal numbers of examples, got 2 and 3"):
@@ -139,7 +147,9 @@ def test_different_numbers_of_examples_are_refused() -> None:
 
 def test_infinite_values_have_an_interval() -> None:
     rows = np.ones((3, 1))
-    found = bootstrap_interval(rows, lambda rows, weights: math.inf, (rows, rows), range(3))
+    found = bootstrap_interval(
+        rows, lambda rows, weights: math.inf, (rows[None], rows[None]), range(3)
+    )
     assert ends(found) == (math.inf, math.inf)
 
 

@@ -110,18 +110,14 @@ def test_a_weight_counts_an_example_so_many_times(make) -> None:
 
 
 @pytest.mark.parametrize("make", MADE)
-def test_no_predictions_score_lower_or_higher_than_the_extremes(make) -> None:
+def test_one_more_example_scores_lowest_and_highest_with_the_extremes(make) -> None:
     random = np.random.default_rng(1)
-    for _ in range(5):
-        for score in make(random, 30):
-            value = score.metric().value
-            low, high = (
-                score.compute(rows, np.ones(len(rows))) for rows in score.extremes(score.rows)
-            )
-            # Correlations are highest for values that differ as the labels do.
-            assert low < value < high or score.name in ("spearman", "pearson")
-            if score.name not in ("spearman", "pearson", "auc", "perplexity", "mcc"):
-                assert (low, high) == pytest.approx((0, 100))
+    for score in make(random, 30):
+        low, high = (
+            [score.compute(np.vstack([score.rows, row]), np.ones(31)) for row in kinds[:, 0]]
+            for kinds in score.extremes(score.rows)
+        )
+        assert min(low) < score.metric().value < max(high)
 
 
 def test_the_order_of_pairs_is_defined_whichever_examples_are_drawn() -> None:
@@ -144,3 +140,112 @@ def test_models_with_equal_predictions_may_differ_on_other_examples(make) -> Non
     assert few.low < 10 * many.low < 0
     # Of 18, one in six may change.
     assert few.low < -10 or score.is_error
+
+
+def lists(count: int, first: str, rest: str) -> list[str]:
+    return [first, *[rest] * (count - 1)]
+
+
+# Labels of data that a metric is undefined for, or that a single example decides.
+CLASSES = {
+    "one-class": ["1"] * 40,
+    "other-class": ["0"] * 40,
+    "one-example-of-a-class": lists(40, "1", "0"),
+    "one-row": ["1"],
+}
+SETS = {
+    "no-class": [""] * 40,
+    "one-class-of-one-example": lists(40, "1", ""),
+    "most-classes-of-one-example": lists(40, "0|1|2", ""),
+    "all-classes": ["0|1|2|3"] * 40,
+    "one-row": ["2"],
+    "one-row-without-class": [""],
+}
+ENTITIES = {
+    "none": [("O", "O")] * 40,
+    "one": [("B-PER", "O"), *[("O", "O")] * 39],
+    "most-in-one-sentence": [("B-PER",) * 20, *[("B-LOC", "O")] * 39],
+    "one-row": [("B-PER", "O")],
+    "one-row-without": [("O",)],
+}
+RELEVANCES = {"one": lists(40, "1", "0"), "all-but-one": lists(40, "0", "1"), "two": ["0", "1"]}
+LOGITS = {"0": [3.0, -3.0], "1": [-3.0, 3.0]}
+
+
+def right_and_wrong(kind: str, name: str) -> tuple[list[Score], list[list[Score]]]:
+    """Return scores of right answers, and the same with one of the answers wrong."""
+    if kind == "classes":
+        labels = CLASSES[name]
+        examples = [Example(text=str(i), label=each) for i, each in enumerate(labels)]
+        right, task, classes, places = [LOGITS[x] for x in labels], TEXT_CLASSIFICATION, 2, ()
+    elif kind == "sets":
+        labels = SETS[name]
+        examples = [Example(text=str(i), label=each) for i, each in enumerate(labels)]
+        right = [[3.0 if str(i) in each else -3.0 for i in range(4)] for each in labels]
+        task, classes, places = MULTI_LABEL_CLASSIFICATION, 4, ()
+    elif kind == "entities":
+        tags = ENTITIES[name]
+        examples = [TokenExample(words=("a",) * len(each), tags=each) for each in tags]
+        right = [[[3.0 if own == tag else 0 for own in TAGS.values()] for tag in x] for x in tags]
+        task, classes = TOKEN_CLASSIFICATION, 4
+        places = [np.arange(len(each)) for each in tags]
+    else:
+        labels = RELEVANCES[name]
+        examples = [
+            RankingExample(text="q", text_pair="d", label=each, group=str(i))
+            for i, each in enumerate(labels)
+        ]
+        # Beyond all others, where it is wrong.
+        right, classes, places = [[float(each) - 0.5] for each in labels], 1, ()
+        task = RERANKING if kind == "pairs" else ONE_SCORE
+    wrong = [
+        [*right[:i], (-3 * np.array(each)).tolist(), *right[i + 1 :]]
+        for i, each in enumerate(right[:2])
+    ]
+    made = [of_task(task, examples, each, classes, places) for each in (right, *wrong)]
+    return made[0], made[1:]
+
+
+DATA = [
+    pytest.param(kind, name, id=f"{kind}-{name}")
+    for kind, data in (
+        ("classes", CLASSES),
+        ("sets", SETS),
+        ("entities", ENTITIES),
+        ("pairs", RELEVANCES),
+        ("numbers", RELEVANCES),
+    )
+    for name in data
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), DATA)
+# The first metric is the one of `max_drop`.
+@pytest.mark.parametrize("which", [slice(1), pytest.param(slice(1, None), marks=pytest.mark.slow)])
+def test_no_limit_is_met_that_one_changed_answer_would_miss(kind, name, which) -> None:
+    right, changed = right_and_wrong(kind, name)
+    for score, others in [*zip(right, zip(*changed, strict=True), strict=True)][which]:
+        found = difference_interval(score, score, range(len(score.rows)))
+        lost = max(score.metric().value - each.metric().value for each in others)
+        # Where an answer decides everything, another one cannot decide quite as much.
+        assert -found.low > max(2, 0.8 * min(lost, 100))
+        assert found.high == pytest.approx(-found.low)
+
+
+@pytest.mark.parametrize(("count", "probability"), [(1, 1.0), (1, 0.001), (40, 1.0), (40, 0.001)])
+def test_texts_with_equal_probabilities_may_be_followed_by_others(count, probability) -> None:
+    ids = [np.arange(2, dtype=np.int32)] * count
+    found = [np.stack([np.full(2, np.log(probability)), each], axis=1) for each in ids]
+    for score in token_scores(found, ids):
+        interval = difference_interval(score, score, range(count))
+        # A twelfth of the texts may have other tokens.
+        assert interval.low < -0.05 * score.metric().value
+        assert interval.high > 0.05 * score.metric().value
+
+
+def test_outputs_that_are_all_equal_may_be_followed_by_others() -> None:
+    examples = [Example(text="a", label=str(index % 2)) for index in range(40)]
+    for score in of_task(ONE_SCORE, examples, np.full((40, 1), 0.3), 1):
+        found = difference_interval(score, score, range(40))
+        assert found.low < -5
+        assert found.high > 5

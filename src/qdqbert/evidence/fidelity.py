@@ -206,7 +206,7 @@ def sqnr_interval_of(powers: NDArray[np.float64], keys: Keys, *, times: float = 
     if len(set(keys)) * times < _FEWEST_TEXTS:
         return Interval(low=-math.inf, high=math.inf)
     order = np.argsort(powers[:, 1] / np.maximum(powers[:, 0], np.finfo(np.float64).tiny))
-    best, worst = (np.broadcast_to(powers[order[end]], powers.shape) for end in (0, -1))
+    best, worst = (powers[order[end]][None, None] for end in (0, -1))
     return bootstrap_interval(
         powers,
         lambda rows, weights: to_decibels(*(weights @ rows)),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.tasks.task import Compute, Rows, Score
+from qdqbert.tasks.task import Compute, Extremes, Rows, Score
 
 CONFIDENCE = 0.95
 _TAIL = (1 - CONFIDENCE) / 2
@@ -118,11 +118,11 @@ def difference_interval(
         ours = score.compute(rows[:, :width], weights)
         return ours - reference.compute(rows[:, width:], weights)
 
-    low, high = score.extremes(score.rows)
-    their_low, their_high = reference.extremes(reference.rows)
+    # Examples with equal labels for both, and outputs as far apart as those of either.
+    low, high = score.extremes(np.concatenate([score.rows, reference.rows]))
     rows, lowest, highest = (
-        np.concatenate(sides, axis=1)
-        for sides in ((score.rows, reference.rows), (low, their_high), (high, their_low))
+        np.concatenate(sides, axis=-1)
+        for sides in ((score.rows, reference.rows), (low, high), (high, low))
     )
     return bootstrap_interval(rows, compute, (lowest, highest), keys, times=times)
 
@@ -130,7 +130,7 @@ def difference_interval(
 def bootstrap_interval(
     rows: Rows,
     compute: Compute,
-    extremes: tuple[Rows, Rows],
+    extremes: Extremes,
     keys: Sequence[Hashable],
     *,
     times: float = 1.0,
@@ -138,14 +138,15 @@ def bootstrap_interval(
     """Return the interval of a value that is computed from rows, one for each example.
 
     The rows get random weights, as if other examples of the same kind had been drawn. One more
-    example is drawn with them, at random. Its row is the extreme one: it stands for examples of
-    which none is among the rows. For rows of zeros and ones and their mean, the interval is
+    example is drawn with them. Its row is an extreme one: it stands for examples of which none is
+    among the rows. For rows of zeros and ones and their mean, the interval is
     `proportion_interval`. So it has a width, even if all rows are equal.
 
     Args:
         rows: Shape `(examples, values)`.
         compute: Returns the value of rows and their weights.
-        extremes: Rows that make the value as low, and as high, as they can. Same shape.
+        extremes: Rows that make the value as low, and as high, as they can, `(kinds, examples,
+            values)` each. One of the examples of the kind that changes it most is drawn.
         keys: A key for each row. Rows with equal ones, such as those of equal texts, are drawn
             together, so that they count once.
         times: Return the interval that so many times as many examples would have.
@@ -166,13 +167,21 @@ def bootstrap_interval(
     extra = -np.log1p(-(random.permutation(_SAMPLES) + 0.5) / _SAMPLES)
     extra *= len(rows) / len(set(keys))
     drawn = np.concatenate([rows[np.concatenate(kept)], rows[:1]])
+
+    def value(extreme: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+        drawn[-1] = extreme
+        return compute(drawn, weights)
+
+    heavy = np.append(counts[owners], np.quantile(extra, 1 - _TAIL))
+    worst = [
+        choose(kinds, key=lambda kind: value(kind[len(kind) // 2], heavy))
+        for choose, kinds in zip((min, max), extremes, strict=True)
+    ]
     values = np.empty((_SAMPLES, 2))
     for sample, weight in zip(values, extra, strict=True):
         weights = np.append(random.standard_gamma(counts)[owners], weight)
-        place = random.integers(len(rows))
-        for end, extreme in enumerate(extremes):
-            drawn[-1] = extreme[place]
-            sample[end] = compute(drawn, weights)
+        place = random.random()
+        sample[:] = [value(kind[int(place * len(kind))], weights) for kind in worst]
     # Samples, not means of them: an infinite SQNR has no mean.
     low = np.quantile(values[:, 0], _TAIL, method="lower")
     high = np.quantile(values[:, 1], 1 - _TAIL, method="higher")

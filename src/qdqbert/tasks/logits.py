@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from qdqbert.tasks.metrics import accuracy
 from qdqbert.tasks.task import (
     Answer,
     Decisions,
+    Extremes,
     Features,
     Prediction,
     Predictions,
@@ -40,7 +42,7 @@ def most_likely_classes(
 def accuracy_score(predictions: Predictions, labels: Sequence[int]) -> Score:
     """Return the share of features with the largest logit at their label."""
     classes = [each.argmax() for each in predictions]
-    return score_of_pairs("accuracy", classes, labels, accuracy, extreme_classes)
+    return score_of_pairs("accuracy", classes, labels, accuracy, extreme_classes(2))
 
 
 def apply(function: Activation, logits: NDArray[Any]) -> NDArray[Any]:
@@ -121,7 +123,7 @@ def score_of_pairs(
     predictions: ArrayLike,
     labels: ArrayLike,
     metric: Callable[[ArrayLike, ArrayLike, ArrayLike], float],
-    extremes: Callable[[Rows], tuple[Rows, Rows]],
+    extremes: Callable[[Rows], Extremes],
 ) -> Score:
     """Return a metric of predictions, labels and weights; see `Score`."""
     return Score(
@@ -132,17 +134,25 @@ def score_of_pairs(
     )
 
 
-def extreme_classes(rows: Rows) -> tuple[Rows, Rows]:
-    """Predict a wrong class of each example, and the right one.
+def extreme_classes(classes: int) -> Callable[[Rows], Extremes]:
+    """Return the extremes of rows with a predicted class and a label; see `confused_classes`."""
 
-    The wrong class is the rarest other one, as its F1 score loses most.
+    def extremes(rows: Rows) -> Extremes:
+        counts = np.bincount(rows[:, 1].astype(np.int64), minlength=classes)
+        pairs = np.array(confused_classes(counts), dtype=np.float64)
+        return pairs[:, None], pairs[:, None, [1, 1]]
+
+    return extremes
+
+
+def confused_classes(counts: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return pairs of a wrong class and the right one whose scores lose most by one example.
+
+    These are the rarest classes, also among those that occur.
 
     Args:
-        rows: Predictions and labels, `(examples, 2)`.
+        counts: Number of examples with each class, at least two classes.
     """
-    labels = rows[:, 1]
-    classes, counts = np.unique(labels, return_counts=True)
-    rare = classes[np.argsort(counts, kind="stable")]
-    other = rare[1] if len(rare) > 1 else float(rare[0] == 0)
-    wrong = np.where(labels == rare[0], other, rare[0])
-    return np.stack([wrong, labels], axis=1), np.stack([labels, labels], axis=1)
+    order = np.argsort(counts, kind="stable")
+    rare = dict.fromkeys([*order[:2].tolist(), *order[counts[order] > 0][:2].tolist()])
+    return list(itertools.permutations(rare, 2))

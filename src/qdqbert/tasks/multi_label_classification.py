@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,18 +18,20 @@ from qdqbert.errors import DataFileError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import class_named, class_of, name_classes, new_names, sorted_names
 from qdqbert.tasks.data import Dataset, Example, check_each, labels_place, read_dataset
-from qdqbert.tasks.logits import apply, logit_predictions
+from qdqbert.tasks.logits import apply, confused_classes, logit_predictions
 from qdqbert.tasks.metrics import multi_label_scores
 from qdqbert.tasks.task import (
     Answer,
     Compute,
     Decisions,
+    Extremes,
     Features,
     Labels,
     Predictions,
     Rows,
     Score,
     Task,
+    drawn,
 )
 from qdqbert.tasks.texts import check_label_column, encode_texts
 
@@ -132,8 +134,8 @@ def _scores(
     chosen, known = np.stack(predictions) > 0, _indicators(features, id2label)
     rows = np.concatenate([chosen, known], axis=1).astype(np.float64)
     return [
-        Score(name=name, rows=rows, compute=_of_sets(name), extremes=_extremes)
-        for name in multi_label_scores(chosen, known)
+        Score(name=name, rows=rows, compute=_of_sets(name), extremes=extremes)
+        for name, extremes in _EXTREMES.items()
     ]
 
 
@@ -147,15 +149,39 @@ def _of_sets(name: str) -> Compute:
     return compute
 
 
-def _extremes(rows: Rows) -> tuple[Rows, Rows]:
-    """Predict as many wrong classes as there are right ones, one at least, and the right ones."""
+def _extreme_sets(rows: Rows) -> Extremes:
+    """Predict as many wrong classes as there are right ones, and the right ones."""
     known = np.split(rows > 0, 2, axis=1)[1]
+    counts = known.sum(axis=0)
+    sets = known[drawn(np.square(known.sum(axis=1, dtype=np.float64)))]
+    if not counts.any():
+        sets[:, 0] = True
     # Wrong classes first, of these the rarest ones.
-    order = np.argsort(known.mean(axis=0) + known, axis=1)
-    ranks = np.argsort(order, axis=1)
-    wrong = (ranks < np.maximum(known.sum(axis=1, keepdims=True), 1)) & ~known
-    low, high = (np.concatenate([each, known], axis=1) for each in (wrong, known))
-    return low.astype(np.float64), high.astype(np.float64)
+    ranks = np.argsort(np.argsort(counts / len(known) + sets, axis=1), axis=1)
+    wrong = (ranks < sets.sum(axis=1, keepdims=True)) & ~sets
+    return _of_one_kind(wrong, sets), _of_one_kind(sets, sets)
+
+
+def _extreme_classes(rows: Rows) -> Extremes:
+    """Predict a wrong class where another one is right, see `confused_classes`, or a wrong set."""
+    low, high = (each[:, len(each[0]) // 2] for each in _extreme_sets(rows))
+    counts = np.split(rows > 0, 2, axis=1)[1].sum(axis=0)
+    if len(counts) > 1:
+        wrong, right = np.eye(len(counts))[np.array(confused_classes(counts)).T]
+        low = np.concatenate([low, np.concatenate([wrong, right], axis=1)])
+        high = np.concatenate([high, np.concatenate([right, right], axis=1)])
+    return low[:, None], high[:, None]
+
+
+def _of_one_kind(chosen: NDArray[np.bool_], known: NDArray[np.bool_]) -> NDArray[np.float64]:
+    return np.concatenate([chosen, known], axis=1)[None].astype(np.float64)
+
+
+_EXTREMES: Mapping[str, Callable[[Rows], Extremes]] = {
+    "f1_micro": _extreme_sets,
+    "f1_macro": _extreme_classes,
+    "subset_accuracy": _extreme_sets,
+}
 
 
 def _decisions(predictions: Predictions, features: Features, options: TaskSettings) -> Decisions:

@@ -22,7 +22,7 @@ from qdqbert.tasks.metrics import rmse
 from qdqbert.tasks.multi_label_classification import labels_of
 from qdqbert.tasks.reranking import Reranker
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
-from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Rows, Score, Task
+from qdqbert.tasks.task import Answer, Extremes, Features, Labels, Predictions, Rows, Score, Task
 from qdqbert.tasks.texts import check_label_column, encode_texts
 
 
@@ -64,12 +64,11 @@ def _scores(
     return [*found, errors]
 
 
-def _extremes(rows: Rows) -> tuple[Rows, Rows]:
-    """Give outputs the value of their label, and of the farthest output from it."""
-    outputs, labels = np.split(rows, 2, axis=1)
-    ends = outputs.min(axis=0), outputs.max(axis=0)
-    farthest = np.where(labels - ends[0] > ends[1] - labels, *ends)
-    return np.concatenate([labels, labels], axis=1), np.concatenate([farthest, labels], axis=1)
+def _extremes(rows: Rows) -> Extremes:
+    """Give the output for the lowest label this value, and that of the highest label or output."""
+    numbers = np.concatenate(np.split(rows, 2, axis=1))
+    low, high = numbers.min(axis=0), numbers.max(axis=0)
+    return np.concatenate([low, low])[None, None], np.concatenate([high, low])[None, None]
 
 
 def _correlations(

@@ -12,8 +12,11 @@ from qdqbert.errors import DataFileError
 from qdqbert.tasks.columns import is_number
 from qdqbert.tasks.data import Dataset, Example, labels_place
 from qdqbert.tasks.metrics import pearson, spearman
-from qdqbert.tasks.task import Rows, Score
+from qdqbert.tasks.task import Extremes, Rows, Score, drawn
 from qdqbert.tasks.texts import label_of
+
+_TINY = np.finfo(np.float64).tiny
+_MARGIN = 1e-6
 
 Correlation = Callable[[ArrayLike, ArrayLike, ArrayLike], float]
 """Returns the correlation of outputs, labels and weights."""
@@ -64,17 +67,24 @@ def check_scores_differ(
             )
 
 
-def extreme_numbers(rows: Rows) -> tuple[Rows, Rows]:
-    """Give outputs the value of the farthest one from their label, and of the nearest one.
+def extreme_numbers(rows: Rows) -> Extremes:
+    """Rank the outputs of examples last, and first; the other way round for labels below the mean.
 
     Args:
-        rows: As `paired` makes them. The farthest one from a label above the mean is the lowest.
+        rows: As `paired` makes them. Labels are drawn as often as they are far from their mean.
     """
     outputs, labels = np.split(rows, 2, axis=1)
-    is_high = labels > labels.mean(axis=0)
-    ends = outputs.min(axis=0), outputs.max(axis=0)
-    low, high = np.where(is_high, *ends), np.where(is_high, *ends[::-1])
-    return np.concatenate([low, labels], axis=1), np.concatenate([high, labels], axis=1)
+    mean = labels.mean(axis=0)
+    far = np.abs(labels - mean)
+    chosen = labels[drawn((far / np.maximum(far.sum(axis=0), _TINY)).sum(axis=1))]
+    low, high = outputs.min(axis=0), outputs.max(axis=0)
+    # Beyond all of them, as equal ones count half, and different from outputs that are all equal.
+    margin = np.where(high > low, _MARGIN * (high - low), 1)
+    ends = low - margin, high + margin
+    last, first = (np.where(chosen > mean, *each) for each in (ends, ends[::-1]))
+    return np.concatenate([last, chosen], axis=1)[None], np.concatenate([first, chosen], axis=1)[
+        None
+    ]
 
 
 def correlations(values: ArrayLike, labels: ArrayLike) -> list[Score]:

@@ -36,6 +36,9 @@ Entities = Sequence[Set[Hashable]]
 Labels = Mapping[str, int | float | NDArray[np.int64] | NDArray[np.float32]]
 """Labels of one feature, under the argument names of transformers' models."""
 
+# Examples that are drawn for the extremes of a metric: as many as an interval has samples.
+_DRAWN = 1000
+
 IGNORED = -100
 """transformers' label of a position that is left out of the loss."""
 
@@ -60,6 +63,13 @@ class Metric:
 Rows = NDArray[np.float64]
 """The numbers that a metric reads of each example. Shape `(examples, values)`."""
 
+Extremes = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Rows of other examples whose predictions make a metric as low as they can, and as high.
+
+Shape `(kinds, examples, values)` each. An example has equal labels in both. The kind that changes
+the metric most counts, and its examples are equally likely.
+"""
+
 Compute = Callable[[Rows, NDArray[np.float64]], float]
 """Returns a metric of rows and their weights `(examples,)`.
 
@@ -79,8 +89,8 @@ class Score:
         rows: The numbers that the metric reads of each answer: of an example, or of a query if it
             ranks documents.
         compute: Returns the metric of rows.
-        extremes: Returns the rows of the same examples if the predictions made the metric as low as
-            they can, and as high.
+        extremes: Returns rows of examples that may be drawn next to some rows, also if these have
+            no such labels.
         is_error: Whether lower is better.
         answers: Index of the answer of each row; `None` if all answers have a row.
     """
@@ -88,7 +98,7 @@ class Score:
     name: str
     rows: Rows
     compute: Compute
-    extremes: Callable[[Rows], tuple[Rows, Rows]]
+    extremes: Callable[[Rows], Extremes]
     is_error: bool = False
     answers: Sequence[int] | None = None
 
@@ -112,7 +122,7 @@ def mean_score(name: str, values: ArrayLike, answers: Sequence[int] | None = Non
         name=name,
         rows=np.asarray(values, dtype=np.float64)[:, None],
         compute=lambda rows, weights: 100.0 * float(np.average(rows[:, 0], weights=weights)),
-        extremes=lambda rows: (np.zeros_like(rows), np.ones_like(rows)),
+        extremes=lambda rows: (np.zeros((1, 1, 1)), np.ones((1, 1, 1))),
         answers=answers,
     )
 
@@ -124,12 +134,38 @@ def share_score(name: str, parts: ArrayLike, wholes: ArrayLike) -> Score:
         part, whole = weights @ rows
         return 100.0 * float(part) / float(whole)
 
+    def extremes(rows: Rows) -> Extremes:
+        sizes = drawn_by_size(rows[:, 1])
+        return one_kind(np.zeros_like(sizes), sizes), one_kind(sizes, sizes)
+
     return Score(
         name=name,
         rows=np.stack([parts, wholes], axis=1).astype(np.float64),
         compute=compute,
-        extremes=lambda rows: (rows * [0, 1], rows[:, [1, 1]]),
+        extremes=extremes,
     )
+
+
+def drawn_by_size(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return sizes of examples, at least 1, of which each is drawn as often as it matters.
+
+    The variance of a metric depends on the squares of how much of it the examples are. So a single
+    example that has most of the labels is drawn, however many have none.
+    """
+    return np.maximum(sizes[drawn(np.square(sizes))], 1)
+
+
+def drawn(shares: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return indices of examples, each as often as its share of all, at equal distances."""
+    ends = np.cumsum(shares if shares.any() else np.ones_like(shares))
+    places = (np.arange(_DRAWN) + 0.5) / _DRAWN * ends[-1]
+    found: NDArray[np.int64] = np.searchsorted(ends, places, side="right")
+    return found.clip(max=len(ends) - 1)
+
+
+def one_kind(*columns: ArrayLike) -> NDArray[np.float64]:
+    """Return columns as the rows of one kind of examples; see `Extremes`."""
+    return np.stack(columns, axis=-1).astype(np.float64)[None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -66,12 +66,11 @@ def _scores(
     del options
     logits = np.stack(predictions)
     labels = [class_of(label_of(example), id2label) for example in features.examples]
-    classes = logits.argmax(axis=1)
+    classes, extremes = logits.argmax(axis=1), extreme_classes(logits.shape[1])
     f1 = {"f1": f1_binary} if logits.shape[1] == 2 else {"f1_macro": f1_macro}
     metrics = {"accuracy": accuracy, **f1, "mcc": matthews}
     return [
-        score_of_pairs(name, classes, labels, metric, extreme_classes)
-        for name, metric in metrics.items()
+        score_of_pairs(name, classes, labels, metric, extremes) for name, metric in metrics.items()
     ]
 
 

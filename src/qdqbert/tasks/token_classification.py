@@ -39,6 +39,7 @@ from qdqbert.tasks.task import (
     Compute,
     Decisions,
     Entities,
+    Extremes,
     Features,
     Labels,
     Prediction,
@@ -46,6 +47,8 @@ from qdqbert.tasks.task import (
     Rows,
     Score,
     Task,
+    drawn_by_size,
+    one_kind,
     share_score,
 )
 from qdqbert.tokenizing.chunks import in_chunks
@@ -182,11 +185,10 @@ def _of_counts(name: str) -> Compute:
     return compute
 
 
-def _extremes(rows: Rows) -> tuple[Rows, Rows]:
-    """Predict as many wrong entities as there are right ones, one at least, and the right ones."""
-    known = rows[:, 1]
-    low = np.stack([np.maximum(known, 1), known, np.zeros_like(known)], axis=1)
-    return low, np.stack([known, known, known], axis=1)
+def _extremes(rows: Rows) -> Extremes:
+    """Predict as many wrong entities as there are right ones, and the right ones."""
+    known = drawn_by_size(rows[:, 1])
+    return one_kind(known, known, np.zeros_like(known)), one_kind(known, known, known)
 
 
 def _are_entity_tags(names: Iterable[str]) -> bool:

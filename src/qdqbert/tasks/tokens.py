@@ -8,6 +8,7 @@ to 2^24, which is larger than any vocabulary.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,11 +21,14 @@ from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import (
     Answer,
     Decisions,
+    Extremes,
     Features,
     Prediction,
     Predictions,
     Rows,
     Score,
+    drawn_by_size,
+    one_kind,
     share_score,
 )
 from qdqbert.tokenizing.tokenizer import Tokenizer
@@ -83,11 +87,14 @@ def _perplexity(rows: Rows, weights: NDArray[np.float64]) -> float:
         return float(np.exp(-logs / tokens))
 
 
-def _extremes(rows: Rows) -> tuple[Rows, Rows]:
-    """Give all texts the probabilities of the best one, and of the worst one."""
-    tokens = rows[:, 1]
-    rates = rows[:, 0] / np.maximum(tokens, 1)
-    return np.stack([tokens * rates.max(), tokens], 1), np.stack([tokens * rates.min(), tokens], 1)
+def _extremes(rows: Rows) -> Extremes:
+    """Give the tokens of a text the probability 1, and that of the worst text.
+
+    It is at most one half: another token is likelier where a prediction changes.
+    """
+    tokens = drawn_by_size(rows[:, 1])
+    worst = min(float((rows[:, 0] / rows[:, 1]).min()), -math.log(2))
+    return one_kind(np.zeros_like(tokens), tokens), one_kind(tokens * worst, tokens)
 
 
 def token_answers(
