@@ -28,6 +28,7 @@ FEATURES = SimpleNamespace(
     results=lambda batch, outputs: SimpleNamespace(outputs=outputs),
     examples=[Example(text=str(index)) for index in range(EXAMPLES)],
     encoded=SimpleNamespace(inputs=[{"input_ids": np.array(each)} for each in range(EXAMPLES)]),
+    by_example=lambda: [[index] for index in range(EXAMPLES)],
 )
 
 

@@ -96,12 +96,12 @@ def test_windows_share_the_stride_and_cover_the_context(tokenizer) -> None:
     # Each window begins 5 - 2 tokens after the one before.
     assert shown == [whole[start : start + 5] for start in range(0, len(words) - 2, 3)]
     for window, start in zip(features.places, range(0, len(words), 3), strict=False):
-        assert window.example == 0
-        assert (window.offsets[:5] == -1).all()
-        assert (window.offsets[-1] == -1).all()
-        texts = [CONTEXT[a:b] for a, b in window.offsets[5:-1].tolist()]
+        assert features.owners[start // 3] == 0
+        assert (window[:5] == -1).all()
+        assert (window[-1] == -1).all()
+        texts = [CONTEXT[a:b] for a, b in window[5:-1].tolist()]
         assert texts == words[start : start + 5]
-        assert window.offsets.dtype == np.int32
+        assert window.dtype == np.int32
 
 
 def test_features_are_the_tokenized_question_and_context(tokenizer) -> None:
@@ -123,7 +123,7 @@ def test_tokenizers_without_token_types_work(byte_tokenizer) -> None:
 def test_questions_keep_their_order_across_chunks(tokenizer) -> None:
     examples = [question("rain " * (1 + i % 12), id_=str(i)) for i in range(150)]
     features = encode(tokenizer, *examples, max_length=11)
-    counts = np.bincount([window.example for window in features.places])
+    counts = np.bincount(features.owners)
     assert counts.tolist() == [max(1, -(-(1 + i % 12 - 2) // 3)) for i in range(150)]
 
 
@@ -209,10 +209,9 @@ def test_an_answer_that_no_window_contains_points_at_cls(tokenizer) -> None:
 def test_windows_of_an_answer_that_is_not_found_have_no_labels(tokenizer, text: str) -> None:
     lost = question(CONTEXT, (text, 3), id_="lost")
     features = encode(tokenizer, question(CONTEXT, ("cat", 4)), lost, max_length=14)
-    windows = [window.example for window in features.places]
-    assert windows.count(1) > 1
+    assert features.owners.count(1) > 1
     labels = TASK.labels(features, {})
-    assert [each is None for each in labels] == [example == 1 for example in windows]
+    assert [each is None for each in labels] == [example == 1 for example in features.owners]
 
 
 def test_the_first_answer_that_is_in_the_context_is_used(tokenizer) -> None:
@@ -227,7 +226,7 @@ def test_questions_without_known_answers_cannot_be_scored_but_are_answered(token
     with pytest.raises(DataFileError, match=message):
         TASK.check_labels(dataset, {})
     features = encode(tokenizer, *examples)
-    predictions = [np.zeros((len(w.offsets), 2), np.float32) for w in features.places]
+    predictions = [np.zeros((len(w), 2), np.float32) for w in features.places]
     assert len(TASK.decisions(predictions, features, OPTIONS)) == 2
 
 
@@ -248,7 +247,7 @@ def test_labels_lead_back_to_the_answer(tokenizer, data: st.DataObject) -> None:
     for window, label in zip(features.places, labels, strict=True):
         begin, end = label["start_positions"], label["end_positions"]
         if begin:
-            assert context[window.offsets[begin, 0] : window.offsets[end, 1]] == text
+            assert context[window[begin, 0] : window[end, 1]] == text
     if len(labels) == 1:
         assert labels[0]["start_positions"] > 0
 
@@ -269,7 +268,7 @@ def test_labels_of_byte_tokens_lead_back_to_the_answer(byte_tokenizer, data) -> 
         assert not text.strip()
         return
     begin, end = label["start_positions"], label["end_positions"]
-    shown = context[window.offsets[begin, 0] : window.offsets[end, 1]]
+    shown = context[window[begin, 0] : window[end, 1]]
     assert shown.strip() == text.strip()
 
 
@@ -294,7 +293,7 @@ def test_labels_are_the_tokens_that_an_answer_overlaps(
     (label,), (window,) = TASK.labels(features, {}), features.places
     begin, end = label["start_positions"], label["end_positions"]
     assert begin > 0
-    assert context[window.offsets[begin, 0] : window.offsets[end, 1]] == shown
+    assert context[window[begin, 0] : window[end, 1]] == shown
 
 
 # Answers
@@ -304,7 +303,7 @@ def scored(features: Features, *spans: dict[tuple[int, int], float]) -> list[np.
     """Return predictions of -9, with the scores of some starts and ends of windows replaced."""
     predictions = []
     for window, wanted in zip(features.places, spans, strict=True):
-        scores = np.full((len(window.offsets), 2), -9, np.float32)
+        scores = np.full((len(window), 2), -9, np.float32)
         for (start, end), value in wanted.items():
             scores[start, 0] = scores[end, 1] = value
         predictions.append(scores)
@@ -388,9 +387,7 @@ def test_decisions_are_the_predictions_in_the_order_of_the_questions(tokenizer) 
     examples = [question("rain " * (1 + i % 12) + CONTEXT, id_=str(i)) for i in range(12)]
     features = encode(tokenizer, *examples, max_length=16)
     noise = np.random.default_rng(0)
-    predictions = [
-        noise.normal(size=window.offsets.shape).astype(np.float32) for window in features.places
-    ]
+    predictions = [noise.normal(size=window.shape).astype(np.float32) for window in features.places]
     answers = TASK.files(predictions, features, OPTIONS)["predictions.json"]
     assert list(answers) == [str(i) for i in range(12)]
     assert TASK.decisions(predictions, features, OPTIONS) == [(each,) for each in answers.values()]
