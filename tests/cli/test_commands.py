@@ -106,6 +106,19 @@ def test_help_is_the_same_where_python_removes_docstrings() -> None:
     assert whole == without
 
 
+@pytest.mark.slow
+def test_models_of_transformers_run_where_python_removes_docstrings(checkpoints, tmp_path) -> None:
+    data = tmp_path / "data.csv"
+    data.write_text("text,label\nthe cat sat,0\nrain,1\n", encoding="utf-8")
+    command = ["-m", "qdqbert", "evaluate", checkpoints("classifier"), "--data", data]
+    whole, without = (
+        subprocess.check_output([sys.executable, *flags, *command], text=True)
+        for flags in ([], ["-OO"])
+    )
+    (line,) = [each for each in whole.splitlines() if "accuracy" in each][:1]
+    assert line in without
+
+
 @pytest.mark.parametrize("verb", [each.name for each in COMMANDS])
 def test_help_of_each_verb_has_an_example(verb) -> None:
     result = run([verb, "--help"])

@@ -22,6 +22,7 @@ from qdqbert.checkpoint.cross_encoder import (
     task_of_files,
     used_files,
 )
+from qdqbert.checkpoint.docstrings import importing_models
 from qdqbert.checkpoint.families import Family, family_of
 from qdqbert.checkpoint.folder import check_name, read_known_config, refuse_old_pickles
 from qdqbert.checkpoint.hub import download_weights
@@ -426,7 +427,8 @@ def _model_class(task: TaskName, config: Any) -> Any:
             f"`task={task!r}`: transformers has no such head for `{config.model_type}`.",
             argument="task",
         )
-    return mapping[type(config)]
+    with importing_models():
+        return mapping[type(config)]
 
 
 def _load_tokenizer(

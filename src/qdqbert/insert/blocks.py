@@ -16,12 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
-from transformers.models.distilbert.modeling_distilbert import TransformerBlock
-from transformers.models.modernbert.modeling_modernbert import ModernBertEncoderLayer
-from transformers.models.mpnet.modeling_mpnet import MPNetAttention, MPNetSelfAttention
 
+from qdqbert.checkpoint.docstrings import importing_models
 from qdqbert.insert.modules import quantized_attention, residual_sum
+
+with importing_models():
+    from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
+    from transformers.models.distilbert.modeling_distilbert import TransformerBlock
+    from transformers.models.modernbert.modeling_modernbert import ModernBertEncoderLayer
+    from transformers.models.mpnet.modeling_mpnet import MPNetAttention, MPNetSelfAttention
 
 
 class QuantDistilBertBlock(TransformerBlock):  # type: ignore[misc]

@@ -13,11 +13,15 @@ from __future__ import annotations
 import transformers
 
 from qdqbert.checkpoint.configuration import QDQBertConfig, register_config
+from qdqbert.checkpoint.docstrings import importing_models
 from qdqbert.compat.factory import ToolkitFactory
 from qdqbert.models.quantized import QuantizedModel
 
+with importing_models():
+    from transformers.models.bert import modeling_bert as bert
 
-class QDQBertPreTrainedModel(QuantizedModel, transformers.BertPreTrainedModel):  # type: ignore[misc]
+
+class QDQBertPreTrainedModel(QuantizedModel, bert.BertPreTrainedModel):  # type: ignore[misc]
     """Base class of the QDQBERT classes. It precedes the class of BERT in the list of bases."""
 
     config_class = QDQBertConfig
@@ -26,46 +30,46 @@ class QDQBertPreTrainedModel(QuantizedModel, transformers.BertPreTrainedModel): 
     _quantizer_factory = ToolkitFactory()
 
 
-class QDQBertModel(QDQBertPreTrainedModel, transformers.BertModel):  # type: ignore[misc]
+class QDQBertModel(QDQBertPreTrainedModel, bert.BertModel):  # type: ignore[misc]
     """`BertModel` with quantizers."""
 
 
-class QDQBertLMHeadModel(QDQBertPreTrainedModel, transformers.BertLMHeadModel):  # type: ignore[misc]
+class QDQBertLMHeadModel(QDQBertPreTrainedModel, bert.BertLMHeadModel):  # type: ignore[misc]
     """`BertLMHeadModel` with quantizers, for causal language modeling with `is_decoder=True`."""
 
 
-class QDQBertForMaskedLM(QDQBertPreTrainedModel, transformers.BertForMaskedLM):  # type: ignore[misc]
+class QDQBertForMaskedLM(QDQBertPreTrainedModel, bert.BertForMaskedLM):  # type: ignore[misc]
     """`BertForMaskedLM` with quantizers."""
 
 
 class QDQBertForSequenceClassification(
     QDQBertPreTrainedModel,
-    transformers.BertForSequenceClassification,  # type: ignore[misc]
+    bert.BertForSequenceClassification,  # type: ignore[misc]
 ):
     """`BertForSequenceClassification` with quantizers."""
 
 
 class QDQBertForNextSentencePrediction(
     QDQBertPreTrainedModel,
-    transformers.BertForNextSentencePrediction,  # type: ignore[misc]
+    bert.BertForNextSentencePrediction,  # type: ignore[misc]
 ):
     """`BertForNextSentencePrediction` with quantizers."""
 
 
-class QDQBertForMultipleChoice(QDQBertPreTrainedModel, transformers.BertForMultipleChoice):  # type: ignore[misc]
+class QDQBertForMultipleChoice(QDQBertPreTrainedModel, bert.BertForMultipleChoice):  # type: ignore[misc]
     """`BertForMultipleChoice` with quantizers."""
 
 
 class QDQBertForTokenClassification(
     QDQBertPreTrainedModel,
-    transformers.BertForTokenClassification,  # type: ignore[misc]
+    bert.BertForTokenClassification,  # type: ignore[misc]
 ):
     """`BertForTokenClassification` with quantizers."""
 
 
 class QDQBertForQuestionAnswering(
     QDQBertPreTrainedModel,
-    transformers.BertForQuestionAnswering,  # type: ignore[misc]
+    bert.BertForQuestionAnswering,  # type: ignore[misc]
 ):
     """`BertForQuestionAnswering` with quantizers."""
 
