@@ -338,7 +338,7 @@ def test_fewer_dimensions_keep_the_length_of_vectors(client, models, path, quant
     "fields",
     [
         {"encoding_format": None, "dimensions": None, "user": None},
-        {"input_type": "query", "truncate_prompt_tokens": 8, "user": "me"},
+        {"input_type": "query", "truncate_prompt_tokens": 8192, "user": "me"},
         {"model": "text-embedding-3-small"},
         {"model": None},
     ],

@@ -25,6 +25,8 @@ def ranked(models, documents=TEXTS) -> list[dict[str, float]]:
         ("/v1/rerank", {"top_n": 3}, True),
         ("/v1/rerank", {"return_documents": False, "truncation": True}, False),
         ("/v2/rerank", {"max_tokens_per_doc": 4096, "priority": 0}, False),
+        # Voyage's names.
+        ("/v1/rerank", {"top_k": 3, "truncation": True, "return_documents": True}, True),
         ("/v2/rerank", {"return_documents": True}, True),
         # vLLM's clients send 0 for all.
         ("/models/reranker/v1/rerank", {"top_n": 0}, True),

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 
 from qdqbert.runtime.model import Model
 from qdqbert.serving.batcher import Batcher
+from qdqbert.serving.cohere import COHERE
 from qdqbert.serving.cors import answering_other_origins
 from qdqbert.serving.limits import (
     Application,
@@ -25,8 +26,10 @@ from qdqbert.serving.limits import (
     Send,
 )
 from qdqbert.serving.metrics import Metrics
+from qdqbert.serving.ollama import OLLAMA
 from qdqbert.serving.openai import openai_routes
 from qdqbert.serving.openapi import describe
+from qdqbert.serving.own_route import own_route
 from qdqbert.serving.page import page
 from qdqbert.serving.rerank import RERANK
 from qdqbert.serving.responses import Health, Response, error_response, json_response
@@ -36,6 +39,7 @@ from qdqbert.serving.service import Models, Served, ServedInfo
 from qdqbert.serving.tasks import task_routes
 from qdqbert.serving.text_embeddings_inference import TEXT_EMBEDDINGS_INFERENCE, TOKENIZING
 from qdqbert.serving.vllm import VLLM
+from qdqbert.serving.zero_shot import ZERO_SHOT
 
 # Time after which a request watches whether its client is still there.
 _WATCH_SECONDS = 0.2
@@ -98,13 +102,18 @@ def build_app(
             each.batcher.close()
         after_shutdown()
 
-    of_hugging_face = [*TEXT_EMBEDDINGS_INFERENCE, *task_routes()]
+    of_tasks = task_routes()
+    of_hugging_face = [*TEXT_EMBEDDINGS_INFERENCE, *of_tasks]
     routes = [
         *openai_routes(served),
+        *COHERE,
         *RERANK,
+        *OLLAMA,
         *of_hugging_face,
         *VLLM,
+        *ZERO_SHOT,
         *TOKENIZING,
+        own_route([*of_tasks, *TEXT_EMBEDDINGS_INFERENCE]),
         *sagemaker_routes(list(models.values()), of_hugging_face),
     ]
     status = _status_routes(
@@ -148,7 +157,7 @@ class _App:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = time.perf_counter()
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        found = self._router.find(path)
+        found = self._router.find(path, scope["method"])
         # A client that leaves gets no response.
         status = 499
         try:

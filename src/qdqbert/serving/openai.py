@@ -1,20 +1,22 @@
-"""OpenAI's routes for embeddings.
+"""OpenAI's routes for embeddings, with the fields of services that have taken over this protocol.
 
-Fields that this server does not know, such as `input_type`, are ignored, as other servers of this
-protocol do: clients send fields of the service that they were written for.
+These are Voyage, Jina, vLLM, infinity and NVIDIA's NIM.
 """
 
 from __future__ import annotations
 
 import base64
 import functools
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, StrictInt
 from typing_extensions import TypedDict
 
+from qdqbert.choices import OutputDtype
 from qdqbert.runtime.model import Model
+from qdqbert.serving.fields import check_tokens, kind_options
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.output_dtype import Vectors
 from qdqbert.serving.responses import Response, json_response, openai_error
@@ -28,6 +30,18 @@ _route = functools.partial(Route, tag="OpenAI", error_form=openai_error)
 
 class EmbeddingsBody(Vectors):
     """Body of `/v1/embeddings`."""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "output_dimension": "dimensions",
+        "truncation": "truncate",
+    }
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "late_chunking": (False,),
+        "return_multivector": (False,),
+        "add_special_tokens": (True,),
+        "modality": ("text",),
+        **dict.fromkeys(("messages", "mm_processor_kwargs", "chat_template", "images"), ()),
+    }
 
     input: str | list[str] | list[StrictInt] | list[list[StrictInt]] = Field(
         description="A text or several; or token ids of the model's own tokenizer, with its "
@@ -44,16 +58,54 @@ class EmbeddingsBody(Vectors):
     dimensions: int | None = Field(
         None, ge=1, description="Leading dimensions to keep, for models trained for it."
     )
+    prompt_name: str | None = Field(
+        None, description="Prompt of the model to put before texts. Its default one by default."
+    )
+    input_type: str | None = Field(
+        None,
+        description="Kind of the texts, which has a prompt of the model: `query` or `document` as "
+        "in Voyage's API, or `search_query`, `passage` and others.",
+    )
     task: str | None = Field(
         None,
         description="Adapter of the model that runs the inputs, and its prompt: `retrieval.query` "
-        "of jina-embeddings-v3. Ignored if the model has no adapters.",
+        "of jina-embeddings-v3. The same as `input_type` if the model has no adapters.",
     )
-    truncate: bool | None = Field(
+    truncate: bool | Literal["NONE", "START", "END"] | None = Field(
         None,
-        description="Cut inputs that are too long, as by default. `false` refuses them.",
+        description="Cut inputs that are too long, as by default; `START` cuts off their start. "
+        "`false` and `NONE` refuse them.",
+    )
+    normalized: bool | None = Field(
+        None, description="Scale embeddings to length 1. By default as the model does."
+    )
+    embedding_type: Literal["float", "base64", "binary", "ubinary"] | None = Field(
+        None, description="`encoding_format` and `output_dtype` together, as in Jina's API."
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None, description="Not below the limit of the model, which is what is kept."
     )
     user: Any = Field(None, description="Ignored.")
+
+    @property
+    def kind(self) -> OutputDtype:
+        """The kind of the values."""
+        if self.output_dtype is None and self.embedding_type in ("binary", "ubinary"):
+            return self.embedding_type
+        return super().kind
+
+    @property
+    def is_base64(self) -> bool:
+        """Whether embeddings are bytes."""
+        return "base64" in (self.encoding_format, self.embedding_type)
+
+    @property
+    def cutting(self) -> dict[str, Any]:
+        """How inputs that are too long are treated; see `Served.run`."""
+        return {
+            "truncate": self.truncate not in (False, "NONE"),
+            "side": "left" if self.truncate == "START" else None,
+        }
 
 
 class Usage(TypedDict):
@@ -97,16 +149,25 @@ class ModelsAnswer(TypedDict):
 
 
 async def _embeddings(body: EmbeddingsBody, served: Served) -> Response:
+    check_tokens(served.model, truncate_prompt_tokens=body.truncate_prompt_tokens)
+    kind = kind_options(
+        served.model, prompt_name=body.prompt_name, input_type=body.input_type, task=body.task
+    )
     # The length of vectors stays 1, if it is.
     options = {
         "truncate_dim": body.dimensions,
+        "normalize_embeddings": bool(body.normalized),
         "keep_length": True,
         "output_dtype": body.kind,
-        "task": body.task if served.model.adapters else None,
+        **kind,
     }
-    found = await served.run("job", options, _inputs(body.input), truncate=body.truncate)
+    found = await served.run("job", options, _inputs(body.input), **body.cutting)
     vectors = [each.answer for each in found]
     check_width(vectors, body.dimensions, per_value=body.dimensions_per_value)
+    if body.normalized is False and all(np.isclose(np.linalg.norm(each), 1) for each in vectors):
+        raise BadRequestError(
+            422, "`normalized`=False: the model itself scales embeddings to length 1.", "Validation"
+        )
     tokens = sum(each.tokens for each in found)
     return json_response(
         {
@@ -115,7 +176,7 @@ async def _embeddings(body: EmbeddingsBody, served: Served) -> Response:
                 {
                     "object": "embedding",
                     "index": index,
-                    "embedding": _encoded(each, body.encoding_format),
+                    "embedding": _encoded(each, is_base64=body.is_base64),
                 }
                 for index, each in enumerate(vectors)
             ],
@@ -140,6 +201,16 @@ def openai_routes(models: Models) -> list[Route]:
     return [
         _route(
             path="/v1/embeddings",
+            summary="Embed texts",
+            run=_embeddings,
+            body=EmbeddingsBody,
+            answer=EmbeddingsAnswer,
+            kinds=(Embedder,),
+            example={"input": ["A fine film."]},
+        ),
+        # infinity's own route.
+        _route(
+            path="/embeddings",
             summary="Embed texts",
             run=_embeddings,
             body=EmbeddingsBody,
@@ -177,8 +248,8 @@ def _described(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "qdqbert"}
 
 
-def _encoded(embedding: np.ndarray, encoding: str | None) -> np.ndarray | str:
-    if encoding != "base64":
+def _encoded(embedding: np.ndarray, *, is_base64: bool) -> np.ndarray | str:
+    if not is_base64:
         return embedding
     values = embedding.astype(embedding.dtype.newbyteorder("<"), copy=False)
     return base64.b64encode(values.tobytes()).decode()

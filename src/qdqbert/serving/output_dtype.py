@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from qdqbert.choices import OutputDtype
+from qdqbert.serving.fields import Body
 
 
-class Vectors(BaseModel):
+class Vectors(Body):
     """Fields about the embeddings that are returned."""
 
     output_dtype: Literal["float", OutputDtype] | None = Field(

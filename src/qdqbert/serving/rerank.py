@@ -1,18 +1,19 @@
-"""The routes of Jina's and Cohere's services for reranking: `/v1/rerank` and `/v2/rerank`.
+"""The routes of Jina's, Cohere's and Voyage's services for reranking: `/v1/rerank`, `/v2/rerank`.
 
-Clients for one of them read its part of the response, and ignore the rest. Fields that are not
-known are ignored.
+Clients for one of them read its part of the response, and ignore the rest.
 """
 
 from __future__ import annotations
 
 import functools
 import uuid
-from typing import Annotated, Literal, NotRequired
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
+from qdqbert.serving.fields import Body, check_tokens
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.openai import Usage
 from qdqbert.serving.ranking import best_first, rank_logits, scores_of
@@ -29,11 +30,21 @@ class Document(BaseModel):
     text: str
 
 
-class DocumentsBody(BaseModel):
+Documents = Annotated[list[str | Document], Field(min_length=1)]
+"""Documents of a request."""
+
+
+class RankingBody(Body):
     """Body of `/v1/rerank` and `/v2/rerank`."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"top_k": "top_n", "truncation": "truncate"}
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "return_embeddings": (False,),
+        **dict.fromkeys(("max_chunks_per_doc", "max_query_length", "instruction"), ()),
+    }
+
     query: str = Field(description="The query.")
-    documents: Annotated[list[str | Document], Field(min_length=1)] = Field(
+    documents: Documents = Field(
         description="Texts to sort by how well they answer the query, or objects with `text`."
     )
     model: str | None = Field(
@@ -51,6 +62,16 @@ class DocumentsBody(BaseModel):
     truncate: bool | None = Field(
         None, description="Cut documents that are too long, as by default. `false` refuses them."
     )
+    raw_scores: bool = Field(False, description="Return scores before the activation function.")
+    max_tokens_per_doc: int | None = Field(
+        None, description="Not below the limit of the model, which is what is kept."
+    )
+    truncate_prompt_tokens: int | None = Field(None, description="The same, as vLLM names it.")
+
+    @classmethod
+    def of(cls, body: BaseModel) -> RankingBody:
+        """Return the body of another route that has the same fields."""
+        return cls.model_construct(**{name: getattr(body, name, None) for name in cls.model_fields})
 
 
 class RankedDocument(TypedDict):
@@ -59,6 +80,14 @@ class RankedDocument(TypedDict):
     index: int
     relevance_score: float
     document: NotRequired[Document]
+
+
+class RankedText(TypedDict):
+    """A document with its score, as Voyage's clients read it."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[str]
 
 
 class RerankMeta(TypedDict):
@@ -75,6 +104,7 @@ class RerankAnswer(TypedDict):
     object: Literal["list"]
     model: str
     results: list[RankedDocument]
+    data: list[RankedText]
     usage: Usage
     meta: RerankMeta
 
@@ -86,29 +116,40 @@ class RerankError(TypedDict):
     detail: str
 
 
-def _error(error: BadRequestError, message: str) -> RerankError:
+def rerank_error(error: BadRequestError, message: str) -> RerankError:
     """Return the body about an error: Cohere's clients read `message`, and Jina's `detail`."""
     return {"message": message, "detail": message}
 
 
-async def _rank(body: DocumentsBody, served: Served, *, version: int) -> Response:
+async def rank_documents(body: RankingBody, served: Served, *, version: int) -> Response:
     """Sort documents by how well they answer a query, the best one first."""
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    check_tokens(
+        served.model,
+        max_tokens_per_doc=body.max_tokens_per_doc,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+    )
     found, logits = await rank_logits(served, body.query, texts, truncate=body.truncate)
-    scores = scores_of(served, logits).tolist()
+    scores = scores_of(served, logits, is_raw=body.raw_scores).tolist()
     returns_documents = body.return_documents
     if returns_documents is None:
         returns_documents = version == 1
     tokens = sum(each.tokens for each in found)
+    results = [
+        {"index": index, "relevance_score": scores[index]}
+        | ({"document": {"text": texts[index]}} if returns_documents else {})
+        for index in best_first(logits)[: body.top_n or None]
+    ]
     return json_response(
         {
             "id": str(uuid.uuid4()),
             "object": "list",
             "model": served.name,
-            "results": [
-                {"index": index, "relevance_score": scores[index]}
-                | ({"document": {"text": texts[index]}} if returns_documents else {})
-                for index in best_first(logits)[: body.top_n or None]
+            "results": results,
+            # Voyage's name, and its documents are texts.
+            "data": [
+                {**each, **({"document": texts[each["index"]]} if "document" in each else {})}
+                for each in results
             ],
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             "meta": {
@@ -125,12 +166,12 @@ RERANK = tuple(
         path=f"/v{version}/rerank",
         summary="Sort documents by a query",
         tag=protocol,
-        run=functools.partial(_rank, version=version),
-        body=DocumentsBody,
+        run=functools.partial(rank_documents, version=version),
+        body=RankingBody,
         answer=RerankAnswer,
         kinds=(Reranker, MultiVectorEmbedder),
         example={"query": "Which film is good?", "documents": ["A fine film.", "A cat."]},
-        error_form=_error,
+        error_form=rerank_error,
     )
     for version, protocol in ((1, "Jina and Cohere"), (2, "Cohere"))
 )

@@ -89,14 +89,20 @@ class Router:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         """Keep the routes."""
-        self._routes = {route.path: route for route in routes}
+        # A path can have a route for GET and one for POST.
+        self._routes = {(route.path, route.body is None): route for route in routes}
         self._prefixes = {
             route.path.removesuffix(NAME): route for route in routes if route.path.endswith(NAME)
         }
 
-    def find(self, path: str) -> Found:
-        """Return the route of a path, and the name of the model in it; `None` if there is none."""
-        route = self._routes.get(path)
+    def find(self, path: str, method: str = "POST") -> Found:
+        """Return the route of a path, and the name of the model in it; `None` if there is none.
+
+        A slash at the end of the path does not count. If there is a route for another method only,
+        it is returned.
+        """
+        path = path.rstrip("/") or "/"
+        route = self._at(path, method)
         if route is not None:
             return route, None
         for prefix, route in self._prefixes.items():
@@ -105,8 +111,13 @@ class Router:
         if not path.startswith(MODEL_PREFIX):
             return None
         model, _, rest = path.removeprefix(MODEL_PREFIX).partition("/")
-        route = self._routes.get(f"/{rest}")
+        # The address of a model alone is that of its own route.
+        route = self._at(f"/{rest}", method)
         return (route, model) if route is not None and route.takes_model else None
+
+    def _at(self, path: str, method: str) -> Route | None:
+        is_get = method != "POST"
+        return self._routes.get((path, is_get)) or self._routes.get((path, not is_get))
 
 
 def error_form_of(found: Found, path: str) -> ErrorForm:
@@ -157,10 +168,10 @@ def _parsed(route: Route, body: bytes) -> Any:
     try:
         return route.body.model_validate_json(body)
     except pydantic.ValidationError as error:
-        raise _described(error, route.body) from error
+        raise described(error, route.body) from error
 
 
-def _described(error: pydantic.ValidationError, body: type[pydantic.BaseModel]) -> BadRequestError:
+def described(error: pydantic.ValidationError, body: type[pydantic.BaseModel]) -> BadRequestError:
     """Return an error that names the first field that is wrong."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":

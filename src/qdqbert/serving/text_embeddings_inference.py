@@ -1,25 +1,28 @@
 """The routes of Hugging Face's text-embeddings-inference.
 
-As there, inputs that are too long are cut unless a request says otherwise, and fields that are not
-known are ignored.
+As there, inputs that are too long are cut unless a request says otherwise.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any, Literal, NotRequired
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 import numpy as np
-from pydantic import BaseModel, Field, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from typing_extensions import TypedDict
 
+from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.checkpoint.sentence import choose_prompt
 from qdqbert.errors import UserInputError
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.tokens import Token
+from qdqbert.serving.fields import Body
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.output_dtype import Vectors
 from qdqbert.serving.ranking import best_first, rank_logits, scores_of
+from qdqbert.serving.rerank import Documents, RankingBody, rank_documents
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, check_width, count_truncated
@@ -36,7 +39,7 @@ Ids = list[StrictInt]
 Direction = Literal["Left", "Right", "left", "right"]
 
 
-class Truncation(BaseModel):
+class Truncation(Body):
     """Fields about inputs that are too long."""
 
     truncate: bool | None = Field(
@@ -55,6 +58,11 @@ class Truncation(BaseModel):
 
 
 class _Prompted(Truncation):
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "parameters": ({},),
+        **dict.fromkeys(("input_type", "prompt"), ()),
+    }
+
     prompt_name: str | None = Field(None, description="Prompt of the model to put before texts.")
 
 
@@ -100,18 +108,44 @@ class RerankBody(Truncation):
     """Body of `/rerank`."""
 
     query: str = Field(description="The query.")
-    texts: Texts = Field(description="Texts to sort by how well they answer the query.")
+    texts: Texts | None = Field(
+        None, description="Texts to sort by how well they answer the query."
+    )
     raw_scores: bool = Field(False, description="Return scores before the activation function.")
     return_text: bool = Field(False, description="Return the texts, too.")
+    documents: Documents | None = Field(
+        None,
+        description="The texts as infinity and Cohere name them, instead of `texts`. The answer is "
+        "then that of `/v1/rerank`, and `top_n` and `return_documents` are read.",
+    )
+    model: str | None = Field(None, description="Name of the model, beside `documents`.")
+    top_n: int | None = Field(None, ge=0, description="As in `/v1/rerank`, beside `documents`.")
+    return_documents: bool | None = Field(None, description="The same.")
+
+
+class PredictParameters(BaseModel):
+    """Parameters of `/predict`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    top_k: int | None = Field(None, ge=1)
+    function_to_apply: Activation | None = None
 
 
 class PredictBody(Truncation):
     """Body of `/predict`."""
 
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = dict.fromkeys(
+        ("top_k", "function_to_apply", "candidate_labels", "hypothesis_template", "multi_label"), ()
+    )
+
     inputs: str | TextOrPair | Annotated[list[TextOrPair], Field(min_length=1)] = Field(
         description="A text, a pair of texts, or a list of lists of one text or a pair."
     )
     raw_scores: bool = Field(False, description="Return scores before the activation function.")
+    parameters: PredictParameters | None = Field(
+        None, description="`top_k` and `function_to_apply`, as in Hugging Face's inference API."
+    )
 
 
 class TokenizeBody(BaseModel):
@@ -208,6 +242,11 @@ async def _similarity(body: SimilarityBody, served: Served) -> Response:
 
 async def _rerank(body: RerankBody, served: Served) -> Response:
     """Sort texts by how well they answer a query, the best one first."""
+    if (body.texts is None) == (body.documents is None):
+        raise BadRequestError(422, "Send `texts`, or `documents` instead.", "Validation")
+    if body.documents is not None:
+        return await rank_documents(RankingBody.of(body), served, version=1)
+    assert body.texts is not None
     found, logits = await rank_logits(served, body.query, body.texts, **body.cutting)
     scores = scores_of(served, logits, is_raw=bool(body.raw_scores)).tolist()
     ranked = [
@@ -220,7 +259,9 @@ async def _rerank(body: RerankBody, served: Served) -> Response:
 
 async def _predict(body: PredictBody, served: Served) -> Response:
     """Classify texts. The result has all classes, the best one first."""
-    options: dict[str, Any] = {"top_k": None}
+    options: dict[str, Any] = (
+        {"top_k": None} if body.parameters is None else body.parameters.model_dump()
+    )
     if body.raw_scores:
         options["function_to_apply"] = "none"
     is_one = isinstance(body.inputs, str) or isinstance(body.inputs[0], str)

@@ -1,20 +1,19 @@
-"""The routes of vLLM that score pairs of texts: `/score` and `/v1/score`.
-
-Fields that are not known are ignored.
-"""
+"""The routes of vLLM that score pairs of texts: `/score` and `/v1/score`."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from qdqbert.serving.batcher import Answered
+from qdqbert.serving.fields import Body, check_tokens
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.openai import Usage
 from qdqbert.serving.responses import Response, json_response, openai_error
@@ -26,20 +25,30 @@ from qdqbert.tasks.reranking import Reranker
 _TextOrTexts = str | Annotated[list[str], Field(min_length=1)]
 
 
-class ScoreBody(BaseModel):
+class ScoreBody(Body):
     """Body of `/score`."""
 
+    renamed: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("queries", "data_1"), "text_1"),
+        **dict.fromkeys(("documents", "data_2", "items"), "text_2"),
+        "activation": "use_activation",
+    }
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **dict.fromkeys(("instruction", "mm_processor_kwargs", "chat_template"), ()),
+    }
+
     text_1: _TextOrTexts = Field(
-        validation_alias=AliasChoices("text_1", "queries", "data_1"),
         description="The first text of each pair. One text is paired with each of `text_2`. "
         "`queries` is another name of the field.",
     )
     text_2: _TextOrTexts = Field(
-        validation_alias=AliasChoices("text_2", "documents", "data_2", "items"),
         description="The second texts. `documents` is another name of the field.",
     )
     model: str | None = Field(
         None, description="Name of the model. Any name will do if the server has a single model."
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None, description="Not below the limit of the model, which is what is kept."
     )
     use_activation: bool | None = Field(
         None, description="Apply the model's activation function, as by default."
@@ -67,6 +76,7 @@ class ScoreAnswer(TypedDict):
 
 async def _score(body: ScoreBody, served: Served) -> Response:
     """Score pairs: with a reranker, or by the cosine of their embeddings."""
+    check_tokens(served.model, truncate_prompt_tokens=body.truncate_prompt_tokens)
     pairs = _pairs(body)
     if isinstance(served.model, Reranker):
         options = {} if body.use_activation is not False else {"activation": "none"}

@@ -276,6 +276,7 @@ class _Ask:
         options: Settings of the choice of spans.
         has_null: Whether "no answer" is a possible answer.
         top_k: Number of answers to return.
+        align_to_words: Whether answers are widened to whole words.
     """
 
     windows: Windows
@@ -283,6 +284,7 @@ class _Ask:
     options: TaskSettings
     has_null: bool
     top_k: int
+    align_to_words: bool = False
 
     def encode(self, items: Sequence[Question]) -> list[EncodedItem]:
         """Return the model inputs of each window of each context."""
@@ -306,7 +308,22 @@ class _Ask:
         """Return the best answers, the chosen one first."""
         windows = list(zip(values, encoded.places, strict=True))
         found = predict(windows, item["context"], self.options, has_null=self.has_null)
-        return _span_answers(found)[: self.top_k]
+        answers = _span_answers(found)[: self.top_k]
+        if self.align_to_words:
+            answers = [_of_words(each, item["context"]) for each in answers]
+        return answers
+
+
+def _of_words(found: SpanAnswer, context: str) -> SpanAnswer:
+    """Return an answer with the rest of the words at its ends, which are letters and digits."""
+    start, end = found["start"], found["end"]
+    if start == end:
+        return found
+    while start > 0 and context[start - 1].isalnum() and context[start].isalnum():
+        start -= 1
+    while end < len(context) and context[end].isalnum() and context[end - 1].isalnum():
+        end += 1
+    return {"score": found["score"], "start": start, "end": end, "answer": context[start:end]}
 
 
 _ANSWER_FIELDS: tuple[tuple[str, Kind], ...] = (
@@ -345,6 +362,7 @@ class AskOptions(TypedDict, total=False):
     max_seq_len: int | None
     max_question_len: int
     handle_impossible_answer: bool | None
+    align_to_words: bool
     batch_size: int | None
 
 
@@ -403,6 +421,7 @@ class QuestionAnswerer(Model):
         max_seq_len: int | None = None,
         max_question_len: int = 64,
         handle_impossible_answer: bool | None = None,
+        align_to_words: bool = False,
         batch_size: int | None = None,
     ) -> Any:
         """Answer questions, as transformers 4's pipeline "question-answering" does.
@@ -424,6 +443,8 @@ class QuestionAnswerer(Model):
             max_question_len: Longest question in tokens. The rest of it is cut off.
             handle_impossible_answer: Whether "no answer" is a possible answer. By default, if the
                 model was quantized with examples that have no answer.
+            align_to_words: Whether an answer that begins or ends within a word is widened to the
+                whole word. The pipeline's default is True; `evaluate` scores tokens.
             batch_size: Has no effect. It is there for code that passes it to transformers.
 
         Returns:
@@ -452,6 +473,7 @@ class QuestionAnswerer(Model):
             max_seq_len=max_seq_len,
             max_question_len=max_question_len,
             handle_impossible_answer=handle_impossible_answer,
+            align_to_words=align_to_words,
         )
         answers = self._all(job, items)
         found = [each[0] for each in answers] if top_k == 1 else answers
@@ -466,6 +488,7 @@ class QuestionAnswerer(Model):
         max_seq_len: int | None = None,
         max_question_len: int = 64,
         handle_impossible_answer: bool | None = None,
+        align_to_words: bool = False,
     ) -> _Ask:
         """Return the job of a call with these options, for `stream`.
 
@@ -507,6 +530,7 @@ class QuestionAnswerer(Model):
             options=options,
             has_null=handle_impossible_answer,
             top_k=top_k,
+            align_to_words=align_to_words,
         )
 
     def describe_truncation(self, truncated: int, items: int, max_length: int) -> str:
@@ -604,7 +628,15 @@ QUESTION_ANSWERING = Task(
     route=TaskRoute(
         inputs=(QuestionWithContext,),
         example={"question": "Where is the cat?", "context": "The cat is on the book."},
-        parameters={"top_k": 1, "doc_stride": None, "max_answer_len": None},
+        parameters={
+            "top_k": 1,
+            "doc_stride": None,
+            "max_answer_len": None,
+            "max_seq_len": None,
+            "max_question_len": 64,
+            "handle_impossible_answer": None,
+            "align_to_words": False,
+        },
         answer=lambda answer, parameters: answer[0] if parameters["top_k"] == 1 else answer,
     ),
 )

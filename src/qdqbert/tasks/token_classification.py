@@ -452,5 +452,8 @@ TOKEN_CLASSIFICATION = Task(
     class_names=_class_names,
     reads_texts=False,
     model=TokenClassifier,
-    route=TaskRoute(inputs=(str,), parameters={"aggregation_strategy": "simple"}),
+    route=TaskRoute(
+        inputs=(str,),
+        parameters={"aggregation_strategy": "simple", "ignore_labels": ("O",), "stride": None},
+    ),
 )

@@ -1,0 +1,123 @@
+"""Cohere's routes for embeddings: `/v1/embed` and `/v2/embed`."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import uuid
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from qdqbert.choices import OutputDtype
+from qdqbert.serving.fields import Body, kind_options
+from qdqbert.serving.rerank import rerank_error
+from qdqbert.serving.responses import Response, json_response
+from qdqbert.serving.routing import Route
+from qdqbert.serving.service import Served, check_width, count_truncated
+from qdqbert.tasks.feature_extraction import Embedder
+
+_EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+
+
+class CohereBody(Body):
+    """Body of `/v1/embed` and `/v2/embed`."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **dict.fromkeys(("images", "inputs"), ([],)),
+        "max_tokens": (),
+    }
+
+    texts: Annotated[list[str], Field(min_length=1)] = Field(description="Texts to embed.")
+    model: str | None = Field(
+        None, description="Name of the model. Any name will do if the server has a single model."
+    )
+    input_type: str | None = Field(
+        None, description="Kind of the texts, which has a prompt of the model: `search_query`."
+    )
+    embedding_types: list[_EmbeddingType] | None = Field(
+        None, description="Kinds of vectors to return; `float` by default."
+    )
+    output_dimension: int | None = Field(None, ge=1, description="Leading dimensions to keep.")
+    truncate: Literal["NONE", "START", "END"] | None = Field(
+        None, description="The end of texts that is cut off if they are too long, `END` by default."
+    )
+
+
+class CohereMeta(TypedDict):
+    """Version and numbers of tokens."""
+
+    api_version: dict[Literal["version"], str]
+    billed_units: dict[Literal["input_tokens"], int]
+
+
+class CohereAnswer(TypedDict):
+    """Answer of `/v1/embed` and `/v2/embed`."""
+
+    id: str
+    texts: list[str]
+    embeddings: Any
+    meta: CohereMeta
+    response_type: NotRequired[str]
+
+
+async def _embed(body: CohereBody, served: Served, *, version: int) -> Response:
+    """Embed texts, in each kind of vectors that is asked for."""
+    options = {
+        "truncate_dim": body.output_dimension,
+        "keep_length": True,
+        **kind_options(served.model, prompt_name=None, input_type=body.input_type, task=None),
+    }
+    kinds = body.embedding_types or ["float"]
+    found: dict[str, Any] = {}
+    for kind in dict.fromkeys(kinds):
+        dtype: OutputDtype = "float32" if kind == "float" or kind == "base64" else kind
+        answered = await served.run(
+            "job",
+            {**options, "output_dtype": dtype},
+            body.texts,
+            truncate=body.truncate != "NONE",
+            side="left" if body.truncate == "START" else None,
+        )
+        vectors = [each.answer for each in answered]
+        per_value = 8 if dtype in ("binary", "ubinary") else 1
+        check_width(vectors, body.output_dimension, per_value=per_value)
+        found[kind] = [_base64(each) for each in vectors] if kind == "base64" else vectors
+    is_plain = version == 1 and body.embedding_types is None
+    return json_response(
+        {
+            "id": str(uuid.uuid4()),
+            "texts": body.texts,
+            "embeddings": found["float"] if is_plain else found,
+            "meta": {
+                "api_version": {"version": str(version)},
+                "billed_units": {"input_tokens": sum(each.tokens for each in answered)},
+            },
+            "response_type": "embeddings_floats" if is_plain else "embeddings_by_type",
+        },
+        truncated=count_truncated(answered),
+    )
+
+
+def _base64(vector: np.ndarray) -> str:
+    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
+
+
+COHERE = tuple(
+    Route(
+        path=f"/v{version}/embed",
+        summary="Embed texts",
+        tag="Cohere",
+        run=functools.partial(_embed, version=version),
+        body=CohereBody,
+        answer=CohereAnswer,
+        kinds=(Embedder,),
+        example={"texts": ["A fine film."], "input_type": "search_document"},
+        error_form=rerank_error,
+    )
+    for version in (1, 2)
+)
+"""The routes."""

@@ -1,0 +1,117 @@
+"""The route of zero-shot classification: classifiers of entailment choose among given labels.
+
+Source: the pipeline "zero-shot-classification" of transformers. A label is entailed by a text if
+"This example is LABEL." is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from qdqbert.serving.limits import BadRequestError
+from qdqbert.serving.responses import Response, json_response
+from qdqbert.serving.routing import Route
+from qdqbert.serving.service import Served, count_truncated
+from qdqbert.serving.text_embeddings_inference import ScoredClass
+from qdqbert.tasks.logits import apply
+from qdqbert.tasks.text_classification import TextClassifier
+
+_Labels = Annotated[list[str], Field(min_length=1)]
+
+
+class ZeroShotParameters(BaseModel):
+    """Parameters of `/zero-shot-classification`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    candidate_labels: str | _Labels = Field(
+        description="Labels to choose from, as a list or separated by commas."
+    )
+    hypothesis_template: str = Field(
+        "This example is {}.", description="A sentence about a label, whose place is `{}`."
+    )
+    multi_label: bool = Field(False, description="Score each label alone.")
+
+
+class ZeroShotBody(BaseModel):
+    """Body of `/zero-shot-classification`."""
+
+    inputs: str | Annotated[list[str], Field(min_length=1)] = Field(
+        description="A text or several."
+    )
+    parameters: ZeroShotParameters
+
+
+async def _classify(body: ZeroShotBody, served: Served) -> Response:
+    """Sort labels by how well they fit texts, the best one first."""
+    given = body.parameters
+    labels = given.candidate_labels
+    if isinstance(labels, str):
+        labels = [each.strip() for each in labels.split(",") if each.strip()]
+    if not labels or "{}" not in given.hypothesis_template:
+        raise BadRequestError(
+            422,
+            "`parameters`: expected at least one of `candidate_labels`, and `{}` in "
+            "`hypothesis_template`, in the place of a label.",
+            "Validation",
+        )
+    entailment, contradiction = _entailment(served)
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    sentences = [given.hypothesis_template.replace("{}", each) for each in labels]
+    pairs = [(text, sentence) for text in texts for sentence in sentences]
+    found = await served.run("scoring_job", {"activation": "none"}, pairs)
+    logits = np.stack([each.answer for each in found]).reshape(len(texts), len(labels), -1)
+    if given.multi_label or len(labels) == 1:
+        # The probability of entailment rather than contradiction.
+        both = apply("softmax", logits[..., [contradiction, entailment]])
+        scores = both[..., 1]
+    else:
+        scores = apply("softmax", logits[..., entailment])
+    answers = []
+    for row in scores:
+        order = np.argsort(-row, kind="stable").tolist()
+        answers.append([{"label": labels[index], "score": float(row[index])} for index in order])
+    is_one = isinstance(body.inputs, str)
+    return json_response(answers[0] if is_one else answers, truncated=count_truncated(found))
+
+
+def _entailment(served: Served) -> tuple[int, int]:
+    """Return the numbers of the class of entailment, and of the one that contradicts it.
+
+    Raises:
+        BadRequestError: The model has no class of entailment.
+    """
+    model = served.model
+    assert isinstance(model, TextClassifier), "the route has this kind"
+    names = [name.lower() for name in model.labels]
+    own = next((index for index, name in enumerate(names) if name.startswith("entail")), None)
+    if own is None:
+        raise BadRequestError(
+            422,
+            f"The model {served.name!r} has no class of entailment, which labels of a request "
+            f"need. It has: {', '.join(model.labels)}.",
+            "Validation",
+        )
+    # As transformers chooses it: the first class, or the last one if that is entailment.
+    return own, 0 if own != 0 else -1
+
+
+ZERO_SHOT = (
+    Route(
+        path="/zero-shot-classification",
+        summary="Choose among labels of the request",
+        tag="tasks",
+        run=_classify,
+        body=ZeroShotBody,
+        answer=list[ScoredClass] | list[list[ScoredClass]],
+        kinds=(TextClassifier,),
+        example={
+            "inputs": "A fine film.",
+            "parameters": {"candidate_labels": ["good", "bad"]},
+        },
+    ),
+)
+"""The routes."""
