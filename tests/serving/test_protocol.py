@@ -23,23 +23,37 @@ CHUNKED = HEAD.replace(b"Content-Length: 14", b"Transfer-Encoding: chunked")
 PLAIN = b"POST /plain HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n"
 
 
+def connected(app: Any) -> tuple[PlainProtocol, mock.Mock]:
+    """Return a connection of an application, and its transport."""
+    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
+    connection = PlainProtocol(config=config, server_state=ServerState(), app_state={})
+    transport = mock.Mock()
+    transport.is_closing.return_value = False
+    transport.get_extra_info.return_value = None
+    connection.connection_made(transport)
+    return connection, transport
+
+
+async def soon() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def text_of(transport: mock.Mock) -> list[bytes]:
+    return [b"".join(call.args[0]) for call in transport.writelines.call_args_list]
+
+
 def written(app: Any, *sent: bytes) -> list[bytes]:
     """Send data to a connection of an application, and return what it writes, by writes."""
 
     async def main() -> list[bytes]:
-        config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
-        connection = PlainProtocol(config=config, server_state=ServerState(), app_state={})
-        transport = mock.Mock()
-        transport.is_closing.return_value = False
-        transport.get_extra_info.return_value = None
-        connection.connection_made(transport)
+        connection, transport = connected(app)
         for each in sent:
             connection.data_received(each)
             await asyncio.sleep(0)
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await soon()
         connection.connection_lost(None)
-        return [b"".join(call.args[0]) for call in transport.writelines.call_args_list]
+        return text_of(transport)
 
     return asyncio.run(main())
 
@@ -120,3 +134,62 @@ def test_a_response_is_written_before_its_connection_is_closed() -> None:
     (response,) = written(app, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert b"connection: close" in response
     assert b"fine" in response
+
+
+@pytest.mark.parametrize("sent", [PLAIN + BODY, PLAIN, PLAIN + BODY[:3]])
+def test_a_request_without_an_answer_gets_503_when_it_is_cut(sent, caplog) -> None:
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["type"] != "http.disconnect":
+            pass
+        seen.append(message["type"])
+
+    async def main() -> list[bytes]:
+        connection, transport = connected(app)
+        connection.data_received(sent)
+        await soon()
+        connection.cut()
+        await soon()
+        transport.close.assert_called()
+        return text_of(transport)
+
+    (response,) = asyncio.run(main())
+    assert response.startswith(b"HTTP/1.1 503 ")
+    assert b"connection: close" in response
+    assert seen == ["http.disconnect"]
+    assert not caplog.records
+
+
+def test_a_response_that_has_begun_is_cut_off() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.sleep(60)
+
+    async def main() -> None:
+        connection, transport = connected(app)
+        connection.data_received(PLAIN + BODY)
+        await soon()
+        connection.cut()
+        transport.abort.assert_called()
+
+    asyncio.run(main())
+
+
+def test_the_first_request_of_a_new_connection_is_answered_while_the_server_ends() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def main() -> tuple[bytes, bool]:
+        connection, transport = connected(app)
+        connection.shutdown()
+        transport.close.assert_not_called()
+        connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await soon()
+        return b"".join(text_of(transport)), transport.close.called
+
+    response, is_closed = asyncio.run(main())
+    assert response.startswith(b"HTTP/1.1 204 ")
+    assert b"connection: close" in response
+    assert is_closed

@@ -20,6 +20,13 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+# How long after a connection was made its first request may come while the server ends.
+_FIRST_REQUEST_SECONDS = 1.0
+_ENDING = b'{"error":"The server is ending. Send the request again.","error_type":"Unhealthy"}'
+_CUT = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_ENDING), _ENDING)
+)
 # Headers of an offer; RFC 7540, section 3.2.
 _OFFER = (b"upgrade", b"http2-settings")
 
@@ -30,11 +37,42 @@ class PlainProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """Replace uvicorn's parser."""
         super().__init__(*arguments, **options)
+        self._waits_until = self.loop.time() + _FIRST_REQUEST_SECONDS
+        self._is_ending = False
         self.use_new_parser()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Answer the requests of a connection."""
         super().connection_made(_Joined(transport, self.loop))  # type: ignore[arg-type]
+
+    def shutdown(self) -> None:
+        """Close the connection, after the answer to its request.
+
+        The request of a new connection may be on its way.
+        """
+        self._is_ending = True
+        if self.cycle is None and self.loop.time() < self._waits_until:
+            self.loop.call_at(self._waits_until, self._close_unused)
+        else:
+            super().shutdown()
+
+    def _close_unused(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
+
+    def cut(self) -> None:
+        """Close the connection now, with status 503 for a request that has no answer yet."""
+        if self.transport.is_closing():
+            return
+        has_begun = self.cycle is None or self.cycle.response_started or bool(self.pipeline)
+        if has_begun or self.flow.write_paused:
+            self.transport.abort()
+            return
+        self.transport.write(_CUT)
+        self.transport.close()
+        # As if the client had gone: the application must not answer, too.
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
 
     def use_new_parser(self) -> None:
         """Read what comes next with a parser of its own."""
@@ -50,6 +88,8 @@ class PlainProtocol(HttpToolsProtocol):
         """Start a request, unless its head will be read again."""
         if not self.has_offer():
             super().on_headers_complete()
+            if self._is_ending and self.cycle is not None:
+                self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         """End a request, unless its head will be read again."""

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -123,6 +124,31 @@ def test_workers_answer_as_one_server_and_are_replaced(quantized) -> None:
         assert "ended with status -9. It is replaced." in errors
         assert "Fatal" not in errors
         assert not any(map(is_running, second))
+
+
+def test_what_was_accepted_is_answered_after_sigterm_and_nothing_else_is_accepted(
+    quantized,
+) -> None:
+    def accepts(address: tuple[str, int]) -> bool:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(address):
+            return True
+        return False
+
+    with serving(quantized("sentence").directory) as server:
+        host, _, port = server.address.removeprefix("http://").partition(":")
+        address = (host, int(port))
+        body = json.dumps({"inputs": TEXTS}).encode()
+        head = f"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection(address, timeout=_SECONDS) as slow:
+            slow.sendall(head.encode() + body[:5])
+            server.get("/health")
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: not accepts(address))
+            assert server.process.poll() is None
+            slow.sendall(body[5:])
+            assert slow.recv(100).startswith(b"HTTP/1.1 200 ")
+        server.process.communicate(timeout=_SECONDS)
+        assert server.process.returncode == 0
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="It lists processes in /proc.")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-_KEEP_ALIVE_SECONDS = 75
 _SWITCH_SECONDS = 0.0005
 
 
@@ -46,16 +45,9 @@ def serve_here(
     Raises:
         UserInputError: A model cannot be served.
     """
-    import uvicorn
-
     from qdqbert.serving.app import build_app
     from qdqbert.serving.limits import Limits
-    from qdqbert.serving.protocol import PlainProtocol
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            when_ready(models)
+    from qdqbert.serving.server import Server
 
     with open_models(options, progress) as models:
         app = build_app(
@@ -67,18 +59,9 @@ def serve_here(
             running_workers=running_workers,
         )
         server = Server(
-            uvicorn.Config(
-                app,
-                http=PlainProtocol,
-                log_level="warning",
-                access_log=False,
-                ws="none",
-                # Addresses of clients are not used.
-                proxy_headers=False,
-                # Longer than load balancers keep a connection.
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=options.shutdown_seconds,
-            )
+            app,
+            shutdown_seconds=options.shutdown_seconds,
+            when_ready=lambda: when_ready(models),
         )
         with _handled_signals(), _switching_often():
             server.run(sockets=[listener])

@@ -1,8 +1,8 @@
 """Serve in several processes that share a port, each on cores of its own.
 
 The first process loads the models alone, so that it compiles kernels and packs weights once. A
-process that dies is replaced. The parent keeps the sockets of all processes open, so that
-connections that wait for one are not lost: the process that replaces it accepts them.
+process that dies is replaced. The parent keeps the sockets of all processes open until the server
+ends, so that connections that wait for one are not lost: the process that replaces it accepts them.
 """
 
 from __future__ import annotations
@@ -169,6 +169,9 @@ class _Workers:
 
     def stop(self) -> None:
         """End all processes, after they have answered the requests that they accepted."""
+        # Otherwise the system would accept connections that no process answers.
+        for listener in self._listeners:
+            listener.close()
         running = [each for each in self._workers if each.starts_at is None]
         for worker in running:
             worker.process.terminate()
