@@ -69,9 +69,13 @@ def test_cgroups_of_version_2_limit_cores(root, files, cores) -> None:
     assert usable_cores(root) == cores
 
 
-def test_cgroups_of_version_1_limit_cores(root) -> None:
-    write(root, "proc/self/cgroup", "3:memory:/x\n2:cpu,cpuacct:/x")
-    folder = "sys/fs/cgroup/cpu,cpuacct/x"
+@pytest.mark.parametrize("mounted", ["cpu,cpuacct", "cpuacct,cpu", "cpu"])
+@pytest.mark.parametrize("listed", ["cpu,cpuacct", "cpuacct,cpu"])
+def test_cgroups_of_version_1_limit_cores(root, listed, mounted) -> None:
+    write(root, "proc/self/cgroup", f"3:memory:/x\n2:{listed}:/x")
+    # Systems link the names of single controllers; another controller has no say.
+    (root / "sys/fs/cgroup/cpuacct").mkdir(parents=True)
+    folder = f"sys/fs/cgroup/{mounted}/x"
     write(root, f"{folder}/cpu.cfs_period_us", "100000")
     write(root, f"{folder}/cpu.cfs_quota_us", "-1")
     assert usable_cores(root) == 4

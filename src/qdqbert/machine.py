@@ -199,11 +199,27 @@ def _cgroup_limit(root: Path) -> float | None:
         is_unified = number == "0" and not controllers
         if not is_unified and "cpu" not in controllers.split(","):
             continue
-        top = root / "sys/fs/cgroup" / ("" if is_unified else controllers)
         # In a container the group can have its path on the host, which is not visible inside.
-        folders = [top, *(top / part for part in _prefixes(group))]
-        limits += [limit for each in folders if (limit := _limit_of(each)) is not None]
+        limits += [
+            limit
+            for top in _tops(root / "sys/fs/cgroup", is_unified=is_unified)
+            for folder in (top, *(top / part for part in _prefixes(group)))
+            if (limit := _limit_of(folder)) is not None
+        ]
     return min(limits, default=None)
+
+
+def _tops(mounted: Path, *, is_unified: bool) -> list[Path]:
+    """Return the folders of the controller of CPU time.
+
+    Those of version 1 have the names of controllers that are mounted together, in any order.
+    """
+    if is_unified:
+        return [mounted]
+    try:
+        return [each for each in mounted.iterdir() if "cpu" in each.name.split(",")]
+    except OSError:
+        return []
 
 
 def _prefixes(group: str) -> list[str]:

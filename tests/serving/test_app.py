@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import re
 
@@ -491,6 +492,27 @@ def test_requests_are_counted_by_route(models) -> None:
     assert 'qdqbert_requests_total{route="other",status="404"} 1.0' in lines
     assert 'qdqbert_inputs_total{model="embedder"} 4.0' in lines
     assert 'qdqbert_queued_inputs{model="embedder"} 0.0' in lines
+
+
+def test_a_form_is_told_what_to_send(client) -> None:
+    for sent in ({"data": {"inputs": "x"}}, {"files": {"inputs": b"x"}}):
+        refused = client.post("/models/embedder/embed", **sent)
+        assert refused.status_code == 422
+        assert "Send JSON with `Content-Type: application/json`" in refused.json()["error"]
+
+
+def test_a_server_none_of_whose_processes_is_ready_is_not_healthy(models) -> None:
+    running = iter((0, 2))
+    app = build_app(
+        {"embedder": models["embedder"]}, running_workers=functools.partial(next, running)
+    )
+    with TestClient(app) as client:
+        starting = client.get("/health")
+        assert starting.status_code == 503
+        assert starting.json() == {"status": "starting", "workers": 0}
+        ready = client.get("/health")
+        assert ready.status_code == 200
+        assert ready.json() == {"status": "ok", "workers": 2}
 
 
 WRONG = ("Bearer wrong", "secret", "Basic secret", "Bearer", "Bearersecret", "Bearer Secret")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -230,10 +231,12 @@ def _status_routes(
     every = models.by_name.values()
 
     async def health(body: None, served: None) -> Response:
-        found = Health(status="ok")
-        if running_workers is not None:
-            found["workers"] = running_workers()
-        return json_response(found)
+        if running_workers is None:
+            return json_response(Health(status="ok"))
+        if running := running_workers():
+            return json_response(Health(status="ok", workers=running))
+        starting = json_response(Health(status="starting", workers=0))
+        return dataclasses.replace(starting, status=503)
 
     async def show_metrics(body: None, served: None) -> Response:
         return Response(body=metrics.text(), content_type=_METRICS_TYPE)

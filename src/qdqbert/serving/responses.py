@@ -24,9 +24,12 @@ annotation describes the body."""
 
 
 class Health(TypedDict):
-    """The state of the server, and the number of its running processes if it has several."""
+    """The state of the server, and the number of its running processes if it has several.
 
-    status: Literal["ok"]
+    While none of them is ready, the state is "starting", with status 503.
+    """
+
+    status: Literal["ok", "starting"]
     workers: NotRequired[int]
 
 

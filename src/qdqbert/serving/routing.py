@@ -176,7 +176,11 @@ def described(error: pydantic.ValidationError, body: type[pydantic.BaseModel]) -
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
-        return BadRequestError(422, f"The body is not JSON: {reason}.", "Validation")
+        return BadRequestError(
+            422,
+            f"The body is not JSON: {reason}. Send JSON with `Content-Type: application/json`.",
+            "Validation",
+        )
     if len(first["loc"]) > 1:
         name = str(first["loc"][0])
         field = body.model_fields[name]

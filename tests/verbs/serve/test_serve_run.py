@@ -21,14 +21,53 @@ def test_what_cannot_be_served_is_refused(quantized, tmp_path) -> None:
         pytest.raises(UserInputError, match=r"Cannot listen on .* Pass another port"),
     ):
         qdqbert.serve([folder], port=taken.getsockname()[1])
-    # An address of the network that documents use, which no machine has.
-    with pytest.raises(UserInputError, match=r"Pass an address of this machine as `host`"):
-        qdqbert.serve([folder], host="192.0.2.1", port=0)
     with pytest.raises(UserInputError, match="`models` is missing"):
         qdqbert.serve([])
     # More would be refused by the system, some after they have started.
     with pytest.raises(UserInputError, match="`workers` must be at least 1 and at most 256"):
         qdqbert.serve([folder], port=0, workers=257)
+
+
+_OF_THIS_MACHINE = "Pass an address of this machine as `host`"
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        # Addresses of the networks that documents use, which no machine has.
+        ("192.0.2.1", _OF_THIS_MACHINE),
+        ("2001:db8::1", _OF_THIS_MACHINE),
+        ("name.invalid", _OF_THIS_MACHINE),
+        # Names that no DNS can have.
+        ("a..b", _OF_THIS_MACHINE),
+        (64 * "a", _OF_THIS_MACHINE),
+        ("a\0b", _OF_THIS_MACHINE),
+        ("fe80::1", r"Pass the interface, too, such as fe80::1%eth0"),
+        ("", "`host` is empty"),
+        (" ", "`host` is empty"),
+    ],
+)
+def test_a_host_that_is_not_this_machine_is_refused_by_name(host, message) -> None:
+    with pytest.raises(UserInputError, match=message) as refused:
+        qdqbert.serve(["./missing"], host=host, port=0)
+    assert refused.value.argument == "host"
+
+
+@pytest.mark.parametrize("first", ["2001:db8::1", "::1"])
+def test_a_name_with_addresses_of_version_6_only_is_this_machine_if_one_is(
+    monkeypatch, first
+) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("This machine has no IPv6.")
+    found = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", (each, 0, 0, 0)) for each in (first, "::1")
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **options: found)
+    # The address is bound before models are opened.
+    with pytest.raises(CheckpointError):
+        qdqbert.serve(["./missing"], host="six", port=0)
 
 
 _WRONG_KEYS = {

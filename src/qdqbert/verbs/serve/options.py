@@ -14,7 +14,8 @@ class ServeOptions(ServerOptions, Call):
     """Common options.
 
     Attributes:
-        host: Address to listen on. "0.0.0.0" accepts requests from other machines.
+        host: Address to listen on, or a name of this machine. "0.0.0.0" accepts requests from other
+            machines, and "::" also those with IPv6.
         port: Port to listen on; 0 takes any free one.
         workers: Number of processes that answer requests, each with its share of the cores. They
             share the port. One process feeds about 16 cores with small requests. By default one
@@ -34,6 +35,12 @@ class ServeOptions(ServerOptions, Call):
             UserInputError: A value is not allowed.
         """
         super().__post_init__()
+        if not self.host.strip():
+            raise UserInputError(
+                "`host` is empty, which would mean all addresses. Pass 127.0.0.1 for requests of "
+                "this machine, or 0.0.0.0 for those of others, too.",
+                argument="host",
+            )
         if (self.workers or 1) > 1 and sys.platform == "win32":
             raise UserInputError(
                 f"`workers={self.workers}` needs a system whose processes can share a port. "

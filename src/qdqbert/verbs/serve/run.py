@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger("qdqbert")
 _MODULES = ("httptools", "orjson", "prometheus_client", "pydantic", "uvicorn")
+# Errors about an address that is not this machine's, or of a version that it has turned off.
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL)
 # One process answers small requests as fast as about 16 cores run them.
 _CORES_OF_A_WORKER = 8
 
@@ -92,30 +94,55 @@ def _bound(options: ServeOptions, count: int) -> Iterator[list[socket.socket]]:
 def _socket(options: ServeOptions, port: int, *, divides: bool = False) -> socket.socket:
     """Return a socket that is bound to the address.
 
+    A name can have several addresses: the first of version 4 that is this machine's is taken, then
+    the first of version 6.
+
     Raises:
         UserInputError: The address is taken, or is not one of this machine.
     """
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if divides:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    failure: Exception
     try:
-        made.bind((options.host, port))
-    except OSError as error:
-        made.close()
-        is_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        advice = (
-            "an address of this machine as `host`, or 0.0.0.0 for all of them"
-            if is_host
-            else "another port, or 0 for any"
+        found = socket.getaddrinfo(
+            options.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        raise UserInputError(
-            f"Cannot listen on `host={options.host!r}`, `port={options.port}`: "
-            f"{error.strerror or error}. Pass {advice}.",
-            argument="host" if is_host else "port",
-        ) from error
-    return made
+    # A name that no DNS can have, too.
+    except (OSError, ValueError) as error:
+        raise _refused(options, error) from error
+    for family, kind, _, _, address in sorted(found, key=lambda each: each[0] != socket.AF_INET):
+        made = None
+        try:
+            made = socket.socket(family, kind)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if divides:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            made.bind(address)
+        except OSError as error:
+            if made is not None:
+                made.close()
+            failure = error
+            if error.errno not in _NOT_HERE:
+                break
+        else:
+            return made
+    raise _refused(options, failure) from failure
+
+
+def _refused(options: ServeOptions, error: Exception) -> UserInputError:
+    """Return the error about an address that the server cannot listen on."""
+    is_host = not isinstance(error, OSError) or isinstance(error, socket.gaierror)
+    is_host = is_host or error.errno in _NOT_HERE
+    if options.host.lower().startswith("fe80:") and "%" not in options.host:
+        is_host, advice = True, f"the interface, too, such as {options.host}%eth0"
+    elif is_host:
+        advice = "an address of this machine as `host`, or 0.0.0.0 for all of them"
+    else:
+        advice = "another port, or 0 for any"
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return UserInputError(
+        f"Cannot listen on `host={options.host!r}`, `port={options.port}`: {reason}. "
+        f"Pass {advice}.",
+        argument="host" if is_host else "port",
+    )
 
 
 def _address(listener: socket.socket) -> str:
