@@ -129,8 +129,8 @@ def _socket(options: ServeOptions, port: int, *, divides: bool = False) -> socke
 
 def _refused(options: ServeOptions, error: Exception) -> UserInputError:
     """Return the error about an address that the server cannot listen on."""
-    is_host = not isinstance(error, OSError) or isinstance(error, socket.gaierror)
-    is_host = is_host or error.errno in _NOT_HERE
+    is_of_name = not isinstance(error, OSError) or isinstance(error, socket.gaierror)
+    is_host = is_of_name or getattr(error, "errno", None) in _NOT_HERE
     if options.host.lower().startswith("fe80:") and "%" not in options.host:
         is_host, advice = True, f"the interface, too, such as {options.host}%eth0"
     elif is_host:
