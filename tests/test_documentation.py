@@ -58,7 +58,7 @@ LABELS = ("dull", "fine")
 # Each tutorial quantizes a model of its own and starts a server, one guide needs Ray Serve, and
 # three take long. The other pages run all kinds of calls.
 SLOW = {"token-classification", "question-answering", "reranking", "fill-mask"}
-SLOW |= {"serve", "export", "migrate", "onnx"}
+SLOW |= {"serve", "export", "migrate", "onnx", "embeddings", "text-classification", "settings"}
 # Guides each of whose steps also runs in a process of its own, as the README's and the tutorials'.
 ALONE = {"migrate", "qat"}
 # Options of other programs: pip, torchrun, docker, servers, trtexec and scripts in `benchmarks/`.

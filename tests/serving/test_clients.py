@@ -133,6 +133,7 @@ def test_requests_made_of_the_description_get_the_responses_that_it_describes(
     assert found.returncode == 0, found.stdout
 
 
+@pytest.mark.slow
 def test_requests_of_many_clients_get_their_own_answers(server, embeddings) -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
 

@@ -178,6 +178,7 @@ def test_load_downloads_only_settings_and_safetensors_of_a_float_checkpoint(
     assert not set(others) & set(hub.downloads)
 
 
+@pytest.mark.slow
 def test_files_of_torch_are_downloaded_where_there_are_no_safetensors(
     hub, checkpoint_copy, tmp_path
 ) -> None:
