@@ -35,6 +35,7 @@ from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.encoders.config import Config
 from qdqbert.engines.runner import RUNS_NO_ONNX
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
+from qdqbert.files import temporary_places
 from qdqbert.json_files import Fields, damaged, read_json, shown
 from qdqbert.task_kinds import TaskSettings
 
@@ -379,10 +380,16 @@ def _write_errors() -> tuple[type[Exception], ...]:
 
 def _no_space(error: Exception, directory: Path, reason: str) -> UserInputError:
     """Name the full disk: the output's, or the one of temporary files."""
-    scratch = Path(tempfile.gettempdir())
     name = getattr(error, "filename", None)
-    is_scratch = name is not None and Path(str(name)).is_relative_to(scratch)
-    if is_scratch and not directory.is_relative_to(scratch):
+    scratch = next(
+        (
+            each
+            for each in temporary_places()
+            if name is not None and Path(str(name)).is_relative_to(each)
+        ),
+        None,
+    )
+    if scratch is not None and not directory.is_relative_to(scratch):
         return UserInputError(
             f"The folder for temporary files, {str(scratch)!r}, cannot be written: {reason}. "
             "Nothing was changed. Free some space, or set TMPDIR to another folder."

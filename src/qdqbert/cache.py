@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -18,7 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from qdqbert.files import digest_of, write_bytes
+from qdqbert.errors import UserInputError
+from qdqbert.files import digest_of, temporary_places, write_bytes
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -31,16 +33,18 @@ _LARGE_BYTES = 10**6
 # A file that was just written can change again without another time.
 _SETTLED_SECONDS = 2
 
-# Linux keeps this folder in memory.
-_MEMORY = Path("/dev/shm")
-
 
 def cache_folder() -> Path:
     """Return the folder of the cache, which need not exist."""
     if chosen := os.environ.get("QDQBERT_CACHE"):
-        return Path(chosen)
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "qdqbert"
+        return _expanded(chosen)
+    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "qdqbert"
+
+
+def _expanded(path: str) -> Path:
+    """Return a path without `~`. As in Docker, the home of a user without one is `/`."""
+    first, *rest = Path(os.path.expanduser(path)).parts or (".",)
+    return Path("/" if first == "~" else first, *rest)
 
 
 def models_folder() -> Path:
@@ -52,31 +56,45 @@ def kept_folder(key: str, fill: Callable[[Path], None]) -> Path:
     """Return a folder of the cache. Fill it first, if it does not exist.
 
     Several processes can do this at once: a folder appears when it is complete. If the cache
-    cannot be written, the folder is a temporary one of this process, in memory where there is one.
+    cannot be used, the folder is a temporary one of this process, in memory where there is room.
 
     Args:
         key: Name of the folder, which says all that its content depends on.
         fill: Writes the content into an empty folder.
+
+    Raises:
+        UserInputError: Neither the cache nor a temporary folder can be written.
     """
     folder = models_folder() / key
-    if folder.is_dir():
+    try:
+        is_new = not folder.is_dir()
+        if is_new:
+            _fill(folder, fill)
+        # It can be another user's.
+        os.scandir(folder).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        found = _temporary(fill, f"The cache {str(folder.parent)!r} cannot be used ({reason})")
+        _say_that_there_is_no_cache(str(folder.parent), reason)
+        return found
+    if is_new:
+        _trim(folder)
+    else:
         # The time of the last use.
         with contextlib.suppress(OSError):
             os.utime(folder)
-        return folder
-    try:
-        _fill(folder, fill)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
-            raise
-        _LOGGER.warning(
-            "The cache %s cannot be written (%s). The model is packed for this process only.",
-            str(folder.parent),
-            error.strerror,
-        )
-        return _temporary(fill)
-    _trim(folder)
     return folder
+
+
+@functools.cache
+def _say_that_there_is_no_cache(folder: str, reason: str) -> None:
+    """Say once in a process that its models are packed for it alone."""
+    _LOGGER.warning(
+        "The cache %s cannot be written (%s). Models are packed for this process only. Set "
+        "QDQBERT_CACHE to a folder that can be written.",
+        folder,
+        reason,
+    )
 
 
 def kept_digest(path: Path) -> str:
@@ -148,12 +166,29 @@ def _rename(partial: Path, folder: Path) -> None:
         raise
 
 
-def _temporary(fill: Callable[[Path], None]) -> Path:
-    has_memory = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)
-    folder = Path(tempfile.mkdtemp(prefix="qdqbert-", dir=_MEMORY if has_memory else None))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    fill(folder)
-    return folder
+def _temporary(fill: Callable[[Path], None], problem: str) -> Path:
+    """Return a folder of this process, in memory if it has room for the content.
+
+    Raises:
+        UserInputError: No folder for temporary files has.
+    """
+    reason = "There is no folder for temporary files"
+    for place in reversed(temporary_places()):
+        folder = None
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="qdqbert-", dir=place))
+            fill(folder)
+        except OSError as error:
+            reason = f"Neither can {str(place)!r} ({error.strerror or error})"
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+        else:
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            return folder
+    raise UserInputError(
+        f"{problem}. {reason}. Set the environment variable QDQBERT_CACHE to a folder that can be "
+        "written."
+    )
 
 
 def _trim(newest: Path) -> None:

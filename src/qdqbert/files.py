@@ -1,14 +1,56 @@
-"""Write files so that a reader sees the old content or the new one, never a part, and hash them."""
+"""Write files so that a reader sees the old content or the new one, never a part, and hash them.
+
+Folders for temporary files, too.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from qdqbert.errors import UserInputError
+
+MEMORY = Path("/dev/shm")
+"""The folder that Linux keeps in memory."""
+
+
+def temporary_places() -> list[Path]:
+    """Return the folders that temporary files can be written to: the system's, and memory."""
+    found = []
+    with contextlib.suppress(OSError):
+        found.append(Path(tempfile.gettempdir()))
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK):
+        found.append(MEMORY)
+    return found
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yield a new folder for temporary files, which is removed at the end.
+
+    Raises:
+        UserInputError: There is no place for one.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            place = next(iter(temporary_places()), None)
+            made = tempfile.TemporaryDirectory(
+                prefix="qdqbert-", dir=place, ignore_cleanup_errors=True
+            )
+            folder = Path(stack.enter_context(made))
+        except OSError as error:
+            raise UserInputError(
+                f"No folder for temporary files can be written: {error.strerror}. Set the "
+                "environment variable TMPDIR to a folder that can be."
+            ) from error
+        yield folder
 
 
 def digest_of(path: Path) -> str:

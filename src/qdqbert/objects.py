@@ -11,12 +11,12 @@ import dataclasses
 import inspect
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin
 
 from qdqbert.errors import UserInputError
+from qdqbert.files import temporary_folder
 
 _Item = TypeVar("_Item")
 _Given = TypeVar("_Given", contravariant=True)
@@ -167,9 +167,9 @@ def saved(value: Any, argument: str) -> Iterator[Any]:
         yield value
         return
     name = _name_of(parts[0])
-    with tempfile.TemporaryDirectory(prefix="qdqbert-", ignore_cleanup_errors=True) as root:
+    with temporary_folder() as root:
         # Messages about the files and the default output have the last part of the name.
-        folder = str(Path(root) / Path(name).resolve().name)
+        folder = str(root / Path(name).resolve().name)
         for each in parts:
             each.save_pretrained(folder, **_save_options(each))
         yield SavedModel(folder=folder, name=f"{name} (in memory)")

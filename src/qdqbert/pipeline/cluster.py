@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from qdqbert.calibration.passes import Run
 from qdqbert.calibration.statistics import MergeableObserver
 from qdqbert.encoding import Batch
 from qdqbert.errors import QdqBertError
+from qdqbert.files import temporary_folder
 from qdqbert.integrations.ray_cluster import address_of, alive_nodes, divide, open_ray, reporting
 from qdqbert.pipeline.sited import Advance
 from qdqbert.pipeline.source import ModelPath, open_source
@@ -46,8 +46,8 @@ def observe(
 ) -> MergeableObserver | QdqBertError:
     """Show the activations of a shard to an observer, and return it; or the error of the user."""
     try:
-        with tempfile.TemporaryDirectory() as scratch:
-            source = open_source(shard.model, Path(scratch), Silent())
+        with temporary_folder() as scratch:
+            source = open_source(shard.model, scratch, Silent())
             run = source.with_sites(shard.groups).observed_run(shard.batches, lambda: None)
             run(observer, scales)
     except QdqBertError as error:

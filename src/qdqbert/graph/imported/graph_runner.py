@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from qdqbert.choices import EngineName
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.engines.runner import Outputs, Runner, open_runner
 from qdqbert.errors import CheckpointError, QdqBertError, UserInputError, one_line
+from qdqbert.files import temporary_folder
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.fixed_shapes import FixedShapeRunner, FixedSizes, fixed_sizes
 from qdqbert.graph.imported.input_output_names import check_rank, name_inputs, name_outputs
@@ -237,8 +237,8 @@ def open_graph_file(
         UserInputError: The file cannot be read, does not fit the task, or does not run on the
             engine.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        copy = copy_to_run(path, Path(scratch) / path.name, task=task, names=names)
+    with temporary_folder() as scratch:
+        copy = copy_to_run(path, scratch / path.name, task=task, names=names)
         return GraphRunner(path, copy, engine, provider=provider, reopens=False)
 
 

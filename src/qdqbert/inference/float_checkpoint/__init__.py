@@ -9,7 +9,6 @@ as they are.
 from __future__ import annotations
 
 import logging
-import tempfile
 from pathlib import Path
 
 from qdqbert.artifact import CONFIG, Artifact, open_artifact, quantize_command
@@ -18,6 +17,7 @@ from qdqbert.checkpoint.folder import refuse_old_pickles
 from qdqbert.choices import Precision
 from qdqbert.encoders.tensor_files import has_weights_below
 from qdqbert.engines.native.storage import FORMAT
+from qdqbert.errors import UserInputError
 from qdqbert.inference.float_checkpoint.closeness import keep_closeness, kept_closeness
 from qdqbert.inference.float_checkpoint.source import (
     FloatCheckpoint,
@@ -124,12 +124,12 @@ def _log_closeness(checkpoint: FloatCheckpoint, artifact: Artifact, name: str) -
 
         try:
             found = measure_closeness(checkpoint, artifact.model_for("native"))
-        except OSError as error:
+        except (OSError, UserInputError) as error:
             _LOGGER.warning(
-                "INT8 of %s was not compared with float, whose graph cannot be written to %s: %s.",
+                "INT8 of %s was not compared with float, whose graph cannot be written to a "
+                "temporary folder: %s",
                 name,
-                tempfile.gettempdir(),
-                error.strerror,
+                getattr(error, "strerror", None) or error,
             )
             return
         keep_closeness(found, artifact.directory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import to_decibels
+from qdqbert.files import temporary_folder
 from qdqbert.graph.writer import write_graph
 from qdqbert.inference.float_checkpoint.closeness import Closeness
 from qdqbert.inference.float_checkpoint.folder import read_model
@@ -36,8 +36,8 @@ def measure_closeness(checkpoint: FloatCheckpoint, packed: Path) -> Closeness:
         OSError: The float graph, a temporary file, cannot be written.
     """
     tokenizer = read_tokenizer(packed.parent / TOKENIZER).tokenizer
-    with tempfile.TemporaryDirectory(prefix="qdqbert-") as scratch:
-        graph = Path(scratch) / "model.onnx"
+    with temporary_folder() as scratch:
+        graph = scratch / "model.onnx"
         model = read_model(checkpoint, checkpoint.read_weights())
         write_graph(model, graph)
         tokenizer.enable_truncation(min(model.limit, _LONGEST_TEXT))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from qdqbert.files import temporary_folder
 from qdqbert.pipeline.examples import Data
 from qdqbert.pipeline.plans import Scheme, choose_targets
 from qdqbert.pipeline.prepare import Lengths, prepare
@@ -53,8 +53,8 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
         batch_size=options.batch_size,
         task_options=options.task_options,
     )
-    with tempfile.TemporaryDirectory() as scratch:
-        source = open_source(model, Path(scratch), progress)
+    with temporary_folder() as scratch:
+        source = open_source(model, scratch, progress)
         scheme = scheme.of(source)
         name, weights_for = source.task.name, scheme.quantizers.weights_for
         [target] = choose_targets([options.target], name, weights_for)

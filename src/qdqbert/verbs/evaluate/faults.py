@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from qdqbert.encoding import Batch, first_rows
 from qdqbert.engines.runner import open_runner
 from qdqbert.evidence.findings import Storage, find_faults
 from qdqbert.evidence.stored_weights import read_stored_weights
+from qdqbert.files import temporary_folder
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.graph_runner import copy_to_run, engine_errors
 from qdqbert.graph.imported.onnx_file import file_errors, load_graph
@@ -52,10 +52,10 @@ def _record(
 
     Return nothing for a graph with fixed sizes.
     """
-    with tempfile.TemporaryDirectory() as scratch:
+    with temporary_folder() as scratch:
         copy = copy_to_run(
             path,
-            Path(scratch) / path.name,
+            scratch / path.name,
             task=task,
             names=names_of(options),
         )
@@ -66,7 +66,7 @@ def _record(
         shown = [name for name in names if name in known]
         outputs = model.graph.outputs
         outputs.extend(known[name] for name in shown if known[name] not in outputs)
-        shown_copy = Path(scratch) / f"shown-{path.name}"
+        shown_copy = scratch / f"shown-{path.name}"
         save_graph(model, shown_copy, temporary=True)
         with engine_errors(path):
             runner = open_runner("onnxruntime", shown_copy)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from qdqbert.evidence.latency import ROUNDS, Candidate, time_candidates, usual_shapes
 from qdqbert.evidence.reports import LatencyReport, latency_reports
+from qdqbert.files import temporary_folder
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.graph_runner import GraphRunner, copy_to_run
 from qdqbert.graph.of_checkpoint import encoder_of
@@ -34,10 +34,10 @@ def time_both(
         UserInputError: A file cannot be read, or does not fit the task.
     """
     assert options.reference is not None
-    with tempfile.TemporaryDirectory() as scratch:
+    with temporary_folder() as scratch:
         files = []
         for name, model in (("float", options.reference), ("int8", options.model)):
-            files.append(Path(scratch) / f"{name}.onnx")
+            files.append(scratch / f"{name}.onnx")
             _write(model, files[-1], subject.task.name, options)
         runner = subject.runner
         vocabulary = runner.copy.vocabulary_size if isinstance(runner, GraphRunner) else None

@@ -16,7 +16,6 @@ import select
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 
 import qdqbert.errors
 from qdqbert.errors import QdqBertError
-from qdqbert.files import write_bytes
+from qdqbert.files import temporary_folder, write_bytes
 from qdqbert.machine import parts_of_cpus, usable_cores
 from qdqbert.progress import Progress
 from qdqbert.runtime.model import Model
@@ -75,8 +74,8 @@ def run_workers(
     Raises:
         QdqBertError: The first process cannot start. It is the error of that process.
     """
-    with tempfile.TemporaryDirectory(prefix="qdqbert-") as folder:
-        workers = _Workers(options, listeners, Path(folder))
+    with temporary_folder() as folder:
+        workers = _Workers(options, listeners, folder)
         with handling_signals(workers.stop_soon):
             try:
                 models = workers.start(progress)
@@ -85,7 +84,7 @@ def run_workers(
                     workers.replace_those_that_die()
             finally:
                 workers.stop()
-        yield Path(folder)
+        yield folder
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -1,0 +1,32 @@
+"""Folders for temporary files."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+
+from qdqbert.errors import UserInputError
+from qdqbert.files import temporary_folder
+
+
+def no_folder() -> str:
+    raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+
+def test_without_a_folder_of_the_system_memory_is_used(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", no_folder)
+    monkeypatch.setattr("qdqbert.files.MEMORY", tmp_path)
+    with temporary_folder() as folder:
+        assert folder.parent == tmp_path
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_any_place_the_variable_is_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", no_folder)
+    monkeypatch.setattr("qdqbert.files.MEMORY", tmp_path / "missing")
+    with (
+        pytest.raises(UserInputError, match=r"found in .* Set the environment variable TMPDIR"),
+        temporary_folder(),
+    ):
+        pass
