@@ -6,12 +6,26 @@ import tempfile
 
 import pytest
 
+import qdqbert
 from qdqbert.errors import UserInputError
 from qdqbert.files import temporary_folder
 
 
 def no_folder() -> str:
     raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_verb_names_the_variable_that_libraries_miss(monkeypatch, has_folder) -> None:
+    def fail(*arguments: object) -> None:
+        raise FileNotFoundError(2, "a message of a library")
+
+    if not has_folder:
+        monkeypatch.setattr(tempfile, "gettempdir", no_folder)
+    monkeypatch.setattr("qdqbert.verbs.serve.run.run", fail)
+    with pytest.raises(FileNotFoundError if has_folder else UserInputError) as failed:
+        qdqbert.serve("model")
+    assert ("TMPDIR" in str(failed.value)) is not has_folder
 
 
 def test_without_a_folder_of_the_system_memory_is_used(tmp_path, monkeypatch) -> None:

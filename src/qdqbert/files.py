@@ -31,6 +31,21 @@ def temporary_places() -> list[Path]:
     return found
 
 
+def temporary_error() -> UserInputError | None:
+    """Return the error about a system without a folder for temporary files.
+
+    Libraries stop with an `OSError` while they are loaded. `None` if there is a folder.
+    """
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        return UserInputError(
+            f"No folder for temporary files can be written: {error.strerror}. Set the environment "
+            "variable TMPDIR to a folder that can be."
+        )
+    return None
+
+
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
     """Yield a new folder for temporary files, which is removed at the end.
@@ -38,19 +53,20 @@ def temporary_folder() -> Iterator[Path]:
     Raises:
         UserInputError: There is no place for one.
     """
-    with contextlib.ExitStack() as stack:
-        try:
-            place = next(iter(temporary_places()), None)
-            made = tempfile.TemporaryDirectory(
-                prefix="qdqbert-", dir=place, ignore_cleanup_errors=True
-            )
-            folder = Path(stack.enter_context(made))
-        except OSError as error:
-            raise UserInputError(
-                f"No folder for temporary files can be written: {error.strerror}. Set the "
-                "environment variable TMPDIR to a folder that can be."
-            ) from error
-        yield folder
+    places = temporary_places()
+    if not places and (problem := temporary_error()):
+        raise problem
+    try:
+        made = tempfile.TemporaryDirectory(
+            prefix="qdqbert-", dir=places[0], ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        raise UserInputError(
+            f"No folder for temporary files can be made in {str(places[0])!r}: {error.strerror}. "
+            "Set the environment variable TMPDIR to another one."
+        ) from error
+    with made as folder:
+        yield Path(folder)
 
 
 def digest_of(path: Path) -> str:

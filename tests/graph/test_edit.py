@@ -3,9 +3,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx_ir.passes import common
 
 from qdqbert.graph.edit import (
     add_constant,
+    apply_passes,
     constant_array,
     only_consumer,
     producer_of,
@@ -102,3 +104,11 @@ def test_a_constant_keeps_its_shape(graph, shape) -> None:
     # The scale of a whole tensor has shape (). Of shape (1,) it would be a scale per channel.
     value = add_constant(graph, "made", np.ones(shape, np.float32))
     assert constant_array(value).shape == shape
+
+
+def test_passes_leave_no_lines_in_the_log(caplog) -> None:
+    text = TEXT.replace("once = Abs (x)", "same = Identity (x)\n    once = Abs (same)")
+    with caplog.at_level("INFO"):
+        changed = apply_passes(ir.from_onnx_text(text), common.IdentityEliminationPass())
+    assert "Identity" not in {node.op_type for node in changed.graph}
+    assert not caplog.records

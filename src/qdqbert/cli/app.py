@@ -23,6 +23,7 @@ from qdqbert.cli._command import Command, add_command
 from qdqbert.cli._commands import COMMANDS
 from qdqbert.cli._console import PlainConsole
 from qdqbert.cli._errors import ExitCode, Terminated, fail
+from qdqbert.files import temporary_error, temporary_places
 from qdqbert.options import declared_options
 
 # Names that options of other commands have in a command.
@@ -74,6 +75,9 @@ def _set_up_process() -> None:
     """Choose settings that libraries read when they are loaded, unless the user has chosen."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+    # Libraries stop without a folder for temporary files. Memory is one on a read-only root.
+    if temporary_error() is not None and (places := temporary_places()):
+        os.environ["TMPDIR"] = str(places[0])
     gc.set_threshold(_NEW_OBJECTS, 10, 10)
 
 

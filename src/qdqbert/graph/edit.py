@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -99,10 +100,25 @@ def replace(
 
 def tidy(model: ir.Model) -> ir.Model:
     """Remove unused nodes and opset imports, and sort the nodes topologically."""
-    for step in (
+    return apply_passes(
+        model,
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedOpsetsPass(),
         common.TopologicalSortPass(),
-    ):
-        model = step(model).model
+    )
+
+
+def apply_passes(model: ir.Model, *passes: ir.passes.PassBase) -> ir.Model:
+    """Return what passes of onnx_ir make of a model, one after another.
+
+    Their log lines are left out: they say what each pass is called, and nothing of the model.
+    """
+    logger = logging.getLogger("onnx_ir")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        for each in passes:
+            model = each(model).model
+    finally:
+        logger.setLevel(level)
     return model

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes import common
 
 from qdqbert.errors import GraphError
-from qdqbert.graph.edit import add_constant, constant_array, tidy
+from qdqbert.graph.edit import add_constant, apply_passes, constant_array, tidy
 from qdqbert.graph.tail_nodes import TAIL
 
 # Replaces the lowest float32. Its exponential is 0 in every float type.
@@ -51,7 +51,7 @@ def to_half_precision(model: ir.Model) -> ir.Model:
                 "to float16. Use target 'portable'."
             )
     # The type of every value is needed.
-    model = common.ShapeInferencePass()(model).model
+    model = apply_passes(model, common.ShapeInferencePass())
     graph = model.graph
     kept = _kept_in_float(graph)
     nodes = list(graph)

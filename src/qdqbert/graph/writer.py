@@ -32,6 +32,7 @@ from qdqbert.encoders.model import (
 )
 from qdqbert.encoders.quantize import Choices, Specs
 from qdqbert.encoders.sites import modules_of, parent_of
+from qdqbert.graph.edit import apply_passes
 from qdqbert.graph.half_precision import to_half_precision
 from qdqbert.graph.nodes import Array, Nodes
 from qdqbert.graph.qdq import SiteWriter
@@ -84,10 +85,10 @@ def make_graph(
     """
     writer = _Writer(model, specs or {}, choices or Choices(), style or QdqStyle())
     graph = ir.Model(writer.write(), ir_version=_IR_VERSION)
-    graph = common.ShapeInferencePass()(graph).model
+    graph = apply_passes(graph, common.ShapeInferencePass())
     if model.tail is not None:
         append_tail(graph, model.tail, writer.states)
-    graph = common.IdentityEliminationPass()(graph).model
+    graph = apply_passes(graph, common.IdentityEliminationPass())
     return to_half_precision(graph) if writer.style.float16 else graph
 
 

@@ -127,14 +127,20 @@ def test_a_folder_without_checksums_and_rows_says_what_is_missing(folder) -> Non
     ]
 
 
-def test_an_engine_that_is_not_installed_is_a_notice(folder, monkeypatch) -> None:
-    monkeypatch.setattr(
-        "qdqbert.verbs.verify.run.is_installed", lambda engine: engine != "openvino"
-    )
+@pytest.mark.parametrize(
+    ("engine", "command"),
+    [
+        ("openvino", "pip install 'qdqbert[openvino]'"),
+        # They are dependencies of this package, and no extras.
+        ("onnxruntime", "pip install onnxruntime"),
+    ],
+)
+def test_an_engine_that_is_not_installed_is_a_notice(folder, monkeypatch, engine, command) -> None:
+    monkeypatch.setattr("qdqbert.verbs.verify.run.is_installed", lambda name: name != engine)
     report = qdqbert.verify(folder)
     assert report.meets_limits
-    assert "openvino" not in {each.engine for each in report.fidelity}
-    assert any("pip install 'qdqbert[openvino]'" in each for each in report.notices)
+    assert engine not in {each.engine for each in report.fidelity}
+    assert any(command in each for each in report.notices)
 
 
 def test_another_folder_is_refused(tmp_path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from qdqbert.graph.edit import constant_array, producer_of
+from qdqbert.graph.edit import apply_passes, constant_array, producer_of
 from qdqbert.graph.imported.fused_operators import decompose_fused_operators
 from qdqbert.graph.imported.layer_norm import fuse_layer_norms
 from qdqbert.graph.imported.node_builder import Build, Builder, replace_nodes
@@ -24,7 +24,7 @@ _WIDENED = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 def lift_constants(model: ir.Model) -> ir.Model:
     """Make each Constant an initializer, and return the result; `model` is changed, too."""
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
-    return lift(model).model
+    return apply_passes(model, lift)
 
 
 def _without_dropout(b: Builder) -> dict[int, ir.Value] | None:
@@ -152,7 +152,7 @@ def find_shapes(model: ir.Model) -> ir.Model:
     """
     if any(value.shape is None for node in model.graph for value in node.outputs):
         infer = common.ShapeInferencePass(check_type=False, strict_mode=False)
-        model = infer(model).model
+        model = apply_passes(model, infer)
     return model
 
 

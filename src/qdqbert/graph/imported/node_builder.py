@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes import common
 
 from qdqbert.errors import UserInputError
-from qdqbert.graph.edit import add_constant, tidy
+from qdqbert.graph.edit import add_constant, apply_passes, tidy
 
 
 class Builder:
@@ -117,4 +117,4 @@ def replace_nodes(model: ir.Model, builds: Mapping[tuple[str, str], Build]) -> i
                     f"Output {index} of node {node.name!r} ({node.op_type}) is used, which is not "
                     "supported. Export the graph again without fusing it."
                 )
-    return common.IdentityEliminationPass()(tidy(model)).model
+    return apply_passes(tidy(model), common.IdentityEliminationPass())

@@ -17,7 +17,7 @@ from onnx import version_converter
 from onnx_ir.passes import common
 
 from qdqbert.errors import QdqBertError, UserInputError, one_line
-from qdqbert.graph.edit import MICROSOFT
+from qdqbert.graph.edit import MICROSOFT, apply_passes
 from qdqbert.graph.writer import OPSET
 
 # BERT's operators differ before this opset, which transformers' exporters started with.
@@ -408,9 +408,6 @@ def _from_proto(
             value.const_value = ir.tensor(tensor.numpy(), name=value.name)
             read.graph.inputs.remove(value)
             read.graph.register_initializer(value)
-    for step in (
-        common.RemoveInitializersFromInputsPass(),
-        common.ClearMetadataAndDocStringPass(),
-    ):
-        read = step(read).model
-    return read
+    return apply_passes(
+        read, common.RemoveInitializersFromInputsPass(), common.ClearMetadataAndDocStringPass()
+    )

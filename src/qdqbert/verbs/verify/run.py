@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qdqbert.artifact import QUANTIZATION, REPORT, VERIFICATION, Artifact, open_artifact
 from qdqbert.choices import ENGINE_NAMES, EngineName
-from qdqbert.engines.runner import is_installed, open_runner
+from qdqbert.engines.runner import install_command, is_installed, open_runner
 from qdqbert.evidence.checksums import CHECKSUMS, check_files
 from qdqbert.evidence.verification import lowest_sqnr, measure_rows, read_rows
 from qdqbert.json_files import Fields
@@ -108,7 +108,7 @@ def _obstacle(model: str, engine: EngineName, damaged: frozenset[str]) -> str | 
     if broken:
         return f"{broken[0]} is damaged"
     if not is_installed(engine):
-        return f"the engine is not installed: pip install 'qdqbert[{engine}]'"
+        return f"the engine is not installed: {install_command(engine)}"
     return None
 
 
