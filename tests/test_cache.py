@@ -108,6 +108,21 @@ def test_a_folder_that_another_user_keeps_is_not_used(tmp_path, monkeypatch, cap
     assert "Permission denied" in caplog.text
 
 
+@pytest.mark.parametrize("content", [None, "", "all of", "all of it and more"])
+@pytest.mark.parametrize("name", ["content", "sizes.json"])
+def test_a_damaged_folder_is_made_again(tmp_path, monkeypatch, caplog, name, content) -> None:
+    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path))
+    file = cache.kept_folder("key", fill) / name
+    file.unlink()
+    if content is not None:
+        file.write_text(content)
+    assert (cache.kept_folder("key", fill) / "content").read_text() == "all of it"
+    assert "is not complete" in caplog.text
+    caplog.clear()
+    cache.kept_folder("key", lambda folder: pytest.fail("It is there."))
+    assert not caplog.records
+
+
 def test_a_model_that_memory_has_no_room_for_is_packed_on_the_disk(tmp_path, monkeypatch) -> None:
     memory, disk = tmp_path / "memory", tmp_path / "disk"
     monkeypatch.setenv("QDQBERT_CACHE", str(a_file(tmp_path / "cache")))

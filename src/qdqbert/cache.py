@@ -25,6 +25,8 @@ from qdqbert.files import digest_of, temporary_places, write_bytes
 _LOGGER = logging.getLogger("qdqbert")
 
 _MODELS, _DIGESTS = "models", "digests"
+# Sizes of the files of a packed model.
+_SIZES = "sizes.json"
 LIMIT_BYTES = 20 * 10**9
 """Size of all packed models. Beyond it, those that were not used for longest are removed."""
 
@@ -53,7 +55,7 @@ def models_folder() -> Path:
 
 
 def kept_folder(key: str, fill: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache. Fill it first, if it does not exist.
+    """Return a folder of the cache. Fill it first, if it does not exist or is damaged.
 
     Several processes can do this at once: a folder appears when it is complete. If the cache
     cannot be used, the folder is a temporary one of this process, in memory where there is room.
@@ -68,10 +70,15 @@ def kept_folder(key: str, fill: Callable[[Path], None]) -> Path:
     folder = models_folder() / key
     try:
         is_new = not folder.is_dir()
+        # It can be another user's, which is an error.
+        if not is_new and not _is_complete(folder):
+            _LOGGER.warning(
+                "%s in the cache is not complete. The model is packed again.", str(folder)
+            )
+            shutil.rmtree(folder)
+            is_new = True
         if is_new:
             _fill(folder, fill)
-        # It can be another user's.
-        os.scandir(folder).close()
     except OSError as error:
         reason = error.strerror or str(error)
         found = _temporary(fill, f"The cache {str(folder.parent)!r} cannot be used ({reason})")
@@ -150,11 +157,37 @@ def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
     try:
         fill(partial)
+        write_bytes(partial / _SIZES, json.dumps(_sizes(partial)).encode())
         # Another process may have been faster.
         with contextlib.suppress(FileExistsError):
             _rename(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the sizes of the files of a folder.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    return {each.name: each.stat().st_size for each in os.scandir(folder) if each.is_file()}
+
+
+def _is_complete(folder: Path) -> bool:
+    """Return whether all files have the sizes that they were written with.
+
+    After a loss of power, or by a program that cleans up, they can be shorter or missing.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    found = _sizes(folder)
+    try:
+        kept = json.loads((folder / _SIZES).read_bytes())
+        return all(found.get(name) == size for name, size in kept.items())
+    except (FileNotFoundError, ValueError, AttributeError):
+        return False
 
 
 def _rename(partial: Path, folder: Path) -> None:
