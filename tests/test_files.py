@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +45,35 @@ def test_without_any_place_the_variable_is_named(tmp_path, monkeypatch) -> None:
         temporary_folder(),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [
+        ("run", {"input": "texts.txt", "output": "{}.jsonl"}),
+        ("run", {"input": "texts.txt", "output": "{}/"}),
+        ("quantize", {"output": "{}", "calibration_data": "texts.txt"}),
+        ("train", {"output": "{}", "train_data": "texts.txt"}),
+        ("export", {"output": "{}", "to": "triton"}),
+    ],
+)
+@pytest.mark.parametrize("reason", ["File name too long", "embedded null byte", "Permission den"])
+def test_an_output_that_no_system_can_hold_is_refused_by_name(
+    tmp_path, monkeypatch, quantized, verb, arguments, reason
+) -> None:
+    name = {"File name too long": 300 * "x", "embedded null byte": "a\0b"}.get(reason, "denied")
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a text\n")
+    known = Path.stat
+
+    def denied(path: Path, **options: bool) -> object:
+        if "denied" in path.name:
+            raise PermissionError(13, "Permission denied")
+        return known(path, **options)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    values = {key: value.format(tmp_path / name) for key, value in arguments.items()}
+    values |= {key: str(texts) for key in values if values[key] == "texts.txt"}
+    with pytest.raises(UserInputError, match=f"cannot be written: {reason}") as refused:
+        getattr(qdqbert, verb)(quantized("sentence").directory, **values)
+    assert refused.value.argument == "output"

@@ -35,7 +35,7 @@ from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.encoders.config import Config
 from qdqbert.engines.runner import RUNS_NO_ONNX
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
-from qdqbert.files import temporary_places
+from qdqbert.files import check_output_place, temporary_places
 from qdqbert.json_files import Fields, damaged, read_json, shown
 from qdqbert.task_kinds import TaskSettings
 
@@ -321,7 +321,9 @@ def check_output(directory: Path, *, overwrite: bool) -> None:
 
     Raises:
         OutputExistsError: It exists, and `overwrite` is off or this package did not write it.
+        UserInputError: Nothing can be written there.
     """
+    check_output_place(directory)
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
     if not overwrite:

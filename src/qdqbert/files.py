@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -67,6 +68,26 @@ def temporary_folder() -> Iterator[Path]:
         ) from error
     with made as folder:
         yield Path(folder)
+
+
+def check_output_place(path: Path) -> None:
+    """Refuse an output that the system cannot look up, whether or not something is there.
+
+    Raises:
+        UserInputError: Its name is impossible, or a folder on the way cannot be read.
+    """
+    try:
+        if stat.S_ISDIR(path.stat().st_mode):
+            os.scandir(path).close()
+    except (FileNotFoundError, NotADirectoryError):
+        # It is made, or what is in the way is named then.
+        return
+    except (OSError, ValueError) as error:
+        raise UserInputError(
+            f"`output={str(path)!r}` cannot be written: "
+            f"{getattr(error, 'strerror', None) or error}. Pass another `output`.",
+            argument="output",
+        ) from error
 
 
 def digest_of(path: Path) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from qdqbert.choices import OutputFormat
 from qdqbert.errors import UserInputError
+from qdqbert.files import check_output_place
 from qdqbert.tables.delimited import csv_header, tsv_header, write_csv, write_tsv
 from qdqbert.tables.npy import npy_header, write_vectors
 from qdqbert.tables.parquet import import_pyarrow, join_blocks, write_block, written
@@ -117,6 +118,8 @@ def format_of(output: str, given: OutputFormat | None) -> tuple[OutputFormat, bo
     path = Path(output)
     is_compressed = path.suffix.lower() == ".gz"
     suffix = Path(path.stem).suffix.lower() if is_compressed else path.suffix.lower()
+    if output != STDOUT:
+        check_output_place(path)
     if output == STDOUT:
         chosen = given or "jsonl"
     elif is_folder(output):
