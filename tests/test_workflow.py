@@ -319,10 +319,10 @@ def test_ranges_that_clip_most_values_ruin_the_score(trained, task: str, tmp_pat
 def test_training_recovers_part_of_what_few_bits_lose(trained, tmp_path) -> None:
     made = trained("question-answering")
     report = made.train_quantized(
-        tmp_path / "qat", wprec=3, aprec=4, epochs=1.0, learning_rate=1e-3
+        tmp_path / "qat", wprec=2, aprec=4, epochs=1.0, learning_rate=1e-3
     )
     before, after = (metrics[0].value for metrics in (report.before, report.after))
-    # 7 values for weights and 15 for activations lose 16 points; 32 steps recover a third of them.
+    # 3 values for weights and 15 for activations lose 30 points; 32 steps recover most of them.
     assert before < made.score - 5
     assert after > before + 2
 

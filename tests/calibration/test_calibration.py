@@ -57,7 +57,11 @@ def test_sums_of_smoothed_channels_are_not_clipped(prepared) -> None:
 
 
 @pytest.mark.parametrize("quantizer_options", [None, FUSED], ids=["own", "fused"])
-@pytest.mark.parametrize("calibrator", [Max(), Percentile(99.0), Entropy()], ids=str)
+@pytest.mark.parametrize(
+    "calibrator",
+    [Max(), Percentile(99.0), pytest.param(Entropy(), marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_ranges_without_scales_are_those_of_a_calibration_without_any(
     prepared, calibrator, quantizer_options
 ) -> None:

@@ -426,7 +426,7 @@ def test_training_prints_a_table_or_json(train, write_file, out) -> None:
     assert result.exit_code == 0, result.output
     report = strict_json(result.stdout)
     assert report == strict_json((out / "training.json").read_text())["report"]
-    assert (report["steps"], report["quantizers"], report["directory"]) == (2, 40, str(out))
+    assert (report["steps"], report["quantizers"], report["directory"]) == (2, 43, str(out))
     assert report["after"][0]["name"] == "accuracy"
     assert "Trained for 2 steps only, with `epochs=1`. That hardly" in report["notices"][-1]
     assert "Training" in result.stderr

@@ -38,7 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "xlm-roberta-xl": {},
 }
 # The others take the same paths.
-QUICK = ("esm", "nomic_bert", "deberta")
+QUICK = ("deberta",)
 
 
 def texts(folder: Path) -> Path:

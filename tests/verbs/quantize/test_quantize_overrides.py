@@ -165,10 +165,16 @@ def test_clip_gelu_limits_the_range_after_gelu(changed, plain) -> None:
 
 
 def test_the_manifest_holds_the_quantizer_options_and_the_command(changed, plain) -> None:
-    calibrator = {"calibrator": "percentile", "percentile": 99.999}
-    expected = QuantizerOptions(**OVERRIDES, **calibrator)
+    # Without a trained model, these are the defaults that it was written with.
+    chosen = {
+        "calibrator": "percentile",
+        "percentile": 99.999,
+        "weights_for": "any",
+        "embeddings": "int8",
+    }
+    expected = QuantizerOptions(**OVERRIDES, **chosen)
     assert QuantizerOptions.from_dict(changed.manifest["quantizer_options"]) == expected
-    assert plain.manifest["quantizer_options"] == calibrator
+    assert plain.manifest["quantizer_options"] == chosen
     assert ON_THE_COMMAND_LINE in changed.manifest["command"]
     assert shlex.split(changed.manifest["command"])[:2] == ["qdqbert", "quantize"]
 

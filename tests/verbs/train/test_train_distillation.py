@@ -74,7 +74,7 @@ def test_an_embedder_learns_from_its_teacher_on_plain_texts(files_of, write_file
         qat=True,
         **QUICK,
     )
-    assert (report.steps, report.quantizers) == (3, 20)
+    assert (report.steps, report.quantizers) == (3, 23)
 
 
 def test_a_teacher_with_quantizers_is_refused(classifier, with_quantizers, out) -> None:
