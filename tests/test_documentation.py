@@ -63,6 +63,7 @@ SLOW |= {"serve", "export", "migrate", "onnx", "embeddings", "text-classificatio
 ALONE = {"migrate", "qat"}
 # Options of other programs: pip, torchrun, docker, servers, trtexec and scripts in `benchmarks/`.
 FOREIGN = {"--nproc-per-node", "--test", "--index-url", "--publish", "--tag", "--volume", "--rm"}
+FOREIGN |= {"--build-arg", "--read-only", "--user"}
 FOREIGN |= {"--bits", "--model-repository", "--onnx", "--shapes", "--fp16", "--int8"}
 
 
