@@ -316,6 +316,7 @@ def test_ranges_that_clip_most_values_ruin_the_score(trained, task: str, tmp_pat
     assert made.evaluate(tmp_path / "fifth") < made.score - 25
 
 
+@pytest.mark.slow
 def test_training_recovers_part_of_what_few_bits_lose(trained, tmp_path) -> None:
     made = trained("question-answering")
     report = made.train_quantized(

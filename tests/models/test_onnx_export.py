@@ -414,7 +414,7 @@ def chain_of(error: BaseException | None) -> str:
     return "\n".join(messages)
 
 
-@EXPORTERS
+@MAINLY_TORCHSCRIPT
 def test_an_activation_without_a_range_is_refused_by_name(calibrated, dynamo) -> None:
     model = calibrated()
     name = f"bert.encoder.{ENDING}"
@@ -484,7 +484,7 @@ def codes_at(exported: Exported, ending: str) -> np.ndarray:
     return run(exported, make_batch(8, 24))[one_node(exported, ending).output[0]]
 
 
-@EXPORTERS
+@MAINLY_TORCHSCRIPT
 def test_a_graph_with_mixed_codes_is_valid_and_agrees(mixed, dynamo) -> None:
     exported = mixed(dynamo)
     onnx.checker.check_model(exported.graph, full_check=True)
