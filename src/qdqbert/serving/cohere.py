@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import uuid
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
-import numpy as np
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from qdqbert.choices import OutputDtype
 from qdqbert.serving.fields import Body, kind_options
+from qdqbert.serving.output_dtype import base64_of
 from qdqbert.serving.rerank import rerank_error
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
@@ -85,7 +84,7 @@ async def _embed(body: CohereBody, served: Served, *, version: int) -> Response:
         vectors = [each.answer for each in answered]
         per_value = 8 if dtype in ("binary", "ubinary") else 1
         check_width(vectors, body.output_dimension, per_value=per_value)
-        found[kind] = [_base64(each) for each in vectors] if kind == "base64" else vectors
+        found[kind] = [base64_of(each) for each in vectors] if kind == "base64" else vectors
     is_plain = version == 1 and body.embedding_types is None
     return json_response(
         {
@@ -100,10 +99,6 @@ async def _embed(body: CohereBody, served: Served, *, version: int) -> Response:
         },
         truncated=count_truncated(answered),
     )
-
-
-def _base64(vector: np.ndarray) -> str:
-    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
 
 
 COHERE = tuple(

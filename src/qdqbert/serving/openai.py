@@ -5,7 +5,6 @@ These are Voyage, Jina, vLLM, infinity and NVIDIA's NIM.
 
 from __future__ import annotations
 
-import base64
 import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -18,7 +17,7 @@ from qdqbert.choices import OutputDtype
 from qdqbert.runtime.model import Model
 from qdqbert.serving.fields import check_tokens, kind_options
 from qdqbert.serving.limits import BadRequestError
-from qdqbert.serving.output_dtype import Vectors
+from qdqbert.serving.output_dtype import Vectors, base64_of
 from qdqbert.serving.responses import Response, json_response, openai_error
 from qdqbert.serving.routing import NAME, Route
 from qdqbert.serving.service import Models, Served, check_width, count_truncated
@@ -176,7 +175,7 @@ async def _embeddings(body: EmbeddingsBody, served: Served) -> Response:
                 {
                     "object": "embedding",
                     "index": index,
-                    "embedding": _encoded(each, is_base64=body.is_base64),
+                    "embedding": base64_of(each) if body.is_base64 else each,
                 }
                 for index, each in enumerate(vectors)
             ],
@@ -199,24 +198,18 @@ def openai_routes(models: Models) -> list[Route]:
         return json_response(_described(served.name))
 
     return [
-        _route(
-            path="/v1/embeddings",
-            summary="Embed texts",
-            run=_embeddings,
-            body=EmbeddingsBody,
-            answer=EmbeddingsAnswer,
-            kinds=(Embedder,),
-            example={"input": ["A fine film."]},
-        ),
-        # infinity's own route.
-        _route(
-            path="/embeddings",
-            summary="Embed texts",
-            run=_embeddings,
-            body=EmbeddingsBody,
-            answer=EmbeddingsAnswer,
-            kinds=(Embedder,),
-            example={"input": ["A fine film."]},
+        *(
+            _route(
+                path=path,
+                summary="Embed texts",
+                run=_embeddings,
+                body=EmbeddingsBody,
+                answer=EmbeddingsAnswer,
+                kinds=(Embedder,),
+                example={"input": ["A fine film."]},
+            )
+            # The second one is infinity's own.
+            for path in ("/v1/embeddings", "/embeddings")
         ),
         _route(path="/v1/models", summary="List the models", run=list_models, answer=ModelsAnswer),
         _route(
@@ -246,10 +239,3 @@ def _inputs(given: str | list[Any]) -> list[str | TokenIds]:
 
 def _described(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "qdqbert"}
-
-
-def _encoded(embedding: np.ndarray, *, is_base64: bool) -> np.ndarray | str:
-    if not is_base64:
-        return embedding
-    values = embedding.astype(embedding.dtype.newbyteorder("<"), copy=False)
-    return base64.b64encode(values.tobytes()).decode()

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
 from qdqbert.choices import OutputDtype
 from qdqbert.serving.fields import Body
+
+
+def base64_of(vector: np.ndarray) -> str:
+    """Return the bytes of the values of a vector, the least significant byte first, as base64."""
+    values = vector.astype(vector.dtype.newbyteorder("<"), copy=False)
+    return base64.b64encode(values.tobytes()).decode()
 
 
 class Vectors(Body):
