@@ -6,7 +6,7 @@ Every error is a `CheckpointError` that names the file, and the setting in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +86,13 @@ def parse_json(text: str, name: str | Path, *, unique: bool = True) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{shown(twice)} is there twice")
+        raise ValueError(f"{shown(repeated([name for name, _ in pairs]))} is there twice")
     return found
+
+
+def repeated(names: Sequence[str]) -> str | None:
+    """Return the first name that comes twice; `None` if there is none."""
+    return next((name for name in names if names.count(name) > 1), None)
 
 
 def damaged(name: str | Path, reason: str) -> CheckpointError:

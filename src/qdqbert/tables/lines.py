@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from qdqbert.errors import DataFileError
+from qdqbert.json_files import repeated
 from qdqbert.tables.rows import BadRow, Header, Row, half_surrogate
 
 # Name of the only column of a file whose lines are texts.
@@ -128,8 +129,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     values = dict(pairs)
     if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in values if names.count(name) > 1)
+        twice = repeated([name for name, _ in pairs])
         raise DataFileError(f"it has two fields {twice!r}")
     return values
 

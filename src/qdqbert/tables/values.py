@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qdqbert.json_files import repeated
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -92,9 +94,8 @@ def repeated_field(kind: pa.DataType) -> str | None:
     fields = [kind.field(index) for index in range(kind.num_fields)]
     if pa.types.is_struct(kind):
         names = [field.name for field in fields]
-        for name in names:
-            if names.count(name) > 1:
-                return str(name)
+        if (twice := repeated(names)) is not None:
+            return twice
     return next((found for each in fields if (found := repeated_field(each.type))), None)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.errors import DataFileError
+from qdqbert.json_files import repeated
 from qdqbert.objects import Rows
 from qdqbert.tables.lines import kind_of
 from qdqbert.tasks.columns import LINE, Columns, Row, Table, check_names
@@ -167,7 +168,7 @@ def _fields(row: Mapping[Any, Any], path: str, number: int) -> dict[str, object]
     names = [str(name) if isinstance(name, int) else name for name in row]
     check_names(names, path)
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = repeated(names)
         raise DataFileError(
             f"Columns of `{path}` have the names {twice} and {twice!r}. Rename one of them."
         )
