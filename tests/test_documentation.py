@@ -235,7 +235,7 @@ def compat_uninstalled() -> Iterator[None]:
     "page",
     [
         pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in SLOW))
-        for path in (README, DOCS / "index.md", *GUIDES, DOCS / "compatibility.md")
+        for path in (README, *GUIDES, DOCS / "compatibility.md")
     ],
 )
 def test_page_runs_from_top_to_bottom(
@@ -380,7 +380,7 @@ def options_in(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [README, DOCS / "index.md", *GUIDES, DOCS / "glossary.md"], ids=lambda path: path.stem
+    "page", [README, *GUIDES, DOCS / "glossary.md"], ids=lambda path: path.stem
 )
 def test_options_and_names_in_page_exist(page) -> None:
     text = page.read_text(encoding="utf-8")
