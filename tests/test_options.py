@@ -8,7 +8,9 @@ import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 import flat
 import qdqbert
@@ -101,6 +103,27 @@ def test_a_value_out_of_its_bounds_is_reported_with_its_name() -> None:
         flat.make(QuantizeOptions, calibrator="percentile", percentile=101)
     with pytest.raises(UserInputError, match="`epochs` must be above 0 and below inf, got nan"):
         flat.make(TrainOptions, model="m", output="o", train_data="d", epochs=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "given", "value"),
+    [
+        (QuantizeOptions, "max_length", np.uint8(32), 32),
+        (QuantizeOptions, "batch_size", torch.tensor(4), 4),
+        (qdqbert.Calibration, "samples", np.array(7), 7),
+        (qdqbert.Limits, "max_drop", np.float32(0.5), 0.5),
+        (qdqbert.Columns, "text", np.int64(0), "0"),
+        (BenchmarkOptions, "sequences", np.array([8, 16]), (8, 16)),
+        (BenchmarkOptions, "sequences", np.int16(8), (8,)),
+        (AnalyzeOptions, "progress", np.False_, False),
+    ],
+)
+def test_numbers_of_numpy_and_torch_become_those_of_python(kind, field, given, value) -> None:
+    required = {"model": "m"} if kind in (AnalyzeOptions, BenchmarkOptions) else {}
+    if kind is BenchmarkOptions:
+        required = {"models": "m"}
+    found = getattr(kind(**required, **{field: given}), field)
+    assert (found, repr(found)) == (value, repr(value))
 
 
 class Saved:

@@ -1,4 +1,4 @@
-"""Calls with a keyword that a function does not take: the error names the nearest one."""
+"""Arguments of public functions: misspelled keywords, and numbers of NumPy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -23,8 +23,17 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
+def plain(value: Any) -> Any:
+    """Return a number of NumPy or torch as one of Python's, and other values as they are."""
+    is_scalar = getattr(value, "shape", None) == () and callable(getattr(value, "item", None))
+    return value.item() if is_scalar else value
+
+
 def suggest_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let a function name the nearest parameter if it gets a keyword that it does not have."""
+    """Let a function name the nearest parameter if it gets a keyword that it does not have.
+
+    Numbers of NumPy are passed on as Python's: they would overflow, and JSON has none.
+    """
     parameters = inspect.signature(function).parameters.values()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     names = [each.name for each in parameters if each.kind in named]
@@ -45,6 +54,8 @@ def suggest_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
                     f"{function.__qualname__.removesuffix('.__init__')}() got an unexpected "
                     f"keyword argument {keyword!r}.{advice}"
                 )
-        return function(*args, **kwargs)
+        values: Any = {name: plain(value) for name, value in kwargs.items()}
+        given: Any = map(plain, args)
+        return function(*given, **values)
 
     return call

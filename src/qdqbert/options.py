@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform, get_
 
 from qdqbert.choices import CalibratorName, Embeddings, PoolingMode, WeightsFor
 from qdqbert.errors import UserInputError
-from qdqbert.keywords import suggest_keywords
+from qdqbert.keywords import plain, suggest_keywords
 from qdqbert.objects import (
     Column,
     Converted,
@@ -575,7 +575,7 @@ def _converted(option: Declared, value: Any) -> Any:
     if option.is_sequence and value is not None:
         is_item = isinstance(value, str) or not isinstance(value, Iterable)
         items = (value,) if is_item else value
-        return tuple(str(item) if isinstance(item, Path) else item for item in items)
+        return tuple(str(item) if isinstance(item, Path) else plain(item) for item in items)
     return value
 
 

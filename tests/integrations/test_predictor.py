@@ -27,12 +27,14 @@ MAKE = {
     "numpy": lambda columns: {name: np.array(each, object) for name, each in columns.items()},
     "pandas": lambda columns: pd.DataFrame(columns, index=range(5, 5 + len(columns["id"]))),
     "pyarrow": pa.table,
+    "record batch": pa.RecordBatch.from_pydict,
 }
+TABLES = (pa.Table, pa.RecordBatch)
 
 
 def column(batch: Any, name: str) -> list[Any]:
     values = batch[name]
-    return values.to_pylist() if isinstance(batch, pa.Table) else list(values)
+    return values.to_pylist() if isinstance(batch, TABLES) else list(values)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +105,7 @@ def test_small_vectors_keep_their_type(quantized, kind, dtype) -> None:
 
 def types(batch: Any) -> dict[str, Any]:
     """Return the types of the columns, and the shapes of the rows of arrays."""
-    if isinstance(batch, pa.Table):
+    if isinstance(batch, TABLES):
         return dict(zip(batch.column_names, batch.schema.types, strict=True))
     return {name: (batch[name].dtype, batch[name].shape[1:]) for name in batch}
 
@@ -144,8 +146,9 @@ def test_a_row_without_a_text_is_refused(predict, kind) -> None:
 
 
 def test_arguments_that_cannot_be_used_are_refused(predict, classifier) -> None:
-    with pytest.raises(UserInputError, match=r"pyarrow Table, got list"):
-        predict(TEXTS)
+    for batch in (TEXTS, pd.Series(TEXTS, name="text"), pa.array(TEXTS)):
+        with pytest.raises(UserInputError, match=rf"pyarrow Table, got {type(batch).__name__}"):
+            predict(batch)
     with pytest.raises(DataFileError, match="`batch` has no column whose name is known"):
         predict({"x": np.array(TEXTS)})
     with pytest.raises(UserInputError, match="`threads` must be at least 1"):
@@ -184,3 +187,43 @@ def test_ray_is_not_imported() -> None:
     code = "import sys, qdqbert.integrations.ray; print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.slow
+def test_tables_of_polars_get_the_columns_of_arrow(predict, embed) -> None:
+    pl = pytest.importorskip("polars")
+    columns = {"id": [3, None, 5], "text": TEXTS[:3], "score": [0.5, float("nan"), None]}
+    frame = pl.DataFrame(columns)
+    for each in (predict, embed):
+        expected = pl.DataFrame(each(pa.table(columns)))
+        assert each(frame).equals(expected)
+        assert each(frame[:0]).schema == expected.schema
+        lazy = each(frame.lazy())
+        assert isinstance(lazy, pl.LazyFrame)
+        assert lazy.collect().equals(expected)
+        mapped = frame.lazy().map_batches(each, schema=expected.schema)
+        assert mapped.collect().equals(expected)
+        series = each(frame["text"])
+        added = [name for name in expected.columns if name not in columns]
+        assert series.name == "text"
+        assert series.struct.unnest()[:, 1:].rows() == each(frame[["text"]])[:, 1:].rows()
+        assert len(series.struct.fields) == 1 + len(added)
+
+
+@pytest.mark.slow
+def test_rows_of_polars_without_a_text_are_refused(predict) -> None:
+    pl = pytest.importorskip("polars")
+    with pytest.raises(DataFileError, match="Row 2 of the batch: it has no value in column"):
+        predict(pl.DataFrame({"text": ["a", None]}))
+    with pytest.raises(DataFileError, match="`batch` has no column whose name is known"):
+        predict(pl.Series("x", ["a"]))
+
+
+@pytest.mark.slow
+def test_a_series_of_polars_is_a_list_of_texts(classifier) -> None:
+    pl = pytest.importorskip("polars")
+    with qdqbert.load(classifier, engine="onnxruntime", threads=2) as model:
+        assert model(pl.Series(TEXTS)) == model(TEXTS)
+        for table in (pl.DataFrame({"text": TEXTS}), pl.LazyFrame({"text": TEXTS})):
+            with pytest.raises(UserInputError, match="Pass one of its columns"):
+                model(table)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import random
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pandas
 import pyarrow
 import pytest
+import torch
 
 import qdqbert
 from qdqbert.errors import UserInputError
@@ -167,3 +170,77 @@ def test_a_stream_returns_the_error_of_an_input_in_its_place(opened, name) -> No
 @pytest.mark.parametrize(("text", "expected"), [("a\0b", True), ("é😀", True), ("\udc80", False)])
 def test_halves_of_characters_are_no_text(text, expected) -> None:
     assert is_text(text) == expected
+
+
+SIZES = {
+    "batch_size": 3,
+    "top_k": 2,
+    "truncate_dim": 5,
+    "chunk_overlap": 2,
+    "max_length": 8,
+    "doc_stride": 2,
+    "max_answer_len": 3,
+    "max_seq_len": 40,
+    "max_question_len": 4,
+    "stride": 2,
+    "max_active_dims": 3,
+}
+# Methods of models with sizes among their parameters, and their other arguments.
+SIZED: dict[str, tuple[str, str, tuple[Any, ...]]] = {
+    "encode": ("encode", "encode", (TEXTS,)),
+    "classes": ("classes", "__call__", (TEXTS,)),
+    "scores": ("scores", "predict", ([("a", text) for text in TEXTS],)),
+    "ranks": ("ranks", "rank", ("a cat", TEXTS)),
+    "tags": ("tags", "__call__", (TEXTS,)),
+    "answers": ("answers", "__call__", (QUESTION,)),
+    "fills": ("fills", "__call__", ("a [MASK]",)),
+}
+KINDS: list[Any] = [np.int8, np.uint8, np.int64, lambda value: np.array(value), torch.tensor]
+
+
+def check_sizes(call, names) -> None:
+    """Check a method for numbers of NumPy and torch, and for what is no whole number."""
+    for name in names:
+        expected = call(**{name: SIZES[name]})
+        for kind in KINDS:
+            np.testing.assert_equal(call(**{name: kind(SIZES[name])}), expected)
+        for wrong in (True, 2.5, np.float64(3), np.True_, "3", np.array([3]), -1):
+            with pytest.raises(UserInputError, match=f"`{name}` must be"):
+                call(**{name: wrong})
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_sizes_can_be_numbers_of_numpy_and_torch(opened, name) -> None:
+    which, method, inputs = SIZED[name]
+    call = getattr(opened(which), method)
+    names = SIZES.keys() & inspect.signature(call).parameters.keys()
+    assert "batch_size" in names
+    check_sizes(functools.partial(call, *inputs), names)
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("sparse", "encode"), ("multi_vector", "encode"), ("multi_vector", "rank")]
+)
+def test_sizes_of_further_embedders_can_be_numbers_of_numpy(checkpoints, name, method) -> None:
+    with qdqbert.load(checkpoints(name), check=False) as model:
+
+        def call(**options: Any) -> Any:
+            if method == "rank":
+                return model.rank("a cat", TEXTS, **options)
+            found = model.encode(TEXTS, **options)
+            return found.to_dense() if name == "sparse" else found
+
+        parameters = inspect.signature(getattr(model, method)).parameters
+        check_sizes(call, SIZES.keys() & parameters.keys())
+
+
+def test_jobs_and_limits_take_numbers_of_numpy(opened) -> None:
+    model = opened("answers")
+    job = model.job(doc_stride=np.uint8(2), max_seq_len=np.uint8(40), top_k=np.int16(2))
+    (found,) = model.stream(job, [QUESTION])
+    (expected,) = model.stream(model.job(doc_stride=2, max_seq_len=40, top_k=2), [QUESTION])
+    assert found == expected
+    longest = model.max_seq_length
+    model.max_seq_length = np.uint8(40)
+    assert type(model.max_seq_length) is int
+    model.max_seq_length = longest

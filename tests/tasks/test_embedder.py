@@ -182,7 +182,7 @@ def test_no_texts_give_no_embeddings(plain) -> None:
         ({"inputs": ["a", 3]}, "`inputs` has to be a text or a list of texts; item 1 is int"),
         ({"inputs": "a", "prompt_name": "query"}, "`prompt_name='query'` is unknown"),
         ({"inputs": "a", "output_value": "tokens"}, "`output_value='tokens'` is unknown"),
-        ({"inputs": "a", "batch_size": 0}, "`batch_size=0` must be a whole number from 1"),
+        ({"inputs": "a", "batch_size": 0}, "`batch_size` must be at least 1, got 0"),
         ({"inputs": "a", "chunk_overlap": 62}, "`chunk_overlap` must be .* below 62, .*got 62"),
         (
             {"inputs": "a", "chunk_overlap": 60, "prompt": "the cat "},

@@ -226,6 +226,22 @@ def test_rows_are_those_of_a_csr_matrix() -> None:
     np.testing.assert_allclose(made.lengths(), np.linalg.norm(rows, axis=1), rtol=1e-6)
 
 
+def test_rows_are_taken_as_numpy_takes_them() -> None:
+    rows = np.eye(300, 310, dtype=np.float32)
+    made = stack_vectors([largest_weights(np.arange(310), row, None) for row in rows], 310)
+    assert [each.indices.tolist() for each in made] == [[number] for number in range(300)]
+    for index in (0, -1, np.uint8(255), np.int64(-300), np.array(7)):
+        assert made[index].indices.tolist() == np.flatnonzero(rows[index]).tolist()
+    assert made.row(np.uint8(255)).indices.tolist() == [255]
+    mask = rows[:, 3:9].any(axis=1)
+    for index in (slice(2, 9, 3), slice(None, None, -1), slice(5, 5), [4, -1, 4], [], mask):
+        assert made[index].shape == rows[index].shape
+        np.testing.assert_array_equal(made[index].to_dense(), rows[index])
+    for wrong in (300, -301, "a", 1.5, (1, 2)):
+        with pytest.raises(IndexError):
+            made[wrong]
+
+
 def test_the_largest_weights_are_in_the_order_of_words() -> None:
     values = np.array([0.5, 0, -2, 1, 1, 1], np.float32)
     found = largest_weights(np.arange(10, 16), values, 3)

@@ -83,7 +83,7 @@ def test_pairs_can_be_tuples(both) -> None:
         ("a", {"truncation": False}, "`truncation=False` cannot be used: .* always cut"),
         ("a", {"max_length": 3}, "`max_length` must be above 3, .* at most 64, .* got 3"),
         ("a", {"max_length": 65}, "`max_length` must be above 3, .* at most 64, .* got 65"),
-        ("a", {"batch_size": 0}, "`batch_size=0` must be a whole number from 1"),
+        ("a", {"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
     ],
 )
 def test_unusable_arguments_are_refused(both, inputs, options, message) -> None:

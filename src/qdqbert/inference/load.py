@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.runner import Runner, open_runner
 from qdqbert.errors import CheckpointError, UserInputError, showing
 from qdqbert.evidence.checksums import CHECKSUMS, require_intact
+from qdqbert.files import digest_of
 from qdqbert.inference.download import (
     download_graph,
     download_settings,
@@ -197,9 +199,11 @@ def load(
         threads=threads,
         batch_invariant=batch_invariant,
     )
+    place: str | SavedModel
     if isinstance(source, SavedModel):
         # It is gone, and what was made of it is in the cache.
-        place, given["adapter"] = str(artifact.directory), None
+        place = SavedModel(folder=str(artifact.directory), name=called)
+        given["adapter"] = None
         adapters: tuple[str, ...] = ()
     else:
         adapters = tuple(artifact.quantization.get("adapters") or ())
@@ -215,10 +219,31 @@ def load(
         scheduler=scheduler,
         tokenizer=tokenizer,
         config=config,
-        reopen=functools.partial(load, place, **{**given, "check": False}),
+        reopen=functools.partial(_load_again, _content(artifact), place, given | {"check": False}),
         adapters=adapters,
     )
     return model(loaded)
+
+
+def _load_again(content: str, place: Any, options: Mapping[str, Any], **changes: Any) -> Any:
+    """Load a model that was pickled.
+
+    Args:
+        content: Changes with the model. Caches of calls, as those of `datasets` and joblib, compare
+            pickles, in which the path alone would stay the same.
+        place: The path, or the `SavedModel` of a model in memory.
+        options: Options of `load`.
+        changes: Other values of them.
+    """
+    del content
+    return load(place, **{**options, **changes})
+
+
+def _content(artifact: Artifact) -> str:
+    """Return what changes with the files of a folder, and is the same for copies of it."""
+    sums = artifact.directory / CHECKSUMS
+    # Without checksums, the folder is one of the cache, and this file has the key of the weights.
+    return digest_of(sums if sums.is_file() else artifact.directory / QUANTIZATION)
 
 
 def open_graph(
@@ -319,6 +344,11 @@ def open_folder(
                 task=task,
                 adapter=adapter,
             )
+    if isinstance(path, SavedModel) and not folder.exists():
+        raise CheckpointError(
+            f"{path} was pickled, and is no longer in the cache of the machine that made it. Save "
+            "the model with `save_pretrained`, with its tokenizer, and load that folder."
+        )
     if not folder.exists():
         raise CheckpointError(f"Folder {str(path)!r} does not exist. Check the path.")
     if (folder / ADAPTER_CONFIG).is_file():

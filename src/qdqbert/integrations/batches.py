@@ -1,4 +1,4 @@
-"""Read columns of batches of Ray Data, pandas and Arrow, and add columns to them."""
+"""Read columns of batches of Ray Data, pandas, polars and Arrow, and add columns to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.errors import UserInputError
-from qdqbert.tables.parquet import answer_array
+from qdqbert.extras import require
+from qdqbert.tables.parquet import answer_array, import_pyarrow
 from qdqbert.tables.rows import Column
 
 _DTYPES = {"number": np.float64, "integer": np.int64}
@@ -25,15 +26,17 @@ class BatchKind:
 
     Attributes:
         names: Returns the names of the columns.
-        size: Returns the number of rows.
         values: Returns the values of a column as Python's objects, with `None` for missing ones.
         extended: Returns the batch with more columns.
+        opened: Returns the batch that these functions take.
+        closed: Returns a batch of the kind that was given.
     """
 
     names: Callable[[Any], list[str]]
-    size: Callable[[Any], int]
     values: Callable[[Any, str], list[Any]]
     extended: Callable[[Any, Answers], Any]
+    opened: Callable[[Any], Any] = lambda batch: batch
+    closed: Callable[[Any], Any] = lambda batch: batch
 
 
 def _object_array(values: Sequence[Any]) -> NDArray[Any]:
@@ -80,24 +83,44 @@ def _extend_table(batch: Any, answers: Answers) -> Any:
     return batch
 
 
+def _extend_polars(batch: Any, answers: Answers) -> Any:
+    require("An answer as columns of polars", "parquet", ("pyarrow",))
+    columns = {column.name: answer_array(column, values) for column, values in answers}
+    return batch.hstack(type(batch)(import_pyarrow().table(columns)))
+
+
 _NUMPY = BatchKind(
     names=list,
-    size=lambda batch: len(next(iter(batch.values()), ())),
     values=lambda batch, name: np.asarray(batch[name]).tolist(),
     extended=_extend_arrays,
 )
-_KINDS: Mapping[str, BatchKind] = {
-    "pandas": BatchKind(
+_ARROW = BatchKind(
+    names=lambda batch: batch.schema.names,
+    values=lambda batch, name: batch.column(name).to_pylist(),
+    extended=_extend_table,
+)
+_POLARS = BatchKind(
+    names=lambda batch: batch.columns,
+    values=lambda batch, name: batch.get_column(name).to_list(),
+    extended=_extend_polars,
+)
+# By the name of the package, and the name of the class.
+_KINDS: Mapping[tuple[str, str], BatchKind] = {
+    ("pandas", "DataFrame"): BatchKind(
         names=lambda batch: list(batch.columns),
-        size=len,
         values=_pandas_values,
         extended=_extend_frame,
     ),
-    "pyarrow": BatchKind(
-        names=lambda batch: batch.column_names,
-        size=lambda batch: batch.num_rows,
-        values=lambda batch, name: batch.column(name).to_pylist(),
-        extended=_extend_table,
+    ("pyarrow", "Table"): _ARROW,
+    ("pyarrow", "RecordBatch"): _ARROW,
+    ("polars", "DataFrame"): _POLARS,
+    ("polars", "LazyFrame"): dataclasses.replace(
+        _POLARS, opened=lambda batch: batch.collect(), closed=lambda batch: batch.lazy()
+    ),
+    ("polars", "Series"): dataclasses.replace(
+        _POLARS,
+        opened=lambda batch: batch.to_frame(),
+        closed=lambda batch: batch.to_struct(batch.columns[0]),
     ),
 }
 
@@ -106,14 +129,15 @@ def kind_of(batch: Any) -> BatchKind:
     """Return the kind of a batch.
 
     Raises:
-        UserInputError: It is neither a dictionary of arrays, a DataFrame nor a Table.
+        UserInputError: It is of no known kind.
     """
     if isinstance(batch, Mapping):
         return _NUMPY
-    library = type(batch).__module__.partition(".")[0]
-    if library not in _KINDS or not hasattr(batch, "columns"):
-        raise UserInputError(
-            "A batch has to be a dictionary of numpy arrays, a pandas DataFrame or a pyarrow "
-            f"Table, got {type(batch).__name__}."
-        )
-    return _KINDS[library]
+    for each in type(batch).__mro__:
+        kind = _KINDS.get((each.__module__.partition(".")[0], each.__name__))
+        if kind is not None:
+            return kind
+    raise UserInputError(
+        "A batch has to be a dictionary of numpy arrays, a DataFrame of pandas or polars, or a "
+        f"pyarrow Table, got {type(batch).__name__}."
+    )

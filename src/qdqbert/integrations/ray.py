@@ -33,10 +33,10 @@ from qdqbert.runtime.rows import RowFormat
 class Predictor:
     """Adds the answers of a quantized model to batches of rows.
 
-    Batches are dictionaries of numpy arrays, pandas DataFrames or pyarrow Tables, and a result is
-    of the same kind. The rows, their order and their columns stay. The same columns as in
-    `qdqbert.run` are added. Inside a batch, texts are sorted by length and grouped by tokens, so
-    that batches of 1,000 rows and more run fastest.
+    Batches are dictionaries of numpy arrays, DataFrames of pandas or polars, or pyarrow Tables, and
+    a result is of the same kind. The rows, their order and their columns stay. The same columns as
+    in `qdqbert.run` are added. Inside a batch, texts are sorted by length and grouped by tokens,
+    so that batches of 1,000 rows and more run fastest.
 
     It needs neither Ray nor Spark. It can be pickled, and loads the model when it is first called.
 
@@ -121,14 +121,15 @@ class Predictor:
         """Return a batch with the columns of the answers.
 
         Args:
-            batch: A dictionary of numpy arrays of the same length, a pandas DataFrame, or a pyarrow
-                Table.
+            batch: A dictionary of numpy arrays of the same length, a pandas DataFrame, a pyarrow
+                Table, or a polars DataFrame or LazyFrame. A Series of polars is a column; its
+                result has a struct for each row.
 
         Returns:
             A batch of the same kind. Embeddings are float32, or of
             `output_dtype`: in a dictionary one array
             `(rows, dimensions)`, in a DataFrame an array for each row, in a Table a list for each
-            row.
+            row, as in polars.
 
         Raises:
             DataFileError: A column is missing, or a row has no text. The number of the row is in
@@ -136,6 +137,7 @@ class Predictor:
             UserInputError: The batch is of another kind, or an option does not apply to the model.
         """
         kind = kind_of(batch)
+        batch = kind.opened(batch)
         options, model = self._options, self._model
         entry = entry_of(model, options)
         names = kind.names(batch)
@@ -153,7 +155,7 @@ class Predictor:
             found.append(entry.values(answer, options))
         values = zip(*found, strict=True) if found else ([] for _ in columns)
         answers = [(column, list(each)) for column, each in zip(columns, values, strict=True)]
-        return kind.extended(batch, answers)
+        return kind.closed(kind.extended(batch, answers))
 
     def map_in_pandas(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield each DataFrame with the columns of the answers, for Spark's `mapInPandas`."""

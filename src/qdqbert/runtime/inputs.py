@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -26,7 +25,8 @@ def listed(inputs: Any, argument: str, wanted: str) -> list[Any]:
     Raises:
         UserInputError: `inputs` is something else.
     """
-    if hasattr(inputs, "columns") or hasattr(inputs, "column_names"):
+    # Of the class: polars warns of the columns of a LazyFrame.
+    if hasattr(type(inputs), "columns") or hasattr(type(inputs), "column_names"):
         raise UserInputError(
             f"`{argument}` has to be {wanted}, got a table: {type(inputs).__name__}. Pass one of "
             "its columns, as in table['text'].",
@@ -131,30 +131,14 @@ def check_whole(argument: str, value: Any, *, at_least: int) -> None:
     """
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    if type(value) is not int:
         raise UserInputError(
             f"`{argument}` must be a whole number, got {value!r:.100} ({type(value).__name__}).",
             argument=argument,
         )
-    if int(value) < at_least:
+    if value < at_least:
         raise UserInputError(
             f"`{argument}` must be at least {at_least}, got {value}.", argument=argument
-        )
-
-
-def check_batch_size(value: int | None) -> None:
-    """Check the argument `batch_size` of calls, which decides nothing.
-
-    Batches are made of inputs of similar length, as the engine runs them fastest. Code for
-    transformers and sentence-transformers passes it.
-
-    Raises:
-        UserInputError: It is not a whole number from 1.
-    """
-    if value is not None and not (type(value) is int and value > 0):
-        raise UserInputError(
-            f"`batch_size={value!r}` must be a whole number from 1. It can be left out.",
-            argument="batch_size",
         )
 
 

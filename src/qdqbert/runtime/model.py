@@ -19,6 +19,7 @@ from qdqbert.encoding import Encoded, Inputs, feature_of, make_batch, padding_of
 from qdqbert.engines.runner import Outputs
 from qdqbert.errors import ModelClosedError, UserInputError
 from qdqbert.forks import repair_in_child
+from qdqbert.keywords import plain
 from qdqbert.progress import Progress, Silent
 from qdqbert.runtime.inputs import check_whole, listed, located, text_or_pair
 from qdqbert.runtime.rows import RowFormat
@@ -150,7 +151,7 @@ class Model:
 
     @max_seq_length.setter
     def max_seq_length(self, value: int) -> None:
-        tokenizer = self._cutting(value, "max_seq_length")
+        tokenizer = self._cutting(plain(value), "max_seq_length")
         self._loaded = dataclasses.replace(self._loaded, tokenizer=tokenizer)
 
     def get_max_seq_length(self) -> int:

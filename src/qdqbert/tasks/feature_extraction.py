@@ -27,7 +27,6 @@ from qdqbert.objects import Rows
 from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
-    check_batch_size,
     check_device,
     check_text,
     check_whole,
@@ -617,7 +616,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
             >>> vectors.shape
             (2, 384)
         """
-        check_batch_size(batch_size)
+        check_whole("batch_size", batch_size, at_least=1)
         check_device(device)
         if precision is not None and output_dtype not in (None, precision):
             raise UserInputError(
@@ -782,6 +781,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
         job = self.job(output_value="token_embeddings", prompt="")
         return [each[None] for each in self._all(job, listed_texts(texts, "texts"))]
 
+    @suggest_keywords
     def job(
         self,
         *,

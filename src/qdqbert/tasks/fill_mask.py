@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.keywords import suggest_keywords
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_batch_size, check_text, check_whole, listed_texts
+from qdqbert.runtime.inputs import check_text, check_whole, listed_texts
 from qdqbert.runtime.model import Model, TextEncoder
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute
@@ -314,11 +314,12 @@ class MaskFiller(Model):
             [{'score': 0.31, 'token': 4937, 'token_str': 'cat',
               'sequence': 'the cat sat on the mat.'}]
         """
-        check_batch_size(batch_size)
+        check_whole("batch_size", batch_size, at_least=1)
         texts = listed_texts(inputs, "inputs")
         answers = self._all(self.job(top_k=top_k, targets=targets), texts)
         return answers[0] if len(answers) == 1 else answers
 
+    @suggest_keywords
     def job(self, *, top_k: int = 5, targets: str | Sequence[str] | None = None) -> _Fill:
         """Return the job of a call with these options, for `stream`."""
         check_whole("top_k", top_k, at_least=1)

@@ -21,7 +21,7 @@ from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.keywords import suggest_keywords
 from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Feature, Results
-from qdqbert.runtime.inputs import check_batch_size, check_device, listed_texts
+from qdqbert.runtime.inputs import check_device, check_whole, listed_texts
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
@@ -219,7 +219,7 @@ class MultiVectorEmbedder(PromptedModel[Any]):
             >>> model.similarity(queries, documents)
             array([[26.4, 14.1]], dtype=float32)
         """
-        check_batch_size(batch_size)
+        check_whole("batch_size", batch_size, at_least=1)
         check_device(device)
         job = self.job(prompt_name=prompt_name, prompt=prompt, task=task)
         texts = listed_texts(inputs, "inputs")
@@ -299,6 +299,7 @@ class MultiVectorEmbedder(PromptedModel[Any]):
         values = scores.tolist()
         return ranked(texts, scores, values, top_k=top_k, return_documents=return_documents)
 
+    @suggest_keywords
     def job(
         self,
         *,

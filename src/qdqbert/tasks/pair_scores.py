@@ -17,8 +17,8 @@ from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
     Text,
-    check_batch_size,
     check_device,
+    check_whole,
     is_pair,
     listed,
     text_or_pair,
@@ -182,7 +182,7 @@ class PairScorer(Model):
             UserInputError: `inputs` is not a pair or a list of pairs, or `prompt_name` is
                 unknown.
         """
-        check_batch_size(batch_size)
+        check_whole("batch_size", batch_size, at_least=1)
         check_device(device)
         is_one = is_pair(inputs)
         wanted = "a pair of texts or a list of them"

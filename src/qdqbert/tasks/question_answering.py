@@ -23,7 +23,6 @@ from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.keywords import suggest_keywords
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
-    check_batch_size,
     check_whole,
     described,
     is_text,
@@ -462,7 +461,7 @@ class QuestionAnswerer(Model):
             >>> model(question="Who sat on the mat?", context="A cat sat on the mat.")
             {'score': 0.91, 'start': 0, 'end': 5, 'answer': 'A cat'}
         """
-        check_batch_size(batch_size)
+        check_whole("batch_size", batch_size, at_least=1)
         if isinstance(inputs, str) and question is None:
             inputs, question = None, inputs
         items, is_one = _items(inputs, question, context)
@@ -479,6 +478,7 @@ class QuestionAnswerer(Model):
         found = [each[0] for each in answers] if top_k == 1 else answers
         return found[0] if is_one else found
 
+    @suggest_keywords
     def job(
         self,
         *,

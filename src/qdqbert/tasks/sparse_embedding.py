@@ -9,8 +9,9 @@ Source: Formal et al. 2021, arXiv:2107.05720 and arXiv:2109.10086.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+import operator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,6 @@ from qdqbert.keywords import suggest_keywords
 from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
-    check_batch_size,
     check_device,
     check_text,
     check_whole,
@@ -74,7 +74,8 @@ class SparseEmbeddings:
 
     Row `i` has the values `values[indptr[i] : indptr[i + 1]]` in the columns
     `indices[indptr[i] : indptr[i + 1]]`, which are ids of words, and 0 in others. So
-    `scipy.sparse.csr_matrix((values, indices, indptr), shape)` is the matrix.
+    `scipy.sparse.csr_matrix((values, indices, indptr), shape)` is the matrix. Iteration and an
+    index give a `SparseVector`, and a slice, a list of numbers or a mask `SparseEmbeddings`.
 
     Attributes:
         indptr: Start of each row, and the end. int64 `(texts + 1,)`.
@@ -96,8 +97,25 @@ class SparseEmbeddings:
     def __len__(self) -> int:
         return len(self.indptr) - 1
 
+    def __iter__(self) -> Iterator[SparseVector]:
+        return map(self.row, range(len(self)))
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> SparseVector: ...
+
+    @overload
+    def __getitem__(self, index: Any) -> SparseEmbeddings: ...
+
+    def __getitem__(self, index: Any) -> SparseVector | SparseEmbeddings:
+        """Return the embedding of one text, or those that NumPy takes of an array: a slice, ..."""
+        chosen = np.arange(len(self))[index]
+        if chosen.ndim == 0:
+            return self.row(int(chosen))
+        return stack_vectors([self.row(each) for each in chosen.tolist()], self.dimensions)
+
     def row(self, index: int) -> SparseVector:
         """Return the embedding of one text, which counts from 0."""
+        index = operator.index(index)
         if not 0 <= index < len(self):
             raise IndexError(f"There are {len(self)} embeddings, and none with number {index}.")
         chosen = slice(self.indptr[index], self.indptr[index + 1])
@@ -129,8 +147,8 @@ class SparseEmbeddings:
     def dot(self, other: SparseEmbeddings) -> Floats:
         """Return the products of all pairs of embeddings, `(texts, texts of other)`."""
         rows, found = other._rows(), np.empty((len(self), len(other)), np.float32)
-        for index in range(len(self)):
-            one, query = self.row(index), np.zeros(self.dimensions)
+        for index, one in enumerate(self):
+            query = np.zeros(self.dimensions)
             query[one.indices] = one.values
             products = query[other.indices] * other.values
             found[index] = np.bincount(rows, weights=products, minlength=len(other))
@@ -317,7 +335,7 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
             >>> model.decode(found, top_k=3)
             [[('kitchen', 1.67), ('tap', 1.66), ('leak', 1.6)]]
         """
-        check_batch_size(batch_size)
+        check_whole("batch_size", batch_size, at_least=1)
         check_device(device)
         job = self.job(
             prompt_name=prompt_name, prompt=prompt, task=task, max_active_dims=max_active_dims
@@ -346,8 +364,7 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
         """
         check_whole("top_k", top_k, at_least=1)
         decoded = []
-        for index in range(len(embeddings)):
-            row = embeddings.row(index)
+        for row in embeddings:
             order = np.argsort(-row.values, kind="stable")[:top_k]
             tokens = self._loaded.tokenizer.tokens(row.indices[order].tolist())
             decoded.append(list(zip(tokens, row.values[order].tolist(), strict=True)))
@@ -387,6 +404,7 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
                     "Known: dot, cosine."
                 )
 
+    @suggest_keywords
     def job(
         self,
         *,

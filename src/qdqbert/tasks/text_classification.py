@@ -14,7 +14,7 @@ import numpy as np
 from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.errors import UserInputError
 from qdqbert.keywords import suggest_keywords
-from qdqbert.runtime.inputs import check_batch_size, check_whole, is_pair, listed
+from qdqbert.runtime.inputs import check_whole, is_pair, listed
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import Pair, TaskRoute
 from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, classes, is_one
@@ -253,7 +253,7 @@ class TextClassifier(PairScorer):
                 argument="inputs",
             )
         items = [inputs] if is_one else listed(inputs, "inputs", "a text or a list of texts")
-        check_batch_size(batch_size)
+        check_whole("batch_size", batch_size, at_least=1)
         job = self.job(
             top_k=1 if top_k == "" else top_k,
             function_to_apply=function_to_apply,
@@ -267,6 +267,7 @@ class TextClassifier(PairScorer):
             return answers[0] if isinstance(inputs, Mapping) else answers
         return answers[0] if is_one else answers
 
+    @suggest_keywords
     def job(
         self,
         *,

@@ -19,7 +19,7 @@ from qdqbert.encoding import Encoded, feature_of, padding_of
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.keywords import suggest_keywords
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_batch_size, listed
+from qdqbert.runtime.inputs import check_whole, listed
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute
@@ -386,7 +386,7 @@ class TokenClassifier(Model):
             [{'entity_group': 'PER', 'score': 0.99, 'word': 'Ada', 'start': 0, 'end': 3},
              {'entity_group': 'LOC', 'score': 0.98, 'word': 'London', 'start': 13, 'end': 19}]
         """
-        check_batch_size(batch_size)
+        check_whole("batch_size", batch_size, at_least=1)
         is_one = isinstance(inputs, str)
         wanted = "a list of words" if is_split_into_words else "a text"
         items = [inputs] if is_one else listed(inputs, "inputs", f"{wanted} or a list of them")
@@ -401,6 +401,7 @@ class TokenClassifier(Model):
         answers = self._all(job, items)
         return answers[0] if is_one else answers
 
+    @suggest_keywords
     def job(
         self,
         *,
@@ -416,12 +417,13 @@ class TokenClassifier(Model):
                 f"{', '.join(get_args(Strategy))}.",
                 argument="aggregation_strategy",
             )
+        check_whole("stride", stride, at_least=0)
         tokenizer = self._loaded.tokenizer
         room = self.max_length - tokenizer.backend.num_special_tokens_to_add(is_pair=False)
         shared = self.max_length // 4 if stride is None else stride
-        if not 0 <= shared < room:
+        if shared >= room:
             raise UserInputError(
-                f"`stride` must be at least 0 and below {room}, the number of tokens of a text "
+                f"`stride` must be below {room}, the number of tokens of a text "
                 f"that fit into {self.max_length}; got {shared}.",
                 argument="stride",
             )
