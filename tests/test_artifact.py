@@ -346,10 +346,29 @@ def test_a_float_model_is_refused_with_the_command_that_quantizes_it(
         path.write_bytes(b"")
     else:
         path.mkdir()
-        write_json(path / "config.json", {})
+        write_json(path / "config.json", {"model_type": "bert"})
+        (path / "model.safetensors").touch()
     with pytest.raises(CheckpointError) as caught:
         open_artifact(path)
     assert str(caught.value).endswith(f", or quantize it first: {command.format(path=path)}")
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "message"),
+    [
+        ({"model_type": "t5"}, "model.safetensors", "`t5` are not supported"),
+        ({"model_type": "albert"}, "model.safetensors", "`quantize` does not support .* `albert`"),
+        ({"model_type": "bert"}, "tf_model.h5", "has no weights; expected config.json and model"),
+        ({"model_type": "bert"}, "model.onnx", "no weights but an ONNX model. To use it, pass the"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_quantized_is_not_told_to_be(
+    tmp_path, config, weights, message
+) -> None:
+    write_json(tmp_path / "config.json", config)
+    (tmp_path / weights).touch()
+    with pytest.raises(CheckpointError, match=message):
+        open_artifact(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["sentence", "classifier"])

@@ -285,7 +285,9 @@ def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
             reason = f"it has no {QUANTIZATION}"
         else:
             reason = "it is a file" if directory.exists() else "the folder does not exist"
-        is_float = (directory / "config.json").is_file() or directory.suffix == ".onnx"
+        is_float = (directory / CONFIG).is_file() or directory.suffix == ".onnx"
+        if directory.is_dir() and is_float:
+            _check_checkpoint(directory)
         advice = f", or quantize it first: {quantize_command(str(directory))}" if is_float else "."
         raise CheckpointError(
             f"{str(directory)!r} is not a quantized model: {reason}. Pass a folder that `quantize` "
@@ -300,6 +302,19 @@ def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
     if missing and requires_graphs:
         raise CheckpointError(f"{str(directory)!r} is incomplete: {missing[0]} is missing.")
     return Artifact(directory=directory, quantization=quantization)
+
+
+def _check_checkpoint(folder: Path) -> None:
+    """Refuse a checkpoint that `quantize` does not take, with its own words.
+
+    Raises:
+        CheckpointError: It has no weights that are read, or is of another family.
+    """
+    from qdqbert.checkpoint.folder import check_name, read_known_config
+    from qdqbert.checkpoint.sentence import folder_reader
+
+    check_name(str(folder))
+    read_known_config(str(folder), folder_reader(folder), "")
 
 
 def _check_format(fields: Fields, path: Path, expected: str) -> None:

@@ -224,6 +224,15 @@ TASK_KINDS: Mapping[str, TaskKind] = {
 }
 
 
+def unknown_task(architecture: str) -> UserInputError:
+    """Return the error for a class of transformers whose name says no task."""
+    return UserInputError(
+        f"The task of architecture `{architecture}` is not known. Pass `task`, one of: "
+        f"{', '.join(TASK_NAMES)}.",
+        argument="task",
+    )
+
+
 def check_classes(
     task: str, names: Mapping[int, str], *, where: str, outputs: int | None = None
 ) -> None:

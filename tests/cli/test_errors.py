@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+import qdqbert
+from qdqbert.cli._commands import COMMANDS
 from qdqbert.cli._errors import ExitCode, exit_code_of, in_flags, run_safely
 from qdqbert.errors import CalibrationError, GraphError, QdqBertError, UserInputError
 from qdqbert.options import declared_options
@@ -33,11 +36,63 @@ def test_names_of_options_become_flags(text, expected) -> None:
     assert in_flags(text, OPTIONS) == expected
 
 
-def test_options_of_quantize_are_named_in_messages_of_other_commands() -> None:
-    text = "Add 'native' to `targets` when you quantize, or pass another `engine`."
-    assert in_flags(text, declared_options(EvaluateOptions)) == (
-        "Add 'native' to `--target` when you quantize, or pass another `--engine`."
-    )
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "Add 'native' to `targets` when you quantize, or pass another `engine`.",
+            "Add 'native' to `--target` when you quantize, or pass another `--engine`.",
+        ),
+        ("Pass another `recipe`.", "Pass another `--recipe` of `quantize`."),
+    ],
+)
+def test_options_of_quantize_are_named_in_messages_of_other_commands(text, expected) -> None:
+    assert in_flags(text, declared_options(EvaluateOptions)) == expected
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_no_command_is_told_an_option_that_it_does_not_have(command) -> None:
+    own = declared_options(command.options)
+    flags = {each.flag for each in own}
+    for option in (each for each in COMMANDS for each in declared_options(each.options)):
+        text = in_flags(f"Pass another `{option.name}`, or `{option.name}=3`.", own)
+        for flag, owner in re.findall(r"`--([a-z-]+)(?: 3)?`( of `quantize`)?", text):
+            assert owner or flag in flags, text
+
+
+def test_names_in_files_of_a_verb_are_those_of_its_options() -> None:
+    named = {each.name: declared_options(each.options) for each in COMMANDS}
+    known = {option.name for options in named.values() for option in options}
+    wrong = []
+    for verb, options in named.items():
+        own = {each.name for each in options} | {"progress"}
+        for path in sorted((Path(qdqbert.__file__).parent / "verbs" / verb).rglob("*.py")):
+            for text in messages_of(path):
+                names = set(re.findall(r"`([a-z_]+)(?:=[^`]*)?`", text)) & known - own
+                # Commands, and options of the command that a sentence names.
+                others = [each for each in named if each != verb and f"`{each}`" in text]
+                names -= {*named, *(each.name for other in others for each in named[other])}
+                wrong += [f"{path.name}: {text} ({names})"] if names else []
+    assert not wrong
+
+
+def messages_of(path: Path) -> list[str]:
+    """Return the texts in a file that are no docstrings, with `{}` for what is computed."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    docstrings = {id(each.value) for each in nodes if isinstance(each, ast.Expr)}
+    parts = {id(part) for each in nodes if isinstance(each, ast.JoinedStr) for part in each.values}
+    texts = []
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            texts.append(
+                "".join(
+                    getattr(part, "value", "") if isinstance(part, ast.Constant) else "{}"
+                    for part in node.values
+                )
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts += [node.value] if id(node) not in docstrings | parts else []
+    return texts
 
 
 def test_each_kind_of_error_has_an_exit_code() -> None:

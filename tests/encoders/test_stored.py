@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from models.test_stored_checkpoints import CLASSES, DATA
-from qdqbert.encoders.checkpoint import family_of, read_encoder
+from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
+from qdqbert.encoders.families import family_of
 from qdqbert.encoders.quantize import Choices, Specs
 from qdqbert.encoders.stored import read_stored
 from qdqbert.encoders.weights import Weights

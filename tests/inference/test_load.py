@@ -115,7 +115,8 @@ def test_a_stored_choice_decides_on_a_cpu_with_the_same_features(folder, monkeyp
 
 def test_only_installed_engines_are_considered(folder, monkeypatch) -> None:
     monkeypatch.setattr(engine_choice, "is_installed", lambda engine: engine == "onnxruntime")
-    assert choose_engine(open_artifact(folder))[0] == "onnxruntime"
+    engine, reason = choose_engine(open_artifact(folder))
+    assert (engine, reason) == ("onnxruntime", "no other engine of this folder is installed")
 
 
 @pytest.mark.parametrize(

@@ -44,13 +44,18 @@ def check_name(name: str) -> None:
     if has_weights_below(folder):
         refuse_old_pickles(folder, name)
         return
+    raise without_weights(folder)
+
+
+def without_weights(folder: Path) -> CheckpointError:
+    """Return the error for a folder without weights that are read."""
     graphs = sorted(path for path in folder.rglob("*.onnx") if path.is_file())
     if graphs:
-        raise CheckpointError(
+        return CheckpointError(
             f"Checkpoint {str(folder)!r} has no weights but an ONNX model. To use it, pass the "
             f"path of the file: {str(graphs[0])!r}."
         )
-    raise CheckpointError(
+    return CheckpointError(
         f"Checkpoint {str(folder)!r} has no weights; expected config.json and {SAFETENSORS}."
     )
 

@@ -49,6 +49,7 @@ from qdqbert.task_kinds import (
     check_classes,
     head_of,
     tasks_of,
+    unknown_task,
 )
 from qdqbert.tokenizer_files import check_rows
 
@@ -325,11 +326,7 @@ def _choose_task(
         return known_task(task)
     inferred = _inferred_task(config, stored)
     if inferred is None:
-        raise UserInputError(
-            f"The task of architecture `{config.architectures[0]}` is not known. Pass `task`, one "
-            f"of: {', '.join(TASK_NAMES)}.",
-            argument="task",
-        )
+        raise unknown_task(config.architectures[0])
     return inferred
 
 

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from qdqbert.encoders.left_out import check_left_out, count_of, refuse_adapter, root_of
+from qdqbert.encoders.weights import check_largest
 from qdqbert.errors import CheckpointError
 from qdqbert.task_kinds import TASK_KINDS, TaskName
 
@@ -20,7 +21,7 @@ _OLD_HEADS = ("lm_predictions", "mask_predictions")
 def check_weights(
     name: str, model: Any, task: TaskName, info: dict[str, Any], *, needs_head: bool
 ) -> tuple[str, ...]:
-    """Refuse missing weights, wrong shapes, and unused weights that matter.
+    """Refuse missing and huge weights, wrong shapes, and unused weights that matter.
 
     Returns:
         Notices about weights that are left out and do not matter.
@@ -28,6 +29,8 @@ def check_weights(
     Raises:
         CheckpointError: The files and the class do not fit.
     """
+    for weight, value in model.named_parameters():
+        check_largest(float(value.detach().abs().max()) if value.numel() else 0.0, weight, name)
     unused = sorted(info["unexpected_keys"])
     refuse_adapter(name, unused)
     check_shapes(name, info["mismatched_keys"])

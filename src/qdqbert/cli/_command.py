@@ -116,12 +116,13 @@ def add_command(app: App, command: Command) -> None:
 
 def _call(command: Command, given: Mapping[str, Any]) -> Any:
     """Check the options, which is fast, before anything heavy is imported."""
-    declared = {each.name: each for each in declared_options(command.options)}
+    options = declared_options(command.options)
+    declared = {each.name: each for each in options}
     values = {name: _value(declared[name], value) for name, value in given.items()}
     arguments = in_groups(command.options, values)
     command.options(**arguments)
     if command.runs_artifacts:
-        show_messages()
+        show_messages(options)
     else:
         silence_libraries()
     return command.function(**arguments, progress=Bars())

@@ -47,16 +47,20 @@ def exit_code_of(error: QdqBertError) -> ExitCode:
 
 # A name in backticks, or a name with a value.
 _NAME = re.compile(r"`([a-z_]+)(?:=([^`]*))?`")
+# A text that says whose options it names.
+_QUANTIZE = re.compile(r"\bquantize\b", re.IGNORECASE)
 
 
 def in_flags(text: str, options: Sequence[Declared]) -> str:
     """Replace the names of options in backticks by their names on the command line.
 
     Example: "`max_length=2` is too small" becomes "`--max-length 2` is too small". Messages of
-    other commands also name options of `quantize`, which has to write the folder in another way.
+    other commands also name options of `quantize`, which has to write the folder in another way,
+    and say so.
     """
-    of_quantize = declared_options(QuantizeOptions)
-    flags = {option.name: option for option in (*of_quantize, *options)}
+    own = {option.name for option in options}
+    flags = {option.name: option for option in (*declared_options(QuantizeOptions), *options)}
+    foreign = "" if _QUANTIZE.search(text) else " of `quantize`"
 
     def replaced(match: re.Match[str]) -> str:
         name, value = match.groups()
@@ -64,11 +68,11 @@ def in_flags(text: str, options: Sequence[Declared]) -> str:
             return match.group()
         option = flags[name]
         words = _spelled(option)
-        if value is None or value == "True":
-            return f"`{words}`"
         if value == "False":
-            return f"`--no-{option.flag}`"
-        return f"`{words} {_without_quotes(value)}`"
+            words = f"--no-{option.flag}"
+        elif value not in (None, "True"):
+            words = f"{words} {_without_quotes(value)}"
+        return f"`{words}`" + (foreign if name not in own else "")
 
     return _NAME.sub(replaced, text)
 
@@ -125,18 +129,24 @@ def _without_quotes(value: str) -> str:
 
 
 class _StderrHandler(logging.Handler):
-    """Prints messages of the log on stderr."""
+    """Prints messages of the log on stderr, with the names of a command's options."""
+
+    def __init__(self, options: Sequence[Declared]) -> None:
+        super().__init__()
+        self.options = options
 
     def emit(self, record: logging.LogRecord) -> None:
-        PlainConsole(sys.stderr).print_line(record.getMessage())
+        PlainConsole(sys.stderr).print_line(in_flags(record.getMessage(), self.options))
 
 
-def show_messages() -> None:
-    """Print messages of this package's log on stderr."""
+def show_messages(options: Sequence[Declared]) -> None:
+    """Print messages of this package's log on stderr, with the names of a command's options."""
     logger = logging.getLogger("qdqbert")
     logger.setLevel(logging.INFO)
-    if not any(isinstance(each, _StderrHandler) for each in logger.handlers):
-        logger.addHandler(_StderrHandler())
+    for each in logger.handlers:
+        if isinstance(each, _StderrHandler):
+            logger.removeHandler(each)
+    logger.addHandler(_StderrHandler(options))
 
 
 def silence_libraries() -> None:

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.families import FAMILIES
-from qdqbert.encoders.family import Family, Parts, ReadHead, family_name
+from qdqbert.encoders.families import family_of
+from qdqbert.encoders.family import Parts, ReadHead
 from qdqbert.encoders.heads import PROJECTION, pooled_words, scores, states, token_vectors
 from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
 from qdqbert.encoders.model import EncoderModel, Head, Layer, Linear, Norm, Pooling, Step
@@ -206,30 +206,6 @@ def _causal(layers: Iterable[Layer]) -> tuple[Layer, ...]:
         dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, causal=True))
         for layer in layers
     )
-
-
-def family_of(config: Config) -> Family:
-    """Return the family of a config.
-
-    Raises:
-        CheckpointError: It is not known, or its model is code of the checkpoint.
-    """
-    # A name of another type, or none, is refused.
-    kind = family_name(config.values) or config.text("model_type")
-    family = FAMILIES.get(kind) if isinstance(kind, str) else None
-    if family is None:
-        raise CheckpointError(
-            f"Checkpoints of type `{kind!s:.80}` are not supported. Supported families: "
-            f"{', '.join(sorted(FAMILIES))}."
-        )
-    if family.other_code(config.values.get("auto_map")) is not None:
-        raise config.refuse(
-            "auto_map",
-            f"the model is code of its own, which is never run, and a model of type `{kind}` "
-            "may compute something else. If both compute the same, remove `auto_map` in a copy "
-            "of the folder.",
-        )
-    return family
 
 
 def _inner_names(parts: Parts) -> Callable[[str], bool]:

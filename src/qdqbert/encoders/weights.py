@@ -172,12 +172,7 @@ class Weights:
         with np.errstate(over="ignore", invalid="ignore"):
             is_small = math.isfinite(float(flat @ flat))
         largest = 0.0 if is_small else float(np.abs(flat).max())
-        if not largest <= LARGEST_FLOAT:
-            wrong = f"as large as {largest:g}" if math.isfinite(largest) else "not finite"
-            raise CheckpointError(
-                f"Tensor `{name}` of {str(self.path)!r} has values that are {wrong}. Download or "
-                "copy the checkpoint again."
-            )
+        check_largest(largest, name, str(self.path))
         return found
 
     def _divided(self, name: str, array: NDArray[Any], parts: int) -> list[NDArray[Any]]:
@@ -206,6 +201,20 @@ class Weights:
                 tensor=name,
             )
         return found
+
+
+def check_largest(largest: float, name: str, path: str) -> None:
+    """Refuse the tensor `name` of `path` by its largest absolute value.
+
+    Raises:
+        CheckpointError: It is not finite, or larger than any that a model computes with.
+    """
+    if not largest <= LARGEST_FLOAT:
+        wrong = f"as large as {largest:g}" if math.isfinite(largest) else "not finite"
+        raise CheckpointError(
+            f"Tensor `{name}` of {path!r} has values that are {wrong}. Download or copy the "
+            "checkpoint again."
+        )
 
 
 def _by_name(tensors: Iterable[tuple[str, str, _Tensor]], path: Path) -> dict[str, _Tensor]:

@@ -32,7 +32,7 @@ def choose_engine(
     provider: str | None = None,
     kernel: str | None = None,
 ) -> tuple[EngineName, str]:
-    """Return the engine that runs a folder, and the reason in words.
+    """Return the engine that runs a folder, and the reason in words; none for its only engine.
 
     The engine is the given one; otherwise the one that was chosen when the folder was made, if
     this CPU has the same features; otherwise the fastest one of the folder's report, if it was
@@ -82,7 +82,8 @@ def choose_engine(
 def _best(artifact: Artifact, engines: Sequence[EngineName]) -> tuple[EngineName, str]:
     """Return the best of some engines, installed or not, and the reason in words."""
     if len(engines) == 1:
-        return engines[0], "no other installed engine runs this folder"
+        is_choice = len(artifact.engines) > 1
+        return engines[0], "no other engine of this folder is installed" if is_choice else ""
     features = list(cpu_features())
     chosen = artifact.quantization.get("choice") or {}
     if chosen.get("cpu_features") == features and chosen.get("engine") in engines:

@@ -92,7 +92,7 @@ def load(
             `CrossEncoder`.
         task: The task that the model must have, as a check. Type checkers know the class of the
             returned object by it. With "sparse-embedding", a masked language model is run as
-            SPLADE.
+            SPLADE, and with "feature-extraction" the encoder of a float checkpoint is an embedder.
         engine: Engine that runs the graph. By default the fastest one that is installed, by the
             folder's own measurements if they were made on a CPU like this one. A message of level
             INFO in the log "qdqbert" says which and why.
@@ -187,7 +187,7 @@ def load(
     name = artifact.target_for(chosen, target)
     if not artifact.model_for(chosen, name).is_file():
         download_graph(called, artifact, artifact.model_for(chosen, name))
-    _LOGGER.info("Running %s (%s) on %s: %s.", called, name, chosen, reason)
+    _LOGGER.info("Running %s (%s) on %s%s.", called, name, chosen, reason and f": {reason}")
     if chosen == "native" and kernel is None:
         warn_of_slow_kernel(artifact)
     runners, scheduler, tokenizer = open_graph(
@@ -214,7 +214,6 @@ def load(
         artifact=artifact,
         engine=chosen,
         target=name,
-        reason=reason,
         runners=runners,
         scheduler=scheduler,
         tokenizer=tokenizer,
@@ -361,6 +360,10 @@ def open_folder(
             f"{place} {str(path)!r} is neither a quantized model nor a float checkpoint: it has "
             f"neither {QUANTIZATION} nor config.json with weights."
         )
+    if folder.is_dir():
+        from qdqbert.checkpoint.folder import without_weights
+
+        raise without_weights(folder)
     return open_artifact(folder)
 
 

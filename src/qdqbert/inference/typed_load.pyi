@@ -200,7 +200,7 @@ def load(
             `CrossEncoder`.
         task: The task that the model must have, as a check. Type checkers know the class of the
             returned object by it. With "sparse-embedding", a masked language model is run as
-            SPLADE.
+            SPLADE, and with "feature-extraction" the encoder of a float checkpoint is an embedder.
         engine: Engine that runs the graph. By default the fastest one that is installed, by the
             folder's own measurements if they were made on a CPU like this one. A message of level
             INFO in the log "qdqbert" says which and why.

@@ -43,7 +43,6 @@ class Loaded:
         artifact: The folder that runs. For a float checkpoint, it is one of the cache.
         engine: Engine that runs the graph.
         target: Target of the graph.
-        reason: Why this engine was chosen.
         runners: The graph.
         scheduler: Runs inputs on it.
         tokenizer: Cuts inputs to the folder's `max_length`.
@@ -56,7 +55,6 @@ class Loaded:
     artifact: Artifact
     engine: EngineName
     target: str
-    reason: str
     runners: Runners
     scheduler: Scheduler
     tokenizer: Tokenizer

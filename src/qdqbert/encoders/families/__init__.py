@@ -1,7 +1,8 @@
-"""The families of models that can be read, one file each."""
+"""The families of models that can be read, one file each, and which of them a config is of."""
 
 from __future__ import annotations
 
+from qdqbert.encoders.config import Config
 from qdqbert.encoders.families.albert import ALBERT
 from qdqbert.encoders.families.bert import BERT, QDQBERT
 from qdqbert.encoders.families.bert_generation import BERT_GENERATION
@@ -26,6 +27,8 @@ from qdqbert.encoders.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from qdqbert.encoders.families.roberta_prelayernorm import ROBERTA_PRELAYERNORM
 from qdqbert.encoders.families.roformer import ROFORMER
 from qdqbert.encoders.families.xlm_roberta_xl import XLM_ROBERTA_XL
+from qdqbert.encoders.family import Family, family_name
+from qdqbert.errors import CheckpointError
 
 FAMILIES = {
     family.model_type: family
@@ -61,3 +64,31 @@ FAMILIES = {
     )
 }
 """The families by `model_type`."""
+
+
+def family_of(config: Config) -> Family:
+    """Return the family of a config.
+
+    Raises:
+        CheckpointError: It is not known, or its model is code of the checkpoint.
+    """
+    kind = family_name(config.values)
+    if not kind:
+        raise CheckpointError(
+            f"{config.path} names no `model_type`, so its family is not known. Expected one that "
+            "transformers wrote."
+        )
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        raise CheckpointError(
+            f"Checkpoints of type `{kind!s:.80}` are not supported. Supported families: "
+            f"{', '.join(sorted(FAMILIES))}."
+        )
+    if family.other_code(config.values.get("auto_map")) is not None:
+        raise config.refuse(
+            "auto_map",
+            f"the model is code of its own, which is never run, and a model of type `{kind}` "
+            "may compute something else. If both compute the same, remove `auto_map` in a copy "
+            "of the folder.",
+        )
+    return family

@@ -55,10 +55,7 @@ def weight_folders(folder: Path, name: str, *, task: TaskName | None = None) -> 
         CheckpointError: The family is not supported, or a setting is missing or damaged.
         UserInputError: The task is not known.
     """
-    from qdqbert.encoders.checkpoint import family_of
-
     checkpoint = read_checkpoint(folder, name=name, task=task)
-    family_of(checkpoint.config)
     encoder = checkpoint.encoder_folder.relative_to(folder).as_posix()
     return (encoder, *(checkpoint.head.weight_folders if checkpoint.head else ()))
 
@@ -102,6 +99,8 @@ def open_float_checkpoint(
     key = key_of(checkpoint, settings)
     made = kept_folder(key, write)
     artifact = open_artifact(made)
+    for guess in checkpoint.guesses(name, is_named=task is not None):
+        _LOGGER.info("%s", guess)
     if settings_of_class := artifact.quantization.get("contradictions"):
         _LOGGER.warning(
             "tokenizer_config.json of %s has %s, and its tokenizer.json says something else. "

@@ -12,7 +12,8 @@ from qdqbert.artifact import CONFIG, QUANTIZATION, QUANTIZATION_FORMAT
 from qdqbert.checkpoint.multi_vector import MultiVectorHead
 from qdqbert.checkpoint.sentence import file_finder
 from qdqbert.choices import Precision
-from qdqbert.encoders.checkpoint import family_of, read_encoder, with_expansion
+from qdqbert.encoders.checkpoint import read_encoder, with_expansion
+from qdqbert.encoders.families import family_of
 from qdqbert.encoders.model import EncoderModel, Pooling
 from qdqbert.encoders.quantize import round_encoder
 from qdqbert.encoders.stored import read_stored
@@ -83,7 +84,6 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
         CheckpointError: A part is missing, or of a kind that is not supported.
         UserInputError: The family has no head for the checkpoint's task.
     """
-    family_of(checkpoint.config)
     if not (checkpoint.encoder_folder / TOKENIZER).is_file():
         raise CheckpointError(
             f"{str(checkpoint.encoder_folder)!r} has no {TOKENIZER}. Write it with transformers: "

@@ -11,7 +11,7 @@ from typing import Any
 from qdqbert.artifact import CONFIG
 from qdqbert.cache import kept_digest
 from qdqbert.checkpoint.cross_encoder import ScoreHead, task_of_files
-from qdqbert.checkpoint.sentence import SentenceHead, folder_reader, join
+from qdqbert.checkpoint.sentence import Layout, SentenceHead, folder_reader, join
 from qdqbert.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.encoders.adapters import (
     ADAPTERS,
@@ -21,13 +21,14 @@ from qdqbert.encoders.adapters import (
     merged,
 )
 from qdqbert.encoders.config import Config
+from qdqbert.encoders.families import family_of
 from qdqbert.encoders.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from qdqbert.encoders.tensor_files import files_of, has_weights
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.instruction_sets import choose_set
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.errors import CheckpointError
 from qdqbert.json_files import parse_object, read_json
-from qdqbert.task_kinds import TASK_KINDS, TaskName, architectures_of
+from qdqbert.task_kinds import ENCODER, TASK_KINDS, TaskName, architectures_of, unknown_task
 from qdqbert.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, merged_settings
 from qdqbert.tokenizing.tokenizer import check_settings
 
@@ -73,6 +74,27 @@ class FloatCheckpoint:
         weights = Weights(self.encoder_folder)
         return adapter_names(self.config) if has_adapter_weights(weights, self.config) else ()
 
+    def guesses(self, name: str, *, is_named: bool) -> tuple[str, ...]:
+        """Return sentences on what no file says.
+
+        Args:
+            name: The user's name for the checkpoint.
+            is_named: Whether the user named the task.
+        """
+        if self.layout is not None or family_of(self.config).embedding is not None:
+            return ()
+        if self.task == ENCODER:
+            return (
+                f"{name} has no modules.json, so its pooling is not known: the mean of the token "
+                "states is used. `quantize` takes another one, as `pooling`.",
+            )
+        if self.task == "fill-mask" and not is_named:
+            return (
+                f"{name} runs as a masked language model. If it is a SPLADE model, whose files of "
+                "sentence-transformers are missing, pass `task='sparse-embedding'`.",
+            )
+        return own_head(None, name, self.task)[1]
+
     @property
     def head(self) -> TextHead | None:
         """The modules of sentence-transformers after the model, if they are known."""
@@ -92,8 +114,8 @@ def read_checkpoint(
     Args:
         folder: The folder.
         name: The user's name for it, for messages; the folder by default.
-        task: The task that was asked for. A masked language model is then a sparse embedder;
-            otherwise the files say what the task is.
+        task: The task that was asked for. A masked language model is then a sparse embedder, and
+            the encoder of any model an embedder; otherwise the files say what the task is.
         adapter: See `FloatCheckpoint`.
 
     Raises:
@@ -114,6 +136,7 @@ def read_checkpoint(
     if isinstance(layout, ScoreHead):
         values["num_labels"] = layout.outputs
     config = Config(values=values, path=f"{name}/{join(subfolder, CONFIG)}")
+    family_of(config)
     chosen = _task(config, layout, task)
     config = config.with_classes(chosen)
     check_adapter(config, adapter, name)
@@ -141,13 +164,14 @@ def _task(config: Config, layout: Any, wanted: TaskName | None) -> TaskName:
         return wanted
     task = task_of_files(named or ["Model"], config, layout)
     if task is None:
-        raise UserInputError(
-            f"The task of architecture `{named[0]}` in {config.path} is not known, so the "
-            "checkpoint cannot be run as it is. `quantize` takes the task as an option.",
-        )
-    if wanted is not None and TASK_KINDS[wanted].is_sparse and TASK_KINDS[wanted].head == task:
+        if wanted is None:
+            raise unknown_task(named[0])
         return wanted
-    return task
+    if wanted is None or isinstance(layout, Layout):
+        return task
+    kind = TASK_KINDS[wanted]
+    is_other_use = (kind.is_sparse and kind.head == task) or wanted == ENCODER
+    return wanted if is_other_use else task
 
 
 def limits_pairs() -> bool:

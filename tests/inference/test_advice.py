@@ -1,0 +1,148 @@
+"""What `load` says of checkpoints that it does not run as they are, and that its advice works."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+import qdqbert
+from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.errors import CheckpointError, QdqBertError, UserInputError
+
+TEXTS = ["the old house", "a good book"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
+
+
+def change_config(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return folder
+
+
+def without(folder, part):
+    """Remove the tensors with a part in their names."""
+    path = folder / "model.safetensors"
+    kept = {n: t for n, t in safetensors.torch.load_file(path).items() if part not in n}
+    safetensors.torch.save_file(kept, path, {"format": "pt"})
+    return folder
+
+
+def means_of(folder):
+    """Return the mean states of transformers' encoder."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        rows = [model(**tokenizer(text, return_tensors="pt"))[0].mean(dim=1) for text in TEXTS]
+    return torch.cat(rows).numpy()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "`t5` are not"),
+        ({"model_type": "bart", "architectures": ["BartModel"]}, "`bart` are not supported"),
+        ({"model_type": None}, "names no `model_type`"),
+    ],
+)
+@pytest.mark.parametrize("task", [None, "feature-extraction"])
+def test_the_family_is_refused_before_the_task(checkpoint_copy, changes, message, task) -> None:
+    folder = change_config(checkpoint_copy("classifier"), **changes)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        qdqbert.load(folder, task=task)
+    assert "task" not in str(caught.value)
+
+
+def test_the_task_of_an_unknown_architecture_can_be_passed(checkpoint_copy) -> None:
+    folder = change_config(checkpoint_copy("classifier"), architectures=["BertForSomething"])
+    with pytest.raises(UserInputError, match=r"`BertForSomething` is not known. Pass `task`, one"):
+        qdqbert.load(folder)
+    with qdqbert.load(folder, task="text-classification", check=False) as model:
+        assert model.task == "text-classification"
+
+
+@pytest.mark.parametrize("weights", ["tf_model.h5", "model.onnx", None])
+def test_a_folder_without_weights_gets_the_advice_of_quantize(checkpoint_copy, weights) -> None:
+    folder = checkpoint_copy("classifier")
+    stored = folder / "model.safetensors"
+    stored.rename(folder / weights) if weights else stored.unlink()
+    found = []
+    for call in (qdqbert.load, load_checkpoint):
+        with pytest.raises(CheckpointError) as caught:
+            call(str(folder))
+        found.append(str(caught.value))
+    assert found[0] == found[1]
+    assert "has no weights" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("auto_class", "part"),
+    [
+        ("AutoModelForMaskedLM", "decoder.weight"),
+        ("AutoModelForMaskedLM", "cls."),
+        ("AutoModelForSequenceClassification", "classifier."),
+        ("AutoModelForTokenClassification", "classifier."),
+        ("AutoModelForQuestionAnswering", "qa_outputs."),
+    ],
+)
+def test_the_task_in_the_advice_for_a_missing_head_works(
+    save_tiny, tmp_path, auto_class, part
+) -> None:
+    auto = getattr(transformers, auto_class)
+    folder = without(save_tiny(tmp_path / "m", "bert", auto, tie_word_embeddings=False), part)
+    for call in (qdqbert.load, load_checkpoint):
+        with pytest.raises(CheckpointError, match="has no head for task") as caught:
+            call(str(folder))
+        assert caught.value.argument == "task"
+        [task] = re.findall(r"pass another `task`: `([\w-]+)`", str(caught.value))
+        call(str(folder), task=task)
+    with qdqbert.load(folder, task=task, precision="float") as model:
+        np.testing.assert_allclose(model.encode(TEXTS), means_of(folder), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["classifier", "reranker", "sparse", "multi_vector", "bert"])
+def test_the_task_in_the_advice_for_another_one_works(checkpoints, name) -> None:
+    with pytest.raises(QdqBertError) as caught:
+        qdqbert.load(checkpoints(name), task="question-answering", check=False)
+    [task] = re.findall(r"Pass `task='([\w-]+)'`", str(caught.value))
+    qdqbert.load(checkpoints(name), task=task, check=False).close()
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (None, "m runs as a masked language model.*pass `task='sparse-embedding'`"),
+        ("fill-mask", None),
+        ("sparse-embedding", "m' has no modules.json of a sparse encoder, so the maximum"),
+        ("feature-extraction", "m has no modules.json, so its pooling is not known: the mean"),
+    ],
+)
+def test_what_no_file_says_is_logged(save_tiny, tmp_path, caplog, task, message) -> None:
+    folder = save_tiny(tmp_path / "m", "bert", transformers.AutoModelForMaskedLM)
+    caplog.set_level(logging.INFO, "qdqbert")
+    qdqbert.load(folder, task=task, check=False).close()
+    [*guesses, running] = caplog.messages
+    assert running == f"Running {folder} (native-dynamic) on native."
+    assert len(guesses) == (message is not None)
+    assert re.search(message or "", "".join(guesses))
+
+
+def test_a_huge_weight_is_named_by_transformers_models_too(checkpoint_copy) -> None:
+    folder = checkpoint_copy("bert")
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    name = "encoder.layer.1.output.dense.weight"
+    tensors[name][2, 5] = 3e38
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"`{name}` of .* as large as 3e\+38"):
+        load_checkpoint(str(folder))
