@@ -59,12 +59,12 @@ LABELS = ("dull", "fine")
 # three take long. The other pages run all kinds of calls.
 SLOW = {"token-classification", "question-answering", "reranking", "fill-mask"}
 SLOW |= {"serve", "export", "migrate", "onnx", "embeddings", "text-classification", "settings"}
-SLOW |= {"run", "deploy"}
+SLOW |= {"run", "deploy", "kubernetes"}
 # Guides each of whose steps also runs in a process of its own, as the README's and the tutorials'.
 ALONE = {"migrate", "qat"}
 # Options of other programs: pip, torchrun, docker, servers, trtexec and scripts in `benchmarks/`.
 FOREIGN = {"--nproc-per-node", "--test", "--index-url", "--publish", "--tag", "--volume", "--rm"}
-FOREIGN |= {"--build-arg", "--read-only", "--user"}
+FOREIGN |= {"--build-arg", "--read-only", "--user", "--from-literal"}
 FOREIGN |= {"--bits", "--model-repository", "--onnx", "--shapes", "--fp16", "--int8"}
 
 

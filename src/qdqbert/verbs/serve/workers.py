@@ -38,8 +38,8 @@ _MODULE = "qdqbert.verbs.serve.worker"
 _LOOK_SECONDS = 0.1
 # A process that dies while it starts is started again after 1 s, 2 s, and so on.
 _LONGEST_PAUSE_SECONDS = 30.0
-# After the time that accepted requests have.
-_END_SECONDS = 5.0
+END_SECONDS = 5.0
+"""How long processes may take to end after the time that accepted requests have."""
 
 
 class ServedModel(NamedTuple):
@@ -174,7 +174,7 @@ class _Workers:
         running = [each for each in self._workers if each.starts_at is None]
         for worker in running:
             worker.process.terminate()
-        end = time.monotonic() + self._seconds + _END_SECONDS
+        end = time.monotonic() + self._seconds + END_SECONDS
         for worker in running:
             try:
                 worker.process.wait(max(0.0, end - time.monotonic()))
