@@ -19,7 +19,7 @@ on one thread, and how much faster two threads are than one for one text of 128 
 that of the faster of `torch._int_mm` and the kernel's tiles alone, with the same instruction set.
 Two threads with a text each show what the machine itself allows.
 
-Needs `pip install 'qdqbert[benchmarks,demo,openvino]'`.
+Needs `pip install 'qdqbert[benchmarks]'`.
 """
 
 from __future__ import annotations

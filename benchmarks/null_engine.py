@@ -11,7 +11,7 @@ cores.
 - The server answers one text a request. Client and server share the cores, so the row is requests
   per second of CPU time of the server, which is about what one process can answer.
 
-Needs `pip install 'qdqbert[native,serve,train]' psutil`.
+Needs `pip install 'qdqbert[benchmarks]'`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ a process of its own: the table has the median milliseconds of each shape, and i
 many times as fast as the recipe `linear` the graph is, by the median of the rounds' ratios.
 
 `--isa` limits OpenVINO's kernels of oneDNN to an instruction set, and `--precisions` are the float
-types between int8 operators. Needs `pip install 'qdqbert[benchmarks,demo,openvino]'`.
+types between int8 operators. Needs `pip install 'qdqbert[benchmarks]'`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ graph in a separate process, which take turns.
 MODEL is a checkpoint folder, a hub id, or `demo` for the packaged all-MiniLM-L6-v2. Models that the
 native engine does not run are refused. `--plot` draws how close each graph is to float against how
 fast it is. `benchmarks/engines.py` compares more shapes and engines. Needs
-`pip install 'qdqbert[benchmarks,demo,openvino,train]'`.
+`pip install 'qdqbert[benchmarks]'`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ same bits in any batch. `mixed_texts.py` writes texts of mixed length.
   idle server, with one connection, and under this load.
 - Memory is the resident set of the server after a tenth of the requests, and at the end.
 
-Needs `pip install 'qdqbert[native,serve]' psutil`.
+Needs `pip install 'qdqbert[benchmarks]'`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ same bits in any batch. Texts are random words, of 5 to 512 tokens. At the same 
 Every answer is compared with that of `load`, bit by bit. The exit status is 1 if an answer was
 wrong, if memory grew by more than 50 MB after the first minute, or if `/health` took 0.5 s.
 
-Needs `pip install 'qdqbert[native,serve]' psutil httpx`.
+Needs `pip install 'qdqbert[benchmarks]'`.
 """
 
 from __future__ import annotations

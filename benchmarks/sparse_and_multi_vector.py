@@ -21,7 +21,7 @@ Each way runs in a process, and they take turns with the same texts, as document
 first turn are not timed. The last column is the worst cosine of 16 texts to sentence-transformers,
 of all their vectors together.
 
-Needs `pip install 'qdqbert[benchmarks,demo]'`. fastembed 0.9 asks for an older huggingface_hub, and
+Needs `pip install 'qdqbert[benchmarks]'`. fastembed 0.9 asks for an older huggingface_hub, and
 runs with a newer one: `pip install --no-deps fastembed loguru mmh3 py-rust-stemmers`.
 """
 

@@ -6,6 +6,7 @@ under the documents' names, and data. Commands and calls that occur in several d
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import importlib.util
@@ -39,6 +40,7 @@ from ports import free_port
 from qdqbert.cli import main
 from qdqbert.cli._commands import COMMANDS
 from qdqbert.options import declared_options
+from qdqbert.serving.metrics import Metrics
 from task_files import TAGS, plain, questions, sentence, tagged
 
 ROOT = Path(__file__).parent.parent
@@ -54,7 +56,7 @@ PAGES = [
 DIRECTIVE = re.compile(r"^```\{.*?^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WORDS = ("good", "great", "last", "little", "river", "night", "music", "was", "the", "house")
-LABELS = ("dull", "fine")
+LABELS = ("negative", "positive")
 # Each tutorial quantizes a model of its own and starts a server, one guide needs Ray Serve, and
 # three take long. The other pages run all kinds of calls.
 SLOW = {"token-classification", "question-answering", "reranking", "fill-mask"}
@@ -73,7 +75,10 @@ def reader_files(save_tiny, tmp_path_factory) -> Path:
     """Return a folder with the models and data that the documents take for granted."""
     folder = Path(tmp_path_factory.mktemp("reader"))
     auto_class = transformers.AutoModelForSequenceClassification
-    labels = {"id2label": dict(enumerate(LABELS)), "label2id": {"dull": 0, "fine": 1}}
+    labels = {
+        "id2label": dict(enumerate(LABELS)),
+        "label2id": {name: number for number, name in enumerate(LABELS)},
+    }
     # As long as the longest input that is benchmarked.
     sizes = {"num_hidden_layers": 1, "max_position_embeddings": 128}
     classifier = save_tiny(folder / "my-classifier", "bert", auto_class, **sizes, **labels)
@@ -424,6 +429,60 @@ def test_benchmark_commands_name_scripts_and_options_that_exist() -> None:
         for line in re.findall(r"^    (qdqbert .*)$", text, re.MULTILINE)
     ]
     assert not [each for each in stray if each[1]]
+
+
+def packages_of(extra: str) -> set[str]:
+    """Return the modules of the packages that an extra names, and of all that it includes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found: set[str] = set()
+    for each in project["optional-dependencies"][extra]:
+        name, included = re.fullmatch(r"([\w-]+)(?:\[([\w,-]+)\])?\W?.*", each).groups()
+        if name == "qdqbert":
+            found |= set().union(*map(packages_of, included.split(",")))
+        found.add(name.replace("-", "_"))
+    base = (re.match(r"[\w-]+", each)[0] for each in project["dependencies"])
+    return found | {name.replace("-", "_") for name in base}
+
+
+def test_the_extra_of_the_benchmarks_has_what_they_import() -> None:
+    # protobuf comes with onnx. The scripts run without the others, and say so.
+    known = packages_of("benchmarks") | {"google", "fastembed", "ray", *sys.stdlib_module_names}
+    scripts = list((ROOT / "benchmarks").glob("*.py"))
+    known |= {path.stem for path in scripts}
+    for path in scripts:
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        names = [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
+        names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+        assert {name.partition(".")[0] for name in names} - known == set(), path.name
+    assert "`pip install '.[benchmarks]'`" in (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    files = [*PAGES, ROOT / "Makefile", ROOT / "Dockerfile"]
+    files += [
+        path for name in ("src", "benchmarks", "examples") for path in (ROOT / name).rglob("*.py")
+    ]
+    stray = []
+    for path in files:
+        text = " ".join(path.read_text(encoding="utf-8").split())
+        listed = re.findall(r"(?:qdqbert|'\.)\[([a-z][a-z,-]*)\]", text)
+        named = {name for each in listed for name in each.split(",")}
+        named |= set(re.findall(r"\b[Ee]xtra `([\w-]+)`", text))
+        stray += [f"{path.name}: {name}" for name in named - set(project["optional-dependencies"])]
+    assert not stray
+
+
+def test_every_metric_of_the_server_that_is_named_exists() -> None:
+    metrics = Metrics()
+    metrics.inputs.labels("m").inc()
+    found = set(re.findall(r"^# TYPE (\w+) ", metrics.text().decode(), re.MULTILINE))
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(r"`(qdqbert_[a-z_]+)`", page.read_text(encoding="utf-8"))
+    }
+    assert named - {"qdqbert_format"} <= found
 
 
 def anchors_of(page: Path) -> set[str]:

@@ -446,6 +446,26 @@ def test_changed_predictions_are_shown_with_their_texts(quantize_report) -> None
     assert section(quantize_report, title) is None
 
 
+def test_the_numbers_beside_the_fastest_graph_are_its_own(three) -> None:
+    targets = [
+        dataclasses.replace(
+            each,
+            metrics=(dataclasses.replace(each.metrics[0], value=90.0 + number),),
+            fidelity=dataclasses.replace(each.fidelity, flips_percent=1.0 + number),
+            size_bytes=25_000_000 + 1_000_000 * number,
+            size_ratio=0.25 + 0.01 * number,
+        )
+        for number, each in enumerate(three.targets)
+    ]
+    document = dataclasses.replace(three, targets=tuple(targets)).document()
+    values = [f"{value} {note}" for _, value, note in document.tiles]
+    text = "\n".join([*values, *document.facts])
+    for own in ("92.00", "3.00 %", "27 %", "27.0 MB"):
+        assert own in text
+    for other in ("90.00", "1.00 %", "2.00 %", "26.0 MB", "25 %"):
+        assert other not in text
+
+
 def test_what_was_not_measured_is_left_out(quantize_report) -> None:
     nothing = dataclasses.replace(quantize_report, targets=(), calibration_lengths=None)
     document = nothing.document()

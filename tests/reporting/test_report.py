@@ -24,6 +24,7 @@ from qdqbert.reporting.verify import FidelityCheck, VerifyReport, VersionCheck
 from qdqbert.tasks.task import Metric
 
 COST = Cost(sqnr_db=31.25, flips_percent=1.5, drop=-0.25)
+ERROR = dataclasses.replace(COST, drop=0.00123, is_error=True)
 # A report of each command, and what is in one of its lines, or in one of the table's rows.
 REPORTS: tuple[tuple[Report, tuple[str, ...]], ...] = (
     (
@@ -36,11 +37,17 @@ REPORTS: tuple[tuple[Report, tuple[str, ...]], ...] = (
             examples=8,
             whole=dataclasses.replace(COST, sqnr_db=math.inf),
             units=(
-                UnitReport(name="layer.0", sites=("s",), share_percent=12.5, alone=COST, left=COST),
+                UnitReport(
+                    name="layer.0", sites=("s",), share_percent=12.5, alone=COST, left=ERROR
+                ),
             ),
             notices=("Few <examples>.",),
         ),
-        ("layer.0 12.5 % 31.2 dB, 1.50 % changed, f1 +0.25", "everything 100.0 % equal, 1.50 %"),
+        (
+            "layer.0 12.5 % 31.2 dB, 1.50 % changed, f1 +0.25",
+            "changed, f1 +0.00123",
+            "everything 100.0 % equal, 1.50 %",
+        ),
     ),
     (
         BenchmarkReport(

@@ -113,10 +113,12 @@ def report_notices(report: TargetReport) -> list[str]:
             f"where exact arithmetic gives {lowering.worst_layer_db:.1f} dB."
         )
     notices += _batch_notice(report)
-    slower = [each for each in report.latency if each.speedup < 1]
+    slower = [each for each in report.latency if each.int8_ms > each.float_ms]
     # The target `float` is timed against itself.
     if slower and target_named(report.target).quantizes != "nothing":
-        shapes = " and ".join(each.shape for each in slower)
+        shapes = " and ".join(
+            f"{each.shape} ({each.float_ms / each.int8_ms:.2f} x)" for each in slower
+        )
         reason = (
             "This CPU has int8 instructions, so the model or these shapes are too small for them, "
             "or something else ran while they were measured."
@@ -125,7 +127,8 @@ def report_notices(report: TargetReport) -> list[str]:
             "dot products on ARM."
         )
         notices.append(
-            f"On this machine {report.engine} runs INT8 slower than float with {shapes}. {reason}"
+            f"On this machine {report.engine} runs INT8 slower than it runs float, with {shapes}. "
+            f"{reason}"
         )
     varied = [each for each in report.latency if each.varied]
     if varied:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.reporting.document import Document, Section, Table, counted, decibels, short_name
+from qdqbert.reporting.document import (
+    Document,
+    Section,
+    Table,
+    counted,
+    decibels,
+    digits_of,
+    short_name,
+)
 from qdqbert.reporting.report import Report
 
 
@@ -17,11 +25,13 @@ class Cost:
         flips_percent: Share of decisions that differ from the float model's, in percent. `None` for
             tasks without decisions.
         drop: Loss of the main metric, in its unit. `None` without labels.
+        is_error: Whether the metric is an error, which can have any unit.
     """
 
     sqnr_db: float
     flips_percent: float | None
     drop: float | None
+    is_error: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,5 +107,7 @@ def _cost(cost: Cost, metric: str | None) -> str:
     if cost.flips_percent is not None:
         words.append(f"{cost.flips_percent:.2f} % changed")
     if cost.drop is not None:
-        words.append(f"{metric} {0 - cost.drop:+.2f}")
+        # More of an error is a loss.
+        change = (cost.drop if cost.is_error else -cost.drop) + 0.0
+        words.append(f"{metric} {change:+{digits_of([change], is_error=cost.is_error)}}")
     return ", ".join(words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from qdqbert.evidence.lengths import TextLengths
 from qdqbert.evidence.reports import CandidateReport, TargetReport
@@ -98,6 +98,14 @@ class QuantizeReport(Report):
         return chosen_winner(self.candidates) if self.candidates else find_winner(self.targets)
 
     @property
+    def _shown(self) -> Sequence[TargetReport]:
+        """The fastest graph, whose numbers stand beside its speed; all if none was timed."""
+        best = self.winner
+        return [each for each in self.targets if best and graph_name(each) == best.name] or (
+            self.targets
+        )
+
+    @property
     def codes(self) -> str:
         """The widths of the codes of all graphs: "INT8", or "W4A8" for weights of 4 bits."""
         return " and ".join(dict.fromkeys(each.codes for each in self.targets)) or "INT8"
@@ -152,10 +160,10 @@ class QuantizeReport(Report):
 
     def _facts(self) -> list[str]:
         """Return the numbers behind the verdict."""
-        best, close = self.winner, closeness(self.targets, self.task, "float")
+        best, close = self.winner, closeness(self._shown, self.task, "float")
         if close is None:
             return []
-        ratios = [100 * each.size_ratio for each in self.targets]
+        ratios = [100 * each.size_ratio for each in self._shown]
         facts = [close[1], f"{span(ratios, '.0f')} % of the size"]
         if best is not None and best.ratio is not None:
             facts.insert(0, f"{best.ratio:.1f} times as fast on {best.engine}")
@@ -183,7 +191,8 @@ class QuantizeReport(Report):
     def _tiles(self) -> list[tuple[str, str, str]]:
         """Return the most important numbers: speed, metric, closeness and size."""
         size = f"{self.float_size_bytes / MEGABYTE:.1f} MB"
-        best, close = self.winner, closeness(self.targets, self.task, "float")
+        best, shown = self.winner, self._shown
+        close = closeness(shown, self.task, "float")
         if close is None:
             return [("size in float", size, "")]
         tiles = []
@@ -191,14 +200,14 @@ class QuantizeReport(Report):
             note = f"as fast as float on {best.reference}, its best engine here"
             title = "fastest" if best.is_fastest else "chosen"
             tiles.append((f"{title}: {best.name}", f"{best.ratio:.1f} x", note))
-        if self.targets[0].metrics:
-            first = self.targets[0].metrics[0]
+        if shown[0].metrics:
+            first = shown[0].metrics[0]
             [known] = [each for each in self.float_metrics if each.name == first.name]
-            values = [each.metrics[0].value for each in self.targets]
+            values = [each.metrics[0].value for each in shown]
             digits = digits_of(values, is_error=first.is_error)
             tiles.append((first.name, span(values, digits), f"float: {metric_text(known)}"))
-        ratios = span([100 * each.size_ratio for each in self.targets], ".0f")
-        sizes = span([each.size_bytes / MEGABYTE for each in self.targets], ".1f")
+        ratios = span([100 * each.size_ratio for each in shown], ".0f")
+        sizes = span([each.size_bytes / MEGABYTE for each in shown], ".1f")
         note = f"float {size}, {self.codes} {sizes} MB"
         return [*tiles, close[0], ("size compared with float", f"{ratios} %", note)]
 

@@ -456,6 +456,7 @@ TOKEN_CLASSIFICATION = Task(
     model=TokenClassifier,
     route=TaskRoute(
         inputs=(str,),
+        example="Ada Lovelace lived in London.",
         parameters={"aggregation_strategy": "simple", "ignore_labels": ("O",), "stride": None},
     ),
 )

@@ -116,9 +116,14 @@ def _cost(trials: Trials, left: Collection[str]) -> Cost:
     """Return the cost of quantizing everything but some sites."""
     baseline, predictions = trials.baseline, trials.predictions(left)
     fidelity, scores = baseline.fidelity(predictions), baseline.scores_of(predictions)
-    drop = None
+    drop, is_error = None, False
     if scores:
         metric, reference = scores[0].metric(), baseline.scores[0].metric()
-        drop = reference.value - metric.value
-        drop = -drop if metric.is_error else drop
-    return Cost(sqnr_db=fidelity.sqnr_db, flips_percent=fidelity.flips_percent, drop=drop)
+        drop, is_error = reference.value - metric.value, metric.is_error
+        drop = -drop if is_error else drop
+    return Cost(
+        sqnr_db=fidelity.sqnr_db,
+        flips_percent=fidelity.flips_percent,
+        drop=drop,
+        is_error=is_error,
+    )
