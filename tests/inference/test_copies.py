@@ -121,11 +121,14 @@ def test_copies_answer_as_the_model_does(folder_of, name) -> None:
 def test_copies_have_the_options_of_the_model(quantized, options) -> None:
     with qdqbert.load(quantized("sentence").directory, **options) as model:
         model.prompts["own"] = "the cat "
+        model.default_prompt_name = "own"
         model.max_seq_length = 8
+        model.truncate_dim = np.int64(20)
         with pickle.loads(pickle.dumps(model)) as other:
             assert (other.engine, other.target) == (model.engine, model.target)
             assert (other.streams, other.window) == (model.streams, model.window)
             assert other.prompts == model.prompts
+            assert (other.default_prompt_name, other.truncate_dim) == ("own", 20)
             assert other.max_seq_length == other.max_length == 8
             np.testing.assert_array_equal(other.encode(TEXTS), model.encode(TEXTS))
 

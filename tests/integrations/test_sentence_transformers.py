@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import qdqbert
 from qdqbert.errors import UserInputError
@@ -70,22 +72,50 @@ def test_embeddings_are_near_those_of_the_checkpoint(encoder, quantized) -> None
     assert cosines.min() > 0.95
 
 
-def test_a_model_can_be_sent_to_another_process(encoder) -> None:
-    model, _ = encoder
-    copy = pickle.loads(pickle.dumps(model[0]))
-    np.testing.assert_array_equal(
-        copy(copy.preprocess(TEXTS))["sentence_embedding"],
-        model[0](model[0].preprocess(TEXTS))["sentence_embedding"],
-    )
+WAYS = [
+    copy.copy,
+    copy.deepcopy,
+    *(lambda model, each=each: pickle.loads(pickle.dumps(model, each)) for each in (0, 2, 5)),
+]
 
 
-def test_what_the_folder_fixes_cannot_be_changed(encoder, tmp_path) -> None:
-    model, _ = encoder
-    with pytest.raises(UserInputError, match="Pass `max_length` to `quantize`"):
-        model.max_seq_length = 7
-    assert model.max_seq_length > 7
+@pytest.mark.parametrize("name", ["sentence", "reranker"])
+def test_copies_answer_as_the_model_does(checkpoints, name) -> None:
+    model = integration.load(checkpoints(name), threads=1)
+    call = (lambda each: each.encode(TEXTS)) if name == "sentence" else (lambda x: x.predict(PAIRS))
+    model.max_seq_length = 9
+    for through in WAYS:
+        other = through(model)
+        assert (type(other), other.max_seq_length) == (type(model), 9)
+        assert other[0].engine_model is not model[0].engine_model or through is copy.copy
+        np.testing.assert_array_equal(call(other), call(model))
+
+
+def test_inputs_are_cut_at_a_lower_limit(checkpoints) -> None:
+    model = integration.load(checkpoints("sentence"))
+    theirs = library.SentenceTransformer(str(checkpoints("sentence")), device="cpu")
+    model.max_seq_length = theirs.max_seq_length = 6
+    found, expected = model.encode(TEXTS), theirs.encode(TEXTS)
+    assert ((found * expected).sum(axis=1)).min() > 0.95
+    with pytest.raises(UserInputError, match="`max_seq_length` must be above 3"):
+        model.max_seq_length = 2
+
+
+@pytest.mark.parametrize("name", ["sentence", "reranker"])
+def test_the_tokenizer_is_that_of_the_checkpoint(checkpoints, name) -> None:
+    model = integration.load(checkpoints(name))
+    model.max_seq_length = 20
+    expected = transformers.AutoTokenizer.from_pretrained(checkpoints(name))
+    assert model.tokenizer(TEXTS).input_ids == expected(TEXTS).input_ids
+    assert model.tokenizer.model_max_length == 20
+    assert model.tokenizer is model.tokenizer
+    with pytest.raises(UserInputError, match="`tokenizer` cannot be set to a TokenizersBackend"):
+        model.tokenizer = expected
+
+
+def test_a_model_is_saved_as_its_folder(encoder, tmp_path) -> None:
     with pytest.raises(UserInputError, match="Copy its folder"):
-        model[0].save(str(tmp_path))
+        encoder[0][0].save(str(tmp_path))
 
 
 @pytest.mark.parametrize("classes", [1, 3])

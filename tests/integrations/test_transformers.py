@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 
 import numpy as np
 import pytest
@@ -42,7 +44,10 @@ def test_answers_are_those_of_load(
 ) -> None:
     folder = tiny_artifact(auto_class, **sizes)[1]
     with caplog.at_level(logging.WARNING, logger="transformers"):
-        found = pipeline(folder, engine="onnxruntime", batch_size=2, **options)(list(texts))
+        run = pipeline(folder, engine="onnxruntime", batch_size=2, **options)
+        found = run(list(texts))
+        for each in (pickle.loads(pickle.dumps(run)), copy.deepcopy(run)):
+            close(each(list(texts)), found)
     with qdqbert.load(folder, engine="onnxruntime") as model:
         close(found, model(list(texts), **options))
     assert "not supported" not in caplog.text

@@ -261,6 +261,13 @@ def test_similarities_are_those_of_sentence_transformers(quantized, tmp_path, na
         with pytest.raises(UserInputError, match=r"the same shape; got \(1, 8\) and \(5, 8\)"):
             model.similarity_pairwise(vectors[0], vectors)
         assert (model.truncate_dim, model.device, model.default_prompt_name) == (8, "cpu", None)
+        model.truncate_dim = np.uint8(12)
+        assert model.encode(TEXTS).shape == (len(TEXTS), 12)
+        for wrong in (0, 33, 2.5):
+            with pytest.raises(UserInputError, match="`truncate_dim"):
+                model.truncate_dim = wrong
+        model.truncate_dim = None
+        assert model.get_embedding_dimension() == 32
         assert model.get_max_seq_length() == model.max_seq_length
 
 

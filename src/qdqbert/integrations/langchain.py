@@ -1,10 +1,11 @@
-"""Use a quantized folder as the embeddings of LangChain.
+"""Use a quantized folder as the embeddings, or the cross-encoder, of LangChain.
 
-    from qdqbert.integrations.langchain import QdqbertEmbeddings
+    from qdqbert.integrations.langchain import QdqbertCrossEncoder, QdqbertEmbeddings
 
     embeddings = QdqbertEmbeddings("./my-embedder-int8")
     vectors = embeddings.embed_documents(["A sentence."])
 
+The arguments have the names that `HuggingFaceEmbeddings` and `HuggingFaceCrossEncoder` have.
 Nothing of torch and transformers is imported.
 """
 
@@ -14,14 +15,18 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from qdqbert.errors import MissingExtraError
-from qdqbert.integrations.embedders import open_embedder
+from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.integrations.models import open_model
+from qdqbert.objects import ModelLike
+from qdqbert.tasks.feature_extraction import Embedder
+from qdqbert.tasks.pair_scores import PairScorer
 
 if importlib.util.find_spec("langchain_core") is None:
     raise MissingExtraError(
         "langchain-core is not installed. Install it with: pip install 'qdqbert[langchain]'"
     )
 
+from langchain_core.cross_encoders import BaseCrossEncoder
 from langchain_core.embeddings import Embeddings
 
 
@@ -33,29 +38,87 @@ class QdqbertEmbeddings(Embeddings):
     """
 
     def __init__(
-        self, path: str, *, encode_options: Mapping[str, Any] | None = None, **options: Any
+        self,
+        model_name: ModelLike,
+        *,
+        model_kwargs: Mapping[str, Any] | None = None,
+        encode_kwargs: Mapping[str, Any] | None = None,
+        query_encode_kwargs: Mapping[str, Any] | None = None,
+        show_progress: bool = False,
+        **options: Any,
     ) -> None:
         """Load the model.
 
         Args:
-            path: Folder that `quantize` wrote for an embedder, or a float checkpoint of one; or
-                its name on the hub.
-            encode_options: Options of `Embedder.encode`, such as `normalize_embeddings`.
-            options: Options of `qdqbert.load`, such as `engine`.
+            model_name: Folder that `quantize` wrote for an embedder, or a float checkpoint of one;
+                or its name on the hub.
+            model_kwargs: Options of `qdqbert.load`, such as `engine`, and `max_seq_length`,
+                `prompts` and `truncate_dim`, as `SentenceTransformer` has them.
+            encode_kwargs: Options of `Embedder.encode`, such as `normalize_embeddings`.
+            query_encode_kwargs: The same for queries, instead of `encode_kwargs`.
+            show_progress: Whether to show a bar on stderr.
+            options: The same as `model_kwargs`.
 
         Raises:
-            UserInputError: It is not an embedder.
+            UserInputError: It is not an embedder, or an option cannot be obeyed.
             CheckpointError: See `qdqbert.load`.
         """
-        self.model = open_embedder(path, "LangChain", **options)
-        self._options = dict(encode_options or {})
+        given = dict(**(model_kwargs or {}), **options)
+        shared = {"show_progress_bar": show_progress}
+        self._encode_kwargs = {**shared, **(encode_kwargs or {})}
+        self._query_encode_kwargs = {**shared, **(query_encode_kwargs or encode_kwargs or {})}
+        wanted = "embeddings need an embedder"
+        self.model = open_model(model_name, Embedder, "LangChain", wanted, given)
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Return an embedding for each text."""
-        found: list[list[float]] = self.model.encode_document(texts, **self._options).tolist()
+        found: list[list[float]] = self.model.encode_document(texts, **self._encode_kwargs).tolist()
         return found
 
     def embed_query(self, text: str) -> list[float]:
         """Return the embedding of a query."""
-        found: list[float] = self.model.encode_query(text, **self._options).tolist()
+        found: list[float] = self.model.encode_query(text, **self._query_encode_kwargs).tolist()
+        return found
+
+
+class QdqbertCrossEncoder(BaseCrossEncoder):
+    """A reranker that LangChain's `CrossEncoderReranker` takes."""
+
+    def __init__(
+        self,
+        model_name: ModelLike,
+        *,
+        model_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Load the model.
+
+        Args:
+            model_name: Folder that `quantize` wrote for a reranker, or for a classifier of pairs
+                with two classes, of which the second one means "relevant"; or a float checkpoint of
+                one; or its name on the hub.
+            model_kwargs: Options of `qdqbert.load`, such as `engine`, and `max_length`, `prompts`
+                and `activation_fn`, as `CrossEncoder` of sentence-transformers has them.
+            options: The same as `model_kwargs`.
+
+        Raises:
+            UserInputError: It is for another task, or an option cannot be obeyed.
+            CheckpointError: See `qdqbert.load`.
+        """
+        given = dict(**(model_kwargs or {}), **options)
+        self._activation_fn = given.pop("activation_fn", None)
+        wanted = "cross-encoders need a reranker"
+        self.model = open_model(model_name, PairScorer, "LangChain", wanted, given)
+        if self.model.num_labels > 2:
+            self.model.close()
+            raise UserInputError(
+                f"`model_name={self.model.name!r}` has {self.model.num_labels} classes. "
+                f"LangChain's {wanted}, with one score or two classes.",
+                argument="model_name",
+            )
+
+    def score(self, text_pairs: list[tuple[str, str]]) -> list[float]:
+        """Return a score for each pair of a query and a document."""
+        scores = self.model.predict(text_pairs, activation_fn=self._activation_fn)
+        found: list[float] = (scores if scores.ndim == 1 else scores[:, 1]).tolist()
         return found

@@ -13,6 +13,7 @@ on one batch at a time.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.checkpoint.sentence import read_model_settings
+from qdqbert.checkpoint.tokenizer import load_tokenizer
 from qdqbert.errors import MissingExtraError, UserInputError
 from qdqbert.inference import load as inference
 from qdqbert.tasks.feature_extraction import Embedder
@@ -45,31 +47,44 @@ _ACTIVATIONS: Mapping[str, torch.nn.Module] = {
 class _EngineModule(InputModule):
     """The only module of a model: it passes texts on to the engine of a folder.
 
-    It can be sent to another process, which opens the folder again.
+    It can be sent to another process, which loads the model again.
     """
 
-    def __init__(self, path: str, options: Mapping[str, Any], model: Any = None) -> None:
-        """Open a folder."""
+    def __init__(self, model: Any) -> None:
+        """Keep a model of `qdqbert.load`."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._opened = path, dict(options)
-        self.engine_model = inference.load(path, **options) if model is None else model
+        self.engine_model = model
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the folder's path and options, without the loaded model."""
-        return type(self), self._opened
+        """Pickle the model, which is loaded again."""
+        return type(self), (self.engine_model,)
 
     @property
     def max_seq_length(self) -> int:
-        """Longest input in tokens. Longer ones are cut."""
+        """Longest input in tokens. Longer ones are cut. It can be lowered."""
         return int(self.engine_model.max_length)
 
     @max_seq_length.setter
     def max_seq_length(self, value: int) -> None:
+        self.engine_model.max_seq_length = value
+
+    @property
+    def tokenizer(self) -> Any:
+        """A tokenizer of transformers that gives the same ids. It changes no embedding."""
+        self._tokenizer.model_max_length = self.max_seq_length
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, value: Any) -> None:
         raise UserInputError(
-            f"`max_seq_length` is {self.max_seq_length}, and cannot be set to {value}: it belongs "
-            "to the model. Pass `max_length` to `quantize`.",
-            argument="max_seq_length",
+            f"`tokenizer` cannot be set to a {type(value).__name__}: the engine reads the "
+            "tokenizer.json of the model. Change the checkpoint, and load or quantize it again.",
+            argument="tokenizer",
         )
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(str(self.engine_model.directory)).tokenizer
 
     def preprocess(
         self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any
@@ -87,7 +102,7 @@ class _EngineModule(InputModule):
         del args, kwargs
         raise UserInputError(
             f"A quantized model cannot be saved to {output_path!r} by sentence-transformers. Copy "
-            f"its folder, {self._opened[0]!r}."
+            f"its folder, {self.engine_model.name!r}."
         )
 
 
@@ -165,7 +180,7 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
     settings = read_model_settings(model.directory)
     if isinstance(model, Embedder):
         encoder: SentenceTransformer = SentenceTransformer(
-            modules=[QuantizedEncoder(str(path), options, model)],
+            modules=[QuantizedEncoder(model)],
             device="cpu",
             prompts=dict(settings.prompts),
             default_prompt_name=settings.default_prompt_name,
@@ -175,7 +190,7 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
         return encoder
     if isinstance(model, Reranker):
         scorer: CrossEncoder = _CrossEncoder(
-            modules=[QuantizedCrossEncoder(str(path), options, model)],
+            modules=[QuantizedCrossEncoder(model)],
             device="cpu",
             prompts=dict(settings.prompts),
             default_prompt_name=settings.default_prompt_name,

@@ -144,6 +144,10 @@ class _EngineModel(transformers.PreTrainedModel):  # type: ignore[misc]
         super().__init__(config)
         self.engine_model = model
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the model of the engine, which is loaded again."""
+        return _model_of, (self.engine_model,)
+
     @property
     def device(self) -> torch.device:
         """Where inputs and outputs are."""

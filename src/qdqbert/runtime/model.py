@@ -256,8 +256,10 @@ class Model:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what loads the model again, and the attributes that a caller can change."""
-        public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return _reopened, (self._loaded.reopen, {"max_seq_length": self.max_seq_length, **public})
+        found = [name for name in vars(self) if not name.startswith("_")]
+        for kind in type(self).__mro__:
+            found += [name for name, each in vars(kind).items() if getattr(each, "fset", None)]
+        return _reopened, (self._loaded.reopen, {name: getattr(self, name) for name in found})
 
     def __repr__(self) -> str:
         return (

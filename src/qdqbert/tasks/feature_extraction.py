@@ -22,7 +22,7 @@ from qdqbert.choices import OUTPUT_DTYPES, OutputDtype
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.encoding import Encoded, encode, feature_of, padding_of
 from qdqbert.errors import DataFileError, UserInputError
-from qdqbert.keywords import suggest_keywords
+from qdqbert.keywords import plain, suggest_keywords
 from qdqbert.objects import Rows
 from qdqbert.progress import progress_of
 from qdqbert.runtime.batches import Results
@@ -762,8 +762,15 @@ class Embedder(PromptedModel[SmallEmbedding]):
 
     @property
     def truncate_dim(self) -> int | None:
-        """Number of leading dimensions that the folder keeps; `None` for all."""
+        """Number of leading dimensions to keep, the folder's at first; `None` for all."""
         return self._truncate_dim
+
+    @truncate_dim.setter
+    def truncate_dim(self, value: int | None) -> None:
+        value = plain(value)
+        if value != self._truncate_dim:
+            self._check_width(value)
+        self._truncate_dim = value
 
     def __call__(self, texts: str | Sequence[str]) -> list[Any]:
         """Return the states of all tokens, as transformers' pipeline "feature-extraction" does.

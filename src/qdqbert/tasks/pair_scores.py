@@ -106,7 +106,7 @@ class PairScorer(Model):
         super().__init__(loaded)
         settings = read_model_settings(loaded.artifact.directory)
         self._activation = activation_of(loaded.config, settings, self.num_labels)
-        self._default_prompt_name = settings.default_prompt_name
+        self.default_prompt_name: str | None = settings.default_prompt_name
         self.prompts: dict[str, str] = dict(settings.prompts)
 
     @overload
@@ -230,7 +230,7 @@ class PairScorer(Model):
             input_names=self._loaded.artifact.input_names,
             function=check_function(activation, "activation") or self.activation,
             prompt=choose_prompt(
-                self.prompts, self._default_prompt_name, name=prompt_name, text=prompt
+                self.prompts, self.default_prompt_name, name=prompt_name, text=prompt
             ),
         )
 

@@ -161,6 +161,8 @@ class PromptedModel(Model, Generic[_Vectors]):
 
     Attributes:
         prompts: Texts that can be put before a text, by name.
+        default_prompt_name: Name of the prompt that is put before texts without another; `None` for
+            none.
         has_kinds: Whether `encode` takes the kind of texts, as `task`.
         usual_similarity: The function that `similarity` computes unless the folder names another.
         model_card_data: Takes the metrics of sentence-transformers' evaluators, and keeps none.
@@ -175,14 +177,10 @@ class PromptedModel(Model, Generic[_Vectors]):
         super().__init__(loaded)
         self._settings = read_model_settings(loaded.artifact.directory)
         self.prompts: dict[str, str] = dict(self._settings.prompts)
+        self.default_prompt_name: str | None = self._settings.default_prompt_name
         self._adapted: dict[str, Model] = {}
         self._unlock()
         repair_in_child(self, PromptedModel._unlock)
-
-    @property
-    def default_prompt_name(self) -> str | None:
-        """Name of the prompt that is put before texts without another; `None` for none."""
-        return self._settings.default_prompt_name
 
     def _unlock(self) -> None:
         # Another thread may have the lock when a process is forked.
@@ -190,8 +188,7 @@ class PromptedModel(Model, Generic[_Vectors]):
 
     def _prompt(self, name: str | None, text: str | None) -> str:
         """Return the prompt that a call asks for; see `choose_prompt`."""
-        default = self._settings.default_prompt_name
-        return choose_prompt(self.prompts, default, name=name, text=text)
+        return choose_prompt(self.prompts, self.default_prompt_name, name=name, text=text)
 
     def _chosen(
         self, task: str | None, name: str | None, text: str | None
@@ -206,7 +203,7 @@ class PromptedModel(Model, Generic[_Vectors]):
             UserInputError: The model has no adapter for the task, or needs one.
         """
         known = self.adapters
-        default = self._settings.default_prompt_name if text is None else None
+        default = self.default_prompt_name if text is None else None
         asked = task or name or default
         adapter, _, kind = (asked or "").partition(".")
         kinds = DOCUMENT_PROMPTS if kind in DOCUMENT_PROMPTS else (kind,)
