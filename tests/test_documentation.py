@@ -14,6 +14,7 @@ import io
 import itertools
 import random
 import re
+import runpy
 import shlex
 import shutil
 import socket
@@ -22,12 +23,14 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+import yaml
 
 import qdqbert
 import qdqbert.compat
@@ -37,10 +40,16 @@ import qdqbert.verbs.train.run
 from conftest import save_multi_vector
 from jina_models import save_embedder
 from ports import free_port
+from qdqbert.artifact import QUANTIZATION_FORMAT, TRAINING_FORMAT
+from qdqbert.calibration.ranges_file import FORMAT as RANGES_FORMAT
 from qdqbert.cli import main
 from qdqbert.cli._commands import COMMANDS
+from qdqbert.encoders.stored import FORMAT as CONFIG_FORMAT
+from qdqbert.engines.native.storage import FORMAT as NATIVE_FORMAT
+from qdqbert.graph.writer import IR_VERSION
 from qdqbert.options import declared_options
 from qdqbert.serving.metrics import Metrics
+from qdqbert.verbs.export.run import EXPORT_FORMAT
 from task_files import TAGS, plain, questions, sentence, tagged
 
 ROOT = Path(__file__).parent.parent
@@ -483,6 +492,45 @@ def test_every_metric_of_the_server_that_is_named_exists() -> None:
         for name in re.findall(r"`(qdqbert_[a-z_]+)`", page.read_text(encoding="utf-8"))
     }
     assert named - {"qdqbert_format"} <= found
+
+
+def test_versions_page_has_the_numbers_of_all_formats() -> None:
+    text = (DOCS / "versions.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (.+?) \| (.+?) \|", text, re.MULTILINE))
+    assert rows["`quantization.json`"] == f"`{QUANTIZATION_FORMAT}`"
+    assert rows["`training.json`"] == f"`{TRAINING_FORMAT}`"
+    assert rows["`ranges.safetensors`"] == f"`{RANGES_FORMAT}`"
+    assert rows["`export.json`"] == f"`{EXPORT_FORMAT}`"
+    assert rows["`native/model.safetensors`"] == f"`qdqbert-native` {NATIVE_FORMAT}"
+    assert rows["quantizers in `config.json`"] == str(CONFIG_FORMAT)
+    assert rows["`model.onnx`"] == f"ONNX, IR version {IR_VERSION}"
+
+
+def test_versions_of_python_are_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    prefix = "Programming Language :: Python :: 3."
+    versions = [
+        f"3.{each.removeprefix(prefix)}" for each in project["classifiers"] if prefix in each
+    ]
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
+    assert workflow["jobs"]["checks"]["strategy"]["matrix"]["python"] == versions
+    assert project["requires-python"] == f">={versions[0]}"
+    assert f"| Python | {', '.join(versions)}" in (DOCS / "versions.md").read_text("utf-8")
+    between = rf"Python {versions[0]} to\s{versions[-1]}"
+    for page in (README, DOCS / "guides" / "install.md", ROOT / "CONTRIBUTING.md"):
+        assert re.search(between, page.read_text(encoding="utf-8")), page
+
+
+def test_licences_page_has_all_packages_that_are_needed() -> None:
+    script = runpy.run_path(str(DOCS / "licence_table.py"))
+    rows = script["rows"]()
+    assert {name: needed for name, (_, needed) in rows.items()} == script["dependencies"]()
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower().replace("_", "-")
+    for name, (licence, _) in rows.items():
+        found = script["licence_of"](name)
+        # Other versions may state it in other words.
+        if found is not None and f"\n{name}=={metadata.version(name)}\n" in pinned:
+            assert found == licence, name
 
 
 def anchors_of(page: Path) -> set[str]:

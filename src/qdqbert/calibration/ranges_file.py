@@ -33,7 +33,7 @@ from qdqbert.errors import CalibrationError
 from qdqbert.numerics.weight_rounding import Roundings
 from qdqbert.spec import Range, TensorSpec
 
-_FORMAT = "qdqbert-ranges/2"
+FORMAT = "qdqbert-ranges/2"
 _SUFFIX, _PLAIN, _WEIGHT, _MEAN = ".pre_quant_scale", ".plain", ".weight_amax", ".mean"
 _ROUNDS_UP = ".rounds_up."
 # The same tensors of a quantizer in a checkpoint.
@@ -53,7 +53,7 @@ def write_ranges(calibration: CalibrationResult, path: Path) -> None:
     tensors |= {site + _SUFFIX: scale.clone() for site, scale in calibration.scales.items()}
     tensors |= {site + _MEAN: mean.clone() for site, mean in calibration.means.items()}
     tensors |= _named_roundings(calibration.roundings, "")
-    save_file(tensors, path, metadata={"format": _FORMAT})
+    save_file(tensors, path, metadata={"format": FORMAT})
     # safetensors makes the file private, unlike the rest of the folder.
     path.chmod(0o644)
 
@@ -71,9 +71,9 @@ def read_ranges(path: Path) -> CalibrationResult:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise CalibrationError(f"{str(path)!r} is not a ranges file: {error}") from error
-    if format_name != _FORMAT:
+    if format_name != FORMAT:
         raise CalibrationError(
-            f"{str(path)!r} is not a ranges file: expected format {_FORMAT!r}, got {format_name!r}."
+            f"{str(path)!r} is not a ranges file: expected format {FORMAT!r}, got {format_name!r}."
         )
     _check(path, tensors)
     bits = {name: tensors.pop(name) for name in list(tensors) if _ROUNDS_UP in name}

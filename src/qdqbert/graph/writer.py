@@ -41,7 +41,7 @@ from qdqbert.graph.tail_nodes import append_tail
 from qdqbert.spec import LOCAL, RESIDUAL, QdqStyle
 
 OPSET = 21
-_IR_VERSION = 10
+IR_VERSION = 10
 
 _LOWEST = np.float32(np.finfo(np.float32).min)
 
@@ -84,7 +84,7 @@ def make_graph(
         UserInputError: The style has operators that do not compute the model.
     """
     writer = _Writer(model, specs or {}, choices or Choices(), style or QdqStyle())
-    graph = ir.Model(writer.write(), ir_version=_IR_VERSION)
+    graph = ir.Model(writer.write(), ir_version=IR_VERSION)
     graph = apply_passes(graph, common.ShapeInferencePass())
     if model.tail is not None:
         append_tail(graph, model.tail, writer.states)
