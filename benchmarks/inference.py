@@ -485,7 +485,7 @@ def run_file(arguments: argparse.Namespace) -> dict[str, float]:
             Path(root) / "embeddings.npy",
             engine=engine,
             threads=threads,
-            ray=True if workers else None,
+            ray="auto" if workers else None,
         )
         seconds = time.perf_counter() - start
         if workers:

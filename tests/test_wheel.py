@@ -50,7 +50,7 @@ NEEDS = {
     "qdqbert export my-embedder-int8 --to openvino": "export",
     f"{RUN} --output new.jsonl --engine openvino": "openvino",
     f"{RUN} --output new.parquet": "parquet",
-    f"{RUN} --output new.jsonl --ray": "ray",
+    f"{RUN} --output new.jsonl --ray auto": "ray",
     "python -c 'import qdqbert.integrations.langchain'": "langchain",
     "python -c 'import qdqbert.integrations.llama_index'": "llama-index",
     "python -c 'import qdqbert.integrations.sentence_transformers'": "sentence-transformers",

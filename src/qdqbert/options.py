@@ -346,8 +346,9 @@ class Calibration(Options):
         recalibrate: Calibrate again, even if the checkpoint's own quantizers have ranges.
         recalibrate_weights: Take the ranges of weights from the weights, even if the checkpoint
             stores some.
-        ray: Calibrate on a Ray cluster, or on the cluster with this address. If there is none, Ray
-            is started on this machine.
+        ray: Calibrate on the Ray cluster with this address, such as "10.0.0.1:6379". For "auto",
+            the one that `RAY_ADDRESS` or a running Ray on this machine names. If there is none, or
+            for "local", Ray is started on this machine.
     """
 
     calibrator: CalibratorName | None = None
@@ -357,13 +358,11 @@ class Calibration(Options):
     ranges_from: str | None = None
     recalibrate: bool = False
     recalibrate_weights: bool = False
-    ray: bool | str | None = None
+    ray: str | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
-        if self.ray is False:
-            object.__setattr__(self, "ray", None)
         if self.ranges_from is None:
             return
         for field in ("calibrator", "percentile", "samples", "recalibrate", "ray"):

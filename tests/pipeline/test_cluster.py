@@ -67,7 +67,7 @@ def test_ranges_are_those_of_one_process(
 ) -> None:
     monkeypatch.setattr("qdqbert.calibration.residual_clipping._TOKENS_IN_ALL", 40)
     data = quantized("classifier").data
-    for name, ray in (("one", None), ("many", True)):
+    for name, ray in (("one", None), ("many", "auto")):
         flat.quantize(
             checkpoints("classifier"),
             tmp_path / name,
@@ -118,7 +118,7 @@ import qdqbert
 checkpoint, data, output = sys.argv[1:]
 ray.init(address="local", num_cpus=6, include_dashboard=False)
 flat.quantize(
-    checkpoint, output, calibration_data=data, recipe="full-smoothed", ray=True,
+    checkpoint, output, calibration_data=data, recipe="full-smoothed", ray="auto",
     calibration_samples=24, batch_size=5, benchmark=False,
 )
 """

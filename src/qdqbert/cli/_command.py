@@ -43,8 +43,6 @@ class Command:
         first: Names of the options that `--help` begins with; all that are in no group if empty.
         after_interrupt: A sentence on what an interruption leaves.
         runs_artifacts: Whether the command needs no transformers, and shows messages of the log.
-        rewrite: Returns the words of a command line as they are parsed. It adds values to options
-            that may have none.
     """
 
     function: Any
@@ -53,7 +51,6 @@ class Command:
     first: tuple[str, ...] = ()
     after_interrupt: Callable[[Mapping[str, Any]], str] = lambda _: "Nothing was written."
     runs_artifacts: bool = False
-    rewrite: Callable[[list[str]], list[str]] = lambda words: words
 
     @property
     def name(self) -> str:
@@ -172,7 +169,7 @@ def _parameter(
 
 
 # Words for a value in the help.
-_METAVARS: Mapping[Any, str] = {int: "INT", float: "FLOAT", bool | str: "[STR]"}
+_METAVARS: Mapping[Any, str] = {int: "INT", float: "FLOAT"}
 
 
 def _metavar(option: Declared) -> str | None:

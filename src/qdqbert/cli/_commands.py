@@ -7,7 +7,6 @@ from typing import Any
 
 import qdqbert
 from qdqbert.cli._command import Command
-from qdqbert.cli._ray_address import with_ray_address
 from qdqbert.training.checkpoints import checkpoints_of, last_checkpoint
 
 
@@ -28,7 +27,6 @@ COMMANDS = (
     Command(
         function=qdqbert.quantize,
         first=("model", "output", "targets", "calibration_data", "eval_data", "max_drop"),
-        rewrite=with_ray_address,
         example=(
             "qdqbert quantize ./my-classifier --calibration-data train.csv --eval-data dev.csv"
         ),
@@ -71,7 +69,6 @@ COMMANDS = (
         ),
         after_interrupt=_after_run,
         runs_artifacts=True,
-        rewrite=with_ray_address,
     ),
     Command(
         function=qdqbert.serve,

@@ -86,7 +86,7 @@ def _call(words: list[str]) -> None:
     called = None
     for command in COMMANDS:
         if words[:1] == [command.name]:
-            called, words = command, command.rewrite(words)
+            called = command
     try:
         app(words, exit_on_error=False, print_error=False, console=PlainConsole(sys.stdout))
     except CycloptsError as error:

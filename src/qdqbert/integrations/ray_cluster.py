@@ -61,7 +61,7 @@ def import_ray() -> Any:
 
 
 @contextlib.contextmanager
-def open_ray(address: str | None) -> Iterator[Any]:
+def open_ray(address: str) -> Iterator[Any]:
     """Yield the module `ray`, connected to a cluster.
 
     A Ray that this process is connected to is used, and stays connected. Ray's messages below
@@ -69,7 +69,7 @@ def open_ray(address: str | None) -> Iterator[Any]:
     usage statistics.
 
     Args:
-        address: Address of the cluster. If `None`, the one that `RAY_ADDRESS` or a running Ray on
+        address: Address of the cluster. For "auto", the one that `RAY_ADDRESS` or a running Ray on
             this machine names. If there is none, or for "local", Ray is started on this machine.
 
     Raises:
@@ -88,17 +88,17 @@ def open_ray(address: str | None) -> Iterator[Any]:
             ray.shutdown()
 
 
-def _connect(ray: Any, address: str | None) -> None:
+def _connect(ray: Any, address: str) -> None:
     quiet = {"configure_logging": False, "log_to_driver": False}
     with _environment():
         if address != _LOCAL:
             try:
-                ray.init(address=address or ANY_CLUSTER, **quiet)
+                ray.init(address=address, **quiet)
                 return
             except (ConnectionError, ValueError, RuntimeError) as error:
-                if address is not None or not isinstance(error, ConnectionError):
+                if address != ANY_CLUSTER or not isinstance(error, ConnectionError):
                     raise UserInputError(
-                        f"`ray={address or True!r}`: Ray cannot connect to a cluster: {error}. "
+                        f"`ray={address!r}`: Ray cannot connect to a cluster: {error}. "
                         "Check the address, and that Ray runs there.",
                         argument="ray",
                     ) from error
@@ -141,11 +141,6 @@ def reporting(ray: Any) -> Iterator[None]:
         raise UserInputError(
             f"`ray`: Ray stopped the run: {reason[-1] if reason else type(error).__name__}"
         ) from error
-
-
-def address_of(option: bool | str | None) -> str | None:
-    """Return the address that an option `ray` names; `None` for the cluster that Ray finds."""
-    return None if option in (True, ANY_CLUSTER) else str(option)
 
 
 def alive_nodes(ray: Any) -> list[Mapping[str, float]]:

@@ -19,7 +19,7 @@ from qdqbert.calibration.statistics import MergeableObserver
 from qdqbert.encoding import Batch
 from qdqbert.errors import QdqBertError
 from qdqbert.files import temporary_folder
-from qdqbert.integrations.ray_cluster import address_of, alive_nodes, divide, open_ray, reporting
+from qdqbert.integrations.ray_cluster import alive_nodes, divide, open_ray, reporting
 from qdqbert.pipeline.sited import Advance
 from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.progress import Silent
@@ -65,7 +65,7 @@ def divided(batches: Sequence[Batch], parts: int) -> list[Sequence[Batch]]:
 
 @contextlib.contextmanager
 def cluster_run(
-    ray: bool | str | None,
+    ray: str,
     model: ModelPath,
     groups: Collection[SiteGroup],
     batches: Sequence[Batch],
@@ -79,7 +79,7 @@ def cluster_run(
     tokenizer = model.onnx.tokenizer
     onnx = dataclasses.replace(model.onnx, tokenizer=tokenizer and _absolute(tokenizer))
     on_node = dataclasses.replace(model, path=_absolute(model.path), onnx=onnx)
-    with open_ray(address_of(ray)) as cluster, reporting(cluster):
+    with open_ray(ray) as cluster, reporting(cluster):
         division = divide(alive_nodes(cluster), None)
         task = cluster.remote(num_cpus=division.threads)(observe)
         shards = [

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import qdqbert
-from qdqbert.cli._commands import COMMANDS
 from qdqbert.errors import UserInputError
 from qdqbert.inference.answers import load_model
 from qdqbert.tables.inputs import open_source
@@ -66,7 +65,7 @@ def rows_of(path: Path) -> list[Any]:
 def test_answers_are_those_of_a_run_without_ray(classifier, folder, tmp_path, in_process) -> None:
     options: dict[str, Any] = {"on_error": "skip", "engine": "onnxruntime"}
     expected = qdqbert.run(classifier, folder, tmp_path / "a.parquet", **options)
-    report = qdqbert.run(classifier, folder, tmp_path / "b.parquet", ray=True, **options)
+    report = qdqbert.run(classifier, folder, tmp_path / "b.parquet", ray="auto", **options)
     assert [row["id"] for row in rows_of(tmp_path / "b.parquet")] == [0, 1, 3, 4, 5, 6, 7, 8, 10]
     assert rows_of(tmp_path / "b.parquet") == [
         {**row, "score": pytest.approx(row["score"], abs=1e-6)}
@@ -84,13 +83,13 @@ def test_answers_are_those_of_a_run_without_ray(classifier, folder, tmp_path, in
 def test_the_first_bad_row_stops_the_run(classifier, folder, tmp_path, in_process) -> None:
     (folder / "a.jsonl").write_text("\n".join(['"the cat"'] * 200 + ["{"]))
     with pytest.raises(UserInputError, match=r"Line 201 of `.*/a\.jsonl`: .* Correct the row"):
-        qdqbert.run(classifier, folder, tmp_path / "a.csv", ray=True)
+        qdqbert.run(classifier, folder, tmp_path / "a.csv", ray="auto")
 
 
 def test_a_run_continues_in_the_middle_of_a_file(
     classifier, folder, tmp_path, in_process, monkeypatch
 ) -> None:
-    options: dict[str, Any] = {"on_error": "skip", "engine": "onnxruntime", "ray": True}
+    options: dict[str, Any] = {"on_error": "skip", "engine": "onnxruntime", "ray": "auto"}
     qdqbert.run(classifier, folder, tmp_path / "a.jsonl", **options)
     (tmp_path / "a.jsonl").rename(tmp_path / "expected")
     answer = WindowWorker._answer
@@ -134,7 +133,7 @@ def test_a_worker_answers_windows_at_the_same_time_with_one_model(
 
     monkeypatch.setattr(pipeline, "cluster_blocks", keep)
     monkeypatch.setattr(pipeline, "import_ray", lambda: None)
-    options: dict[str, Any] = {"on_error": "skip", "engine": "onnxruntime", "ray": True}
+    options: dict[str, Any] = {"on_error": "skip", "engine": "onnxruntime", "ray": "auto"}
     qdqbert.run(classifier, folder, tmp_path / "a.jsonl", **options)
     (worker,) = workers
     loaded = []
@@ -157,24 +156,8 @@ def test_a_worker_answers_windows_at_the_same_time_with_one_model(
 
 def test_stdin_is_refused(classifier) -> None:
     with pytest.raises(UserInputError, match="nodes of a cluster cannot read stdin") as caught:
-        qdqbert.run(classifier, "-", "a.jsonl", ray=True)
+        qdqbert.run(classifier, "-", "a.jsonl", ray="auto")
     assert caught.value.argument == "ray"
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--ray"], ["--ray=auto"]),
-        (["--ray", "model"], ["--ray=auto", "model"]),
-        (["--ray", "-i", "a"], ["--ray=auto", "-i", "a"]),
-        (["--ray", "10.0.0.1:6379", "model"], ["--ray", "10.0.0.1:6379", "model"]),
-        (["--ray", "ray://head:10001"], ["--ray", "ray://head:10001"]),
-        (["--ray=head:6379"], ["--ray=head:6379"]),
-    ],
-)
-def test_the_address_can_be_left_out(words, expected) -> None:
-    (run,) = (each for each in COMMANDS if each.name == "run")
-    assert run.rewrite(words) == expected
 
 
 # Kills a worker when the first answers are there, and hundreds of windows are not.
@@ -228,7 +211,7 @@ class KillOne:
 
 
 report = qdqbert.run(
-    model, rows, output, ray=True, threads=1, engine="onnxruntime", on_error="skip",
+    model, rows, output, ray="auto", threads=1, engine="onnxruntime", on_error="skip",
     progress=KillOne(),
 )
 assert killed and len(seen) > 1

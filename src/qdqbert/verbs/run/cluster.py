@@ -21,7 +21,7 @@ from typing import Any
 from qdqbert.errors import UserInputError
 from qdqbert.inference.answers import load_model
 from qdqbert.inference.download import is_hub_name
-from qdqbert.integrations.ray_cluster import address_of, alive_nodes, divide, open_ray, reporting
+from qdqbert.integrations.ray_cluster import ANY_CLUSTER, alive_nodes, divide, open_ray, reporting
 from qdqbert.runtime.batches import chunks
 from qdqbert.tables.inputs import Source
 from qdqbert.tables.outputs import Writer
@@ -141,7 +141,7 @@ def cluster_blocks(run: RowRun, source: Source, start: int) -> Iterator[Block]:
         UserInputError: A file or a row of the input cannot be used, or Ray cannot run.
     """
     options, model = run.options, run.model
-    with open_ray(address_of(options.ray)) as ray, reporting(ray):
+    with open_ray(options.ray or ANY_CLUSTER) as ray, reporting(ray):
         on_gpu = options.provider not in (None, "cpu", "openvino")
         groups = divide(alive_nodes(ray), options.threads, on_gpu=on_gpu)
         folder = str(Path(options.model).absolute())

@@ -29,8 +29,9 @@ class RunOptions(RowOptions, Call):
             next to the output, `OUTPUT.errors.jsonl`.
         resume: Continue a run that was interrupted, if there is one.
         overwrite: Replace the output if it exists, and discard an interrupted run.
-        ray: Run on a Ray cluster, or on the cluster with this address. If there is none, Ray is
-            started on this machine.
+        ray: Run on the Ray cluster with this address, such as "10.0.0.1:6379". For "auto", the one
+            that `RAY_ADDRESS` or a running Ray on this machine names. If there is none, or for
+            "local", Ray is started on this machine.
     """
 
     input: PathOption = option(kw_only=False, short="i", takes_dash=True)
@@ -41,7 +42,7 @@ class RunOptions(RowOptions, Call):
     on_error: OnError = "stop"
     resume: bool = False
     overwrite: bool = False
-    ray: bool | str | None = None
+    ray: str | None = None
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -50,8 +51,6 @@ class RunOptions(RowOptions, Call):
             UserInputError: A value is not allowed, or two options contradict each other.
         """
         super().__post_init__()
-        if self.ray is False:
-            object.__setattr__(self, "ray", None)
         if self.ray is not None and self.input == STDIN:
             raise UserInputError(
                 f"`ray={self.ray!r}`: the nodes of a cluster cannot read stdin. Pass files.",
