@@ -91,7 +91,7 @@ def test_errors_of_nodes_are_raised(fake_ray, monkeypatch) -> None:
     batches: list[Any] = [None] * 3
     with (
         pytest.raises(CalibrationError, match="Site `x` took a NaN"),
-        cluster.cluster_run(True, model, (), batches, lambda: None) as run,
+        cluster.cluster_run("auto", model, (), batches, lambda: None) as run,
     ):
         run(None, {})  # type: ignore[arg-type]
 
