@@ -260,7 +260,7 @@ def open_way(way: dict[str, Any]) -> Callable[[dict[str, Any]], object]:
             way["model"], compute_type="int8", inter_threads=1, intra_threads=way["threads"]
         )
         return lambda inputs: encoder.forward_batch(inputs["input_ids"].tolist())
-    from qdqbert.engines.runner import open_runner
+    from qdqbert.engines.registry import open_runner
 
     options = {name: way[name] for name in ("kernel", "precision") if way.get(name)}
     runner = open_runner(way["engine"], Path(way["model"]), threads=way["threads"], **options)

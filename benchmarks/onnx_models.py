@@ -38,7 +38,7 @@ from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.choices import EngineName
 from qdqbert.encoding import Batch
-from qdqbert.engines.runner import open_runner
+from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.lowering import Reference, check_lowering
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.imported_model import import_onnx

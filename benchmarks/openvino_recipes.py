@@ -27,7 +27,7 @@ from other_quantizers import quantize_nncf, without_value_info
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.choices import RecipeName
-from qdqbert.engines.runner import open_runner
+from qdqbert.engines.registry import open_runner
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.graph.writer import make_graph

@@ -29,7 +29,7 @@ from qdqbert.artifact import (
     writing,
 )
 from qdqbert.checkpoint.tokenizer import load_tokenizer
-from qdqbert.engines.runner import open_runner
+from qdqbert.engines.registry import open_runner
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.files import write_json
 from qdqbert.options import Calibration

@@ -33,7 +33,7 @@ from typing import Any, Literal
 from qdqbert.artifact_settings import check_quantization, check_task_options
 from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.encoders.config import Config
-from qdqbert.engines.runner import RUNS_NO_ONNX
+from qdqbert.engines.registry import ENGINES
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.files import check_output_place, temporary_places
 from qdqbert.json_files import Fields, damaged, read_json, shown
@@ -210,7 +210,7 @@ class Artifact:
 
 def _targets_of(engine: EngineName) -> str:
     """Return the targets that an engine runs, and that are named after it or for any engine."""
-    return repr(engine) if engine in RUNS_NO_ONNX else f"{engine!r} or 'portable'"
+    return f"{engine!r} or 'portable'" if ENGINES[engine].runs_onnx else repr(engine)
 
 
 def is_artifact(path: Path) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto
 
 from qdqbert.engines.index_limits import check_ids, index_limits
-from qdqbert.engines.runner import open_runner
+from qdqbert.engines.registry import open_runner
 from qdqbert.errors import CheckpointError, UserInputError
 
 

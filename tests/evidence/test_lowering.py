@@ -10,7 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from qdqbert.encoders.quantize import Choices
-from qdqbert.engines.runner import Runner, open_runner
+from qdqbert.engines.registry import open_runner
+from qdqbert.engines.runner import Runner
 from qdqbert.evidence import lowering
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, layer_fidelity
 from qdqbert.graph.check import save_graph

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qdqbert.encoders.quantize import Choices
-from qdqbert.engines.runner import open_runner
+from qdqbert.engines.registry import open_runner
 from qdqbert.errors import CalibrationError
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import constant_array

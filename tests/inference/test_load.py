@@ -17,7 +17,7 @@ import qdqbert
 from load_stub import STUB, stub
 from qdqbert.artifact import open_artifact
 from qdqbert.engines.native import instruction_sets
-from qdqbert.engines.runner import is_installed
+from qdqbert.engines.registry import is_installed
 from qdqbert.errors import CheckpointError, MissingExtraError, UserInputError
 from qdqbert.inference import engine_choice
 from qdqbert.inference import load as load_module

@@ -8,7 +8,7 @@ import torch
 
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.encoders.quantize import Choices
-from qdqbert.engines.runner import open_runner
+from qdqbert.engines.registry import open_runner
 from qdqbert.errors import SpecError
 from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.check import save_graph

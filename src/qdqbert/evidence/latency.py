@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from qdqbert.engines.runner import check_engine
+from qdqbert.engines.registry import check_engine
 from qdqbert.evidence.processes import WorkerProcess, open_worker
 
 _WORKER = "qdqbert.evidence.worker"

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from qdqbert.choices import EngineName
 from qdqbert.encoding import Batch
-from qdqbert.engines.runner import Runner, open_runner
+from qdqbert.engines.registry import open_runner
+from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import signal_and_noise, to_decibels
 from qdqbert.graph.check import add_teacher_forcing, save_graph
 from qdqbert.graph.writer import layer_input

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqbert.engines.runner import open_runner
+from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.processes import serve
 
 

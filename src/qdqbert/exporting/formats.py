@@ -1,40 +1,9 @@
-"""Formats of `export`: their protocol and their table."""
+"""The formats of `export`."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from pathlib import Path
-
-from qdqbert.choices import EngineName, ExportedOutputs, ExportFormat
-from qdqbert.exporting.checks import Agreement
-from qdqbert.exporting.source import Source
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Format:
-    """A format.
-
-    Attributes:
-        engine: Engine whose graphs the format takes.
-        tasks: Tasks that it has a place for.
-        default_outputs: Outputs of an embedder by default.
-        refuse: Raises `UserInputError` if the format has no place for a model.
-        write: Writes a model to a folder.
-        check: Runs the exported model, and compares it with the original folder. Raises
-            `UserInputError` if it gives other tokens or results.
-        usage: Returns an example of use for a folder, as Python code or a command.
-        notices: Returns notices for the user.
-    """
-
-    engine: EngineName
-    tasks: Sequence[str]
-    default_outputs: ExportedOutputs
-    refuse: Callable[[Source], None]
-    write: Callable[[Source, Path], None]
-    check: Callable[[Source, Path], Sequence[Agreement]]
-    usage: Callable[[Source, Path], str]
-    notices: Callable[[Source], Sequence[str]]
+from qdqbert.choices import ExportFormat
+from qdqbert.exporting.format import Format
 
 
 def format_named(name: ExportFormat) -> Format:

@@ -17,7 +17,7 @@ from qdqbert.exporting.checks import (
     check_tokens,
     expected_results,
 )
-from qdqbert.exporting.formats import Format
+from qdqbert.exporting.format import Format
 from qdqbert.exporting.openvino_files import (
     CompiledTokenizer,
     instructions_of,

@@ -12,7 +12,7 @@ from qdqbert.artifact import REPORT, Artifact
 from qdqbert.choices import EngineName
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.instruction_sets.portable import PORTABLE
-from qdqbert.engines.runner import check_engine, install_command, is_installed
+from qdqbert.engines.registry import check_engine, install_command, is_installed
 from qdqbert.errors import MissingExtraError
 from qdqbert.json_files import Fields, damaged, read_json
 from qdqbert.machine import cpu_features

@@ -15,7 +15,8 @@ from qdqbert.choices import EngineName, KernelName, Precision, ProviderName, Tar
 from qdqbert.encoders.peft import ADAPTER_CONFIG
 from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.native.storage import load_packed
-from qdqbert.engines.runner import Runner, open_runner
+from qdqbert.engines.registry import open_runner
+from qdqbert.engines.runner import Runner
 from qdqbert.errors import CheckpointError, UserInputError, showing
 from qdqbert.evidence.checksums import CHECKSUMS, require_intact
 from qdqbert.files import digest_of

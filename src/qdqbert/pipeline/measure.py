@@ -9,7 +9,7 @@ from pathlib import Path
 from qdqbert.artifact import MODEL, size_bytes
 from qdqbert.choices import ENGINE_NAMES, EngineName, VerificationData
 from qdqbert.encoding import Batch, first_rows
-from qdqbert.engines.runner import float_engine, is_installed, open_runner
+from qdqbert.engines.registry import float_engine, is_installed, open_runner
 from qdqbert.evidence.latency import ROUNDS, Candidate, Timing, time_candidates, usual_shapes
 from qdqbert.evidence.lowering import Reference, check_lowering, layer_fidelity
 from qdqbert.evidence.reports import LatencyReport, Sensitivity, TargetReport, latency_reports

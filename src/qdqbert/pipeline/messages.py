@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from qdqbert.engines.runner import install_command, is_installed
+from qdqbert.engines.registry import install_command, is_installed
 from qdqbert.evidence.closeness import FAR_DB
 from qdqbert.evidence.fidelity import MANY_CHANGED_PERCENT
 from qdqbert.evidence.limits import LimitCheck

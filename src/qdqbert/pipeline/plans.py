@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from qdqbert.choices import ENGINE_NAMES, RecipeName, TargetChoice, WeightsFor
-from qdqbert.engines.runner import is_installed
+from qdqbert.engines.registry import is_installed
 from qdqbert.errors import UserInputError
 from qdqbert.options import Calibration, Quantizers
 from qdqbert.pipeline.settings import changes_of, quantizer_options_of

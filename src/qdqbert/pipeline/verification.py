@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qdqbert import resources
 from qdqbert.choices import VerificationData
 from qdqbert.encoders.heads import EMBEDDING
-from qdqbert.engines.runner import open_runner
+from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.verification import VerificationRow
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.task_kinds import TASK_KINDS

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from qdqbert.tasks.lines import plural
 
@@ -121,6 +121,14 @@ class Document:
     facts: Sequence[str] = ()
     tiles: Sequence[tuple[str, str, str]] = ()
     sections: Sequence[Section] = ()
+
+
+class HasDocument(Protocol):
+    """A report, as the writers see it. They also show its `warnings` and other common fields."""
+
+    def document(self) -> Document:
+        """Return the report as text and tables."""
+        ...
 
 
 def bar(value: float, form: str) -> Cell:

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from qdqbert.engines.runner import float_engine
+from qdqbert.engines.registry import float_engine
 from qdqbert.evidence.batch_invariance import BatchInvariance
 from qdqbert.evidence.lengths import TextLengths
 from qdqbert.evidence.reports import CandidateReport, LatencyReport, TargetReport

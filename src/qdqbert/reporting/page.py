@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from qdqbert.reporting.document import Cell, Section, Table
-from qdqbert.reporting.report import Report
+from qdqbert.reporting.document import Cell, HasDocument, Section, Table
 
 _HEAD = """<!DOCTYPE html>
 <html lang="en">
@@ -31,14 +30,14 @@ _COMPARED_COLUMNS = 7
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|x|dB|ms|MB)(?!\w))")
 
 
-def page(report: Report) -> str:
+def page(report: HasDocument) -> str:
     """Return a report as a file for a browser."""
     title = _element("title", escape(report.document().title))
     body = _element("body", _element("main", *_parts(report)), style="qdqbert")
     return f"{_HEAD}{title}{_style()}</head>\n{body}</html>\n"
 
 
-def fragment(report: Report) -> str:
+def fragment(report: HasDocument) -> str:
     """Return a report as a part of another page, such as a notebook."""
     return _style() + _element("div", *_parts(report), style="qdqbert")
 
@@ -48,7 +47,7 @@ def _style() -> str:
     return _element("style", Path(__file__).with_name("page.css").read_text())
 
 
-def _parts(report: Report) -> Iterator[str]:
+def _parts(report: HasDocument) -> Iterator[str]:
     document = report.document()
     yield _element("h1", _text(document.title))
     if document.summary:

@@ -10,8 +10,7 @@ import rich.table
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from qdqbert.reporting.document import Section, Table
-from qdqbert.reporting.report import Report
+from qdqbert.reporting.document import HasDocument, Section, Table
 
 WIDTH = 110
 """Width where there is no terminal."""
@@ -19,7 +18,7 @@ WIDTH = 110
 _STYLES = {"good": "green", "doubtful": "yellow", "bad": "bold red", "plain": ""}
 
 
-def plain_text(report: Report) -> str:
+def plain_text(report: HasDocument) -> str:
     """Return the text of a report for a terminal, without colors."""
     stream = io.StringIO()
     width = shutil.get_terminal_size((WIDTH, 0)).columns
@@ -28,7 +27,7 @@ def plain_text(report: Report) -> str:
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
-def rendered(report: Report, spelled: Callable[[str], str] = str) -> RenderableType:
+def rendered(report: HasDocument, spelled: Callable[[str], str] = str) -> RenderableType:
     """Return a report for a terminal: the result first, the command that runs it last.
 
     Args:
@@ -38,7 +37,7 @@ def rendered(report: Report, spelled: Callable[[str], str] = str) -> RenderableT
     return Group(*_parts(report, spelled))
 
 
-def _parts(report: Report, spelled: Callable[[str], str]) -> Iterator[RenderableType]:
+def _parts(report: HasDocument, spelled: Callable[[str], str]) -> Iterator[RenderableType]:
     document = report.document()
     yield Text(document.title, "bold")
     if document.summary:

@@ -9,7 +9,7 @@ from onnx import helper
 
 from qdqbert.encoders.quantize import Choices
 from qdqbert.encoders.sites import linear_layers_of, sites_of
-from qdqbert.engines.runner import open_runner
+from qdqbert.engines.registry import open_runner
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.imported_model import import_onnx
 from qdqbert.spec import Range

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 import flat
 from qdqbert.cli import main
-from qdqbert.engines.runner import open_runner
+from qdqbert.engines.registry import open_runner
 from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.evidence.latency import Candidate, Timing
 from qdqbert.verbs.evaluate import speed

@@ -355,7 +355,7 @@ def test_the_error_for_a_missing_engine_names_the_package_to_install(
     quantized, write_file, monkeypatch
 ) -> None:
     directory, data = quantized("sentence").directory, write_file("sts.csv", PAIRS)
-    monkeypatch.setattr("qdqbert.engines.runner.is_installed", lambda engine: False)
+    monkeypatch.setattr("qdqbert.engines.registry.is_installed", lambda engine: False)
     with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[openvino\]'"):
         flat.evaluate(directory, data, engine="openvino")
 

@@ -19,7 +19,7 @@ import flat
 import qdqbert
 from conftest import replace_cats_
 from qdqbert.checkpoint import tokenizer as tokenizers_of_transformers
-from qdqbert.engines.runner import is_installed, open_runner
+from qdqbert.engines.registry import is_installed, open_runner
 from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
 

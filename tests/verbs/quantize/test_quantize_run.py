@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 import flat
 from qdqbert import resources
 from qdqbert.artifact import RANGES
-from qdqbert.engines.runner import is_installed, open_runner
+from qdqbert.engines.registry import is_installed, open_runner
 from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.latency import Timing

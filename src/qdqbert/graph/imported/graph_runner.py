@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from qdqbert.checkpoint.tokenizer_and_config import GraphFacts
 from qdqbert.choices import EngineName
 from qdqbert.encoders.heads import EMBEDDING
-from qdqbert.engines.runner import Outputs, Runner, open_runner
+from qdqbert.engines.registry import open_runner
+from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.errors import CheckpointError, QdqBertError, UserInputError, one_line
 from qdqbert.files import temporary_folder
 from qdqbert.graph.check import save_graph

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from qdqbert.choices import ENGINE_NAMES, EngineName, RecipeName, WeightsFor
-from qdqbert.engines.runner import is_installed
+from qdqbert.engines.registry import is_installed
 from qdqbert.pipeline.plans import for_cpus
 from qdqbert.recipes import build_recipe
 from qdqbert.targets import target_named

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from qdqbert.choices import EngineName
-from qdqbert.engines.runner import install_command
+from qdqbert.engines.registry import install_command
 from qdqbert.evidence.reports import LEAST_INT8_PERCENT, CandidateReport, TargetReport
 from qdqbert.machine import cpu_features
 from qdqbert.options import Limits

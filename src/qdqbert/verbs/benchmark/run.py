@@ -11,7 +11,7 @@ from typing import cast
 from qdqbert.artifact import Artifact, is_artifact, open_artifact
 from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.engines.providers import check_provider
-from qdqbert.engines.runner import check_engine, float_engine, is_installed
+from qdqbert.engines.registry import check_engine, float_engine, is_installed
 from qdqbert.errors import CheckpointError, UserInputError, naming
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.inference.load import open_folder

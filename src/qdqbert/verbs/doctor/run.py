@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from qdqbert import cache
 from qdqbert.engines.providers import PROVIDERS
-from qdqbert.engines.runner import install_command, is_installed
+from qdqbert.engines.registry import ENGINES, install_command, is_installed
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.pipeline.versions import version_of
 from qdqbert.reporting.doctor import Cache, DoctorReport, Part
@@ -50,12 +50,6 @@ _VERDICTS: tuple[tuple[Collection[str], str], ...] = (
 )
 _UNKNOWN = "This CPU has no feature that is known to make INT8 fast. Measure it with `benchmark`."
 
-# Engine, module of its library, and what it is for.
-_ENGINES: tuple[tuple[str, str, str], ...] = (
-    ("onnxruntime", "onnxruntime", "runs .onnx graphs on CPUs and GPUs"),
-    ("openvino", "openvino", "runs .onnx graphs on CPUs, fastest with VNNI or AMX"),
-    ("native", "llvmlite", "runs the target `native`, without padding"),
-)
 # Extra, module that it installs, and what it is for.
 _EXTRAS: tuple[tuple[str, str, str], ...] = (
     ("quantize", "torch", "`quantize`, `evaluate`, `analyze` and `benchmark`"),
@@ -73,7 +67,7 @@ def run() -> DoctorReport:
     """Return the description."""
     features = cpu_features()
     gpus = find_gpus()
-    engines = tuple(_engine(*each) for each in _ENGINES)
+    engines = tuple(map(_engine, ENGINES))
     return DoctorReport(
         verdict=verdict_on(features),
         cpu=cpu_name(),
@@ -129,7 +123,8 @@ def find_gpus(
     return tuple(names) if done.returncode == 0 else ()
 
 
-def _engine(name: str, module: str, purpose: str) -> Part:
+def _engine(name: str) -> Part:
+    purpose = ENGINES[name].purpose
     if not is_installed(name):
         install = install_command(name)
         return Part(name=name, purpose=purpose, version=None, details=(), install=install)
@@ -144,7 +139,7 @@ def _engine(name: str, module: str, purpose: str) -> Part:
         from qdqbert.engines.native.instruction_sets import choose_set
 
         details = (f"kernel {choose_set(None).name}",)
-    version = version_of(module)
+    version = version_of(ENGINES[name].package)
     return Part(name=name, purpose=purpose, version=version, details=details, install=None)
 
 

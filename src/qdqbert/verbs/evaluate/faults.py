@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoding import Batch, first_rows
-from qdqbert.engines.runner import open_runner
+from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.findings import Storage, find_faults
 from qdqbert.evidence.stored_weights import read_stored_weights
 from qdqbert.files import temporary_folder

@@ -22,7 +22,8 @@ from qdqbert.checkpoint.folder import check_name
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName
-from qdqbert.engines.runner import Runner, check_engine
+from qdqbert.engines.registry import check_engine
+from qdqbert.engines.runner import Runner
 from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.imported.graph_runner import NO_NAMES, GivenNames, open_graph_file
 from qdqbert.inference.engine_choice import choose_engine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qdqbert.artifact import QUANTIZATION, REPORT, VERIFICATION, Artifact, open_artifact
 from qdqbert.choices import ENGINE_NAMES, EngineName
-from qdqbert.engines.runner import install_command, is_installed, open_runner
+from qdqbert.engines.registry import install_command, is_installed, open_runner
 from qdqbert.evidence.checksums import CHECKSUMS, check_files
 from qdqbert.evidence.verification import lowest_sqnr, measure_rows, read_rows
 from qdqbert.json_files import Fields
