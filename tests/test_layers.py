@@ -133,13 +133,12 @@ def is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
 
-def imported(node: ast.AST, *, types: bool, functions: bool = True) -> Iterator[str]:
+def imported(node: ast.AST, *, types: bool) -> Iterator[str]:
     """Yield the names of this package that the code below `node` imports.
 
     Args:
         node: Where to look.
         types: Whether to yield what is imported for annotations only, or all that is not.
-        functions: Whether to look into the bodies of functions.
     """
     for child in ast.iter_child_nodes(node):
         if is_for_types(child):
@@ -149,12 +148,12 @@ def imported(node: ast.AST, *, types: bool, functions: bool = True) -> Iterator[
             yield from (name.name for name in child.names if not types)
         elif isinstance(child, ast.ImportFrom):
             yield from (f"{child.module}.{name.name}" for name in child.names if not types)
-        elif functions or not isinstance(child, ast.FunctionDef):
-            yield from imported(child, types=types, functions=functions)
+        else:
+            yield from imported(child, types=types)
 
 
-def imports_of(path: Path, *, types: bool = False, functions: bool = True) -> set[str]:
-    names = imported(ast.parse(path.read_text()), types=types, functions=functions)
+def imports_of(path: Path, *, types: bool = False) -> set[str]:
+    names = imported(ast.parse(path.read_text()), types=types)
     return {name for name in names if name.split(".")[0] == "qdqbert"}
 
 

@@ -59,10 +59,8 @@ def is_installed(engine: str) -> bool:
 
 def install_command(engine: str) -> str:
     """Return the command that installs an engine."""
-    known = ENGINES[engine]
-    return (
-        f"pip install 'qdqbert[{known.extra}]'" if known.extra else f"pip install {known.package}"
-    )
+    package, extra = ENGINES[engine].package, ENGINES[engine].extra
+    return f"pip install 'qdqbert[{extra}]'" if extra else f"pip install {package}"
 
 
 def check_engine(engine: str, *, provider: str | None = None, kernel: str | None = None) -> None:
