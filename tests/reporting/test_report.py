@@ -8,9 +8,9 @@ import math
 
 import pytest
 
+from qdqbert.evidence.agreement import Agreement
 from qdqbert.evidence.checksums import FileCheck
 from qdqbert.evidence.latency import Timing
-from qdqbert.exporting.checks import Agreement
 from qdqbert.reporting.analyze import AnalyzeReport, Cost, UnitReport
 from qdqbert.reporting.benchmark import BenchmarkReport
 from qdqbert.reporting.doctor import Cache, DoctorReport, Part

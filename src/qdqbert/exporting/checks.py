@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 import qdqbert.inference.load
 from qdqbert.checkpoint.sample_texts import HARD
 from qdqbert.errors import UserInputError
+from qdqbert.evidence.agreement import Agreement
 from qdqbert.evidence.fidelity import to_decibels
 from qdqbert.exporting.samples import check_pairs, check_texts
 from qdqbert.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Source
@@ -32,23 +32,6 @@ mean 2 dB, and with another pooling -2 dB.
 Item = str | tuple[str, str]
 Result = NDArray[np.float32]
 Tokenize = Callable[[Sequence[Item]], Iterable[Iterable[int]]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """How close an output of an exported model is to the folder's.
-
-    Attributes:
-        output: Name of the output.
-        texts: Number of texts or pairs that were compared.
-        sqnr_db: SQNR over all of them, dB; infinite if all results are equal.
-        worst_sqnr_db: Mean signal of all texts to the largest noise of any text, dB.
-    """
-
-    output: str
-    texts: int
-    sqnr_db: float
-    worst_sqnr_db: float
 
 
 def differing_texts(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qdqbert.choices import EngineName, ExportedOutputs
-from qdqbert.exporting.checks import Agreement
+from qdqbert.evidence.agreement import Agreement
 from qdqbert.exporting.source import Source
 
 

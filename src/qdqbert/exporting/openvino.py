@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
+from qdqbert.evidence.agreement import Agreement
 from qdqbert.exporting.checks import (
-    Agreement,
     Item,
     Result,
     check_results,

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from qdqbert.artifact import weights_of
 from qdqbert.errors import UserInputError
-from qdqbert.exporting.checks import Agreement, Item, check_graph
+from qdqbert.evidence.agreement import Agreement
+from qdqbert.exporting.checks import Item, check_graph
 from qdqbert.exporting.format import Format
 from qdqbert.exporting.source import (
     LAST_HIDDEN_STATE,

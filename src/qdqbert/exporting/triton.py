@@ -21,8 +21,9 @@ from typing import Any
 import tokenizers
 
 from qdqbert.artifact import weights_of
+from qdqbert.evidence.agreement import Agreement
 from qdqbert.exporting import triton_tokenizer
-from qdqbert.exporting.checks import Agreement, Item, check_graph, check_tokens, open_session
+from qdqbert.exporting.checks import Item, check_graph, check_tokens, open_session
 from qdqbert.exporting.format import Format
 from qdqbert.exporting.source import SENTENCE_EMBEDDING, TASKS, Source, refuse_truncate_dim
 from qdqbert.exporting.triton_tokenizer import OFFSETS

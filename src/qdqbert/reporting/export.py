@@ -18,7 +18,7 @@ from qdqbert.reporting.document import (
 from qdqbert.reporting.report import Report
 
 if TYPE_CHECKING:
-    from qdqbert.exporting.checks import Agreement
+    from qdqbert.evidence.agreement import Agreement
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from qdqbert.errors import DataFileError
 from qdqbert.objects import Rows
 from qdqbert.tasks.data import Columns, Dataset, refuse_columns
-from qdqbert.tasks.entities import OUTSIDE
 from qdqbert.tasks.hub import is_hub
 from qdqbert.tasks.in_memory import records
 from qdqbert.tasks.lines import RECORD_SUFFIXES, counted, existing_file, read_lines, row_name
+
+OUTSIDE = "O"
+"""The tag of a word that is not part of an entity."""
 
 # Names that a row's list of words can have, and its list of tags.
 _WORD_FIELDS = ("tokens", "words")

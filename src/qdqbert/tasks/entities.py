@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-OUTSIDE = "O"
-"""The tag of a word that is not part of an entity."""
+from qdqbert.tasks.conll import OUTSIDE
 
 
 class Entity(NamedTuple):

@@ -27,9 +27,9 @@ from qdqbert.runtime.rows import RowFormat
 from qdqbert.tables.rows import Column, Kind
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import class_of, name_classes, new_names
-from qdqbert.tasks.conll import TokenExample, read_sentences
+from qdqbert.tasks.conll import OUTSIDE, TokenExample, read_sentences
 from qdqbert.tasks.data import Dataset, check_each, labels_place
-from qdqbert.tasks.entities import OUTSIDE, EntityCounts, count_entities, find_entities, total
+from qdqbert.tasks.entities import EntityCounts, count_entities, find_entities, total
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import probabilities
 from qdqbert.tasks.tagging import Entity, Tag
