@@ -30,10 +30,10 @@ from native_models import (
 )
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.native import heads, schedule
+from qdqbert.engines.native.buffers import Job
 from qdqbert.engines.native.instruction_sets import choose_set, usable_sets
 from qdqbert.engines.native.kernels.short_products import ShortProducts
 from qdqbert.engines.native.packed import pack_model
-from qdqbert.engines.native.program import Job
 from qdqbert.engines.native.records import MAILBOX, THREAD
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import save_packed

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from qdqbert.engines.native.schema import ROUNDINGS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,3 +51,42 @@ class Features:
     def relative(self) -> bool:
         """Whether scores depend on tables of relative positions."""
         return self.relative_keys or self.relative_queries
+
+
+def features_of(settings: Mapping[str, Any]) -> Features:
+    """Return the features of a model that its kernels depend on."""
+    relative = settings["relative"] or {"keys": False, "queries": False}
+    return Features(
+        activation=settings["activation"],
+        dynamic=settings["dynamic"],
+        norms_first=settings["norms_first"],
+        gated=settings["gated"],
+        adds_twice=settings["adds_twice"],
+        normalizes_heads=settings["normalizes_heads"],
+        rotary=settings["rotations"] > 0,
+        windowed=any(layer["window"] is not None for layer in settings["layers"]),
+        relative_keys=relative["keys"],
+        relative_queries=relative["queries"],
+        positions=settings["embeddings"]["has_positions"],
+        drops_words=settings["dropped_id"] is not None,
+        rounds_attention=_rounds(settings, of_adds=False),
+        rounds_adds=_rounds(settings, of_adds=True),
+        scores_words=any(map(scores_words, settings["heads_of_model"])),
+    )
+
+
+def scores_words(head: Mapping[str, Any]) -> bool:
+    """Return whether a head needs the largest score of each word only if it is positive."""
+    kinds = [each.get("name", each["kind"]) for each in head["steps"]]
+    count = head["token_steps"]
+    return (
+        count > 0
+        and head["poolings"] == ["max"]
+        and kinds[count - 1 : count + 1] == ["linear", "relu"]
+    )
+
+
+def _rounds(settings: Mapping[str, Any], *, of_adds: bool) -> bool:
+    """Return whether a layer fake-quantizes inputs of attention, or of residual adds."""
+    parts = [part for part, each in ROUNDINGS.items() if each.is_of_add == of_adds]
+    return any(layer[part] for layer in settings["layers"] for part in parts)

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.engines.native.features import scores_words
 from qdqbert.engines.native.memory import address, padded, zeros
-from qdqbert.engines.native.program import Program, scores_words
+from qdqbert.engines.native.program import Program
 from qdqbert.engines.native.words import Threads, Words
 
 Rows = NDArray[np.float32]

@@ -14,7 +14,7 @@ from qdqbert.encoders.affine import quantize_weight
 from qdqbert.engines.native.cache import compiled, own_code
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.compiler import Library
-from qdqbert.engines.native.features import Features
+from qdqbert.engines.native.features import features_of
 from qdqbert.engines.native.functions import ACTIVATIONS, shift_of
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes, first_sums, pack
@@ -22,47 +22,30 @@ from qdqbert.engines.native.kernels.forward import (
     SPARE_ROWS,
     build_module,
 )
-from qdqbert.engines.native.kernels.gate import INNER_BLOCK
-from qdqbert.engines.native.kernels.norm import NORMED_ROWS
 from qdqbert.engines.native.kernels.pooling import POOLINGS
 from qdqbert.engines.native.kernels.product import Table, pack_table, table_blocks
 from qdqbert.engines.native.kernels.split import DEPTH
-from qdqbert.engines.native.memory import address, aligned, padded, zeros
+from qdqbert.engines.native.memory import aligned, padded, zeros
 from qdqbert.engines.native.records import (
     CODES,
     FLOAT_LINEAR,
     FUNCTIONS,
-    JOB,
     LAYER,
     LINEAR,
     MODEL,
     NORM,
     ROUND_TRIP,
-    THREAD,
 )
-from qdqbert.engines.native.schedule import FEW_ROWS, PART_ROWS, Shares, divide_evenly
-from qdqbert.engines.native.schema import LINEARS, NORMS, ROUNDINGS
+from qdqbert.engines.native.schedule import PART_ROWS
+from qdqbert.engines.native.schema import LINEARS, NORMS
 from qdqbert.engines.native.storage import Packed
-from qdqbert.engines.native.texts import Texts
 from qdqbert.recipes import WEIGHT
 from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
 
 Array = NDArray[Any]
 
-# Panels that tiles of AMX have, at least.
-_PAIR = 2
-# Columns of a tile of AVX-512, and two tiles of AMX.
-_TILE_COLUMNS = 64
 # Heads with this number of columns are computed together.
 _GROUP_COLUMNS = 128
-
-# Where a job's record has its texts.
-_NUMBERS = ("ids", "positions", "token_types")
-_OF_TEXTS = ("word_factors", "starts", "attended", "texts", "threads", "by_columns", "first_only")
-_IDS, _POSITIONS, _TYPES, *_REST = (JOB.offset(name) // 8 for name in (*_NUMBERS, *_OF_TEXTS))
-_FACTORS, _STARTS, _ATTENDED, _TEXTS, _THREADS, _BY_COLUMNS, _FIRST_ONLY = _REST
-
-_PARTS, _PART_COUNT = (THREAD.offset(name) // 8 for name in ("parts", "part_count"))
 
 _CALLED = (
     *FUNCTIONS,
@@ -119,7 +102,7 @@ class Program:
         self.arrays = {name: aligned(each) for name, each in packed.arrays.items()}
         # Records have addresses of arrays, which have to be kept.
         self._kept: list[Array] = []
-        self.features = _features(self.settings)
+        self.features = features_of(self.settings)
         # Columns of the first linear layer of the feed-forward part.
         self.up_columns = 2 * self.inner if self.features.gated else self.inner
         # Rows of the tables of relative positions with padding.
@@ -391,225 +374,3 @@ class Program:
                 }
             )
         )
-
-
-def _features(settings: Mapping[str, Any]) -> Features:
-    """Return the features of a model that its kernels depend on."""
-    relative = settings["relative"] or {"keys": False, "queries": False}
-    return Features(
-        activation=settings["activation"],
-        dynamic=settings["dynamic"],
-        norms_first=settings["norms_first"],
-        gated=settings["gated"],
-        adds_twice=settings["adds_twice"],
-        normalizes_heads=settings["normalizes_heads"],
-        rotary=settings["rotations"] > 0,
-        windowed=any(layer["window"] is not None for layer in settings["layers"]),
-        relative_keys=relative["keys"],
-        relative_queries=relative["queries"],
-        positions=settings["embeddings"]["has_positions"],
-        drops_words=settings["dropped_id"] is not None,
-        rounds_attention=_rounds(settings, of_adds=False),
-        rounds_adds=_rounds(settings, of_adds=True),
-        scores_words=any(map(scores_words, settings["heads_of_model"])),
-    )
-
-
-def scores_words(head: Mapping[str, Any]) -> bool:
-    """Return whether a head needs the largest score of each word only if it is positive."""
-    kinds = [each.get("name", each["kind"]) for each in head["steps"]]
-    count = head["token_steps"]
-    return (
-        count > 0
-        and head["poolings"] == ["max"]
-        and kinds[count - 1 : count + 1] == ["linear", "relu"]
-    )
-
-
-def _rounds(settings: Mapping[str, Any], *, of_adds: bool) -> bool:
-    """Return whether a layer fake-quantizes inputs of attention, or of residual adds."""
-    parts = [part for part, each in ROUNDINGS.items() if each.is_of_add == of_adds]
-    return any(layer[part] for layer in settings["layers"] for part in parts)
-
-
-class Scratch:
-    """Buffers of one thread, and the record that kernels read."""
-
-    def __init__(self, program: Program, thread: int = 0, threads: int = 1) -> None:
-        """Allocate buffers for texts of any length that the model takes.
-
-        Args:
-            program: The model.
-            thread: Number of the thread.
-            threads: How many threads run a forward pass together.
-        """
-        settings, limit = program.settings, program.limit
-        size, rows = settings["head_size"], program.isa.products.rows_together
-        deep = padded(size, DEPTH)
-        has_floats = program.features.dynamic or program.features.gated
-        block = program.block
-        rows_of_block, codes = block + SPARE_ROWS, bytes_of_codes(program.hidden)
-        self._buffers: dict[str, Array] = {
-            "embedded": zeros((block, padded(settings["embeddings"]["width"])), np.float32),
-            "codes": zeros((rows_of_block, codes), np.uint8),
-            "inner": zeros(
-                (rows_of_block, bytes_of_codes(max(program.inner, program.width))), np.uint8
-            ),
-            "kept": zeros(
-                (block if program.features.adds_twice else 0, program.hidden), np.float32
-            ),
-            "row_scales": zeros((rows_of_block, 2), np.float32),
-            "inner_float": zeros(
-                (INNER_BLOCK if has_floats else 0, program.up_columns), np.float32
-            ),
-            "normed": zeros((NORMED_ROWS, program.hidden), np.float32),
-            "queries": zeros((rows, deep), np.float32),
-            "keys": zeros(limit * deep, np.float32),
-            "values": zeros(limit * deep, np.float32),
-            "scores": zeros((rows, limit), np.float32),
-            "query_positions": zeros(
-                (rows if program.features.relative_keys else 0, program.relative_columns),
-                np.float32,
-            ),
-            "key_positions": zeros(
-                (limit if program.features.relative_queries else 0, program.relative_columns),
-                np.float32,
-            ),
-            "inverse": zeros(rows, np.float32),
-            "sums": zeros((rows, deep), np.float32),
-        }
-        up = program.up_columns if program.features.gated else settings["inner"]
-        panels = [-(-columns // PANEL) for columns in (settings["hidden"], up)]
-        hidden, inner = (divide_evenly(each, threads, _PAIR)[thread] for each in panels)
-        # Whole tiles of columns if they are whole heads.
-        multiple = _TILE_COLUMNS // size if _TILE_COLUMNS % size == 0 else 1
-        self._own_heads = divide_evenly(settings["heads"], threads, multiple)[thread]
-        # Hidden states of a thread that computes all rows, and their codes.
-        self.states = program.states(FEW_ROWS if thread else 0)
-        self._parts = zeros(1, np.int64)
-        self.record = THREAD.make(
-            {
-                **dict.fromkeys(("first_row", "last_row", "first_item", "last_item"), 0),
-                **dict.fromkeys(("first_head", "last_head"), 0),
-                "parts": self._parts,
-                "part_count": 0,
-                "passes": 0,
-                "first_hidden": hidden.start,
-                "own_hidden": len(hidden),
-                "first_inner": inner.start,
-                "own_inner": len(inner),
-                **self._buffers,
-            }
-        )
-
-    def take(self, shares: Shares, thread: int) -> None:
-        """Set a thread's share of the next forward pass."""
-        rows, items, heads = shares.rows[thread], shares.items[thread], self._own_heads
-        self.record[:6] = (rows.start, rows.stop, items.start, items.stop, heads.start, heads.stop)
-        # The record has its address.
-        self._parts = np.array(shares.parts[thread], np.int64)
-        self.record[_PARTS], self.record[_PART_COUNT] = (
-            address(self._parts),
-            len(self._parts) - 1,
-        )
-
-
-class Job:
-    """Texts that are run together, their buffers, and the record that kernels read.
-
-    The buffers are kept from one call to the next.
-
-    Attributes:
-        record: The `JOB` record.
-    """
-
-    def __init__(self, program: Program, sleep: int) -> None:
-        """Start without buffers.
-
-        Args:
-            program: The model.
-            sleep: Address of `team.sleep_address`.
-        """
-        self._program = program
-        self._sleep = sleep
-        self._capacity = 0
-        self._texts: Texts | None = None
-        self._buffers: dict[str, Array] = {}
-        self._states: dict[str, Any] = {}
-        self.record = np.zeros(JOB.size // 8, np.int64)
-
-    def take(self, texts: Texts, shares: Shares, *, first_only: bool = False) -> None:
-        """Set the texts of the next forward pass.
-
-        Args:
-            texts: The texts.
-            shares: The share of each thread.
-            first_only: Whether only the last states of the first token of each text are read. The
-                others are undefined then.
-        """
-        if (tokens := int(texts.starts[-1])) > self._capacity:
-            self._allocate(tokens)
-        self._texts, record = texts, self.record
-        first, stride = address(texts.numbers), texts.numbers.strides[0]
-        record[_IDS], record[_POSITIONS], record[_TYPES] = first, first + stride, first + 2 * stride
-        if texts.word_factors.size:
-            record[_FACTORS] = texts.word_factors.ctypes.data
-        record[_STARTS], record[_TEXTS] = address(texts.starts), len(texts.starts) - 1
-        record[_ATTENDED] = address(texts.attended)
-        record[_THREADS] = len(shares.rows) if shares.is_shared else 1
-        record[_BY_COLUMNS], record[_FIRST_ONLY] = int(shares.by_columns), int(first_only)
-
-    def record_for(self, scratch: Scratch) -> NDArray[np.int64]:
-        """Return the record for another thread that computes all rows, with its own states."""
-        found = self.record.copy()
-        for name, value in scratch.states.items():
-            own = value if isinstance(value, int) else value.ctypes.data
-            found[JOB.offset(name) // 8] = own
-        return found
-
-    def sleeps(self) -> int:
-        """Return how often threads slept at barriers since the last call of this method."""
-        barrier = self._buffers["barrier"]
-        found, barrier[2] = int(barrier[2]), 0
-        return found
-
-    @property
-    def states(self) -> NDArray[np.float32]:
-        """The hidden states, `(tokens, hidden)`. The next forward pass overwrites them."""
-        assert self._texts is not None
-        found: NDArray[np.float32] = self._states["x"][: self._texts.starts[-1]]
-        return found
-
-    def _allocate(self, tokens: int) -> None:
-        program, rows = self._program, tokens + SPARE_ROWS
-        projected = zeros((3, rows, program.width), np.float32)
-        context = np.float32 if program.features.dynamic else np.uint8
-        has_floats = program.features.dynamic or program.features.gated
-        inner = (
-            zeros((FEW_ROWS + SPARE_ROWS, program.up_columns), np.float32)
-            if has_floats
-            else zeros((FEW_ROWS + SPARE_ROWS, bytes_of_codes(program.inner)), np.uint8)
-        )
-        self._buffers = {
-            "queries": projected[0],
-            "keys": projected[1],
-            "values": projected[2],
-            "context": zeros((rows, program.width), context),
-            "sums": zeros((2, FEW_ROWS, program.hidden), np.float32),
-            "inner": inner,
-            "barrier": zeros(3, np.int64),
-        }
-        self._states = program.states(tokens)
-        self.record = JOB.make(
-            {
-                **dict.fromkeys((*_NUMBERS, "word_factors", "starts", "attended"), 0),
-                **self._states,
-                **self._buffers,
-                "texts": 0,
-                "threads": 1,
-                "by_columns": 0,
-                "first_only": 0,
-                "sleep": self._sleep,
-            }
-        )
-        self._capacity = tokens

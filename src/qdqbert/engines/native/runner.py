@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from qdqbert.encoders.model import TAIL_STATES
 from qdqbert.engines.index_limits import check_ids
+from qdqbert.engines.native.buffers import Job, Scratch
 from qdqbert.engines.native.convolution import Convolution
 from qdqbert.engines.native.heads import Heads, Rows
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.memory import address
-from qdqbert.engines.native.program import Job, Program, Scratch
+from qdqbert.engines.native.program import Program
 from qdqbert.engines.native.schedule import (
     CALLS_ALONE,
     MANY_SLEEPS,
