@@ -18,17 +18,18 @@ _CHANGED = 2
 
 
 def emit_projections(module: Module, features: Features) -> None:
-    """Write `quantize_states`, `begin`, `end_layer` and `project`, which need `embed`.
+    """Write `quantize_states`, `begin`, `end_layer` and `project`, which need `embed`."""
+    _emit_quantize_states(module, features)
+    _emit_begin(module)
+    _emit_end_layer(module, features)
+    _emit_project(module, features)
 
-    `quantize_states` writes the codes of rows of hidden states that a layer reads, from the codes
-    of its first, second or third projection on. `begin` writes the embeddings of some rows, and the
-    codes that the first layer reads. `end_layer` normalizes rows of hidden states, and writes the
-    codes that the next layer reads, `reader`; that is null if there is none.
 
-    `project` computes the queries, keys and values of some heads from these codes. Its arguments
-    are the records, the first row and the number of rows, the first head and the number of heads,
-    where the results start, the bytes from one of their rows to the next, and the weights that are
-    read after these.
+def _emit_quantize_states(module: Module, features: Features) -> None:
+    """Write `quantize_states`.
+
+    It writes the codes of rows of hidden states that a layer reads, from the codes of its first,
+    second or third projection on.
     """
     with module.function(
         "quantize_states",
@@ -45,12 +46,24 @@ def emit_projections(module: Module, features: Features) -> None:
             norm = LAYER.read(f, f.layer, "attention_input_norm")
             rows = (*_states(f), f.rows, *_codes(f, index))
             quantize_input(f, features, norm, inputs + index * CODES.size, *rows)
+
+
+def _emit_begin(module: Module) -> None:
+    """Write `begin`: the embeddings of some rows, and the codes that the first layer reads."""
     with module.function("begin", model=PTR, job=PTR, thread=PTR, row=I64, rows=I64) as f:
         own = f.own("model", "job", "thread", "row", "rows")
         with f.when(MODEL.read(f, f.model, "embeds").equals(1)):
             f.call("embed", **own)
         with f.when(MODEL.read(f, f.model, "layer_count").differs(0)):
             f.call("quantize_states", **own, layer=MODEL.read(f, f.model, "layers"), first=0)
+
+
+def _emit_end_layer(module: Module, features: Features) -> None:
+    """Write `end_layer`.
+
+    It normalizes rows of hidden states, and writes the codes that the next layer reads, `reader`;
+    that is null if there is none.
+    """
     with module.function(
         "end_layer",
         model=PTR,
@@ -73,6 +86,15 @@ def emit_projections(module: Module, features: Features) -> None:
                 f.call("layer_norm_codes", inputs, *states, f.rows, *target, norm)
             first = f.constant(I64, 0 if features.norms_first else 1)
             f.call("quantize_states", **own, layer=f.reader, first=first)
+
+
+def _emit_project(module: Module, features: Features) -> None:
+    """Write `project`, which computes queries, keys and values of some heads from codes.
+
+    Its arguments are the records, the first row and the number of rows, the first head and the
+    number of heads, where the results start, the bytes from one of their rows to the next, and the
+    weights that are read after these.
+    """
     with module.function(
         "project",
         model=PTR,
