@@ -44,32 +44,122 @@ def emit_feed_forward(module: Module, isa: InstructionSet, features: Features) -
             context=PTR,
             following=PTR,
         ) as f:
-            _feed_forward(f, features, by_columns=by_columns)
+            _FeedForward(f, features, by_columns=by_columns).write()
 
 
-def _feed_forward(f: Function, features: Features, *, by_columns: bool) -> None:
-    dynamic = features.dynamic
-    hidden, width, inner = (MODEL.read(f, f.model, name) for name in ("hidden", "width", "inner"))
-    record = {name: LAYER.read(f, f.layer, name) for name in LAYER.fields}
-    codes, inner_codes, scales = (
-        THREAD.read(f, f.thread, name) for name in ("codes", "inner", "row_scales")
-    )
-    # Results of linear layers that all threads read.
-    sums, shared = (JOB.read(f, f.job, name) for name in ("sums", "inner"))
-    sums_of = {"output": sums, "down": sums + f.rows * hidden * 4}
-    x, stride = JOB.read(f, f.job, "x") + f.row * hidden * 4, hidden * 4
-    codes_stride, inner_stride = bytes_of_codes(hidden), bytes_of_codes(inner)
+class _FeedForward:
+    """Writes the body of one of the two functions: its values, and its steps in order."""
 
-    def first_panel(name: str) -> Value | int:
-        return THREAD.read(f, f.thread, f"first_{_COLUMNS[name]}") if by_columns else 0
+    def __init__(self, f: Function, features: Features, *, by_columns: bool) -> None:
+        """Read what all steps need.
 
-    def weights(name: str) -> Value:
-        return weights_of(f, record[name], first_panel(name))
+        Args:
+            f: The function.
+            features: The features of the kernels.
+            by_columns: Whether a thread computes its columns of all rows.
+        """
+        self.f, self.features, self.by_columns = f, features, by_columns
+        self.hidden, self.width, self.inner = (
+            MODEL.read(f, f.model, name) for name in ("hidden", "width", "inner")
+        )
+        self.record = {name: LAYER.read(f, f.layer, name) for name in LAYER.fields}
+        self.codes, self.inner_codes, self.scales = (
+            THREAD.read(f, f.thread, name) for name in ("codes", "inner", "row_scales")
+        )
+        # Results of linear layers that all threads read.
+        sums, self.shared = (JOB.read(f, f.job, name) for name in ("sums", "inner"))
+        self.sums_of = {"output": sums, "down": sums + f.rows * self.hidden * 4}
+        self.x = JOB.read(f, f.job, "x") + f.row * self.hidden * 4
+        self.stride = self.hidden * 4
+        self.codes_stride = bytes_of_codes(self.hidden)
+        self.inner_stride = bytes_of_codes(self.inner)
+        self.following = {name: self.weights(after) for name, after in _READ_NEXT.items()}
+        self.following["down"] = f.following
 
-    following = {name: weights(after) for name, after in _READ_NEXT.items()}
-    following["down"] = f.following
+    def write(self) -> None:
+        """Write all steps."""
+        f, features = self.f, self.features
+        context = (f.context, self.width)
+        if features.dynamic:
+            context = (self.inner_codes, bytes_of_codes(self.width))
+            place, read = (f.rows, *context, self.scales), (f.context, self.width * 4, self.width)
+            f.call("quantize_rows", self.record["context_codes"], *read, *place)
+        if features.adds_twice:
+            keep(f, self.x, self.hidden, f.rows)
+        self.add("output", context, self.record["attention_add"])
+        states = (self.x, self.stride, self.hidden, f.rows)
+        codes = (self.codes, self.codes_stride, self.scales)
+        normalize_attention(f, features, self.record, *states, *codes)
+        in_float = features.dynamic or features.gated
+        inner = self.up_in_float() if in_float else self.up_in_codes()
+        self.add("down", (inner, self.inner_stride), self.record["add"])
+        f.call("end_layer", **f.own("model", "layer", "job", "thread", "reader", "row", "rows"))
+
+    def up_in_codes(self) -> Value:
+        """Write the first linear layer with codes as results, and return their place."""
+        place = self.shared if self.by_columns else self.inner_codes
+        self.linear(
+            f"linear_codes_{self.features.activation}",
+            "up",
+            (self.codes, self.codes_stride),
+            (place, self.inner_stride),
+            extra=self.record["down_codes"],
+            element=1,
+        )
+        self.wait()
+        return place
+
+    def up_in_float(self) -> Value:
+        """Write the first linear layer, a block of rows at a time, and the codes of its results.
+
+        Return the place of the codes.
+        """
+        f, gated = self.f, self.features.gated
+        columns = self.inner * 2 if gated else self.inner
+        kernel = "linear_float" if gated else f"linear_{self.features.activation}"
+        codes, stride = (self.codes, self.codes_stride), columns * 4
+        if self.by_columns:
+            self.linear(kernel, "up", codes, (self.shared, stride))
+            self.wait()
+        with f.loop(0, f.rows, INNER_BLOCK) as row:
+            count = (f.rows - row).minimum(INNER_BLOCK)
+            place = self.scales + row * ROW_SCALE
+            buffer = THREAD.read(f, f.thread, "inner_float")
+            floats = self.shared + row * stride if self.by_columns else buffer
+            if not self.by_columns:
+                self.linear(
+                    kernel,
+                    "up",
+                    (self.codes + row * self.codes_stride, self.codes_stride),
+                    (floats, stride),
+                    rows=count,
+                    row_scales=place,
+                    after=(row + count < f.rows).select(self.weights("up"), self.weights("down")),
+                )
+            if gated:
+                f.call("gate_rows", floats, stride, count, self.inner, buffer, stride)
+                floats = buffer
+            out = (count, self.inner_codes + row * self.inner_stride, self.inner_stride, place)
+            f.call("quantize_rows", self.record["down_codes"], floats, stride, self.inner, *out)
+        return self.inner_codes
+
+    def add(self, name: str, source: tuple[Value, Value], rounding: Value) -> None:
+        """Write a linear layer and its residual add."""
+        f, rounds = self.f, self.features.rounds_adds
+        if not self.by_columns:
+            kernel = "linear_add_rounded" if rounds else "linear_add"
+            self.linear(kernel, name, source, (self.x, self.stride), extra=rounding)
+            return
+        sums = self.sums_of[name]
+        self.linear("linear_float", name, source, (sums, self.stride))
+        self.wait()
+        if rounds:
+            f.call("add_rounded_rows", rounding, self.x, sums, self.hidden, f.rows)
+        else:
+            f.call("add_rows", self.x, sums, f.rows * self.hidden)
 
     def linear(
+        self,
         kernel: str,
         name: str,
         source: tuple[Value, Value],
@@ -77,89 +167,45 @@ def _feed_forward(f: Function, features: Features, *, by_columns: bool) -> None:
         *,
         extra: Value | None = None,
         element: int = 4,
-        rows: Value = f.rows,
-        row_scales: Value = scales,
+        rows: Value | None = None,
+        row_scales: Value | None = None,
         after: Value | None = None,
     ) -> None:
-        if by_columns:
+        """Write a linear layer: all columns, or the thread's own."""
+        f, record, first = self.f, self.record[name], self.first_panel(name)
+        if self.by_columns:
             panels = THREAD.read(f, f.thread, f"own_{_COLUMNS[name]}")
         else:
-            panels = LINEAR.read(f, record[name], "panels")
-        first = first_panel(name)
+            panels = LINEAR.read(f, record, "panels")
         f.call(
             kernel,
-            linear=record[name],
+            linear=record,
             first=first,
             panels=panels,
             codes=source[0],
             code_stride=source[1],
-            rows=rows,
+            rows=f.rows if rows is None else rows,
             out=out[0] + first * (PANEL * element) if isinstance(first, Value) else out[0],
             out_stride=out[1],
-            row_scales=row_scales,
+            row_scales=self.scales if row_scales is None else row_scales,
             extra=f.constant(PTR, 0) if extra is None else extra,
-            following=following[name] if after is None else after,
+            following=self.following[name] if after is None else after,
         )
 
-    def add(name: str, source: tuple[Value, Value], rounding: Value) -> None:
-        """Write a linear layer and its residual add."""
-        if not by_columns:
-            kernel = "linear_add_rounded" if features.rounds_adds else "linear_add"
-            linear(kernel, name, source, (x, stride), extra=rounding)
-            return
-        linear("linear_float", name, source, (sums_of[name], stride))
-        f.call("wait", f.job)
-        if features.rounds_adds:
-            f.call("add_rounded_rows", rounding, x, sums_of[name], hidden, f.rows)
-        else:
-            f.call("add_rows", x, sums_of[name], f.rows * hidden)
+    def wait(self) -> None:
+        """Wait for the columns of the other threads."""
+        if self.by_columns:
+            self.f.call("wait", self.f.job)
 
-    context = (f.context, width)
-    if dynamic:
-        context = (inner_codes, bytes_of_codes(width))
-        out = (f.rows, *context, scales)
-        f.call("quantize_rows", record["context_codes"], f.context, width * 4, width, *out)
-    if features.adds_twice:
-        keep(f, x, hidden, f.rows)
-    add("output", context, record["attention_add"])
-    states = (x, stride, hidden, f.rows, codes, codes_stride, scales)
-    normalize_attention(f, features, record, *states)
-    if dynamic or features.gated:
-        columns = inner * 2 if features.gated else inner
-        kernel = "linear_float" if features.gated else f"linear_{features.activation}"
-        if by_columns:
-            linear(kernel, "up", (codes, codes_stride), (shared, columns * 4))
-            f.call("wait", f.job)
-        with f.loop(0, f.rows, INNER_BLOCK) as row:
-            count = (f.rows - row).minimum(INNER_BLOCK)
-            place, buffer = scales + row * ROW_SCALE, THREAD.read(f, f.thread, "inner_float")
-            if by_columns:
-                floats = shared + row * columns * 4
-            else:
-                floats = buffer
-                linear(
-                    kernel,
-                    "up",
-                    (codes + row * codes_stride, codes_stride),
-                    (floats, columns * 4),
-                    rows=count,
-                    row_scales=place,
-                    after=(row + count < f.rows).select(weights("up"), weights("down")),
-                )
-            if features.gated:
-                f.call("gate_rows", floats, columns * 4, count, inner, buffer, columns * 4)
-                floats = buffer
-            out = (count, inner_codes + row * inner_stride, inner_stride, place)
-            f.call("quantize_rows", record["down_codes"], floats, columns * 4, inner, *out)
-    else:
-        inner_codes = shared if by_columns else inner_codes
-        kernel, target = f"linear_codes_{features.activation}", (inner_codes, inner_stride)
-        source, extra = (codes, codes_stride), record["down_codes"]
-        linear(kernel, "up", source, target, extra=extra, element=1)
-        if by_columns:
-            f.call("wait", f.job)
-    add("down", (inner_codes, inner_stride), record["add"])
-    f.call("end_layer", **f.own("model", "layer", "job", "thread", "reader", "row", "rows"))
+    def first_panel(self, name: str) -> Value | int:
+        """Return the first panel of weights that the function reads."""
+        if not self.by_columns:
+            return 0
+        return THREAD.read(self.f, self.f.thread, f"first_{_COLUMNS[name]}")
+
+    def weights(self, name: str) -> Value:
+        """Return the address of the first weights that the function reads."""
+        return weights_of(self.f, self.record[name], self.first_panel(name))
 
 
 def weights_after_attention(f: Function, panel: Value | int = 0) -> Value:
