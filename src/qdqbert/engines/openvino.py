@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 from collections.abc import Collection, Iterator, Mapping
@@ -16,6 +17,7 @@ from qdqbert.engines.index_limits import check_ids, index_limits
 from qdqbert.engines.runner import Outputs
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
 from qdqbert.errors import CheckpointError, one_line
+from qdqbert.forks import keep_forever, repair_in_child
 from qdqbert.machine import usable_cores
 
 with openvino_telemetry_disabled():
@@ -72,7 +74,7 @@ class OpenVinoRunner:
             settings["CPU_RUNTIME_CACHE_CAPACITY"] = 0
         try:
             with _few_kernels() if low_memory else contextlib.nullcontext():
-                compiled = openvino.Core().compile_model(model, "CPU", settings)
+                compiled = core().compile_model(model, "CPU", settings)
         except RuntimeError as error:
             reason = one_line(error)
             raise CheckpointError(f"OpenVINO cannot load {str(model)!r}: {reason}.") from error
@@ -117,6 +119,24 @@ class OpenVinoRunner:
             yield request
         finally:
             self._free.put(request)
+
+
+@functools.cache
+def core() -> openvino.Core:
+    """Return the one `Core` of this process.
+
+    The CPU plugin gives the thread that loads it another stack for signals. It frees this stack
+    when it is unloaded, in whatever thread that is: the next signal ended the process (seen with
+    OpenVINO 2026.4.1). A plugin that is kept is never unloaded.
+    """
+    made = openvino.Core()
+    repair_in_child(made, _replace)
+    return made
+
+
+def _replace(core_of_parent: openvino.Core) -> None:
+    keep_forever(core_of_parent)
+    core.cache_clear()
 
 
 @contextlib.contextmanager
