@@ -108,7 +108,7 @@ def test_a_folder_that_another_user_keeps_is_not_used(tmp_path, monkeypatch, cap
     assert "Permission denied" in caplog.text
 
 
-@pytest.mark.parametrize("content", [None, "", "all of", "all of it and more"])
+@pytest.mark.parametrize("content", [None, "", "all of", "all of IT", "all of it and more"])
 @pytest.mark.parametrize("name", ["content", "sizes.json"])
 def test_a_damaged_folder_is_made_again(tmp_path, monkeypatch, caplog, name, content) -> None:
     monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path))

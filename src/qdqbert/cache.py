@@ -73,7 +73,8 @@ def kept_folder(key: str, fill: Callable[[Path], None]) -> Path:
         # It can be another user's, which is an error.
         if not is_new and not _is_complete(folder):
             _LOGGER.warning(
-                "%s in the cache is not complete. The model is packed again.", str(folder)
+                "%s in the cache is not complete or damaged. The model is packed again.",
+                str(folder),
             )
             shutil.rmtree(folder)
             is_new = True
@@ -157,7 +158,7 @@ def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
     try:
         fill(partial)
-        write_bytes(partial / _SIZES, json.dumps(_sizes(partial)).encode())
+        write_bytes(partial / _SIZES, json.dumps(_states(partial)).encode())
         # Another process may have been faster.
         with contextlib.suppress(FileExistsError):
             _rename(partial, folder)
@@ -165,27 +166,33 @@ def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    """Return the sizes of the files of a folder.
+def _states(folder: Path) -> dict[str, int | str]:
+    """Return the digests of the small files of a folder, and the sizes of the large ones.
 
     Raises:
         OSError: The folder cannot be read.
     """
-    return {each.name: each.stat().st_size for each in os.scandir(folder) if each.is_file()}
+    files = {each.name: each.stat().st_size for each in os.scandir(folder) if each.is_file()}
+    return {
+        name: size
+        if size >= _LARGE_BYTES and not name.endswith(".json")
+        else digest_of(folder / name)
+        for name, size in files.items()
+    }
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return whether all files have the sizes that they were written with.
+    """Return whether all files are as they were written. Of large ones, the sizes are compared.
 
     After a loss of power, or by a program that cleans up, they can be shorter or missing.
 
     Raises:
         OSError: The folder cannot be read.
     """
-    found = _sizes(folder)
+    found = _states(folder)
     try:
         kept = json.loads((folder / _SIZES).read_bytes())
-        return all(found.get(name) == size for name, size in kept.items())
+        return all(found.get(name) == state for name, state in kept.items())
     except (FileNotFoundError, ValueError, AttributeError):
         return False
 

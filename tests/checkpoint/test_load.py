@@ -453,3 +453,12 @@ def test_a_folder_without_a_tokenizer_is_refused(checkpoint_copy) -> None:
 def test_a_head_of_another_task_with_equal_names_is_refused(checkpoints, task) -> None:
     with pytest.raises(UserInputError, match=f"`task='{task}'`.*head for `text-classification`"):
         load_checkpoint(str(checkpoints("classifier")), task=task)
+
+
+@pytest.mark.parametrize("length", ["x", None, 0, -1, [5]])
+def test_a_limit_that_is_no_number_of_tokens_is_none(checkpoint_copy, length) -> None:
+    folder = checkpoint_copy("bert")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": length}))
+    found = describe_checkpoint(str(folder))
+    assert found.max_length == found.config.max_position_embeddings

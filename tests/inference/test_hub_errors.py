@@ -1,4 +1,4 @@
-"""Errors about weights of a model of the hub name the model, and not the hub's cache."""
+"""Errors about files of a model of the hub name the model, and not the hub's cache."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ KINDS: Mapping[str, Callable[[bytes], Mapping[str, bytes]]] = {
         f"{WEIGHTS}.index.json": json.dumps({"weight_map": {"a": "model-1.safetensors"}}).encode()
     },
     "damaged-index": lambda content: {f"{WEIGHTS}.index.json": b"{"},
+    "damaged-tokenizer": lambda content: {"tokenizer.json": b"{"},
     "torch-file": lambda content: {"pytorch_model.bin": b"PK\x03\x04damaged"},
 }
 CALLS = """
@@ -60,11 +61,23 @@ for name in sys.argv[2:]:
 
 
 @pytest.mark.slow
-def test_errors_name_the_model_of_the_hub_and_its_file(checkpoints, tmp_path) -> None:
+def test_errors_name_the_model_of_the_hub_and_its_file(checkpoints, quantized, tmp_path) -> None:
     folder = checkpoints("classifier")
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     content = files.pop(WEIGHTS)
+    made = quantized("classifier").directory
+    of_quantize = {
+        path.relative_to(made).as_posix(): path.read_bytes()
+        for path in made.rglob("*")
+        if path.is_file()
+    }
+    damaged = [name for name in of_quantize if name.endswith((".onnx", "tokenizer.json"))]
     with running_hub() as hub:
+        for name in damaged:
+            stored = {**of_quantize, name: of_quantize[name][:-100]}
+            hub.repositories[f"someone/quantized-{name.replace('/', '-')}"] = Repository(
+                private=False, files=stored
+            )
         for kind, damage in KINDS.items():
             stored = {**files, **damage(content)}
             hub.repositories[f"someone/{kind}"] = Repository(private=False, files=stored)
@@ -76,7 +89,7 @@ def test_errors_name_the_model_of_the_hub_and_its_file(checkpoints, tmp_path) ->
             check=True,
         )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(answers) == 2 * len(KINDS)
+    assert len(answers) == 2 * (len(KINDS) + len(damaged)) >= 2 * len(KINDS) + 4
     for name, verb, message in answers:
         assert name in message, (verb, message)
         assert str(tmp_path) not in message, (verb, message)

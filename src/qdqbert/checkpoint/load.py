@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
@@ -183,6 +184,9 @@ def describe_checkpoint(
         name, subfolder, prepare_=layout.prepare_tokenizer_ if layout else lambda backend: None
     )
     length = tokenizer.model_max_length
+    if not isinstance(length, int | float) or length <= 0:
+        # As `load` does with what is no limit.
+        length = tokenizer.model_max_length = VERY_LARGE_INTEGER
     limits = (family.longest_input(config), stored.longest_input(length) if stored else length)
     return Description(
         name=name,

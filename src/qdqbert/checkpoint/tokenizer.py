@@ -19,7 +19,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils.hub import cached_file
 
 from qdqbert.checkpoint.sample_texts import HARD, SPECIAL_TOKENS
-from qdqbert.errors import CheckpointError
+from qdqbert.errors import CheckpointError, showing
 from qdqbert.files import write_json
 from qdqbert.json_files import read_json
 from qdqbert.tokenizer_files import (
@@ -62,7 +62,8 @@ def load_tokenizer(name: str, *, subfolder: str = "") -> LoadedTokenizer:
     places = {"subfolder": subfolder, "trust_remote_code": False}
     if path is None:
         return LoadedTokenizer(transformers.AutoTokenizer.from_pretrained(name, **places))
-    own = read_tokenizer(Path(path)).tokenizer
+    with showing(str(Path(name, subfolder)), Path(path).parent):
+        own = read_tokenizer(Path(path)).tokenizer
     try:
         built = transformers.AutoTokenizer.from_pretrained(name, **places)
     except Exception as error:

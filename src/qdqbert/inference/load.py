@@ -170,59 +170,62 @@ def load(
             task=task,
             adapter=adapter,
         )
-    config = artifact.read_config()
-    found, model = model_for(artifact.task, config, wanted=task)
-    if model is None:
-        known = [name for name, each in TASKS.items() if each.model is not None]
-        raise UserInputError(
-            f"{called!r} is a model for {found!r}, which `load` does not run. It runs: "
-            f"{', '.join(known)}."
+    with showing(called, artifact.directory):
+        config = artifact.read_config()
+        found, model = model_for(artifact.task, config, wanted=task)
+        if model is None:
+            known = [name for name, each in TASKS.items() if each.model is not None]
+            raise UserInputError(
+                f"{called!r} is a model for {found!r}, which `load` does not run. It runs: "
+                f"{', '.join(known)}."
+            )
+        if task not in (None, found):
+            raise UserInputError(
+                f"`task={task!r}`: {called!r} is a model for {found!r}. Pass `task={found!r}`, or "
+                "the path of another model.",
+                argument="task",
+            )
+        chosen, reason = choose_engine(artifact, engine=engine, provider=provider, kernel=kernel)
+        name = artifact.target_for(chosen, target)
+        if not artifact.model_for(chosen, name).is_file():
+            download_graph(called, artifact, artifact.model_for(chosen, name))
+        _LOGGER.info("Running %s (%s) on %s%s.", called, name, chosen, reason and f": {reason}")
+        if chosen == "native" and kernel is None:
+            warn_of_slow_kernel(artifact)
+        runners, scheduler, tokenizer = open_graph(
+            artifact,
+            chosen,
+            name,
+            provider=provider,
+            kernel=kernel,
+            threads=threads,
+            batch_invariant=batch_invariant,
         )
-    if task not in (None, found):
-        raise UserInputError(
-            f"`task={task!r}`: {called!r} is a model for {found!r}. Pass `task={found!r}`, or the "
-            "path of another model.",
-            argument="task",
+        place: str | SavedModel
+        if isinstance(source, SavedModel):
+            # It is gone, and what was made of it is in the cache.
+            place = SavedModel(folder=str(artifact.directory), name=called)
+            given["adapter"] = None
+            adapters: tuple[str, ...] = ()
+        else:
+            adapters = tuple(artifact.quantization.get("adapters") or ())
+            # A pickle may be read in another folder.
+            place = called if is_hub_name(source) else str(Path(source).absolute())
+        loaded = Loaded(
+            name=called,
+            artifact=artifact,
+            engine=chosen,
+            target=name,
+            runners=runners,
+            scheduler=scheduler,
+            tokenizer=tokenizer,
+            config=config,
+            reopen=functools.partial(
+                _load_again, _content(artifact), place, given | {"check": False}
+            ),
+            adapters=adapters,
         )
-    chosen, reason = choose_engine(artifact, engine=engine, provider=provider, kernel=kernel)
-    name = artifact.target_for(chosen, target)
-    if not artifact.model_for(chosen, name).is_file():
-        download_graph(called, artifact, artifact.model_for(chosen, name))
-    _LOGGER.info("Running %s (%s) on %s%s.", called, name, chosen, reason and f": {reason}")
-    if chosen == "native" and kernel is None:
-        warn_of_slow_kernel(artifact)
-    runners, scheduler, tokenizer = open_graph(
-        artifact,
-        chosen,
-        name,
-        provider=provider,
-        kernel=kernel,
-        threads=threads,
-        batch_invariant=batch_invariant,
-    )
-    place: str | SavedModel
-    if isinstance(source, SavedModel):
-        # It is gone, and what was made of it is in the cache.
-        place = SavedModel(folder=str(artifact.directory), name=called)
-        given["adapter"] = None
-        adapters: tuple[str, ...] = ()
-    else:
-        adapters = tuple(artifact.quantization.get("adapters") or ())
-        # A pickle may be read in another folder.
-        place = called if is_hub_name(source) else str(Path(source).absolute())
-    loaded = Loaded(
-        name=called,
-        artifact=artifact,
-        engine=chosen,
-        target=name,
-        runners=runners,
-        scheduler=scheduler,
-        tokenizer=tokenizer,
-        config=config,
-        reopen=functools.partial(_load_again, _content(artifact), place, given | {"check": False}),
-        adapters=adapters,
-    )
-    return model(loaded)
+        return model(loaded)
 
 
 def _load_again(content: str, place: Any, options: Mapping[str, Any], **changes: Any) -> Any:
