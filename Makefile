@@ -25,7 +25,8 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs,llama-index,ray,ray-serve]'
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps tritonclient
-	$(BIN)/pip install --quiet --constraint constraints.txt cohere schemathesis
+	$(BIN)/pip install --quiet --constraint constraints.txt bertopic chromadb cohere haystack-ai keybert \
+		langchain-classic mteb polars schemathesis
 	$(PYTEST) -m slow || test $$? -eq 5
 
 test-wheel: $(STAMP)
