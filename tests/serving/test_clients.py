@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ import pytest
 import qdqbert
 from server_process import KEY, Server
 
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 TEXTS = ["the cat sat on the book", "music in the night", "a dog"]
 
 
@@ -107,6 +110,43 @@ def test_the_cohere_package_ranks(server, folders) -> None:
         ]
         with pytest.raises(cohere.NotFoundError, match="no model 'none'"):
             second.rerank(model="none", **asked)
+
+
+LANGUAGES = {
+    "java": "java {0}/Similarity.java",
+    "go": "go run {0}/similarity.go",
+    # mono's compiler and runtime: Debian has no .NET.
+    "mcs": "mcs -r:System.Net.Http.dll -r:System.Web.dll -out:{1}/similarity.exe "
+    "{0}/Similarity.cs && mono {1}/similarity.exe",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", LANGUAGES)
+def test_the_programs_in_other_languages_compare_texts(
+    server, folders, compiler, tmp_path, monkeypatch
+) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"needs {compiler}: apt install default-jdk-headless golang mono-devel")
+    monkeypatch.setenv("QDQBERT_API_KEY", KEY)
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    # Letters that JSON escapes, and others that are more than a byte.
+    texts = [*TEXTS, 'the "cat" \\ sat\ton a b\u00f6\u00f6k \U0001f600']
+    command = LANGUAGES[compiler].format(EXAMPLES / "clients", tmp_path)
+    url = f"{server.url}/models/{folders['embedder'].name}"
+    done = subprocess.run(
+        f"{command} {shlex.join([url, texts[-1], *texts])}",
+        shell=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    with qdqbert.load(folders["embedder"], engine="onnxruntime") as model:
+        vectors = model.encode(texts, normalize_embeddings=True)
+    expected = [
+        f"{vectors[-1] @ each:.4f}  {text}" for each, text in zip(vectors, texts, strict=True)
+    ]
+    assert done.stdout.decode().split("\n")[:-1] == expected
 
 
 @pytest.mark.slow
