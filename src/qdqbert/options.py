@@ -101,7 +101,9 @@ def docstring(documented: Any) -> str:
 @functools.cache
 def _docstrings(module: str) -> Mapping[str, str]:
     """Return the docstrings in the file of a module by the names of its classes and functions."""
-    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    source = inspect.getsource(sys.modules[module])
+    # From Python 3.14 on, `ast.parse` removes docstrings, too.
+    tree: Any = compile(source, module, "exec", ast.PyCF_ONLY_AST, optimize=0)
     kinds = ast.ClassDef, ast.FunctionDef
     return {
         each.name: ast.get_docstring(each) or "" for each in tree.body if isinstance(each, kinds)
