@@ -10,6 +10,7 @@ import collections
 import inspect
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import qdqbert
@@ -42,7 +43,9 @@ def stub() -> str:
         f'{signature(f"""Literal["{name}"]""", model.__name__)} ...'
         for name, model in models.items()
     ]
-    overloads.append(f'{general}\n    """{module.load.__doc__}"""\n')
+    # From Python 3.13 on, docstrings have no indentation.
+    text = textwrap.indent(inspect.getdoc(module.load) or "", "    ").lstrip()
+    overloads.append(f'{general}\n    """{text}\n    """\n')
     return "\n".join([HEAD, standard, "", *own, "", *overloads])
 
 

@@ -57,11 +57,11 @@ def test_without_any_place_the_variable_is_named(tmp_path, monkeypatch) -> None:
         ("export", {"output": "{}", "to": "triton"}),
     ],
 )
-@pytest.mark.parametrize("reason", ["File name too long", "embedded null byte", "Permission den"])
+@pytest.mark.parametrize("reason", ["File name too long", "embedded null", "Permission den"])
 def test_an_output_that_no_system_can_hold_is_refused_by_name(
     tmp_path, monkeypatch, quantized, verb, arguments, reason
 ) -> None:
-    name = {"File name too long": 300 * "x", "embedded null byte": "a\0b"}.get(reason, "denied")
+    name = {"File name too long": 300 * "x", "embedded null": "a\0b"}.get(reason, "denied")
     texts = tmp_path / "texts.txt"
     texts.write_text("a text\n")
     known = Path.stat
@@ -74,6 +74,6 @@ def test_an_output_that_no_system_can_hold_is_refused_by_name(
     monkeypatch.setattr(Path, "stat", denied)
     values = {key: value.format(tmp_path / name) for key, value in arguments.items()}
     values |= {key: str(texts) for key in values if values[key] == "texts.txt"}
-    with pytest.raises(UserInputError, match=f"cannot be written: {reason}") as refused:
+    with pytest.raises(UserInputError, match=f"cannot be written: .*{reason}") as refused:
         getattr(qdqbert, verb)(quantized("sentence").directory, **values)
     assert refused.value.argument == "output"
