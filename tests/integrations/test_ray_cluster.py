@@ -48,7 +48,7 @@ def install(monkeypatch):
 def test_ray_is_started_and_stopped_without_usage_statistics(install, capsys, monkeypatch) -> None:
     monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
     ray = install(FakeRay())
-    with open_ray(None):
+    with open_ray("auto"):
         assert logging.getLogger("ray.data").level == logging.ERROR
         sys.stdout.write("from a node\n")
     assert ray.calls == ["auto", "local", "shutdown"]
@@ -69,7 +69,7 @@ def test_a_local_ray_is_started_without_looking_for_another(install) -> None:
 
 def test_a_ray_that_is_connected_stays(install) -> None:
     ray = install(FakeRay(is_initialized=True))
-    with open_ray(None):
+    with open_ray("auto"):
         pass
     assert ray.calls == []
 
@@ -87,7 +87,7 @@ def test_a_missing_ray_names_the_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.data", None)
     with (
         pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[ray\]'"),
-        open_ray(None),
+        open_ray("auto"),
     ):
         pass
 
