@@ -1,7 +1,8 @@
-"""Folders for temporary files."""
+"""Places that files are written to."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 import qdqbert
 from qdqbert.errors import UserInputError
-from qdqbert.files import temporary_folder
+from qdqbert.files import temporary_folder, write_bytes
 
 
 def no_folder() -> str:
@@ -77,3 +78,98 @@ def test_an_output_that_no_system_can_hold_is_refused_by_name(
     with pytest.raises(UserInputError, match=f"cannot be written: .*{reason}") as refused:
         getattr(qdqbert, verb)(quantized("sentence").directory, **values)
     assert refused.value.argument == "output"
+
+
+# Arguments of each verb that writes, with `{}` in the place of the output, and its parameter.
+WRITERS = {
+    "run": ({"input": "texts.txt", "output": "{}"}, "output"),
+    "quantize": ({"output": "{}"}, "output"),
+    "quantize report": ({"output": "new", "report": "{}"}, "report"),
+    "train": ({"output": "{}", "train_data": "texts.txt"}, "output"),
+    "evaluate": ({"data": "texts.txt", "output": "{}"}, "output"),
+    "export": ({"output": "{}", "to": "triton"}, "output"),
+    "analyze": ({"plot": "{}"}, "plot"),
+}
+
+
+def write_with(verb: str, output: str, model: str = "model", **others: object) -> None:
+    arguments, _ = WRITERS[verb]
+    values = {key: value.format(output) for key, value in arguments.items()}
+    getattr(qdqbert, verb.split()[0])(model, **values | others)
+
+
+@pytest.mark.parametrize("verb", WRITERS)
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_an_output_that_is_a_pipe_is_refused(tmp_path, monkeypatch, verb, is_linked) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.svg")
+    os.symlink("pipe.svg", "link.svg")
+    name = "link.svg" if is_linked else "pipe.svg"
+    with pytest.raises(UserInputError, match=f"={name!r}` cannot be written: it is neither a"):
+        write_with(verb, name)
+    assert Path("pipe.svg").is_fifo()
+    assert Path("link.svg").is_symlink()
+
+
+@pytest.mark.parametrize("verb", WRITERS)
+def test_an_empty_output_is_refused_by_name(verb) -> None:
+    with pytest.raises(UserInputError, match=r"` is empty\. Pass a path") as refused:
+        write_with(verb, "")
+    assert refused.value.argument == WRITERS[verb][1]
+
+
+@pytest.mark.parametrize("output", ["here", "away/../here/", "link"])
+@pytest.mark.parametrize("verb", [verb for verb in WRITERS if verb != "analyze"])
+def test_no_verb_overwrites_its_model(tmp_path, monkeypatch, verb, output) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("here", "away"):
+        Path(name).mkdir()
+    os.symlink("here", "link")
+    with pytest.raises(UserInputError, match="would overwrite `model='here'`"):
+        write_with(verb, output, "here")
+
+
+@pytest.mark.parametrize(
+    ("verb", "argument"),
+    [
+        ("run", "input"),
+        ("quantize", "calibration_data"),
+        ("quantize", "eval_data"),
+        ("quantize", "keep_vocabulary"),
+        ("quantize report", "calibration_data"),
+        ("train", "train_data"),
+        ("train", "eval_data"),
+        ("train", "distill_from"),
+        ("evaluate", "data"),
+        ("analyze", "data"),
+    ],
+)
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_no_verb_overwrites_a_file_that_it_reads(
+    tmp_path, monkeypatch, verb, argument, is_linked
+) -> None:
+    """Links in either path do not hide the file."""
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    Path("here/part-0.svg").write_text("a text\n")
+    os.symlink("here", "link")
+    folder = "link" if is_linked else "away/../here"
+    Path("away").mkdir()
+    is_folder = verb in ("run", "quantize", "train")
+    output = folder if is_folder else f"{folder}/part-0.svg"
+    given: dict[str, object] = {argument: "here/part-0.svg"}
+    if argument == "distill_from":
+        given = {"distillation": qdqbert.Distillation(teacher="here/part-0.svg")}
+    with pytest.raises(UserInputError, match=f"would overwrite `{argument}=|is a file. Pass a f"):
+        write_with(verb, output, **given)
+
+
+def test_files_are_written_through_links(tmp_path) -> None:
+    target, link = tmp_path / "folder" / "target", tmp_path / "link"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    for content in (b"new", b"newer"):
+        write_bytes(link, content)
+        assert link.is_symlink()
+        assert target.read_bytes() == content
+        assert [path.name for path in target.parent.iterdir()] == ["target"]

@@ -15,6 +15,7 @@ import torch
 import flat
 import qdqbert
 from qdqbert.cli import main
+from qdqbert.cli._commands import COMMANDS
 from qdqbert.errors import UserInputError
 from qdqbert.objects import Rows
 from qdqbert.options import (
@@ -279,3 +280,22 @@ def test_a_declaration_holds_name_flag_help_and_limits() -> None:
     assert (count.group, count.default) == (Small, None)
     assert dict(count.settings) == {"flag": "number", "short": "n", "above": 0}
     assert [each.value(Small(count=3)) for each in (count, *limits)] == [3, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        pytest.param(command, each.name, id=f"{command.name}-{each.name}")
+        for command in COMMANDS
+        for each in declared_options(command.options)
+        if each.is_path
+    ],
+)
+def test_an_empty_path_is_refused_by_name(command, name) -> None:
+    """It would be the current folder."""
+    declared = declared_options(command.options)
+    required = [each for each in declared if each.default is dataclasses.MISSING]
+    values = {each.name: (*each.choices, "x")[0] for each in required}
+    with pytest.raises(UserInputError, match=f"`{name}` is empty") as refused:
+        command.options(**in_groups(command.options, values | {name: ""}))
+    assert refused.value.argument == name

@@ -35,7 +35,7 @@ from qdqbert.choices import ENGINE_NAMES, EngineName
 from qdqbert.encoders.config import Config
 from qdqbert.engines.registry import ENGINES
 from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
-from qdqbert.files import check_output_place, temporary_places
+from qdqbert.files import check_output_place, followed, temporary_places
 from qdqbert.json_files import Fields, damaged, read_json, shown
 from qdqbert.task_kinds import TaskSettings
 
@@ -365,8 +365,8 @@ def writing(directory: Path, *, overwrite: bool) -> Iterator[Path]:
         OutputExistsError: See `check_output`.
         UserInputError: The disk is full, or the folder cannot be written.
     """
-    directory = directory.absolute()
     check_output(directory, overwrite=overwrite)
+    directory = followed(directory.absolute())
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(directory)

@@ -6,6 +6,7 @@ Folders for temporary files, too.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -70,24 +71,43 @@ def temporary_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def check_output_place(path: Path) -> None:
-    """Refuse an output that the system cannot look up, whether or not something is there.
+def check_output_place(path: Path, argument: str = "output") -> None:
+    """Refuse an output that the system cannot look up, or a device or pipe.
 
     Raises:
-        UserInputError: Its name is impossible, or a folder on the way cannot be read.
+        UserInputError: Its name is impossible, a folder on the way cannot be read, or what is there
+            is neither a file nor a folder.
     """
     try:
-        if stat.S_ISDIR(path.stat().st_mode):
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
             os.scandir(path).close()
+        elif not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is neither a regular file nor a folder")
     except (FileNotFoundError, NotADirectoryError):
         # It is made, or what is in the way is named then.
         return
     except (OSError, ValueError) as error:
         raise UserInputError(
-            f"`output={str(path)!r}` cannot be written: "
-            f"{getattr(error, 'strerror', None) or error}. Pass another `output`.",
-            argument="output",
+            f"`{argument}={str(path)!r}` cannot be written: "
+            f"{getattr(error, 'strerror', None) or error}. Pass another `{argument}`.",
+            argument=argument,
         ) from error
+
+
+def is_within(path: Path, place: Path) -> bool:
+    """Return whether a path is a place or inside it, whatever links and dots lead there."""
+    real = os.path.realpath(place)
+    names = (os.path.realpath(path), os.path.join(os.path.realpath(path.parent), path.name))
+    return any(Path(name).is_relative_to(real) for name in names) or (
+        path.exists() and place.exists() and path.samefile(place)
+    )
+
+
+def followed(path: Path) -> Path:
+    """Return the target of a symbolic link, and the folder that `.` or `..` stands for."""
+    is_indirect = path.is_symlink() or path.name in ("", "..")
+    return Path(os.path.realpath(path)) if is_indirect else path
 
 
 def digest_of(path: Path) -> str:
@@ -106,11 +126,14 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file atomically from its parts, one after another.
+    """Write a file atomically from its parts, one after another. Symbolic links are followed.
 
     Raises:
         OSError: The file cannot be written. An existing file is unchanged.
     """
+    path = followed(path)
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:

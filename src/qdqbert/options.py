@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform, get_args, get_origin
 
 from qdqbert.choices import CalibratorName, Embeddings, PoolingMode, WeightsFor
-from qdqbert.errors import UserInputError
+from qdqbert.errors import OutputExistsError, UserInputError
+from qdqbert.files import check_output_place, is_within
 from qdqbert.keywords import plain, suggest_keywords
 from qdqbert.objects import (
     Column,
@@ -60,6 +61,7 @@ def option(
     short: str | None = None,
     takes_dash: bool | None = None,
     python_only: bool | None = None,
+    writes: Literal["replaced", "filled"] | None = None,
     without: tuple[str, ...] | None = None,
     at_least: Number | None = None,
     above: Number | None = None,
@@ -76,6 +78,8 @@ def option(
         short: One letter for the command line.
         takes_dash: Whether "-" is a value: stdin or stdout.
         python_only: Whether the command line does not have it.
+        writes: What becomes of the path if it exists: a file or folder is "replaced", or files are
+            written into a folder, which is "filled".
         without: Fields of a group that the function does not take.
         at_least: Smallest value.
         above: Bound that the value has to exceed.
@@ -179,6 +183,7 @@ class Options:
                 raise UserInputError(
                     f"`{field}` of `{name}` does not apply here. Leave it out.", argument=name
                 )
+        _check_outputs(self)
 
     def __repr__(self) -> str:
         """Show the values that differ from the defaults."""
@@ -419,6 +424,7 @@ class Declared(NamedTuple):
         help: Text of the help.
         group: Class that declares it.
         settings: Arguments of `option`.
+        is_path: Whether a value can be a path.
     """
 
     name: str
@@ -430,6 +436,7 @@ class Declared(NamedTuple):
     help: str
     group: type
     settings: Mapping[str, Any]
+    is_path: bool = False
 
     @property
     def flag(self) -> str:
@@ -495,7 +502,7 @@ def declared_options(options: type) -> tuple[Declared, ...]:
 def own_options(options: type) -> tuple[Declared, ...]:
     """Return the options of a class that are in no group."""
     found = []
-    helps, types_of = helps_of(options), types_read(options)
+    helps, types_of, hints = helps_of(options), types_read(options), typing.get_type_hints(options)
     for field in _own_first(options):
         if field.name in groups_of(options):
             continue
@@ -510,9 +517,14 @@ def own_options(options: type) -> tuple[Declared, ...]:
             help=helps.get(field.name, ""),
             group=_declaring_class(options, field.name),
             settings=field.metadata,
+            is_path=_has_path(hints[field.name]),
         )
         found.append(declared)
     return tuple(found)
+
+
+def _has_path(hint: Any) -> bool:
+    return hint is Path or any(map(_has_path, get_args(hint)))
 
 
 def _own_first(options: type) -> list[dataclasses.Field[Any]]:
@@ -590,6 +602,8 @@ def _check(option: Declared, value: Any) -> None:
         return
     for item in value if option.is_sequence else (value,):
         _check_type(option, item)
+        if option.is_path and item == "":
+            raise UserInputError(f"`{option.name}` is empty. Pass a path.", argument=option.name)
         if option.is_mapping and not all(isinstance(each, str) for each in (*item, *item.values())):
             raise UserInputError(
                 f"`{option.name}` must be a dictionary of names, got {item!r:.100}.",
@@ -634,8 +648,46 @@ def check_arguments(
             help="",
             group=type(None),
             settings=settings.get(name, {}),
+            is_path=_has_path(hints[name]),
         )
         _check(declared, value)
+
+
+def _check_outputs(options: Options) -> None:
+    """Refuse outputs that cannot be written, or that would overwrite another path of the call.
+
+    Raises:
+        UserInputError: There is one.
+    """
+    kind: type = type(options)
+    declared = declared_options(kind)
+    for each in declared:
+        writes, output = each.settings.get("writes"), each.value(options)
+        if writes is None or output is None or (each.settings.get("takes_dash") and output == "-"):
+            continue
+        check_output_place(Path(output), each.name)
+        for other in declared:
+            if not other.is_path or "writes" in other.settings:
+                continue
+            value = other.value(options)
+            for item in value if other.is_sequence else (value,):
+                if isinstance(item, str) and _is_overwritten(Path(item), Path(output), writes):
+                    raise overwrites(each.name, output, f"`{other.name}={item!r}`")
+
+
+def _is_overwritten(path: Path, output: Path, writes: str) -> bool:
+    # Names of the hub and patterns are no paths.
+    if not os.path.lexists(path) or not output.exists():
+        return False
+    return is_within(path, output) if writes == "replaced" else path.samefile(output)
+
+
+def overwrites(argument: str, output: str, what: str) -> OutputExistsError:
+    """Return the error about an output that would overwrite something else of the call."""
+    return OutputExistsError(
+        f"`{argument}={output!r}` would overwrite {what}. Pass another `{argument}`.",
+        argument=argument,
+    )
 
 
 # Words for the accepted values, by the type of the option.

@@ -6,6 +6,7 @@ before them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 from qdqbert.choices import OutputFormat
 from qdqbert.errors import UserInputError
-from qdqbert.files import check_output_place
+from qdqbert.files import check_output_place, is_within
 from qdqbert.tables.delimited import csv_header, tsv_header, write_csv, write_tsv
 from qdqbert.tables.npy import npy_header, write_vectors
 from qdqbert.tables.parquet import import_pyarrow, join_blocks, write_block, written
@@ -123,6 +124,7 @@ def format_of(output: str, given: OutputFormat | None) -> tuple[OutputFormat, bo
     if output == STDOUT:
         chosen = given or "jsonl"
     elif is_folder(output):
+        _check_replaceable(path)
         chosen, is_compressed = given or "parquet", False
     else:
         chosen = given or _by_suffix(output, suffix)
@@ -139,6 +141,18 @@ def format_of(output: str, given: OutputFormat | None) -> tuple[OutputFormat, bo
     if chosen == "parquet":
         import_pyarrow()
     return chosen, is_compressed
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Refuse to replace the current folder, or one around it."""
+    # The current folder may have been deleted.
+    with contextlib.suppress(FileNotFoundError):
+        if is_within(Path.cwd(), folder):
+            raise UserInputError(
+                f"`output={str(folder)!r}` is the current folder or one around it, which cannot be "
+                "replaced. Pass a folder inside it.",
+                argument="output",
+            )
 
 
 def _by_suffix(output: str, suffix: str) -> OutputFormat:

@@ -6,6 +6,8 @@ import gzip
 import io
 import json
 import logging
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -299,6 +301,56 @@ def test_only_folders_of_parts_are_replaced(classifier, reviews, tmp_path) -> No
         qdqbert.run(classifier, reviews, folder, overwrite=True)
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", "/"])
+def test_an_output_is_written_through_a_link(classifier, reviews, tmp_path, suffix) -> None:
+    target, link = tmp_path / "other" / "target", Path(f"{tmp_path}/link{suffix}")
+    target.parent.mkdir()
+    if suffix == "/":
+        target.mkdir()
+    link.symlink_to(target)
+    for _ in range(2):
+        qdqbert.run(classifier, reviews, f"{tmp_path}/link{suffix}", overwrite=True)
+        assert link.is_symlink()
+        assert target.is_dir() == (suffix == "/")
+        assert target.stat().st_size
+
+
+@pytest.mark.parametrize("output", [".", "./", "..", "../here"])
+def test_the_current_folder_is_not_replaced(
+    classifier, reviews, tmp_path, monkeypatch, output
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UserInputError, match=r"is the current folder or|would overwrite"):
+        qdqbert.run(classifier, reviews, output)
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "resume"])
+@pytest.mark.parametrize(
+    ("pattern", "output"),
+    [
+        ("here/", "here/"),
+        ("here/*", "here/"),
+        ("link/part-*", "away/../here"),
+        ("here/part-0.jsonl", "link/part-0.jsonl"),
+        # Where skipped rows are written.
+        ("here/a.jsonl.errors.jsonl", "here/a.jsonl"),
+    ],
+)
+def test_no_file_of_the_input_is_overwritten(
+    classifier, reviews, tmp_path, monkeypatch, pattern, output, mode
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("here", "away"):
+        Path(name).mkdir()
+    os.symlink("here", "link")
+    for name in ("part-0.jsonl", "a.jsonl.errors.jsonl"):
+        shutil.copy(reviews, f"here/{name}")
+    with pytest.raises(OutputExistsError, match=r"would overwrite (the input file '|`input=')"):
+        qdqbert.run(classifier, pattern, output, **{mode: True})
+    assert len(os.listdir("here")) == 2
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -310,7 +362,10 @@ def test_only_folders_of_parts_are_replaced(classifier, reviews, tmp_path) -> No
         ({"threshold": 1.0}, "`threshold` must be at least 0 and below 1, got 1.0"),
         ({"output": "a.npy"}, ".npy files are for embeddings"),
         ({"output": "a.txt"}, "a .txt file cannot hold"),
-        ({"output": "rows.jsonl", "overwrite": True}, "is a file of the input"),
+        (
+            {"output": "rows.jsonl", "overwrite": True},
+            "`output='rows.jsonl'` would overwrite `input='rows.jsonl'`",
+        ),
         ({"text_column": "missing"}, "must be a column of"),
         ({"input": "missing.csv"}, "does not exist"),
         ({"resume": True, "overwrite": True}, "Pass one of them"),

@@ -38,7 +38,7 @@ class AnalyzeOptions(CalibratingCall):
     granularity: Granularity = "linear"
     target: TargetName = "portable"
     max_examples: int = option(default=200, at_least=1)
-    plot: OptionalPath = option(default=None)
+    plot: OptionalPath = option(default=None, writes="replaced")
     calibration: Calibration = option(default=Calibration(), without=("ranges_from", "ray"))
     quantizers: Quantizers = option(default=Quantizers(), without=("dedicated_qdq_pairs",))
 

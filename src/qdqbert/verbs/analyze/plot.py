@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.files import write_bytes
 from qdqbert.reporting.analyze import AnalyzeReport
 
 FORMATS = (".svg", ".png", ".pdf")
@@ -57,8 +59,10 @@ def plot_costs(report: AnalyzeReport, path: Path) -> None:
     axes.set(xlabel="SQNR to float, dB", title=f"{report.model}, recipe {report.recipe}")
     axes.grid(axis="x", alpha=0.3)
     axes.legend(loc="lower right")
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:].lower())
     try:
-        figure.savefig(path)
+        write_bytes(path, content.getvalue())
     except OSError as error:
         raise UserInputError(
             f"`plot={str(path)!r}` cannot be written: {error.strerror}. Pass another file.",

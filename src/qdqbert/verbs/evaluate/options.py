@@ -53,7 +53,7 @@ class EvaluateOptions(BatchCall):
     target: TargetName | None = None
     max_examples: int | None = option(default=None, at_least=1)
     allow_leakage: bool = False
-    output: OptionalPath = option(default=None, short="o")
+    output: OptionalPath = option(default=None, short="o", writes="filled")
     benchmark: bool = False
     limits: Limits = Limits()
 

@@ -16,11 +16,11 @@ from qdqbert.evidence.predictions import (
     PREDICTIONS,
     prediction_rows,
 )
-from qdqbert.files import json_bytes, write_bytes
+from qdqbert.files import is_within, json_bytes, write_bytes
 from qdqbert.graph.encoder.probe import INPUTS
 from qdqbert.graph.imported.input_output_names import task_outputs
 from qdqbert.machine import cpu_features, cpu_name, usable_cores
-from qdqbert.options import Columns, command_line, is_onnx_file
+from qdqbert.options import Columns, command_line, is_onnx_file, overwrites
 from qdqbert.pipeline.predictions import (
     Baseline,
     EncodedExamples,
@@ -133,7 +133,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
     if subject.task.files is not None:
         contents = subject.task.files(ours, encoded.features, task_options)
         files |= {name: json_bytes(content) for name, content in contents.items()}
-    return _write_files(report, files, Path(options.output))
+    return _write_files(report, files, Path(options.output), options.data)
 
 
 def load_models(
@@ -341,13 +341,15 @@ def _check_outputs(expected: Predictions, predictions: Predictions, reference: o
 
 
 def _write_files(
-    report: EvaluateReport, files: Mapping[str, bytes], output: Path
+    report: EvaluateReport, files: Mapping[str, bytes], output: Path, data: object
 ) -> EvaluateReport:
     """Write files and the report to a folder, and return the report.
 
     Raises:
-        UserInputError: The folder cannot be written.
+        UserInputError: The folder cannot be written, or a file in it is the data.
     """
+    if isinstance(data, str) and any(is_within(Path(data), output / name) for name in files):
+        raise overwrites("output", str(output), f"`data={data!r}`")
     report = dataclasses.replace(report, directory=str(output), files=(*files, REPORT_PAGE))
     try:
         output.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ class ExportOptions(Call):
 
     model: PathOption = option(kw_only=False)
     to: ExportFormat = option()
-    output: OptionalPath = option(default=None, short="o")
+    output: OptionalPath = option(default=None, short="o", writes="replaced")
     target: TargetName | None = None
     returns: ExportedOutputs | None = None
     name: str | None = None

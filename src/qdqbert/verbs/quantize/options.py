@@ -53,14 +53,14 @@ class QuantizeOptions(CalibratingCall):
     """
 
     model: OptionalModel = option(default=None, kw_only=False)
-    output: OptionalPath = option(default=None, kw_only=False, short="o")
+    output: OptionalPath = option(default=None, kw_only=False, short="o", writes="replaced")
     targets: Several[TargetChoice] = option(default=(), flag="target")
     eval_data: OptionalData = option(default=None)
     keep_vocabulary: OptionalPath = option(default=None)
     keep_scripts: Several[ScriptName] = option(default=())
     benchmark: bool = True
     overwrite: bool = False
-    report: OptionalPath = option(default=None)
+    report: OptionalPath = option(default=None, writes="replaced")
     verification_data: VerificationData = "built-in"
     limits: Limits = Limits()
 

@@ -35,7 +35,7 @@ class RunOptions(RowOptions, Call):
     """
 
     input: PathOption = option(kw_only=False, short="i", takes_dash=True)
-    output: PathOption = option(kw_only=False, short="o", takes_dash=True)
+    output: PathOption = option(kw_only=False, short="o", takes_dash=True, writes="replaced")
     input_format: InputFormat | None = None
     header: bool = True
     output_format: OutputFormat | None = None

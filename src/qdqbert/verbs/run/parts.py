@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.errors import OutputExistsError, UserInputError
-from qdqbert.files import json_bytes, write_bytes, write_parts
+from qdqbert.files import followed, json_bytes, write_bytes, write_parts
 from qdqbert.tables.rows import to_json
 from qdqbert.verbs.run.windows import Block, Totals
 
@@ -96,13 +96,14 @@ class Parts:
             write_parts(errors, self._error_lines())
         else:
             errors.unlink(missing_ok=True)
-        if self.joined.is_dir() and self.output.is_dir():
-            for path in self.output.iterdir():
+        output = followed(self.output)
+        if self.joined.is_dir() and output.is_dir():
+            for path in output.iterdir():
                 path.unlink()
-            self.output.rmdir()
+            output.rmdir()
         write_bytes(_finished_path(self.output), (self.path / _RUN).read_bytes())
-        self.joined.replace(self.output)
-        _sync_folder(self.output.parent)
+        self.joined.replace(output)
+        _sync_folder(output.parent)
         self.remove()
 
     def _error_lines(self) -> Iterator[bytes]:
@@ -118,17 +119,22 @@ class Parts:
 
 def parts_path(output: Path) -> Path:
     """Return the folder of the parts of an output."""
-    return output.with_name(f".{output.name}.parts")
+    return _beside(output, ".{}.parts")
 
 
 def errors_path(output: Path) -> Path:
     """Return the file of the rows that were skipped."""
-    return output.with_name(f"{output.name}.errors.jsonl")
+    return _beside(output, "{}.errors.jsonl")
 
 
 def _finished_path(output: Path) -> Path:
     """Return the file that identifies the run which has written an output."""
-    return output.with_name(f".{output.name}.run.json")
+    return _beside(output, ".{}.run.json")
+
+
+def _beside(output: Path, name: str) -> Path:
+    output = followed(output)
+    return output.with_name(name.format(output.name))
 
 
 def is_finished(output: Path, read: Iterable[Path], identity: Mapping[str, Any]) -> bool:

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import QUANTIZATION
-from qdqbert.errors import OutputExistsError, UserInputError
+from qdqbert.errors import UserInputError
+from qdqbert.files import is_within
 from qdqbert.inference.answers import load_model
 from qdqbert.integrations.ray_cluster import import_ray
+from qdqbert.options import overwrites
 from qdqbert.progress import Progress
 from qdqbert.reporting.run import RunReport
 from qdqbert.tables.inputs import STDIN, Source, open_source
@@ -104,11 +106,10 @@ def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
         import_ray()
     source = open_source(options.input, options.input_format, header=options.header)
     format, is_compressed = format_of(options.output, options.output_format)
-    if Path(options.output).absolute() in [path.absolute() for path in source.files]:
-        raise OutputExistsError(
-            f"`output={options.output!r}` is a file of the input. Pass another `output`.",
-            argument="output",
-        )
+    for path in source.files if options.output != STDOUT else ():
+        output = Path(options.output)
+        if is_within(path, output) or is_within(path, errors_path(output)):
+            raise overwrites("output", options.output, f"the input file {str(path)!r}")
     with load_model(options) as model:
         start = source.start(_HEAD_ROWS)
         columns = find_columns(source, start, model, options, format)

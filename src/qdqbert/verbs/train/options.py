@@ -97,7 +97,7 @@ class TrainOptions(TaskCall):
     """
 
     model: ModelOption = option(kw_only=False)
-    output: PathOption = option(kw_only=False, short="o")
+    output: PathOption = option(kw_only=False, short="o", writes="replaced")
     train_data: DataOption = option()
     eval_data: OptionalData = option(default=None)
     qat: bool = False
