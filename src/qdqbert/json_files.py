@@ -5,6 +5,7 @@ Every error is a `CheckpointError` that names the file, and the setting in it.
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -71,7 +72,7 @@ def parse_json(text: str, name: str | Path, *, unique: bool = True) -> Any:
             name twice.
     """
     try:
-        content = json.loads(text, object_pairs_hook=_unique if unique else None)
+        content = json.loads(text, object_pairs_hook=unique_pairs if unique else None)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(content, ensure_ascii=False).encode()
     except RecursionError as error:
@@ -83,7 +84,12 @@ def parse_json(text: str, name: str | Path, *, unique: bool = True) -> Any:
     return content
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object with these pairs.
+
+    Raises:
+        ValueError: A name is there twice.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError(f"{shown(repeated([name for name, _ in pairs]))} is there twice")
@@ -92,7 +98,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def repeated(names: Sequence[str]) -> str | None:
     """Return the first name that comes twice; `None` if there is none."""
-    return next((name for name in names if names.count(name) > 1), None)
+    counts = collections.Counter(names)
+    return next((name for name in names if counts[name] > 1), None)
 
 
 def damaged(name: str | Path, reason: str) -> CheckpointError:

@@ -521,7 +521,8 @@ WRONG = ("Bearer wrong", "secret", "Basic secret", "Bearer", "Bearersecret", "Be
 def test_a_key_is_needed_if_there_is_one(models) -> None:
     app = build_app({"embedder": models["embedder"]}, api_key="secret")
     with TestClient(app) as client:
-        assert client.get("/health").status_code == 200
+        for path in ("/health", "/health/", "//health", "/ping/"):
+            assert client.get(f"http://testserver{path}").status_code == 200
         for headers in ({}, *({"Authorization": each} for each in WRONG)):
             refused = post(client, "/embed", {"inputs": "x"}, headers=headers)
             assert refused.status_code == 401
@@ -531,6 +532,17 @@ def test_a_key_is_needed_if_there_is_one(models) -> None:
         for given in ("Bearer secret", "bearer secret", "BEARER   secret", " Bearer secret "):
             headers = {"Authorization": given}
             assert post(client, "/embed", {"inputs": "x"}, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("coding", "status"), [("gzip", 415), ("br", 415), ("identity", 200), ("", 200)]
+)
+def test_a_compressed_body_is_refused_by_its_header(client, coding, status) -> None:
+    response = post(client, "/embed", {"inputs": "x"}, headers={"Content-Encoding": coding})
+    assert response.status_code == status
+    if status == 415:
+        assert f"`Content-Encoding: {coding}`" in response.json()["error"]
+        assert response.headers["Accept-Encoding"] == "identity"
 
 
 def test_large_bodies_are_refused_with_and_without_a_declared_length(models) -> None:

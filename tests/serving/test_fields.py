@@ -12,6 +12,7 @@ import transformers
 from starlette.testclient import TestClient
 
 import qdqbert
+from protocol_fields import CONTRADICTIONS, FIELDS, LONG, PARAMETERS
 from qdqbert.serving.app import build_app
 from serving_requests import TEXTS, answer, close, post
 
@@ -66,7 +67,10 @@ def test_kinds_of_texts_have_their_prompts(prompted, fields, prompt) -> None:
         ("/v1/embeddings", {"messages": []}, "messages"),
         ("/v1/embeddings", {"output_dimension": 4, "dimensions": 5}, "output_dimension"),
         ("/v1/embeddings", {"output_dimension": 4000}, "dimensions"),
-        ("/v1/embeddings", {"normalized": False}, "normalized"),
+        *(
+            ("/v1/embeddings", {"normalized": False, "output_dtype": dtype}, "normalized")
+            for dtype in ("float", "int8", "binary")
+        ),
         ("/embed", {"input_type": "query"}, "input_type"),
         ("/embed", {"parameters": {"normalize": False}}, "parameters"),
         ("/v1/embed", {"images": ["x"]}, "images"),
@@ -87,6 +91,9 @@ def test_what_is_not_served_is_refused_by_name(prompted, path, fields, named) ->
         {"late_chunking": False, "return_multivector": False, "normalized": True},
         {"truncate_prompt_tokens": -1, "add_special_tokens": True, "user": "me", "unknown": 1},
         {"truncate": "END", "encoding_format": "float", "embedding_type": "float"},
+        {"output_dtype": "float32", "embedding_type": "float", "embed_dtype": "float32"},
+        {"truncation": True, "truncate": "END", "truncation_side": "right"},
+        {"endianness": "little", "use_activation": True, "padding": "do_not_pad"},
     ],
 )
 def test_values_that_change_nothing_are_taken(prompted, fields) -> None:
@@ -135,6 +142,100 @@ def test_the_start_of_inputs_can_be_cut_off(prompted) -> None:
     assert response.status_code == 413
 
 
+# All fields of all protocols.
+
+
+@pytest.fixture(scope="module")
+def prompted_client(models, prompted):
+    """A server with models of all tasks, and an embedder that has prompts."""
+    app = build_app({**models, "embedder": prompted[0]})
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("path", "body", "fields"), FIELDS)
+def test_each_field_changes_the_answer_or_is_refused(prompted_client, path, body, fields) -> None:
+    # Without what differs from call to call.
+    changing = {"id": None, "created": None, "total_duration": None}
+
+    def content(**given):
+        response = post(prompted_client, path, {**body, **given})
+        found = response.json()
+        return response.status_code, {**found, **changing} if isinstance(found, dict) else found
+
+    usual = content()
+    assert usual[0] == 200
+    assert content(**dict.fromkeys(fields)) == usual
+    for name, values in fields.items():
+        for value in values:
+            status, found = content(**{name: value})
+            assert status in (200, 413, 422), (name, value)
+            assert found != usual[1], (name, value)
+
+
+@pytest.mark.parametrize(("path", "inputs", "parameters"), PARAMETERS)
+def test_parameters_are_read_at_the_root_too(prompted_client, path, inputs, parameters) -> None:
+    usual = answer(prompted_client, path, {"inputs": inputs})
+    nothing = {**dict.fromkeys(parameters), "parameters": dict.fromkeys(parameters)}
+    assert answer(prompted_client, path, {"inputs": inputs, **nothing}) == usual
+    assert answer(prompted_client, path, {"inputs": inputs, "parameters": None}) == usual
+    for name, value in parameters.items():
+        inside = post(prompted_client, path, {"inputs": inputs, "parameters": {name: value}})
+        beside = post(prompted_client, path, {"inputs": inputs, name: value})
+        assert (beside.status_code, beside.json()) == (inside.status_code, inside.json())
+    last = {"inputs": inputs, **parameters, "parameters": {}}
+    assert answer(prompted_client, path, last) != usual
+
+
+@pytest.mark.parametrize(("path", "fields"), CONTRADICTIONS)
+def test_fields_that_contradict_each_other_are_refused_by_name(client, path, fields) -> None:
+    bodies = {each: body for each, body, _ in FIELDS}
+    bodies |= {each: {"inputs": inputs} for each, inputs, _ in PARAMETERS}
+    response = post(client, path, {**bodies[path], **fields})
+    assert response.status_code == 422
+    for name in fields.keys() - {"parameters"}:
+        assert f"`{name}`" in response.text
+
+
+def test_embeddings_can_be_base64_on_each_route(client, models) -> None:
+    expected = models["embedder"].encode("a dog", normalize_embeddings=True)
+    (found,) = answer(client, "/embed", {"inputs": "a dog", "encoding_format": "base64"})
+    np.testing.assert_allclose(np.frombuffer(base64.b64decode(found), "<f4"), expected, atol=1e-5)
+
+
+def test_each_name_of_the_end_that_is_cut_off_means_the_same(client) -> None:
+    def ranked(path, **fields):
+        found = answer(client, path, {"query": "a", "documents": [LONG], **fields})
+        return found["results"]
+
+    for path in ("/rerank", "/v1/rerank"):
+        path = f"/models/reranker{path}"
+        left = ranked(path, truncation_direction="Left")
+        close(ranked(path, truncation_side="left"), left)
+        assert ranked(path) != left
+
+
+def test_options_of_ollama_may_be_null(client) -> None:
+    body = {"input": "a dog", "model": "embedder"}
+    found = answer(client, "/api/embed", {**body, "options": {"temperature": None}})
+    assert found["embeddings"] == answer(client, "/api/embed", body)["embeddings"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"inputs": "a", "inputs": "b"}',
+        '{"inputs": "a", "x": {"y": 1, "y": 1}}',
+        '{"inputs": "a", "x": 1, "x": 1}',
+    ],
+)
+@pytest.mark.parametrize("path", ["/embed", "/models/embedder"])
+def test_a_field_that_is_there_twice_is_refused(client, path, content) -> None:
+    response = client.post(path, content=content)
+    assert response.status_code == 422
+    assert "is there twice" in response.json()["error"]
+
+
 # The address of a server or a model.
 
 
@@ -168,9 +269,32 @@ def test_an_address_alone_is_that_of_the_task(client, models, name, body, path) 
         assert post(alone, "/", {"nothing": 1}).status_code == 422
 
 
-def test_a_slash_at_the_end_does_not_count(client) -> None:
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({}, "text-classification"),
+        ({"top_k": 1}, "text-classification"),
+        ({"user": "me"}, "text-classification"),
+        ({"raw_scores": True}, "predict"),
+        ({"truncate": True, "user": "me"}, "predict"),
+        ({"raw_scores": True, "top_k": 1}, "predict"),
+    ],
+)
+def test_the_fields_of_a_request_decide_what_an_address_alone_means(client, fields, path) -> None:
+    # Two texts of one route, and a pair of the other.
+    body = {"inputs": ["a dog", "a cat"], **fields}
+    expected = answer(client, f"/models/classifier/{path}", body)
+    close(answer(client, "/models/classifier", body), expected)
+    three = {"inputs": ["a", "b", "c"], **fields}
+    status = 200 if path == "text-classification" else 422
+    assert post(client, "/models/classifier", three).status_code == status
+
+
+def test_a_slash_at_either_end_does_not_count(client) -> None:
     body = {"input": "a dog", "model": "embedder"}
-    assert answer(client, "/v1/embeddings/", body) == answer(client, "/v1/embeddings", body)
+    expected = answer(client, "/v1/embeddings", body)
+    for path in ("/v1/embeddings/", "//v1/embeddings"):
+        assert answer(client, f"http://testserver{path}", body) == expected
 
 
 def test_infinity_names_texts_documents(client) -> None:
@@ -199,13 +323,7 @@ def test_predict_takes_the_parameters_of_hugging_face(client, models) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        {"parameters": {"candidate_labels": ["a"]}},
-        {"candidate_labels": ["a"]},
-        {"top_k": 1},
-        {"function_to_apply": "none"},
-    ],
+    "body", [{"parameters": {"candidate_labels": ["a"]}}, {"candidate_labels": ["a"]}]
 )
 def test_predict_refuses_other_labels(client, body) -> None:
     response = post(client, "/models/classifier/predict", {"inputs": "a", **body})

@@ -157,7 +157,8 @@ class _App:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = time.perf_counter()
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        # A slash at either end does not count.
+        path = "/" + scope["path"].removeprefix(scope.get("root_path", "")).strip("/")
         found = self._router.find(path, scope["method"])
         # A client that leaves gets no response.
         status = 499

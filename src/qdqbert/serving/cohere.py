@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from qdqbert.choices import OutputDtype
-from qdqbert.serving.fields import Body, kind_options
+from qdqbert.serving.fields import Body, Refused, kind_options
 from qdqbert.serving.output_dtype import base64_of
 from qdqbert.serving.rerank import rerank_error
 from qdqbert.serving.responses import Response, json_response
@@ -25,7 +24,7 @@ _EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"
 class CohereBody(Body):
     """Body of `/v1/embed` and `/v2/embed`."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    refused: ClassVar[Refused] = {
         **dict.fromkeys(("images", "inputs"), ([],)),
         "max_tokens": (),
     }

@@ -1,15 +1,17 @@
 """Fields of requests that several protocols have, under their names.
 
-A field that would change the answer is served, or refused with status 422. Other fields of a
-protocol, such as `user`, are ignored, and so are fields that no protocol has.
+A field that would change the answer is served, or refused with status 422, and so are fields that
+contradict each other. Other fields of a protocol, such as `user`, are ignored, and so are fields
+that no protocol has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from qdqbert.serving.limits import BadRequestError
@@ -22,43 +24,130 @@ _KINDS = (
 )
 
 
+Renamed = Mapping[str, str | Mapping[Any, Mapping[str, Any]]]
+Refused = Mapping[str, tuple[Any, ...]]
+
+# Fields of vLLM about chats, images and models of fixed length.
+VLLM_REFUSED: Refused = {
+    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs", "chat_template_kwargs"), ({},)),
+    **dict.fromkeys(("chat_template", "instruction"), ()),
+    "padding": ("do_not_pad",),
+}
+
+
 class Body(BaseModel):
-    """A body of a request.
+    """A body of a request, or a part of one. `null` stands for a field that is left out.
 
     Attributes:
-        renamed: Other names of fields, by these names.
+        renamed: Other names of fields, by these names. Each is the field, where `parameters.NAME`
+            is one of `parameters`, or the fields that each value stands for.
         refused: Fields that are not served, with the values that change nothing.
     """
 
-    renamed: ClassVar[Mapping[str, str]] = {}
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    renamed: ClassVar[Renamed] = {}
+    refused: ClassVar[Refused] = {}
+
+    @classmethod
+    def unknown(cls, names: Iterable[str]) -> set[str]:
+        """Return the names that are no fields."""
+        return set(names) - cls.model_fields.keys() - cls.renamed.keys() - cls.refused.keys()
 
     @model_validator(mode="before")
     @classmethod
     def _read(cls, values: Any) -> Any:
         """Give fields their names, and refuse those that are not served."""
-        if not isinstance(values, dict) or values.keys() <= cls.model_fields.keys():
+        if not isinstance(values, dict) or (
+            values.keys() <= cls.model_fields.keys()
+            and values.keys().isdisjoint(cls.renamed)
+            and None not in values.values()
+        ):
             return values
-        for name, value in values.items():
-            if value is not None and value not in cls.refused.get(name, (value,)):
-                raise PydanticCustomError(
-                    "refused",
-                    "`{name}`={value} would change the answer, and is not served; leave it out",
-                    {"name": name, "value": repr(value)[:80]},
-                )
-        found = {name: value for name, value in values.items() if name not in cls.renamed}
-        for name, value in values.items():
-            new = cls.renamed.get(name)
-            if new is None or value is None:
-                continue
-            if found.get(new) not in (None, value):
-                raise PydanticCustomError(
-                    "twice",
-                    "`{name}` and `{new}` are names of one field, and have different values",
-                    {"name": name, "new": new},
-                )
-            found[new] = value
+        found: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        for given, value in values.items():
+            for name, each in cls._meant(given, value).items():
+                if found.setdefault(name, each) != each:
+                    raise _contradiction(given, sources[name])
+                sources.setdefault(name, given)
+        for name in [name for name in found if "." in name and name in cls.renamed.values()]:
+            outer, _, inner = name.partition(".")
+            value, held = found.pop(name), found.get(outer, {})
+            # Others are refused as they are.
+            if isinstance(held, dict):
+                if held.get(inner) not in (None, value):
+                    raise _contradiction(sources[name], name)
+                found[outer] = {**held, inner: value}
         return found
+
+    @classmethod
+    def _meant(cls, name: str, value: Any) -> Mapping[str, Any]:
+        """Return the fields that a field of a request stands for."""
+        if value is None:
+            return {}
+        if name in cls.refused and _without_nulls(value) not in cls.refused[name]:
+            raise PydanticCustomError(
+                "refused",
+                "`{name}`={value} would change the answer, and is not served; leave it out",
+                {"name": name, "value": repr(value)[:80]},
+            )
+        new = cls.renamed.get(name, name)
+        if isinstance(new, str):
+            return {new: value}
+        for each, fields in new.items():
+            if each == value:
+                return fields
+        if name in cls.model_fields:
+            return {name: value}
+        raise PydanticCustomError(
+            "choice",
+            "`{name}`: expected one of {choices}",
+            {"name": name, "choices": ", ".join(map(json.dumps, new))},
+        )
+
+
+def in_parameters(kind: type[Body]) -> Renamed:
+    """Return the fields of `parameters`, for bodies that read them beside it, too."""
+    names = (*kind.model_fields, *kind.renamed, *kind.refused)
+    return {name: f"parameters.{name}" for name in names if name != "parameters"}
+
+
+def _without_nulls(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: each for name, each in value.items() if each is not None}
+
+
+def _contradiction(*names: str) -> PydanticCustomError:
+    return PydanticCustomError(
+        "contradiction",
+        "{names} contradict each other; leave one of them out",
+        {"names": " and ".join(f"`{each}`" for each in names)},
+    )
+
+
+class Truncation(Body):
+    """Fields about inputs that are too long."""
+
+    renamed: ClassVar[Renamed] = {
+        "truncation": "truncate",
+        "truncation_side": "truncation_direction",
+        "truncation_direction": {
+            each: {"truncation_direction": each.lower()} for each in ("Left", "Right")
+        },
+    }
+
+    truncate: bool | None = Field(
+        None, description="Cut inputs that are too long, as by default. `false` refuses them."
+    )
+    truncation_direction: Literal["Left", "Right", "left", "right"] | None = Field(
+        None,
+        description="The end of inputs that is cut off. By default, the tokenizer decides.",
+    )
+
+    @property
+    def cutting(self) -> dict[str, Any]:
+        """How inputs that are too long are treated; see `Served.run`."""
+        return {"truncate": self.truncate, "side": self.truncation_direction}
 
 
 def check_tokens(model: Any, **limits: int | None) -> None:

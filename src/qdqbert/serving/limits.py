@@ -93,10 +93,20 @@ class BodyReader:
         """Return the body of a request; `None` if the client has gone.
 
         Raises:
-            BadRequestError: The key is missing or wrong (401), or the body is too large (413).
+            BadRequestError: The key is missing or wrong (401), or the body is compressed (415) or
+                too large (413).
         """
         named = dict(headers)
         self._check_key(path, named.get(b"authorization", b""))
+        coding = named.get(b"content-encoding", b"identity").decode("latin-1")
+        if coding.strip().lower() not in ("", "identity"):
+            # As RFC 9110, section 15.5.16.
+            raise BadRequestError(
+                415,
+                f"`Content-Encoding: {coding}` is not served. Send the body as it is.",
+                "Validation",
+                {"Accept-Encoding": "identity"},
+            )
         declared = named.get(b"content-length", b"")
         size = int(declared[:_MOST_DIGITS]) if declared.isdigit() else 0
         # A client that asks before it sends its body is answered without it.

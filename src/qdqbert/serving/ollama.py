@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from qdqbert.serving.fields import Body
+from qdqbert.serving.fields import Body, Refused
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, check_width, count_truncated
@@ -19,7 +18,7 @@ from qdqbert.tasks.feature_extraction import Embedder
 class OllamaBody(Body):
     """Body of `/api/embed`."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {"options": ({},)}
+    refused: ClassVar[Refused] = {"options": ({},)}
 
     input: str | Annotated[list[str], Field(min_length=1)] = Field(description="A text or several.")
     model: str | None = Field(

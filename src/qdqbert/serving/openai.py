@@ -5,19 +5,24 @@ These are Voyage, Jina, vLLM, infinity and NVIDIA's NIM.
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field, StrictInt
 from typing_extensions import TypedDict
 
-from qdqbert.choices import OutputDtype
 from qdqbert.runtime.model import Model
-from qdqbert.serving.fields import check_tokens, kind_options
+from qdqbert.serving.fields import (
+    VLLM_REFUSED,
+    Refused,
+    Renamed,
+    Truncation,
+    check_tokens,
+    kind_options,
+)
 from qdqbert.serving.limits import BadRequestError
-from qdqbert.serving.output_dtype import Vectors, base64_of
+from qdqbert.serving.output_dtype import Vectors
 from qdqbert.serving.responses import Response, json_response, openai_error
 from qdqbert.serving.routing import NAME, Route
 from qdqbert.serving.service import Models, Served, check_width, count_truncated
@@ -27,19 +32,28 @@ from qdqbert.tasks.prompts import TokenIds
 _route = functools.partial(Route, tag="OpenAI", error_form=openai_error)
 
 
-class EmbeddingsBody(Vectors):
+class EmbeddingsBody(Vectors, Truncation):
     """Body of `/v1/embeddings`."""
 
-    renamed: ClassVar[Mapping[str, str]] = {
+    renamed: ClassVar[Renamed] = {
+        **Vectors.renamed,
+        **Truncation.renamed,
         "output_dimension": "dimensions",
-        "truncation": "truncate",
+        "truncate": {
+            "NONE": {"truncate": False},
+            "START": {"truncate": True, "truncation_direction": "left"},
+            "END": {"truncate": True, "truncation_direction": "right"},
+        },
+        **dict.fromkeys(("use_activation", "normalize"), "normalized"),
     }
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "late_chunking": (False,),
-        "return_multivector": (False,),
+    refused: ClassVar[Refused] = {
+        **VLLM_REFUSED,
+        **dict.fromkeys(("late_chunking", "return_multivector"), (False,)),
+        **dict.fromkeys(("messages", "images"), ()),
         "add_special_tokens": (True,),
         "modality": ("text",),
-        **dict.fromkeys(("messages", "mm_processor_kwargs", "chat_template", "images"), ()),
+        "embed_dtype": ("float32",),
+        "endianness": ("native", "little"),
     }
 
     input: str | list[str] | list[StrictInt] | list[list[StrictInt]] = Field(
@@ -48,11 +62,6 @@ class EmbeddingsBody(Vectors):
     )
     model: str | None = Field(
         None, description="Name of the model. Any name will do if the server has a single model."
-    )
-    encoding_format: Literal["float", "base64"] | None = Field(
-        None,
-        description="`float` by default. `base64` encodes the bytes of the values of "
-        "`output_dtype`; float32 has its least significant byte first.",
     )
     dimensions: int | None = Field(
         None, ge=1, description="Leading dimensions to keep, for models trained for it."
@@ -70,7 +79,7 @@ class EmbeddingsBody(Vectors):
         description="Adapter of the model that runs the inputs, and its prompt: `retrieval.query` "
         "of jina-embeddings-v3. The same as `input_type` if the model has no adapters.",
     )
-    truncate: bool | Literal["NONE", "START", "END"] | None = Field(
+    truncate: bool | Literal["NONE", "START", "END"] | None = Field(  # type: ignore[assignment]
         None,
         description="Cut inputs that are too long, as by default; `START` cuts off their start. "
         "`false` and `NONE` refuse them.",
@@ -78,33 +87,10 @@ class EmbeddingsBody(Vectors):
     normalized: bool | None = Field(
         None, description="Scale embeddings to length 1. By default as the model does."
     )
-    embedding_type: Literal["float", "base64", "binary", "ubinary"] | None = Field(
-        None, description="`encoding_format` and `output_dtype` together, as in Jina's API."
-    )
     truncate_prompt_tokens: int | None = Field(
         None, description="Not below the limit of the model, which is what is kept."
     )
     user: Any = Field(None, description="Ignored.")
-
-    @property
-    def kind(self) -> OutputDtype:
-        """The kind of the values."""
-        if self.output_dtype is None and self.embedding_type in ("binary", "ubinary"):
-            return self.embedding_type
-        return super().kind
-
-    @property
-    def is_base64(self) -> bool:
-        """Whether embeddings are bytes."""
-        return "base64" in (self.encoding_format, self.embedding_type)
-
-    @property
-    def cutting(self) -> dict[str, Any]:
-        """How inputs that are too long are treated; see `Served.run`."""
-        return {
-            "truncate": self.truncate not in (False, "NONE"),
-            "side": "left" if self.truncate == "START" else None,
-        }
 
 
 class Usage(TypedDict):
@@ -149,6 +135,13 @@ class ModelsAnswer(TypedDict):
 
 async def _embeddings(body: EmbeddingsBody, served: Served) -> Response:
     check_tokens(served.model, truncate_prompt_tokens=body.truncate_prompt_tokens)
+    if body.normalized is False and await asyncio.to_thread(_have_length_1, served.model):
+        raise BadRequestError(
+            422,
+            "`normalized` is false, but the model itself scales embeddings to length 1. Leave it "
+            "out.",
+            "Validation",
+        )
     kind = kind_options(
         served.model, prompt_name=body.prompt_name, input_type=body.input_type, task=body.task
     )
@@ -163,21 +156,13 @@ async def _embeddings(body: EmbeddingsBody, served: Served) -> Response:
     found = await served.run("job", options, _inputs(body.input), **body.cutting)
     vectors = [each.answer for each in found]
     check_width(vectors, body.dimensions, per_value=body.dimensions_per_value)
-    if body.normalized is False and all(np.isclose(np.linalg.norm(each), 1) for each in vectors):
-        raise BadRequestError(
-            422, "`normalized`=False: the model itself scales embeddings to length 1.", "Validation"
-        )
     tokens = sum(each.tokens for each in found)
     return json_response(
         {
             "object": "list",
             "data": [
-                {
-                    "object": "embedding",
-                    "index": index,
-                    "embedding": base64_of(each) if body.is_base64 else each,
-                }
-                for index, each in enumerate(vectors)
+                {"object": "embedding", "index": index, "embedding": each}
+                for index, each in enumerate(body.shown(vectors))
             ],
             "model": served.name,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
@@ -220,6 +205,10 @@ def openai_routes(models: Models) -> list[Route]:
             kinds=(Model,),
         ),
     ]
+
+
+def _have_length_1(model: Any) -> bool:
+    return bool(model.have_length_1)
 
 
 def _inputs(given: str | list[Any]) -> list[str | TokenIds]:

@@ -11,12 +11,13 @@ from typing import Any
 import pydantic
 
 from qdqbert.runtime.model import Model
+from qdqbert.serving.fields import Body
 from qdqbert.serving.responses import Response
 from qdqbert.serving.routing import Route, described
 from qdqbert.serving.service import Served
 
 
-class OwnBody(pydantic.BaseModel):
+class OwnBody(Body):
     """Body of the route of the model's task."""
 
     model_config = pydantic.ConfigDict(extra="allow")
@@ -26,19 +27,25 @@ def own_route(routes: Sequence[Route]) -> Route:
     """Return the route.
 
     Args:
-        routes: The routes that a request may mean. It is answered by the first one that runs its
-            model and takes its body.
+        routes: The routes that a request may mean. Those that run its model and know the most of
+            its fields are tried in turn, until one takes its body.
     """
 
     async def run(body: OwnBody, served: Served) -> Response:
         content: dict[str, Any] = body.model_extra or {}
+        taken = [
+            (len(route.body.unknown(content)), route, route.body)
+            for route in routes
+            if route.body is not None and isinstance(served.model, route.kinds)
+        ]
+        least = min(unknown for unknown, *_ in taken)
         errors = []
-        for route in routes:
-            if route.body is not None and isinstance(served.model, route.kinds):
+        for unknown, route, kind in taken:
+            if unknown == least:
                 try:
-                    read = route.body.model_validate(content)
+                    read = kind.model_validate(content)
                 except pydantic.ValidationError as error:
-                    errors.append(described(error, route.body))
+                    errors.append(described(error, kind))
                     continue
                 return await route.run(read, served)
         raise errors[0]

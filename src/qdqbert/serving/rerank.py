@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from qdqbert.serving.fields import Body, check_tokens
+from qdqbert.serving.batcher import Answered
+from qdqbert.serving.fields import VLLM_REFUSED, Refused, Renamed, Truncation, check_tokens
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.openai import Usage
 from qdqbert.serving.ranking import best_first, rank_logits, scores_of
@@ -34,19 +35,26 @@ Documents = Annotated[list[str | Document], Field(min_length=1)]
 """Documents of a request."""
 
 
-class RankingBody(Body):
-    """Body of `/v1/rerank` and `/v2/rerank`."""
+_RAW = {True: {"raw_scores": False}, False: {"raw_scores": True}}
 
-    renamed: ClassVar[Mapping[str, str]] = {"top_k": "top_n", "truncation": "truncate"}
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+
+class Ranking(Truncation):
+    """What to rank, and how, apart from the documents."""
+
+    renamed: ClassVar[Renamed] = {
+        **Truncation.renamed,
+        "top_k": "top_n",
+        **dict.fromkeys(("use_activation", "activation"), _RAW),
+    }
+    refused: ClassVar[Refused] = {
+        **VLLM_REFUSED,
         "return_embeddings": (False,),
-        **dict.fromkeys(("max_chunks_per_doc", "max_query_length", "instruction"), ()),
+        **dict.fromkeys(
+            ("max_chunks_per_doc", "max_doc_length", "max_query_length", "max_tokens_per_query"), ()
+        ),
     }
 
     query: str = Field(description="The query.")
-    documents: Documents = Field(
-        description="Texts to sort by how well they answer the query, or objects with `text`."
-    )
     model: str | None = Field(
         None, description="Name of the model. Any name will do if the server has a single model."
     )
@@ -59,19 +67,19 @@ class RankingBody(Body):
     rank_fields: list[Literal["text"]] | None = Field(
         None, description="Fields of documents to read. There is only `text`."
     )
-    truncate: bool | None = Field(
-        None, description="Cut documents that are too long, as by default. `false` refuses them."
-    )
     raw_scores: bool = Field(False, description="Return scores before the activation function.")
     max_tokens_per_doc: int | None = Field(
         None, description="Not below the limit of the model, which is what is kept."
     )
     truncate_prompt_tokens: int | None = Field(None, description="The same, as vLLM names it.")
 
-    @classmethod
-    def of(cls, body: BaseModel) -> RankingBody:
-        """Return the body of another route that has the same fields."""
-        return cls.model_construct(**{name: getattr(body, name, None) for name in cls.model_fields})
+
+class RankingBody(Ranking):
+    """Body of `/v1/rerank` and `/v2/rerank`."""
+
+    documents: Documents = Field(
+        description="Texts to sort by how well they answer the query, or objects with `text`."
+    )
 
 
 class RankedDocument(TypedDict):
@@ -121,24 +129,41 @@ def rerank_error(error: BadRequestError, message: str) -> RerankError:
     return {"message": message, "detail": message}
 
 
-async def rank_documents(body: RankingBody, served: Served, *, version: int) -> Response:
-    """Sort documents by how well they answer a query, the best one first."""
-    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+async def rank(
+    body: Ranking, texts: Sequence[str], served: Served
+) -> tuple[list[Answered], list[tuple[int, float]]]:
+    """Return the answers of a model about texts, and the best of these with their scores.
+
+    Returns:
+        The answers, and the index and the score of each text that is asked for, the best one first.
+
+    Raises:
+        BadRequestError: The request wants fewer tokens than the model reads.
+    """
     check_tokens(
         served.model,
         max_tokens_per_doc=body.max_tokens_per_doc,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
     )
-    found, logits = await rank_logits(served, body.query, texts, truncate=body.truncate)
+    found, logits = await rank_logits(served, body.query, texts, **body.cutting)
     scores = scores_of(served, logits, is_raw=body.raw_scores).tolist()
+    return found, [(index, scores[index]) for index in best_first(logits)[: body.top_n or None]]
+
+
+async def rank_documents(
+    body: Ranking, documents: Sequence[str | Document], served: Served, *, version: int
+) -> Response:
+    """Sort documents by how well they answer a query, the best one first."""
+    texts = [each if isinstance(each, str) else each.text for each in documents]
+    found, ranked = await rank(body, texts, served)
     returns_documents = body.return_documents
     if returns_documents is None:
         returns_documents = version == 1
     tokens = sum(each.tokens for each in found)
-    results = [
-        {"index": index, "relevance_score": scores[index]}
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": score}
         | ({"document": {"text": texts[index]}} if returns_documents else {})
-        for index in best_first(logits)[: body.top_n or None]
+        for index, score in ranked
     ]
     return json_response(
         {
@@ -161,12 +186,16 @@ async def rank_documents(body: RankingBody, served: Served, *, version: int) -> 
     )
 
 
+async def _rerank(body: RankingBody, served: Served, *, version: int) -> Response:
+    return await rank_documents(body, body.documents, served, version=version)
+
+
 RERANK = tuple(
     Route(
         path=f"/v{version}/rerank",
         summary="Sort documents by a query",
         tag=protocol,
-        run=functools.partial(rank_documents, version=version),
+        run=functools.partial(_rerank, version=version),
         body=RankingBody,
         answer=RerankAnswer,
         kinds=(Reranker, MultiVectorEmbedder),

@@ -7,6 +7,7 @@ takes longer for that than a short text takes to run.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import types
 import typing
@@ -15,7 +16,9 @@ from typing import Any
 
 import pydantic
 
+from qdqbert.json_files import unique_pairs
 from qdqbert.runtime.model import Model
+from qdqbert.serving.fields import Body
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.responses import (
     ErrorForm,
@@ -35,6 +38,8 @@ NAME = "{model}"
 
 # Paths that no route has get errors in the form of OpenAI's, if their clients expect it.
 _OPENAI_PREFIX = "/v1/"
+
+_UNIQUE = json.JSONDecoder(object_pairs_hook=unique_pairs)
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -62,7 +67,7 @@ class Route:
     summary: str
     tag: str
     run: Callable[[Any, Any], Awaitable[Response]]
-    body: type[pydantic.BaseModel] | None = None
+    body: type[Body] | None = None
     kinds: tuple[type[Model], ...] = ()
     answer: Any = Any
     media_type: str = "application/json"
@@ -98,10 +103,8 @@ class Router:
     def find(self, path: str, method: str = "POST") -> Found:
         """Return the route of a path, and the name of the model in it; `None` if there is none.
 
-        A slash at the end of the path does not count. If there is a route for another method only,
-        it is returned.
+        If there is a route for another method only, it is returned.
         """
-        path = path.rstrip("/") or "/"
         route = self._at(path, method)
         if route is not None:
             return route, None
@@ -166,12 +169,17 @@ def _parsed(route: Route, body: bytes) -> Any:
     if route.body is None:
         return None
     try:
-        return route.body.model_validate_json(body)
+        parsed = route.body.model_validate_json(body)
+        # pydantic takes the last one of two fields with the same name.
+        _UNIQUE.decode(body.decode())
     except pydantic.ValidationError as error:
         raise described(error, route.body) from error
+    except ValueError as error:
+        raise BadRequestError(422, f"The body: {error}. Send it once.", "Validation") from error
+    return parsed
 
 
-def described(error: pydantic.ValidationError, body: type[pydantic.BaseModel]) -> BadRequestError:
+def described(error: pydantic.ValidationError, body: type[Body]) -> BadRequestError:
     """Return an error that names the first field that is wrong."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":

@@ -16,12 +16,17 @@ from pydantic import ConfigDict, Field, create_model
 
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.routes import TaskRoute
+from qdqbert.serving.fields import Body, in_parameters
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, count_truncated
 from qdqbert.tasks.registry import TASKS
 
 _STRICT = ConfigDict(extra="forbid")
+
+
+class _Parameters(Body):
+    model_config = _STRICT
 
 
 def task_routes() -> list[Route]:
@@ -58,16 +63,20 @@ def _route(name: str, kind: type[Model], route: TaskRoute) -> Route:
     )
 
 
-def _body(name: str, kind: Any, route: TaskRoute) -> type[pydantic.BaseModel]:
+def _body(name: str, kind: Any, route: TaskRoute) -> type[Body]:
     """Return the type of a request."""
     title = "".join(part.title() for part in name.split("-"))
     types = typing.get_type_hints(kind.job) if route.parameters else {}
     fields: dict[str, Any] = {
         name: (types[name], default) for name, default in route.parameters.items()
     }
-    parameters = create_model(f"{title}Parameters", __config__=_STRICT, **fields)
+    parameters = create_model(f"{title}Parameters", __base__=_Parameters, **fields)
     strict = pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)
     one: Any = typing.Union[*(each if each is str else strict(each) for each in route.inputs)]
     several: Any = Annotated[list[one], Field(min_length=1)]
     inputs: Any = one | several
-    return create_model(f"{title}Body", inputs=(inputs, ...), parameters=(parameters, parameters()))
+    made = create_model(
+        f"{title}Body", __base__=Body, inputs=(inputs, ...), parameters=(parameters, parameters())
+    )
+    made.renamed = in_parameters(parameters)
+    return made

@@ -6,8 +6,7 @@ As there, inputs that are too long are cut unless a request says otherwise.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NotRequired
+from typing import Annotated, Any, ClassVar, NotRequired
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
@@ -18,11 +17,10 @@ from qdqbert.checkpoint.sentence import choose_prompt
 from qdqbert.errors import UserInputError
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.tokens import Token
-from qdqbert.serving.fields import Body
+from qdqbert.serving.fields import Body, Refused, Renamed, Truncation, in_parameters
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.output_dtype import Vectors
-from qdqbert.serving.ranking import best_first, rank_logits, scores_of
-from qdqbert.serving.rerank import Documents, RankingBody, rank_documents
+from qdqbert.serving.rerank import Documents, Ranking, rank, rank_documents
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, check_width, count_truncated
@@ -36,29 +34,10 @@ from qdqbert.tasks.text_classification import TextClassifier
 Texts = Annotated[list[str], Field(min_length=1)]
 TextOrPair = Annotated[list[str], Field(min_length=1, max_length=2)]
 Ids = list[StrictInt]
-Direction = Literal["Left", "Right", "left", "right"]
-
-
-class Truncation(Body):
-    """Fields about inputs that are too long."""
-
-    truncate: bool | None = Field(
-        None, description="Cut inputs that are too long, as by default. `false` refuses them."
-    )
-    truncation_direction: Direction | None = Field(
-        None,
-        description="The end of inputs that is cut off. By default, the tokenizer decides.",
-    )
-
-    @property
-    def cutting(self) -> dict[str, Any]:
-        """How inputs that are too long are treated; see `Served.run`."""
-        direction = self.truncation_direction
-        return {"truncate": self.truncate, "side": direction and direction.lower()}
 
 
 class _Prompted(Truncation):
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    refused: ClassVar[Refused] = {
         "parameters": ({},),
         **dict.fromkeys(("input_type", "prompt"), ()),
     }
@@ -69,21 +48,29 @@ class _Prompted(Truncation):
 class EmbedBody(_Prompted, Vectors):
     """Body of `/embed`."""
 
+    renamed: ClassVar[Renamed] = {**Vectors.renamed, **Truncation.renamed}
+
     inputs: str | Texts = Field(description="A text or several.")
     normalize: bool | None = Field(None, description="Scale embeddings to length 1, as by default.")
     dimensions: int | None = Field(None, ge=1, description="Leading dimensions to keep.")
 
 
-class EmbedAllBody(_Prompted):
+class _ManyValuesBody(_Prompted):
+    refused: ClassVar[Refused] = {
+        **_Prompted.refused,
+        **dict.fromkeys(("dimensions", "normalize"), ()),
+        **dict.fromkeys(("encoding_format", "output_dtype"), ("float",)),
+    }
+
+    inputs: str | Texts = Field(description="A text or several.")
+
+
+class EmbedAllBody(_ManyValuesBody):
     """Body of `/embed_all`."""
 
-    inputs: str | Texts = Field(description="A text or several.")
 
-
-class EmbedSparseBody(_Prompted):
+class EmbedSparseBody(_ManyValuesBody):
     """Body of `/embed_sparse`."""
-
-    inputs: str | Texts = Field(description="A text or several.")
 
 
 class SimilarityInputs(BaseModel):
@@ -97,33 +84,33 @@ class SimilarityParameters(_Prompted):
     """Parameters of `/similarity`."""
 
 
-class SimilarityBody(BaseModel):
+class SimilarityBody(Body):
     """Body of `/similarity`."""
+
+    renamed: ClassVar[Renamed] = in_parameters(SimilarityParameters)
 
     inputs: SimilarityInputs
     parameters: SimilarityParameters | None = None
 
 
-class RerankBody(Truncation):
+class RerankBody(Ranking):
     """Body of `/rerank`."""
 
-    query: str = Field(description="The query.")
+    renamed: ClassVar[Renamed] = {**Ranking.renamed, "return_text": "return_documents"}
+
     texts: Texts | None = Field(
         None, description="Texts to sort by how well they answer the query."
     )
-    raw_scores: bool = Field(False, description="Return scores before the activation function.")
-    return_text: bool = Field(False, description="Return the texts, too.")
     documents: Documents | None = Field(
         None,
         description="The texts as infinity and Cohere name them, instead of `texts`. The answer is "
-        "then that of `/v1/rerank`, and `top_n` and `return_documents` are read.",
+        "then that of `/v1/rerank`.",
     )
-    model: str | None = Field(None, description="Name of the model, beside `documents`.")
-    top_n: int | None = Field(None, ge=0, description="As in `/v1/rerank`, beside `documents`.")
-    return_documents: bool | None = Field(None, description="The same.")
+    # It has this name in the description of the routes only.
+    return_text: bool = Field(False, description="Return the texts, too.")
 
 
-class PredictParameters(BaseModel):
+class PredictParameters(Body):
     """Parameters of `/predict`."""
 
     model_config = ConfigDict(extra="forbid")
@@ -135,20 +122,24 @@ class PredictParameters(BaseModel):
 class PredictBody(Truncation):
     """Body of `/predict`."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = dict.fromkeys(
-        ("top_k", "function_to_apply", "candidate_labels", "hypothesis_template", "multi_label"), ()
+    renamed: ClassVar[Renamed] = {**Truncation.renamed, **in_parameters(PredictParameters)}
+    refused: ClassVar[Refused] = dict.fromkeys(
+        ("candidate_labels", "hypothesis_template", "multi_label"), ()
     )
 
     inputs: str | TextOrPair | Annotated[list[TextOrPair], Field(min_length=1)] = Field(
         description="A text, a pair of texts, or a list of lists of one text or a pair."
     )
-    raw_scores: bool = Field(False, description="Return scores before the activation function.")
+    raw_scores: bool | None = Field(
+        None, description="Return scores before the activation function."
+    )
     parameters: PredictParameters | None = Field(
-        None, description="`top_k` and `function_to_apply`, as in Hugging Face's inference API."
+        None,
+        description="`top_k` and `function_to_apply`, as in Hugging Face's inference API.",
     )
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(Body):
     """Body of `/tokenize`."""
 
     inputs: str | Texts = Field(description="A text or several.")
@@ -158,7 +149,7 @@ class TokenizeBody(BaseModel):
     )
 
 
-class DecodeBody(BaseModel):
+class DecodeBody(Body):
     """Body of `/decode`."""
 
     ids: Ids | Annotated[list[Ids], Field(min_length=1)] = Field(
@@ -200,7 +191,7 @@ async def _embed(body: EmbedBody, served: Served) -> Response:
     found = await served.run("job", options, _listed(body.inputs), **body.cutting)
     vectors = [each.answer for each in found]
     check_width(vectors, body.dimensions, per_value=body.dimensions_per_value)
-    return json_response(vectors, truncated=count_truncated(found))
+    return json_response(body.shown(vectors), truncated=count_truncated(found))
 
 
 async def _embed_sparse(body: EmbedSparseBody, served: Served) -> Response:
@@ -245,23 +236,27 @@ async def _rerank(body: RerankBody, served: Served) -> Response:
     if (body.texts is None) == (body.documents is None):
         raise BadRequestError(422, "Send `texts`, or `documents` instead.", "Validation")
     if body.documents is not None:
-        return await rank_documents(RankingBody.of(body), served, version=1)
+        return await rank_documents(body, body.documents, served, version=1)
     assert body.texts is not None
-    found, logits = await rank_logits(served, body.query, body.texts, **body.cutting)
-    scores = scores_of(served, logits, is_raw=bool(body.raw_scores)).tolist()
-    ranked = [
-        {"index": index, "score": scores[index]}
-        | ({"text": body.texts[index]} if body.return_text else {})
-        for index in best_first(logits)
+    found, ranked = await rank(body, body.texts, served)
+    answers = [
+        {"index": index, "score": score}
+        | ({"text": body.texts[index]} if body.return_documents else {})
+        for index, score in ranked
     ]
-    return json_response(ranked, truncated=count_truncated(found))
+    return json_response(answers, truncated=count_truncated(found))
 
 
 async def _predict(body: PredictBody, served: Served) -> Response:
     """Classify texts. The result has all classes, the best one first."""
-    options: dict[str, Any] = (
-        {"top_k": None} if body.parameters is None else body.parameters.model_dump()
-    )
+    options = (body.parameters or PredictParameters.model_validate({})).model_dump()
+    function = options["function_to_apply"]
+    if None not in (body.raw_scores, function) and body.raw_scores != (function == "none"):
+        raise BadRequestError(
+            422,
+            "`raw_scores` and `function_to_apply` contradict each other; leave one of them out.",
+            "Validation",
+        )
     if body.raw_scores:
         options["function_to_apply"] = "none"
     is_one = isinstance(body.inputs, str) or isinstance(body.inputs[0], str)
@@ -314,7 +309,7 @@ TEXT_EMBEDDINGS_INFERENCE = (
         summary="Embed texts",
         run=_embed,
         body=EmbedBody,
-        answer=list[list[float]],
+        answer=list[list[float]] | list[str],
         kinds=(Embedder,),
         example={"inputs": [_TEXT]},
     ),

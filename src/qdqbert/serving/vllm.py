@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from qdqbert.serving.batcher import Answered
-from qdqbert.serving.fields import Body, check_tokens
+from qdqbert.serving.fields import VLLM_REFUSED, Refused, Renamed, Truncation, check_tokens
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.openai import Usage
 from qdqbert.serving.responses import Response, json_response, openai_error
@@ -25,16 +24,18 @@ from qdqbert.tasks.reranking import Reranker
 _TextOrTexts = str | Annotated[list[str], Field(min_length=1)]
 
 
-class ScoreBody(Body):
+class ScoreBody(Truncation):
     """Body of `/score`."""
 
-    renamed: ClassVar[Mapping[str, str]] = {
+    renamed: ClassVar[Renamed] = {
+        **Truncation.renamed,
         **dict.fromkeys(("queries", "data_1"), "text_1"),
         **dict.fromkeys(("documents", "data_2", "items"), "text_2"),
         "activation": "use_activation",
     }
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **dict.fromkeys(("instruction", "mm_processor_kwargs", "chat_template"), ()),
+    refused: ClassVar[Refused] = {
+        **VLLM_REFUSED,
+        **dict.fromkeys(("max_tokens_per_query", "max_tokens_per_doc"), ()),
     }
 
     text_1: _TextOrTexts = Field(
@@ -80,10 +81,10 @@ async def _score(body: ScoreBody, served: Served) -> Response:
     pairs = _pairs(body)
     if isinstance(served.model, Reranker):
         options = {} if body.use_activation is not False else {"activation": "none"}
-        found = await served.run("scoring_job", options, pairs)
+        found = await served.run("scoring_job", options, pairs, **body.cutting)
         scores = np.array([each.answer[0] for each in found])
     else:
-        found, scores = await _cosines(served, pairs)
+        found, scores = await _cosines(served, pairs, **body.cutting)
     tokens = sum(each.tokens for each in found)
     return json_response(
         {
@@ -102,13 +103,13 @@ async def _score(body: ScoreBody, served: Served) -> Response:
 
 
 async def _cosines(
-    served: Served, pairs: list[tuple[str, str]]
+    served: Served, pairs: list[tuple[str, str]], **cutting: Any
 ) -> tuple[list[Answered], NDArray[np.float32]]:
     """Return the answers of an embedder about the texts of pairs, and the cosine of each pair."""
     # Texts that are in several pairs run once.
     served.check_count(pairs)
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    found = await served.run("job", {"normalize_embeddings": True}, texts)
+    found = await served.run("job", {"normalize_embeddings": True}, texts, **cutting)
     vectors = {text: each.answer for text, each in zip(texts, found, strict=True)}
     return found, np.array([vectors[first] @ vectors[second] for first, second in pairs])
 

@@ -6,11 +6,12 @@ Source: the pipeline "zero-shot-classification" of transformers. A label is enta
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from qdqbert.serving.fields import Body, Renamed, in_parameters
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
@@ -22,7 +23,7 @@ from qdqbert.tasks.text_classification import TextClassifier
 _Labels = Annotated[list[str], Field(min_length=1)]
 
 
-class ZeroShotParameters(BaseModel):
+class ZeroShotParameters(Body):
     """Parameters of `/zero-shot-classification`."""
 
     model_config = ConfigDict(extra="forbid")
@@ -36,8 +37,10 @@ class ZeroShotParameters(BaseModel):
     multi_label: bool = Field(False, description="Score each label alone.")
 
 
-class ZeroShotBody(BaseModel):
+class ZeroShotBody(Body):
     """Body of `/zero-shot-classification`."""
+
+    renamed: ClassVar[Renamed] = in_parameters(ZeroShotParameters)
 
     inputs: str | Annotated[list[str], Field(min_length=1)] = Field(
         description="A text or several."

@@ -888,6 +888,13 @@ class Embedder(PromptedModel[SmallEmbedding]):
             return len(self._stored_ranges.low)
         return len(self._all(self.job(prompt="", truncate_dim=_MOST), ["a"])[0])
 
+    @functools.cached_property
+    def have_length_1(self) -> bool:
+        """Whether the model itself scales embeddings to length 1."""
+        if self._stored_ranges is not None:
+            return self._stored_ranges.have_length_1
+        return bool(_have_length_1(self._all(self.job(prompt="", truncate_dim=_MOST), ["a"])[0]))
+
     def _length(self, truncate_dim: int | None, output_dtype: OutputDtype) -> int:
         """Return the number of values of an embedding; bits are packed, eight to a byte."""
         self._check_width(truncate_dim)
