@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import decimal
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from qdqbert.errors import UserInputError
 from qdqbert.tables import parquet
 from qdqbert.tables.inputs import open_source
 from qdqbert.tables.outputs import Writer, format_of
-from qdqbert.tables.rows import Column, Layout, Row
+from qdqbert.tables.rows import BadRow, Column, Layout, Row
 
 SCORE = Column(name="score", kind="number")
 VECTOR = Column(name="embedding", kind="numbers")
@@ -204,3 +206,126 @@ def test_the_format_follows_the_name(output, given, expected) -> None:
 def test_outputs_that_cannot_be_written_are_refused(output, given, message) -> None:
     with pytest.raises(UserInputError, match=message):
         format_of(output, given)
+
+
+def test_columns_of_the_input_come_before_answers(tmp_path) -> None:
+    rows = [{"a": 1}, {"a": 2}, {"a": 3, "late": 4}]
+    write(tmp_path / "a.parquet", rows, [{"score": 1.0}] * 3)
+    assert list(read(tmp_path / "a.parquet")[0]) == ["a", "late", "score"]
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_parquet_columns_keep_what_their_file_says_of_them(tmp_path, count) -> None:
+    """Extension types that are not known here are such notes."""
+    pa = parquet.import_pyarrow()
+    tensor = pa.fixed_shape_tensor(pa.float32(), (2, 2))
+    flat = pa.array([[1, 2, 3, 4.0]] * 3, pa.list_(pa.float32(), 4))
+    note = {"ARROW:extension:name": "geoarrow.wkb", "ARROW:extension:metadata": "{}"}
+    fields = [
+        pa.field("place", pa.binary(), nullable=False, metadata=note),
+        pa.field("id", pa.int8(), nullable=False),
+        pa.field("tensor", tensor),
+        pa.field("text", pa.string(), metadata={"note": "a"}),
+    ]
+    arrays = [
+        [b"1", b"2", b"3"],
+        [1, 2, 3],
+        pa.ExtensionArray.from_storage(tensor, flat),
+        ["a"] * 3,
+    ]
+    about = {"geo": "{}", "org.apache.spark.sql.parquet.row.metadata": "{}"}
+    table = pa.table([pa.array(each) for each in arrays], schema=pa.schema(fields, about)).slice(
+        0, count
+    )
+    found = _through(table, tmp_path)
+    assert found.drop_columns(["score"]).equals(table)
+    assert pa.schema(list(found.schema)[:4]).equals(pa.schema(fields), check_metadata=True)
+    # Spark's metadata would hide the answers.
+    assert found.schema.metadata == {b"geo": b"{}"}
+
+
+def _through(table: Any, folder: Path) -> Any:
+    """Return a table that was read from a file, given an answer, and written in blocks."""
+    pa = parquet.import_pyarrow()
+    pa.parquet.write_table(table, folder / "in.parquet")
+    start = open_source(str(folder / "in.parquet")).start(9)
+    assert start.header is not None
+    layout = Layout(kept=start.header.names, answers=(SCORE,), types=start.header.types)
+    writer = Writer(format="parquet", is_compressed=False, layout=layout)
+    parts = []
+    for row in start.rows:
+        assert isinstance(row, Row)
+        parts.append(folder / str(row.number))
+        parts[-1].write_bytes(writer.block([row], [{"score": 1.0}]))
+    writer.join([(folder / "out.parquet", parts, table.num_rows)])
+    return pa.parquet.read_table(folder / "out.parquet")
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pd.DataFrame({"a": pd.period_range("2020", periods=3, freq="M"), "b": [1, 2, 3]}),
+        pd.DataFrame({"a": pd.interval_range(0, 3), "b": pd.Categorical(["x", "y", "x"])}),
+        pd.DataFrame({"a": [1, 2, 3]}, index=pd.Index(["x", "y", "z"], name="key")),
+        pd.DataFrame({"a": [1, 2, 3]}, index=pd.date_range("2020", periods=3, tz="Europe/Rome")),
+        pd.DataFrame({"a": [1, 2, 3]}, index=pd.RangeIndex(4, 10, 2)),
+    ],
+    ids=["period", "interval", "named", "unnamed", "range"],
+)
+def test_pandas_reads_the_frame_that_it_wrote(tmp_path, frame) -> None:
+    pa = parquet.import_pyarrow()
+    found = _through(pa.Table.from_pandas(frame), tmp_path).to_pandas()
+    expected = frame.assign(score=1.0)
+    if isinstance(frame.index, pd.RangeIndex):
+        # Rows can be left out, so that they are not counted as before.
+        expected = expected.reset_index(drop=True)
+    pd.testing.assert_frame_equal(found, expected, check_freq=False)
+
+
+@pytest.mark.parametrize("columns", [[0, 1], [("a", "b"), ("a", "c")], ["a", "b"]])
+def test_pandas_reads_answers_beside_columns_of_any_name(tmp_path, columns) -> None:
+    pa = parquet.import_pyarrow()
+    frame = pd.DataFrame([[1, 2]])
+    frame.columns = pd.Index(columns)
+    found = _through(pa.Table.from_pandas(frame), tmp_path).to_pandas()
+    assert list(found.columns) == [*map(str, columns), "score"]
+
+
+@pytest.mark.parametrize("about", ["not JSON", "{}", "[]", '{"index_columns": [1]}'])
+def test_damaged_metadata_of_pandas_is_left_out(tmp_path, about) -> None:
+    pa = parquet.import_pyarrow()
+    table = pa.table({"a": [1]}).replace_schema_metadata({"pandas": about})
+    assert not _through(table, tmp_path).schema.metadata
+
+
+def test_metadata_that_differs_between_files_is_left_out(tmp_path) -> None:
+    pa = parquet.import_pyarrow()
+    for name in ("1", "2"):
+        note = {"ARROW:extension:name": "geoarrow.wkb", "ARROW:extension:metadata": name}
+        field = pa.field("place", pa.binary(), metadata=note)
+        schema = pa.schema([field], {"geo": name})
+        (tmp_path / "in").mkdir(exist_ok=True)
+        pa.parquet.write_table(pa.table([[b"1"]], schema=schema), tmp_path / f"in/{name}.parquet")
+    rows = [each.values for each in open_source(str(tmp_path / "in")).rows()]
+    for block_rows in (1, 2):
+        write(tmp_path / "out.parquet", rows, [{"score": 1.0}] * 2, block_rows=block_rows)
+        found = pa.parquet.read_schema(tmp_path / "out.parquet")
+        assert not found.metadata
+        assert found.field("place").metadata == {b"ARROW:extension:name": b"geoarrow.wkb"}
+
+
+@pytest.mark.parametrize("kind", ["lists", "objects", "both"])
+def test_values_of_any_depth_that_is_read_are_written(tmp_path, kind) -> None:
+    value: Any = 1
+    for level in range(40):
+        value = [value] if kind == "lists" or (kind == "both" and level % 2) else {"a": value}
+    for name in ("deep", "deeper"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"value": value}))
+        value = [value]
+    rows = [dict(row.values) for row in open_source(str(tmp_path / "deep.jsonl")).rows()]
+    for suffix in ("parquet", "jsonl", "csv"):
+        write(tmp_path / f"out.{suffix}", rows, [{"score": 1.0}])
+        assert read(tmp_path / f"out.{suffix}")
+    (bad,) = open_source(str(tmp_path / "deeper.jsonl")).rows()
+    assert isinstance(bad, BadRow)
+    assert bad.reason == "it has lists or objects in one another, more than 40 levels deep"

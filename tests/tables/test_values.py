@@ -239,6 +239,11 @@ LARGE = 2**60 + 1
         ([True, 1], pa.string(), ["true", "1"]),
         ([None, None], pa.string(), [None, None]),
         ([None, 1], pa.int64(), [None, 1]),
+        # Parquet has no objects without fields.
+        ([{}, None], pa.string(), ["{}", None]),
+        ([[{}], []], pa.string(), ["[{}]", "[]"]),
+        ([{"a": {}, "b": 1}], pa.string(), ['{"a": {}, "b": 1}']),
+        ([{}, {"a": 1}], pa.struct([("a", pa.int64())]), [{"a": None}, {"a": 1}]),
     ],
 )
 def test_types_that_differ_between_blocks_end_as_one(tmp_path, blocks, kind, expected) -> None:

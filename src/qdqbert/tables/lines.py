@@ -15,6 +15,9 @@ from qdqbert.tables.rows import BadRow, Header, Row, half_surrogate
 # Name of the only column of a file whose lines are texts.
 TEXT = "text"
 
+# Levels of lists and objects in a row. Files of Parquet that have more cannot be read.
+_MOST_LEVELS = 40
+
 _NOT_UTF8 = "it is not UTF-8: byte 0x{byte:02x} at column {column}"
 
 
@@ -90,10 +93,26 @@ def read_objects(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Ro
         value, reason = json_value(text)
         if reason is None and not isinstance(value, dict | str):
             reason = f"it must be a JSON object or a string, got {kind_of(value)}"
+        if text.count("[") + text.count("{") > _MOST_LEVELS and _is_deep(value):
+            reason = f"it has lists or objects in one another, more than {_MOST_LEVELS} levels deep"
         if reason is not None:
             yield BadRow(name, number, reason, end)
         else:
             yield Row(name, number, {TEXT: value} if isinstance(value, str) else value, end)
+
+
+def _is_deep(value: Any) -> bool:
+    """Return whether a value of JSON has more levels than a row can have."""
+    level = [value]
+    for _ in range(_MOST_LEVELS + 1):
+        level = [
+            item
+            for each in level
+            if isinstance(each, dict | list)
+            for item in (each.values() if isinstance(each, dict) else each)
+            if isinstance(item, dict | list)
+        ]
+    return bool(level)
 
 
 def json_value(text: str) -> tuple[Any, str | None]:

@@ -8,7 +8,9 @@ A block of rows is a stream in Arrow's IPC format. The finished file has one row
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +19,16 @@ import numpy as np
 
 from qdqbert.errors import DataFileError, MissingExtraError
 from qdqbert.tables.rows import Column, Header, Kind, Layout, Row, to_json
-from qdqbert.tables.values import as_json, is_text
+from qdqbert.tables.values import as_json, has_empty_object, is_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _READ_ROWS = 4096
+
+# Metadata of a file that is also true of its rows with answers: of pandas and GeoParquet. Spark's,
+# for example, lists all columns.
+_PANDAS, _GEO = b"pandas", b"geo"
 
 
 def import_pyarrow() -> Any:
@@ -140,7 +146,7 @@ def read_parquet(path: Path) -> Iterator[Header | Row]:
         names = file.schema_arrow.names
         if len(set(names)) < len(names):
             raise DataFileError(f"File `{path}` has several columns with the same name: {names!r}.")
-        yield Header(tuple(names), file.schema_arrow.remove_metadata())
+        yield Header(tuple(names), file.schema_arrow)
         number = 0
         try:
             for each in file.iter_batches(batch_size=_READ_ROWS):
@@ -191,7 +197,16 @@ def _kept(rows: Sequence[Row]) -> Any:
             if after is None or (after.batch, after.index) != (last.batch, last.index + 1):
                 pieces.append(last.batch.batch.slice(taken[start].index, end - start))
                 start = end
-        return pyarrow.Table.from_batches(pieces).replace_schema_metadata(None)
+        schema = pieces[0].schema
+        if any(not each.schema.equals(schema, check_metadata=True) for each in pieces):
+            # Of several files.
+            fields = [
+                _field(schema.field(name).type, [each.schema.field(name) for each in pieces])
+                for name in schema.names
+            ]
+            schema = pyarrow.schema(fields, _agreed([each.schema for each in pieces]))
+        table = pyarrow.Table.from_batches(pieces)
+        return pyarrow.table(table.columns, schema=schema)
     names = dict.fromkeys(name for row in rows for name in row.values)
     arrays = [_plain_array([row.values.get(name) for row in rows]) for name in names]
     return pyarrow.table(dict(zip(names, arrays, strict=True)))
@@ -267,36 +282,83 @@ def join_blocks(
             os.fsync(file.fileno())
 
 
-def _blocks(sources: Iterable[Path], *, with_rows: bool = True) -> Iterator[Any]:
-    """Yield blocks as tables, which are empty unless `with_rows`."""
+def _blocks(sources: Iterable[Path]) -> Iterator[Any]:
+    """Yield blocks as tables."""
+    for block in _streams(sources):
+        yield block.read_all()
+
+
+def _streams(sources: Iterable[Path]) -> Iterator[Any]:
+    """Yield blocks as streams, whose schema is at their start."""
     pyarrow = import_pyarrow()
     for path in sources:
-        if not path.stat().st_size:
-            continue
-        # The schema is at the start of a block.
-        with path.open("rb") as file, pyarrow.ipc.open_stream(file) as block:
-            yield block.read_all() if with_rows else block.schema.empty_table()
+        if path.stat().st_size:
+            with path.open("rb") as file, pyarrow.ipc.open_stream(file) as block:
+                yield block
 
 
 def _common_schema(layout: Layout, sources: Sequence[Path]) -> Any:
-    """Return a schema that all blocks can be cast to; text for columns whose types do not fit."""
+    """Return a schema that all blocks can be cast to; text for columns whose types do not fit.
+
+    Columns of the input come first, in the order in which they were found.
+    """
     pyarrow = import_pyarrow()
     found: dict[str, list[Any]] = {}
-    for block in _blocks(sources, with_rows=False):
+    schemas: list[Any] = []
+    counts: Counter[str] = Counter()
+    for block in _streams(sources):
+        counts.update(block.schema.names)
+        if any(block.schema.equals(each, check_metadata=True) for each in schemas):
+            continue
+        schemas.append(block.schema)
         for field in block.schema:
-            kinds = found.setdefault(field.name, [])
-            if field.type not in kinds:
-                kinds.append(field.type)
+            found.setdefault(field.name, []).append(field)
     if not found:
         return _schema_without_rows(layout)
     typed = () if layout.types is None else layout.types.names
+    answers = {each.name for each in layout.answers}
     fields = []
-    for name, kinds in found.items():
+    for name in sorted(found, key=answers.__contains__):
+        kinds = list(dict.fromkeys(field.type for field in found[name]))
         kind = kinds[0] if len(kinds) == 1 else _common_type(name, kinds, sources)
-        # A column of JSON without any value has no type.
-        is_text = pyarrow.types.is_null(kind) and name not in typed
-        fields.append(pyarrow.field(name, pyarrow.string() if is_text else kind))
-    return pyarrow.schema(fields)
+        # A column of JSON without any value has no type, and Parquet has no objects without fields.
+        if (pyarrow.types.is_null(kind) and name not in typed) or has_empty_object(kind):
+            kind = pyarrow.string()
+        field = _field(kind, found[name])
+        is_missing = counts[name] < max(counts.values())
+        fields.append(field.with_nullable(field.nullable or is_missing))
+    return pyarrow.schema(fields, _metadata(_agreed(schemas)))
+
+
+def _field(kind: Any, found: Sequence[Any]) -> Any:
+    """Return a column with a type, and with what fields of several schemas say besides."""
+    nullable = any(each.nullable for each in found)
+    return import_pyarrow().field(found[0].name, kind, nullable, _agreed(found))
+
+
+def _agreed(found: Sequence[Any]) -> dict[bytes, bytes]:
+    """Return the metadata that fields or schemas have in common."""
+    first, *others = [each.metadata or {} for each in found]
+    return {
+        key: value for key, value in first.items() if all(each.get(key) == value for each in others)
+    }
+
+
+def _metadata(found: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return what stays true of the metadata of a file when columns are added and rows left out."""
+    kept = {key: found[key] for key in (_PANDAS, _GEO) if key in found}
+    try:
+        pandas = json.loads(kept.pop(_PANDAS, b""))
+        # An object is an index that counts rows.
+        names = [each for each in pandas["index_columns"] if isinstance(each, str)]
+        levels = pandas["column_indexes"]
+        # Names of answers are texts, with one level.
+        is_text = [each["pandas_type"] for each in levels] == ["unicode"]
+        changes = {"index_columns": names, "column_indexes": levels if is_text else []}
+        kept[_PANDAS] = json.dumps({**pandas, **changes}).encode()
+    except (ValueError, TypeError, KeyError):
+        pass
+    return kept
 
 
 def _schema_without_rows(layout: Layout) -> Any:
@@ -309,7 +371,8 @@ def _schema_without_rows(layout: Layout) -> Any:
         for name in layout.kept
     ]
     answers = [pyarrow.field(each.name, answer_array(each, []).type) for each in layout.answers]
-    return pyarrow.schema([*kept, *answers])
+    metadata = {} if layout.types is None else layout.types.metadata or {}
+    return pyarrow.schema([*kept, *answers], _metadata(metadata))
 
 
 def _common_type(name: str, kinds: Sequence[Any], sources: Sequence[Path]) -> Any:

@@ -99,6 +99,15 @@ def repeated_field(kind: pa.DataType) -> str | None:
     return next((found for each in fields if (found := repeated_field(each.type))), None)
 
 
+def has_empty_object(kind: pa.DataType) -> bool:
+    """Return whether a type has objects without fields."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind) and not kind.num_fields:
+        return True
+    return any(has_empty_object(kind.field(index).type) for index in range(kind.num_fields))
+
+
 def _value(scalar: pa.Scalar) -> Any:
     """Return a value of Arrow as JSON has it."""
     import pyarrow as pa
