@@ -145,3 +145,14 @@ def test_without_any_place_the_variable_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("qdqbert.files.MEMORY", tmp_path / "missing")
     with pytest.raises(UserInputError, match="Set the environment variable QDQBERT_CACHE to a"):
         cache.kept_folder("key", fill)
+
+
+@pytest.mark.parametrize("name", ["QDQBERT_CACHE", "XDG_CACHE_HOME"])
+def test_a_cache_that_is_not_utf8_is_refused(monkeypatch, name) -> None:
+    """Libraries cannot open its files."""
+    monkeypatch.delenv("QDQBERT_CACHE", raising=False)
+    monkeypatch.setenv(name, os.fsdecode(b"/tmp/a\xff"))
+    with pytest.raises(
+        UserInputError, match=r"'/tmp/a\\udcff.*' is not UTF-8\. Set .*QDQBERT_CACHE"
+    ):
+        cache.cache_folder()

@@ -173,3 +173,19 @@ def test_files_are_written_through_links(tmp_path) -> None:
         assert link.is_symlink()
         assert target.read_bytes() == content
         assert [path.name for path in target.parent.iterdir()] == ["target"]
+
+
+def test_a_deleted_current_folder_is_named(tmp_path, monkeypatch) -> None:
+    """Libraries look it up while they are loaded."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    monkeypatch.setattr("qdqbert.verbs.serve.run.run", lambda *given: os.path.realpath("x"))
+    with pytest.raises(UserInputError, match=r"The current folder was deleted\."):
+        qdqbert.serve("model")
+
+
+@pytest.mark.parametrize("verb", WRITERS)
+def test_a_path_that_is_not_utf8_is_refused_by_name(verb) -> None:
+    with pytest.raises(UserInputError, match=r"`\w+='a\\udcff'` is not UTF-8"):
+        write_with(verb, os.fsdecode(b"a\xff"))

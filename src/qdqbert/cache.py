@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qdqbert.errors import UserInputError
-from qdqbert.files import digest_of, temporary_places, write_bytes
+from qdqbert.files import digest_of, is_utf8, temporary_places, write_bytes
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -37,10 +37,21 @@ _SETTLED_SECONDS = 2
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache, which need not exist."""
+    """Return the folder of the cache, which need not exist.
+
+    Raises:
+        UserInputError: Its path is not UTF-8.
+    """
     if chosen := os.environ.get("QDQBERT_CACHE"):
-        return _expanded(chosen)
-    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "qdqbert"
+        folder = _expanded(chosen)
+    else:
+        folder = _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "qdqbert"
+    if not is_utf8(str(folder)):
+        raise UserInputError(
+            f"The cache {str(folder)!r} is not UTF-8. Set the environment variable QDQBERT_CACHE "
+            "to another folder."
+        )
+    return folder
 
 
 def _expanded(path: str) -> Path:

@@ -49,6 +49,25 @@ def temporary_error() -> UserInputError | None:
 
 
 @contextlib.contextmanager
+def explaining_places() -> Iterator[None]:
+    """Say what a library misses that finds no current folder, or none for temporary files.
+
+    Raises:
+        UserInputError: There is none.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            raise UserInputError(
+                "The current folder was deleted. Change to another one."
+            ) from error
+        raise temporary_error() or error from error
+
+
+@contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
     """Yield a new folder for temporary files, which is removed at the end.
 
@@ -93,6 +112,15 @@ def check_output_place(path: Path, argument: str = "output") -> None:
             f"{getattr(error, 'strerror', None) or error}. Pass another `{argument}`.",
             argument=argument,
         ) from error
+
+
+def is_utf8(path: str) -> bool:
+    """Return whether a path is UTF-8, as libraries expect. Other bytes of it are surrogates."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_within(path: Path, place: Path) -> bool:

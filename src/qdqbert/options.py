@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform, get_
 
 from qdqbert.choices import CalibratorName, Embeddings, PoolingMode, WeightsFor
 from qdqbert.errors import OutputExistsError, UserInputError
-from qdqbert.files import check_output_place, is_within
+from qdqbert.files import check_output_place, is_utf8, is_within
 from qdqbert.keywords import plain, suggest_keywords
 from qdqbert.objects import (
     Column,
@@ -607,6 +607,11 @@ def _check(option: Declared, value: Any) -> None:
         if option.is_mapping and not all(isinstance(each, str) for each in (*item, *item.values())):
             raise UserInputError(
                 f"`{option.name}` must be a dictionary of names, got {item!r:.100}.",
+                argument=option.name,
+            )
+        if option.is_path and isinstance(item, str) and not is_utf8(item):
+            raise UserInputError(
+                f"`{option.name}={item!r}` is not UTF-8. Rename the file or folder.",
                 argument=option.name,
             )
         if option.choices and item not in option.choices:

@@ -50,6 +50,18 @@ def run(arguments: Sequence[object]) -> Result:
     return Result(exit_code=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
+@pytest.mark.parametrize("size", ["0", "-5", "\u00b2", "9" * 5000])
+def test_a_size_that_no_terminal_has_is_not_known(monkeypatch, size) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.delenv("LINES", raising=False)
+    usual = [run(words).output for words in (["--help"], ["run", "x"])]
+    assert all(usual)
+    monkeypatch.setenv("COLUMNS", size)
+    monkeypatch.setenv("LINES", size)
+    assert [run(words).output for words in (["--help"], ["run", "x"])] == usual
+
+
 @pytest.mark.parametrize(("policy", "spins"), [(None, "3000"), ("active", None)])
 def test_threads_of_pytorch_soon_sleep_unless_the_user_decides(monkeypatch, policy, spins) -> None:
     for name, value in (("OMP_WAIT_POLICY", policy), ("GOMP_SPINCOUNT", None)):

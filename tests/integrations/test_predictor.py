@@ -227,3 +227,36 @@ def test_a_series_of_polars_is_a_list_of_texts(classifier) -> None:
         for table in (pl.DataFrame({"text": TEXTS}), pl.LazyFrame({"text": TEXTS})):
             with pytest.raises(UserInputError, match="Pass one of its columns"):
                 model(table)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"id": 7, "text": "good"},
+        {"text": "good"},
+        {"text": np.str_("good"), "vector": np.zeros(3)},
+        {"text": np.array("good")},
+        {"tokens": ["a", "b"], "id": np.int64(7)},
+        {"text": ["good"], "extra": None},
+        {"text": ["good"], "extra": {"a": 1}},
+    ],
+)
+def test_a_single_row_is_refused(predict, row) -> None:
+    """Its letters or numbers would be taken for rows: Ray's `map` calls with rows."""
+    with pytest.raises(UserInputError, match=r"got a row: .* call `map_batches` instead"):
+        predict(row)
+
+
+def test_columns_of_different_lengths_are_refused(predict) -> None:
+    with pytest.raises(UserInputError, match="same length: 'id' has 2, 'text' has 1"):
+        predict({"id": np.arange(2), "text": np.array(["a"])})
+
+
+def test_what_is_masked_is_missing(predict) -> None:
+    texts = np.ma.array(["good", "secret"], mask=[False, True])
+    with pytest.raises(DataFileError, match="Row 2 of the batch: it has no value in column 'text'"):
+        predict({"text": texts})
+    batch = {"text": texts[:1], "n": np.ma.array([1], mask=[True])}
+    answered = predict(batch)
+    assert list(answered["label"]) == list(predict({"text": np.array(["good"])})["label"])
+    assert answered["n"] is batch["n"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,9 @@ def read(name: object, **options: Any) -> list[tuple[int, Any]]:
         ("a.tsv", "\tindex\n0\tone\n", [{"Unnamed: 0": "0", "index": "one"}]),
         ("a.csv", "Unnamed: 0,text\n0,one\n", [{"Unnamed: 0": "0", "text": "one"}]),
         ("a.csv", "sep=;\r\nid;text\r\n1;a, b\r\n", [{"id": "1", "text": "a, b"}]),
+        ("a.csv", '"my;\ntext",id\none,1\n', [{"my;\ntext": "one", "id": "1"}]),
+        ("a.csv", '"my,\n\n""text";id\none;1\n', [{'my,\n\n"text': "one", "id": "1"}]),
+        ("a.csv", '5" disk;12" disk\none;1\n', [{'5" disk': "one", '12" disk': "1"}]),
         ("a.csv", "\ufeffsep=^\nid^text\n1^one\n", [{"id": "1", "text": "one"}]),
     ],
 )
@@ -185,6 +189,12 @@ def test_files_of_folders_and_patterns_are_read_by_name(write, tmp_path) -> None
     assert read(tmp_path / "folder") == expected
     assert read(tmp_path / "folder" / "*.txt*") == expected
     assert read(write("a[1].txt", b"one\n")) == [(1, {"text": "one"})]
+
+
+def test_a_file_of_a_folder_whose_name_is_not_utf8_is_named(tmp_path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.txt")).touch()
+    with pytest.raises(DataFileError, match=r"has the file '.*/a\\udcff\.txt', whose name is not"):
+        open_source(str(tmp_path))
 
 
 def test_positions_of_rows_grow_up_to_the_size(write, tmp_path) -> None:

@@ -60,6 +60,7 @@ def test_txt_that_starts_with_many_blank_lines_is_read(write: Write) -> None:
         ("a.tsv", "text\rone\rtwo\r"),
         ("a.jsonl", '{"text": "one"}\r{"text": "two"}'),
         ("a.csv", "sep=;\nid;text\n1;one\n2;two\n"),
+        ("a.csv", '"id,\n";text\n1;one\n2;two\n'),
     ],
 )
 def test_lines_of_old_programs_and_of_excel_are_read(write: Write, name, content) -> None:

@@ -21,6 +21,7 @@ from qdqbert.cli._errors import (
 )
 from qdqbert.cli._output import print_report
 from qdqbert.errors import UserInputError
+from qdqbert.files import explaining_places
 from qdqbert.options import Declared, declared_options, in_groups
 from qdqbert.progress import Bars
 
@@ -117,12 +118,13 @@ def _call(command: Command, given: Mapping[str, Any]) -> Any:
     declared = {each.name: each for each in options}
     values = {name: _value(declared[name], value) for name, value in given.items()}
     arguments = in_groups(command.options, values)
-    command.options(**arguments)
-    if command.runs_artifacts:
-        show_messages(options)
-    else:
-        silence_libraries()
-    return command.function(**arguments, progress=Bars())
+    with explaining_places():
+        command.options(**arguments)
+        if command.runs_artifacts:
+            show_messages(options)
+        else:
+            silence_libraries()
+        return command.function(**arguments, progress=Bars())
 
 
 def _parameter(

@@ -36,6 +36,8 @@ _MEANT = {
 # milliseconds, one other busy process made `quantize` 8 times as slow, and 1.6 times with this
 # value, which costs nothing on an idle machine.
 _SPINS = "3000"
+# Columns and lines that a terminal can have.
+_WIDEST = 10_000
 # New objects between two runs of Python's garbage collector. The default is 700, and libraries
 # create half a million objects while they are imported.
 _NEW_OBJECTS = 20_000
@@ -78,6 +80,11 @@ def _set_up_process() -> None:
     # Libraries stop without a folder for temporary files. Memory is one on a read-only root.
     if temporary_error() is not None and (places := temporary_places()):
         os.environ["TMPDIR"] = str(places[0])
+    # Rich prints nothing in no columns, and fills lines of any width.
+    for name in ("COLUMNS", "LINES"):
+        size = os.environ.get(name, "")
+        if not size.isdecimal() or not 0 < int(size[:9]) < _WIDEST:
+            os.environ.pop(name, None)
     gc.set_threshold(_NEW_OBJECTS, 10, 10)
 
 

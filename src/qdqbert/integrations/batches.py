@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,22 @@ class BatchKind:
     extended: Callable[[Any, Answers], Any]
     opened: Callable[[Any], Any] = lambda batch: batch
     closed: Callable[[Any], Any] = lambda batch: batch
+
+
+def _check_arrays(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Refuse a row, and columns of different lengths."""
+    for name, values in batch.items():
+        is_scalar = isinstance(values, np.ndarray) and not values.ndim
+        if is_scalar or isinstance(values, str | bytes | Mapping) or not isinstance(values, Sized):
+            raise UserInputError(
+                f"A batch has columns, got a row: {name!r} is {type(values).__name__}. With Ray, "
+                "call `map_batches` instead of `map`. Put the values of a row in lists."
+            )
+    lengths = {name: len(values) for name, values in batch.items()}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
+        raise UserInputError(f"The columns of a batch must have the same length: {found}.")
+    return batch
 
 
 def _object_array(values: Sequence[Any]) -> NDArray[Any]:
@@ -91,8 +107,10 @@ def _extend_polars(batch: Any, answers: Answers) -> Any:
 
 _NUMPY = BatchKind(
     names=list,
-    values=lambda batch, name: np.asarray(batch[name]).tolist(),
+    # Masked arrays have `None` for what is masked.
+    values=lambda batch, name: np.asanyarray(batch[name]).tolist(),
     extended=_extend_arrays,
+    opened=_check_arrays,
 )
 _ARROW = BatchKind(
     names=lambda batch: batch.schema.names,

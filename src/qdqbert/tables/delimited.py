@@ -28,7 +28,10 @@ _TSV_SPACES = str.maketrans("\t\r\n", "   ")
 # Separators of .csv files besides the comma, and their names in messages.
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 
-_QUOTED = re.compile('"(?:[^"]|"")*"')
+# A quote starts a field only after a separator, and not in `5" disk`.
+_FIELD_START = r"(?<![^,;\t|\r\n])"
+_QUOTED = re.compile(_FIELD_START + '"(?:[^"]|"")*"')
+_UNCLOSED = re.compile(_FIELD_START + '"')
 
 _NAMED_SEPARATOR = re.compile('"?sep=(.)"?', flags=re.IGNORECASE)
 
@@ -68,8 +71,25 @@ def read_tsv(
     return _rows(name, _tsv_records(name, stream, position), "tabs" if header else None)
 
 
+def first_record(lines: Iterator[str]) -> list[str]:
+    """Return the lines up to the end of the first row of CSV that is not blank.
+
+    A field in quotes can have line ends.
+    """
+    found: list[str] = []
+    length, is_open = 0, False
+    for line in lines:
+        found.append(line)
+        length += len(line)
+        rest = _QUOTED.sub("", f'"{line}' if is_open else line)
+        is_open = _UNCLOSED.search(rest) is not None
+        if length > _LONGEST_FIELD or (line.strip() and not is_open):
+            break
+    return found
+
+
 def separator_of(header: str) -> str:
-    """Return the separator of a .csv file, from its first line.
+    """Return the separator of a .csv file, from its first row.
 
     A comma, or else what spreadsheets write where a comma is used in numbers, if only one such
     character occurs outside of quotes.
@@ -134,12 +154,8 @@ def _csv_records(
             yield text
 
     lines = texts()
-    start = []
-    for text in lines:
-        start.append(text)
-        if text.strip():
-            break
-    separator = separator_of(start[-1]) if start and is_header_first else ","
+    start = first_record(lines)
+    separator = separator_of("".join(start)) if is_header_first else ","
     named = named_separator(start[-1]) if start else None
     if named is not None:
         separator = named

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import itertools
 import os
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO
 
 from qdqbert.choices import INPUT_FORMATS, InputFormat
 from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.files import is_utf8
 from qdqbert.tables.delimited import read_csv, read_tsv
 from qdqbert.tables.lines import read_objects, read_texts
 from qdqbert.tables.parquet import count_rows, read_parquet, schema_of
@@ -45,6 +47,9 @@ _WITHOUT_HEADER = {
     "csv": functools.partial(read_csv, header=False),
     "tsv": functools.partial(read_tsv, header=False),
 }
+
+# A folder of Hive's, as Spark writes them.
+_PARTITION = re.compile(r"([^=]+)=.*")
 
 # Size of the start and the end of a file by which it is recognized.
 _HASHED_BYTES = 1 << 16
@@ -90,6 +95,13 @@ class Source:
     def has_header(self) -> bool:
         """Whether the names of the columns were read from the first row."""
         return self.header and self.format in _WITHOUT_HEADER
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """Names of the columns that the folders of the files have the values of: `lang=en`."""
+        parts = (part for path in self.files for part in path.parent.parts)
+        names = (found[1] for part in parts if (found := _PARTITION.fullmatch(part)))
+        return tuple(dict.fromkeys(names))
 
     def place(self, row: Row | BadRow) -> str:
         """Return how messages refer to a row."""
@@ -206,6 +218,12 @@ def _find(name: str) -> tuple[Path, ...]:
     if not found:
         wrong = "has no files" if path.is_dir() else "does not exist"
         raise DataFileError(f"`input={name!r}` {wrong}. Check the path.", argument="input")
+    odd = next((each for each in found if not is_utf8(str(each))), None)
+    if odd is not None:
+        raise DataFileError(
+            f"`input={name!r}` has the file {str(odd)!r}, whose name is not UTF-8. Rename it.",
+            argument="input",
+        )
     return tuple(sorted(found))
 
 

@@ -21,6 +21,7 @@ from qdqbert.objects import Rows
 from qdqbert.tables.delimited import (
     SEPARATORS,
     csv_records,
+    first_record,
     named_separator,
     separator_of,
     tsv_cells,
@@ -287,13 +288,13 @@ def _csv_records(path: str, lines: Iterable[str], separator: str) -> Iterator[_R
 
 def _csv_table(path: str, columns: Columns) -> Table:
     lines = (text for _, text in read_lines(Path(path)))
-    head = list(itertools.islice(lines, _HEAD_ROWS))
-    first = next((index for index, text in enumerate(head) if text.strip()), 0)
-    named = named_separator(head[first]) if head else None
+    start = first_record(lines)
+    named = named_separator(start[-1]) if start else None
     if named is not None:
         # A blank line in its place, so that rows keep their numbers.
-        head[first] = "\n"
-    separator = named or _separator([text for text in head if text.strip()], columns)
+        start[-1] = "\n"
+    head = [*start, *itertools.islice(lines, _HEAD_ROWS)]
+    separator = named or _separator("".join(start), head, columns)
     records = _csv_records(path, itertools.chain(head, lines), separator)
     table = _record_table(records, path, columns)
     if separator != ",":
@@ -303,17 +304,18 @@ def _csv_table(path: str, columns: Columns) -> Table:
     return table
 
 
-def _separator(head: Sequence[str], columns: Columns) -> str:
-    """Return the separator of a .csv file, from its first lines; see `separator_of`.
+def _separator(first_row: str, head: Sequence[str], columns: Columns) -> str:
+    """Return the separator of a .csv file, from its first row and lines; see `separator_of`.
 
     Lines of text can contain it too. So it counts only below a header, or if the first rows have
     equally many columns.
     """
-    found = separator_of(head[0]) if head else ","
+    found = separator_of(first_row)
     if found == ",":
         return found
     with contextlib.suppress(csv.Error):
-        rows = csv.reader(head, delimiter=found)
+        parsed = csv.reader(head, delimiter=found)
+        rows = (row for row in parsed if any(cell.strip() for cell in row))
         first = next(rows)
         if is_header([cell.strip() for cell in first], columns):
             return found

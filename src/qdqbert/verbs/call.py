@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from qdqbert.choices import RecipeName
-from qdqbert.files import temporary_error
+from qdqbert.files import explaining_places
 from qdqbert.keywords import nearest
 from qdqbert.objects import OptionalData, SavedModel, saved
 from qdqbert.options import (
@@ -127,10 +127,8 @@ def public(
                     if each.item_type == str | SavedModel and each.field in arguments:
                         value = arguments[each.field]
                         arguments[each.field] = _saved(each, value, stack)
-                try:
+                with explaining_places():
                     return function(kind(**arguments), progress)
-                except FileNotFoundError as error:
-                    raise temporary_error() or error from error
 
         call.options = kind  # type: ignore[attr-defined]
         call.__signature__ = signature  # type: ignore[attr-defined]

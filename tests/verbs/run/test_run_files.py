@@ -169,6 +169,17 @@ def test_files_of_a_folder_have_a_limited_size(classifier, reviews, tmp_path, mo
         assert len(list((tmp_path / str(files)).iterdir())) == files
 
 
+def test_columns_of_partitions_are_named(classifier, tmp_path) -> None:
+    for lang in ("de", "en"):
+        folder = tmp_path / "in" / "year=2024" / f"lang={lang}"
+        folder.mkdir(parents=True)
+        (folder / "a.csv").write_text("year,text\n2024,the cat\n")
+    report = qdqbert.run(classifier, f"{tmp_path}/in/*/*/*.csv", tmp_path / "a.csv")
+    assert report.rows == 2
+    (notice,) = report.notices
+    assert "have values of 'lang', such as 'lang=de', which are not in the output" in notice
+
+
 def test_columns_can_be_named_or_counted(classifier, tmp_path, read_objects, caplog) -> None:
     (tmp_path / "in.tsv").write_text("id\treview\n1\tthe cat\n2\ta dog\n")
     caplog.set_level(logging.INFO, "qdqbert")

@@ -26,6 +26,7 @@ from qdqbert.reporting.run import RunReport
 from qdqbert.tables.inputs import STDIN, Source, open_source
 from qdqbert.tables.outputs import STDOUT, Writer, format_of, is_folder
 from qdqbert.tables.rows import BadRow, Row
+from qdqbert.tasks.columns import quoted
 from qdqbert.verbs.run.cluster import cluster_blocks
 from qdqbert.verbs.run.columns import find_columns, refuse
 from qdqbert.verbs.run.options import RunOptions
@@ -225,6 +226,7 @@ def _report(
     notice: str | None = None,
 ) -> RunReport:
     options, model = pipeline.options, pipeline.run.model
+    layout = pipeline.run.writer.layout
     seconds = time.monotonic() - started
     per_second = 1 / max(seconds, 1e-9)
     resumed = resumed or Totals()
@@ -234,6 +236,12 @@ def _report(
         if pipeline.source.has_header:
             hint = " The first row is the header; pass `header=False` if it has a text."
         notices.append(f"The input has no rows.{hint}")
+    names = [each for each in pipeline.source.partitions if each not in layout.kept]
+    if names:
+        notices.append(
+            f"The folders of `input={options.input!r}` have values of {quoted(names)}, such as "
+            f"{pipeline.source.files[0].parent.name!r}, which are not in the output."
+        )
     if totals.truncated:
         notices.append(model.describe_truncation(totals.truncated, totals.rows, model.max_length))
     if totals.skipped:
