@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqbert.errors import UserInputError
+from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.tables import parquet
 from qdqbert.tables.inputs import open_source
 from qdqbert.tables.outputs import Writer, format_of
@@ -329,3 +329,17 @@ def test_values_of_any_depth_that_is_read_are_written(tmp_path, kind) -> None:
     (bad,) = open_source(str(tmp_path / "deeper.jsonl")).rows()
     assert isinstance(bad, BadRow)
     assert bad.reason == "it has lists or objects in one another, more than 40 levels deep"
+
+
+@pytest.mark.parametrize(("count", "is_read"), [(59, True), (60, False), (90, False)])
+def test_parquet_of_more_levels_than_can_be_written_is_refused(tmp_path, count, is_read) -> None:
+    pa = parquet.import_pyarrow()
+    value: Any = 1
+    for _ in range(count):
+        value = {"a": value}
+    table = pa.table({"deep": [value]})
+    if is_read:
+        assert _through(table, tmp_path).drop_columns(["score"]) == table
+        return
+    with pytest.raises(DataFileError, match="Column 'deep' of .* more than 60 types in one"):
+        _through(table, tmp_path)

@@ -19,12 +19,15 @@ import numpy as np
 
 from qdqbert.errors import DataFileError, MissingExtraError
 from qdqbert.tables.rows import Column, Header, Kind, Layout, Row, to_json
-from qdqbert.tables.values import as_json, has_empty_object, is_text
+from qdqbert.tables.values import as_json, has_empty_object, is_text, levels
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _READ_ROWS = 4096
+
+# Levels of types in a block. Arrow's limit is 64, for the table and all below it.
+_MOST_LEVELS = 60
 
 # Metadata of a file that is also true of its rows with answers: of pandas and GeoParquet. Spark's,
 # for example, lists all columns.
@@ -139,13 +142,20 @@ def read_parquet(path: Path) -> Iterator[Header | Row]:
     """Yield the columns and the rows of a .parquet file.
 
     Raises:
-        DataFileError: The file cannot be read, or two columns have the same name.
+        DataFileError: The file cannot be read, two columns have the same name, or one has too many
+            levels.
     """
     pyarrow = import_pyarrow()
     with _open(path) as file:
         names = file.schema_arrow.names
         if len(set(names)) < len(names):
             raise DataFileError(f"File `{path}` has several columns with the same name: {names!r}.")
+        for field in file.schema_arrow:
+            if levels(field.type) > _MOST_LEVELS:
+                raise DataFileError(
+                    f"Column {field.name!r} of `{path}` has more than {_MOST_LEVELS} types in one "
+                    "another. Leave it out."
+                )
         yield Header(tuple(names), file.schema_arrow)
         number = 0
         try:

@@ -99,6 +99,12 @@ def repeated_field(kind: pa.DataType) -> str | None:
     return next((found for each in fields if (found := repeated_field(each.type))), None)
 
 
+def levels(kind: pa.DataType) -> int:
+    """Return the number of types that are in one another."""
+    fields = [kind.field(index) for index in range(kind.num_fields)]
+    return 1 + max((levels(each.type) for each in fields), default=0)
+
+
 def has_empty_object(kind: pa.DataType) -> bool:
     """Return whether a type has objects without fields."""
     import pyarrow as pa

@@ -307,6 +307,10 @@ def test_only_folders_of_parts_are_replaced(classifier, reviews, tmp_path) -> No
     for _ in range(2):
         qdqbert.run(classifier, reviews, folder, output_format="csv", overwrite=True)
         assert len(list(folder.iterdir())) == 3
+    (folder / "part-mine").mkdir()
+    with pytest.raises(OutputExistsError, match="contains files that `run` did not write"):
+        qdqbert.run(classifier, reviews, folder, overwrite=True)
+    (folder / "part-mine").rmdir()
     (folder / "mine.csv").write_text("")
     with pytest.raises(OutputExistsError, match="contains files that `run` did not write"):
         qdqbert.run(classifier, reviews, folder, overwrite=True)
@@ -324,6 +328,12 @@ def test_an_output_is_written_through_a_link(classifier, reviews, tmp_path, suff
         assert link.is_symlink()
         assert target.is_dir() == (suffix == "/")
         assert target.stat().st_size
+
+
+def test_a_pipe_in_the_place_of_skipped_rows_is_refused(classifier, reviews, tmp_path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl.errors.jsonl")
+    with pytest.raises(UserInputError, match="errors.jsonl'` cannot be written: it is neither"):
+        qdqbert.run(classifier, reviews, tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize("output", [".", "./", "..", "../here"])

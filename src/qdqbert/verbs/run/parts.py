@@ -230,7 +230,7 @@ def _check_output(output: Path, *, overwrite: bool) -> None:
 
 def _is_part(path: Path) -> bool:
     """Return whether a file of an output folder was written by a run."""
-    return path.name.startswith("part-")
+    return path.name.startswith("part-") and path.is_file()
 
 
 def _check_identity(what: str, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

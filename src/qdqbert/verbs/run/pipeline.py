@@ -17,7 +17,7 @@ from typing import Any
 
 from qdqbert.artifact import QUANTIZATION
 from qdqbert.errors import UserInputError
-from qdqbert.files import is_within
+from qdqbert.files import check_output_place, is_within
 from qdqbert.inference.answers import load_model
 from qdqbert.integrations.ray_cluster import import_ray
 from qdqbert.options import overwrites
@@ -107,10 +107,13 @@ def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
         import_ray()
     source = open_source(options.input, options.input_format, header=options.header)
     format, is_compressed = format_of(options.output, options.output_format)
-    for path in source.files if options.output != STDOUT else ():
+    if options.output != STDOUT:
         output = Path(options.output)
-        if is_within(path, output) or is_within(path, errors_path(output)):
-            raise overwrites("output", options.output, f"the input file {str(path)!r}")
+        errors = errors_path(output)
+        check_output_place(errors)
+        for path in source.files:
+            if is_within(path, output) or is_within(path, errors):
+                raise overwrites("output", options.output, f"the input file {str(path)!r}")
     with load_model(options) as model:
         start = source.start(_HEAD_ROWS)
         columns = find_columns(source, start, model, options, format)
