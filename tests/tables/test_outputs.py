@@ -341,5 +341,5 @@ def test_parquet_of_more_levels_than_can_be_written_is_refused(tmp_path, count, 
     if is_read:
         assert _through(table, tmp_path).drop_columns(["score"]) == table
         return
-    with pytest.raises(DataFileError, match="Column 'deep' of .* more than 60 types in one"):
+    with pytest.raises(DataFileError, match=r"Column 'deep' of .* more than 60 types in one"):
         _through(table, tmp_path)

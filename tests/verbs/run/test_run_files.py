@@ -332,7 +332,7 @@ def test_an_output_is_written_through_a_link(classifier, reviews, tmp_path, suff
 
 def test_a_pipe_in_the_place_of_skipped_rows_is_refused(classifier, reviews, tmp_path) -> None:
     os.mkfifo(tmp_path / "a.jsonl.errors.jsonl")
-    with pytest.raises(UserInputError, match="errors.jsonl'` cannot be written: it is neither"):
+    with pytest.raises(UserInputError, match=r"errors\.jsonl'` cannot be written: it is neither"):
         qdqbert.run(classifier, reviews, tmp_path / "a.jsonl")
 
 
