@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from qdqbert.reporting.serve import ServeReport as ServeReport
     from qdqbert.reporting.train import TrainReport as TrainReport
     from qdqbert.reporting.verify import VerifyReport as VerifyReport
-    from qdqbert.tasks.feature_extraction import Embedder as Embedder
+    from qdqbert.tasks.embedder import Embedder as Embedder
     from qdqbert.tasks.fill_mask import MaskFiller as MaskFiller
     from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder as MultiVectorEmbedder
     from qdqbert.tasks.multiple_choice import ChoiceSelector as ChoiceSelector
@@ -114,7 +114,7 @@ _MODULES = {
     "Distillation": "qdqbert.training.distillation",
     "doctor": "qdqbert.verbs.doctor",
     "DoctorReport": "qdqbert.reporting.doctor",
-    "Embedder": "qdqbert.tasks.feature_extraction",
+    "Embedder": "qdqbert.tasks.embedder",
     "evaluate": "qdqbert.verbs.evaluate",
     "EvaluateReport": "qdqbert.reporting.evaluate",
     "export": "qdqbert.verbs.export",

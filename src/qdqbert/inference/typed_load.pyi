@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 from qdqbert.choices import EngineName, KernelName, Precision, ProviderName, TargetName
 from qdqbert.objects import ModelLike
 from qdqbert.task_kinds import TaskName
-from qdqbert.tasks.feature_extraction import Embedder
+from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.fill_mask import MaskFiller
 from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder
 from qdqbert.tasks.multiple_choice import ChoiceSelector

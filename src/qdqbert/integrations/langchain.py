@@ -18,7 +18,7 @@ from typing import Any
 from qdqbert.errors import MissingExtraError, UserInputError
 from qdqbert.integrations.models import open_model
 from qdqbert.objects import ModelLike
-from qdqbert.tasks.feature_extraction import Embedder
+from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.pair_scores import PairScorer
 
 if importlib.util.find_spec("langchain_core") is None:

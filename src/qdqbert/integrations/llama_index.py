@@ -21,7 +21,7 @@ from qdqbert.integrations.models import open_model
 from qdqbert.keywords import plain
 from qdqbert.objects import ModelLike
 from qdqbert.runtime.inputs import check_whole
-from qdqbert.tasks.feature_extraction import Embedder
+from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.reranking import Reranker
 
 if importlib.util.find_spec("llama_index") is None:

@@ -24,7 +24,7 @@ from qdqbert.checkpoint.sentence import read_model_settings
 from qdqbert.checkpoint.tokenizer import load_tokenizer
 from qdqbert.errors import MissingExtraError, UserInputError
 from qdqbert.inference import load as inference
-from qdqbert.tasks.feature_extraction import Embedder
+from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.reranking import Reranker
 
 if importlib.util.find_spec("sentence_transformers") is None:

@@ -16,7 +16,7 @@ from qdqbert.serving.rerank import rerank_error
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, check_width, count_truncated
-from qdqbert.tasks.feature_extraction import Embedder
+from qdqbert.tasks.embedder import Embedder
 
 _EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 

@@ -12,7 +12,7 @@ from qdqbert.serving.fields import Body, Refused
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, check_width, count_truncated
-from qdqbert.tasks.feature_extraction import Embedder
+from qdqbert.tasks.embedder import Embedder
 
 
 class OllamaBody(Body):

@@ -26,7 +26,7 @@ from qdqbert.serving.output_dtype import Vectors
 from qdqbert.serving.responses import Response, json_response, openai_error
 from qdqbert.serving.routing import NAME, Route
 from qdqbert.serving.service import Models, Served, check_width, count_truncated
-from qdqbert.tasks.feature_extraction import Embedder
+from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.prompts import TokenIds
 
 _route = functools.partial(Route, tag="OpenAI", error_form=openai_error)

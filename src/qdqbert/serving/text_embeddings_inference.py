@@ -24,7 +24,7 @@ from qdqbert.serving.rerank import Documents, Ranking, rank, rank_documents
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, check_width, count_truncated
-from qdqbert.tasks.feature_extraction import Embedder
+from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder
 from qdqbert.tasks.prompts import PromptedModel
 from qdqbert.tasks.reranking import Reranker

@@ -18,7 +18,7 @@ from qdqbert.serving.openai import Usage
 from qdqbert.serving.responses import Response, json_response, openai_error
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, count_truncated
-from qdqbert.tasks.feature_extraction import Embedder
+from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.reranking import Reranker
 
 _TextOrTexts = str | Annotated[list[str], Field(min_length=1)]

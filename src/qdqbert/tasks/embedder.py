@@ -1,0 +1,525 @@
+"""The embedder that `load` returns, with the interface of `SentenceTransformer`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+
+import numpy as np
+
+from qdqbert.artifact import quantize_command
+from qdqbert.choices import OUTPUT_DTYPES, OutputDtype
+from qdqbert.encoders.heads import EMBEDDING
+from qdqbert.errors import UserInputError
+from qdqbert.keywords import plain, suggest_keywords
+from qdqbert.progress import progress_of
+from qdqbert.runtime.inputs import (
+    check_device,
+    check_whole,
+    listed_texts,
+)
+from qdqbert.runtime.model import Loaded
+from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.rows import RowFormat
+from qdqbert.runtime.scheduler import Job
+from qdqbert.runtime.tensors import converted
+from qdqbert.tables.rows import Column
+from qdqbert.tasks.embedding_jobs import (
+    Embed,
+    Embedding,
+    EmbedInChunks,
+    SmallEmbedding,
+    States,
+    have_length_1,
+    scaled,
+)
+from qdqbert.tasks.lines import counted
+from qdqbert.tasks.prompts import (
+    CallOptions,
+    PromptedModel,
+    Texts,
+)
+from qdqbert.tasks.small_vectors import (
+    DTYPES,
+    RANGED,
+    VectorRanges,
+    checked_limits,
+    shared_limits,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# More dimensions than embeddings have.
+_MOST = 2**31
+
+
+def _embed(model: Embedder, options: AnswerOptions) -> Job[Any, Any]:
+    model._check_width(options.truncate_dim)
+    return model.job(
+        prompt_name=options.prompt_name,
+        prompt=options.prompt,
+        normalize_embeddings=options.normalize,
+        truncate_dim=options.truncate_dim,
+        chunk_overlap=options.chunk_overlap,
+        output_dtype=options.output_dtype,
+    )
+
+
+def _columns(options: AnswerOptions) -> tuple[Column, ...]:
+    return (Column(name="embedding", kind="numbers", dtype=DTYPES[options.output_dtype]),)
+
+
+class EncodeOptions(CallOptions, total=False):
+    """Options of `Embedder.encode` that do not change the type of its result."""
+
+    task: str | None
+    normalize_embeddings: bool
+    truncate_dim: int | None
+    chunk_overlap: int | None
+    output_dtype: OutputDtype | None
+    precision: OutputDtype | None
+    ranges: Any
+
+
+class Embedder(PromptedModel[SmallEmbedding]):
+    """Computes embeddings of texts."""
+
+    rows = RowFormat(
+        name="an embedder",
+        options=(
+            *("normalize", "truncate_dim", "prompt", "prompt_name", "chunk_overlap"),
+            "output_dtype",
+        ),
+        columns=_columns,
+        length=lambda model, options: model._length(options.truncate_dim, options.output_dtype),
+        job=_embed,
+        values=lambda answer, _: (answer,),
+    )
+
+    def __init__(self, loaded: Loaded) -> None:
+        """Read the settings of the folder."""
+        super().__init__(loaded)
+        self._truncate_dim = self._settings.truncate_dim
+        stored = loaded.artifact.quantization.get("embedding_ranges")
+        self._stored_ranges = None if stored is None else VectorRanges.of_json(stored)
+
+    @overload
+    def encode(
+        self,
+        inputs: Texts,
+        *,
+        output_value: Literal["sentence_embedding"] = "sentence_embedding",
+        convert_to_numpy: Literal[True] = True,
+        convert_to_tensor: Literal[False] = False,
+        **options: Unpack[EncodeOptions],
+    ) -> SmallEmbedding: ...
+
+    @overload
+    def encode(
+        self,
+        inputs: Texts,
+        *,
+        output_value: Literal["sentence_embedding"] = "sentence_embedding",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: Literal[True],
+        **options: Unpack[EncodeOptions],
+    ) -> Tensor: ...
+
+    @overload
+    def encode(
+        self,
+        inputs: Texts,
+        *,
+        output_value: Literal["sentence_embedding", "token_embeddings"] = "sentence_embedding",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        **options: Unpack[EncodeOptions],
+    ) -> Any: ...
+
+    @suggest_keywords
+    def encode(
+        self,
+        inputs: Texts,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        output_value: Literal["sentence_embedding", "token_embeddings"] = "sentence_embedding",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        task: str | None = None,
+        device: str | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        chunk_overlap: int | None = None,
+        output_dtype: OutputDtype | None = None,
+        precision: OutputDtype | None = None,
+        ranges: Any = None,
+    ) -> Any:
+        """Compute embeddings, as `SentenceTransformer.encode` of sentence-transformers does.
+
+        A model without sentence-transformers' files returns the mean of the token states.
+
+        Args:
+            inputs: A text, or a list of texts.
+            prompt_name: Name of the prompt, a key of `prompts`, that is put before each text. The
+                folder's default prompt, if it has one, is used by default. The name of an adapter
+                also chooses the adapter.
+            prompt: Text that is put before each text, instead of a named prompt.
+            batch_size: Has no effect. It is there for code that passes it to sentence-transformers.
+                Texts of similar length are put into batches by their tokens.
+            show_progress_bar: Whether to show a bar on stderr.
+            output_value: The result for each text: its embedding, or the states of all of its
+                tokens.
+            convert_to_numpy: Whether the result is an array. Otherwise it is a list of tensors of
+                torch.
+            convert_to_tensor: Whether the result is a tensor of torch, instead of an array.
+            task: Adapter that the model is run with, such as "retrieval.query" of a float
+                checkpoint of jina-embeddings-v3, and with its prompt unless another one is given.
+                It is merged into the weights when it is first used, and needs as much memory as
+                the model.
+            device: Has no effect, and can be "cpu" only.
+            normalize_embeddings: Whether embeddings are scaled to length 1. Models that
+                end with normalization always scale them.
+            truncate_dim: Number of leading dimensions to keep, for models trained for it. The
+                folder's setting by default.
+            chunk_overlap: If given, texts that are longer than `max_length` are embedded in chunks
+                that share this number of tokens, 0 or more, instead of being cut. Each chunk has
+                the prompt. The embedding of the text is the mean of its chunks' embeddings,
+                weighted by their numbers of tokens, and scaled to length 1 if these are.
+            output_dtype: Kind of the values, float32 by default. "int8" has a byte for each
+                dimension: the value times a number, the same for all, rounded. "uint8" has the
+                same codes plus 128. "binary" (int8) and "ubinary" (uint8) have a bit, which is 1
+                for values above 0, eight bits to a byte. The values equal sentence-transformers'
+                `quantize_embeddings` with the same ranges.
+            precision: Name of `output_dtype` in sentence-transformers.
+            ranges: Smallest and largest value of each dimension for "int8" and "uint8", `(2,
+                dimensions)`, which are divided into 256 steps. By default `embedding_ranges`.
+
+        Returns:
+            float32, `(dimensions,)` for a text and `(texts, dimensions)` for a list. For
+            "token_embeddings" `(tokens, hidden)`, or a list of such arrays. With `output_dtype`
+            int8 or uint8; bits take an eighth of the dimensions.
+
+        Raises:
+            MissingExtraError: A tensor is asked for, and torch is not installed.
+            UserInputError: `prompt_name` is unknown, or `inputs` is not a text or a list of
+                texts, or the graph has no token states, or `chunk_overlap` is too large or used
+                with token states. Or `output_dtype` is unknown, used with token states, or needs
+                ranges that the folder does not have.
+
+        Example:
+            >>> vectors = model.encode(["Where is the river?", "It is near the house."])
+            >>> vectors.shape
+            (2, 384)
+        """
+        check_whole("batch_size", batch_size, at_least=1)
+        check_device(device)
+        if precision is not None and output_dtype not in (None, precision):
+            raise UserInputError(
+                f"`output_dtype={output_dtype!r}` and `precision={precision!r}` are two names of "
+                "one option. Pass one of them.",
+                argument="precision",
+            )
+        self._check_width(truncate_dim)
+        is_one = isinstance(inputs, str)
+        job = self.job(
+            prompt_name=prompt_name,
+            prompt=prompt,
+            task=task,
+            output_value=output_value,
+            normalize_embeddings=normalize_embeddings,
+            truncate_dim=truncate_dim,
+            chunk_overlap=chunk_overlap,
+            output_dtype=output_dtype or precision or "float32",
+            ranges=ranges,
+        )
+        texts = listed_texts(inputs, "inputs")
+        vectors = self._all(job, texts, progress=progress_of(bool(show_progress_bar)))
+        found: Any = vectors
+        if is_one:
+            found = vectors[0]
+        elif output_value != "token_embeddings":
+            found = np.stack(vectors or self._all(job, ["a"]))[: len(vectors)]
+        return converted(
+            found,
+            convert_to_numpy=convert_to_numpy,
+            convert_to_tensor=convert_to_tensor,
+            is_one=is_one,
+        )
+
+    @suggest_keywords
+    def embedding_ranges(
+        self,
+        *,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        per_dimension: bool = False,
+    ) -> Embedding:
+        """Return the ranges that `quantize` found on its calibration data, for these options.
+
+        They decide what the codes of `output_dtype` "int8" and "uint8" mean. By default all
+        dimensions share one range, so that codes of "int8" compare texts as the values do.
+
+        Args:
+            normalize_embeddings: Whether embeddings are scaled to length 1 after they are cut. The
+                ranges are then divided by the mean length that the embeddings of the calibration
+                data have before.
+            truncate_dim: Number of leading dimensions to keep. The folder's setting by default.
+            per_dimension: Whether to return a range for each dimension, as
+                `quantize_embeddings` of sentence-transformers finds them. With these `ranges`,
+                codes have smaller steps, and weigh the dimensions otherwise than the values do:
+                restore the values before they are compared.
+
+        Returns:
+            float32, `(2, dimensions)`: the smallest and the largest value of each dimension; the
+            same for all of them without `per_dimension`.
+
+        Raises:
+            UserInputError: The folder has no ranges.
+        """
+        self._check_width(truncate_dim)
+        limits = self._ranges().limits(
+            truncate_dim or self._truncate_dim, is_scaled=normalize_embeddings
+        )
+        return limits if per_dimension else shared_limits(limits)
+
+    def _ranges(self) -> VectorRanges:
+        if self._stored_ranges is None:
+            made_from = self._loaded.artifact.quantization["checkpoint"].get("name", self.name)
+            raise UserInputError(
+                "`output_dtype` 'int8' and 'uint8' need the range of the embeddings, which "
+                f"{self.name!r} does not have. Quantize the float model, which finds them on the "
+                f"`calibration_data` and stores them: {quantize_command(str(made_from))}. Or pass "
+                "`ranges` to `encode`. 'binary' and 'ubinary' need none.",
+                argument="output_dtype",
+            )
+        return self._stored_ranges
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Embedding:
+        """Compare all pairs of embeddings, as `SentenceTransformer.similarity` does.
+
+        Args:
+            embeddings1: Embeddings `(texts, dimensions)`, or one of them, `(dimensions,)`.
+            embeddings2: The same.
+
+        Returns:
+            float32, `(texts of embeddings1, texts of embeddings2)`: cosines, or what the folder's
+            `similarity_fn_name` says: "dot", "euclidean" or "manhattan". The last two are distances
+            with a minus sign.
+
+        Raises:
+            UserInputError: The shapes do not fit, or the folder's function is unknown.
+        """
+        a, b = (np.atleast_2d(np.asarray(each, np.float32)) for each in (embeddings1, embeddings2))
+        if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
+            raise UserInputError(
+                "`embeddings1` and `embeddings2` have to be (texts, dimensions) with the same "
+                f"number of dimensions; got shapes {a.shape} and {b.shape}.",
+                argument="embeddings2",
+            )
+        match self.similarity_fn_name:
+            case "dot":
+                return np.asarray(a @ b.T)
+            case "euclidean":
+                return np.asarray(-np.linalg.norm(a[:, None] - b[None], axis=-1))
+            case "manhattan":
+                return np.asarray(-np.abs(a[:, None] - b[None]).sum(axis=-1))
+            case "cosine":
+                return np.asarray(scaled(a) @ scaled(b).T)
+            case name:
+                raise UserInputError(
+                    f"`similarity_fn_name={name!r:.80}` in the folder's "
+                    "config_sentence_transformers.json is unknown. Known: cosine, dot, euclidean, "
+                    "manhattan."
+                )
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Embedding:
+        """Compare embeddings with those in the same places, as sentence-transformers does.
+
+        Args:
+            embeddings1: Embeddings `(texts, dimensions)`, or one of them, `(dimensions,)`.
+            embeddings2: The same number of them.
+
+        Returns:
+            float32 `(texts,)`; see `similarity`.
+
+        Raises:
+            UserInputError: The shapes differ, or the folder's function is unknown.
+        """
+        a, b = (np.atleast_2d(np.asarray(each, np.float32)) for each in (embeddings1, embeddings2))
+        if a.shape != b.shape:
+            raise UserInputError(
+                "`embeddings1` and `embeddings2` have to have the same shape; got "
+                f"{a.shape} and {b.shape}.",
+                argument="embeddings2",
+            )
+        rows = [self.similarity(one, other)[0] for one, other in zip(a, b, strict=True)]
+        return np.concatenate([np.zeros(0, np.float32), *rows])
+
+    @property
+    def truncate_dim(self) -> int | None:
+        """Number of leading dimensions to keep, the folder's at first; `None` for all."""
+        return self._truncate_dim
+
+    @truncate_dim.setter
+    def truncate_dim(self, value: int | None) -> None:
+        value = plain(value)
+        if value != self._truncate_dim:
+            self._check_width(value)
+        self._truncate_dim = value
+
+    def __call__(self, texts: str | Sequence[str]) -> list[Any]:
+        """Return the states of all tokens, as transformers' pipeline "feature-extraction" does.
+
+        Args:
+            texts: A text, or a list of texts.
+
+        Returns:
+            For each text a float32 array `(1, tokens, hidden)`. A list of lists of arrays for a
+            list of texts.
+
+        Raises:
+            UserInputError: The graph has no token states.
+        """
+        job = self.job(output_value="token_embeddings", prompt="")
+        return [each[None] for each in self._all(job, listed_texts(texts, "texts"))]
+
+    @suggest_keywords
+    def job(
+        self,
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        task: str | None = None,
+        output_value: str = "sentence_embedding",
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        chunk_overlap: int | None = None,
+        keep_length: bool = False,
+        output_dtype: OutputDtype = "float32",
+        ranges: Any = None,
+    ) -> Job[str, SmallEmbedding]:
+        """Return the job of `encode` with these options, for `stream`.
+
+        With `keep_length`, embeddings of length 1 are scaled to length 1 again after a cut to fewer
+        dimensions, unlike in sentence-transformers.
+        """
+        if output_dtype not in OUTPUT_DTYPES:
+            raise UserInputError(
+                f"`output_dtype={output_dtype!r}` is unknown. Known: {', '.join(OUTPUT_DTYPES)}.",
+                argument="output_dtype",
+            )
+        check_whole("truncate_dim", truncate_dim, at_least=1)
+        check_whole("chunk_overlap", chunk_overlap, at_least=0)
+        if ranges is not None and output_dtype not in RANGED:
+            raise UserInputError(
+                f"`ranges` applies to `output_dtype` 'int8' and 'uint8', got {output_dtype!r}. "
+                "Leave it out.",
+                argument="ranges",
+            )
+        adapter, prompt_name = self._chosen(task, prompt_name, prompt)
+        runners = self._with(adapter)._loaded.runners
+        shared: dict[str, Any] = {
+            "tokenizer": self._loaded.tokenizer,
+            "input_names": self._loaded.artifact.input_names,
+            "prompt": self._prompt(prompt_name, prompt),
+            "adapter": adapter,
+        }
+        if output_value == "sentence_embedding":
+            if EMBEDDING in runners.single.output_names:
+                shared["reads"] = (EMBEDDING,)
+            shared["normalize"] = normalize_embeddings
+            shared["dimensions"] = truncate_dim or self._truncate_dim
+            shared["keep_length"] = keep_length
+            shared["output_dtype"] = output_dtype
+            if output_dtype in RANGED:
+                shared["limits"] = (
+                    self._limits(shared["dimensions"], normalize_embeddings, keep_length)
+                    if ranges is None
+                    else checked_limits(ranges)
+                )
+            if chunk_overlap is None:
+                return Embed(**shared)
+            prompt_tokens = self._prompt_tokens(shared["prompt"], chunk_overlap)
+            return EmbedInChunks(**shared, overlap=chunk_overlap, prompt_tokens=prompt_tokens)
+        if output_value != "token_embeddings":
+            raise UserInputError(
+                f"`output_value={output_value!r}` is unknown. Known: sentence_embedding, "
+                "token_embeddings.",
+                argument="output_value",
+            )
+        if output_dtype != "float32":
+            raise UserInputError(
+                f"`output_dtype={output_dtype!r}` applies to sentence embeddings only. Leave it "
+                "out.",
+                argument="output_dtype",
+            )
+        if chunk_overlap is not None:
+            raise UserInputError(
+                f"`chunk_overlap={chunk_overlap}` applies to sentence embeddings only. Leave it "
+                "out.",
+                argument="chunk_overlap",
+            )
+        if "last_hidden_state" not in runners.single.output_names:
+            raise UserInputError(
+                "`output_value='token_embeddings'`: the graph returns sentence embeddings only.",
+                argument="output_value",
+            )
+        return States(**shared)
+
+    def _check_width(self, truncate_dim: int | None) -> None:
+        """Refuse a number of dimensions that embeddings do not have."""
+        check_whole("truncate_dim", truncate_dim, at_least=1)
+        if truncate_dim is not None and truncate_dim > self._width:
+            raise UserInputError(
+                f"`truncate_dim={truncate_dim}`: embeddings of {self.name!r} have {self._width} "
+                "dimensions. Pass this number or less.",
+                argument="truncate_dim",
+            )
+
+    @functools.cached_property
+    def _width(self) -> int:
+        """Number of dimensions of an embedding that is not cut."""
+        if self._stored_ranges is not None:
+            return len(self._stored_ranges.low)
+        return len(self._all(self.job(prompt="", truncate_dim=_MOST), ["a"])[0])
+
+    @functools.cached_property
+    def have_length_1(self) -> bool:
+        """Whether the model itself scales embeddings to length 1."""
+        if self._stored_ranges is not None:
+            return self._stored_ranges.have_length_1
+        return bool(have_length_1(self._all(self.job(prompt="", truncate_dim=_MOST), ["a"])[0]))
+
+    def _length(self, truncate_dim: int | None, output_dtype: OutputDtype) -> int:
+        """Return the number of values of an embedding; bits are packed, eight to a byte."""
+        self._check_width(truncate_dim)
+        kept = truncate_dim or self._truncate_dim or self._width
+        values = min(kept, self._width)
+        return -(-values // 8) if output_dtype in ("binary", "ubinary") else values
+
+    def _limits(self, dimensions: int | None, normalize: bool, keep_length: bool) -> Embedding:
+        """Return the folder's range of vectors that are cut and scaled by these options."""
+        ranges = self._ranges()
+        keeps = keep_length and ranges.have_length_1
+        return shared_limits(ranges.limits(dimensions, is_scaled=normalize or keeps))
+
+    def _prompt_tokens(self, prompt: str, overlap: int) -> int:
+        """Return the number of tokens of a prompt; refuse chunks that share all of their text."""
+        tokenizer = self._loaded.tokenizer.cutting(None)
+        special = len(tokenizer.encode("").ids)
+        tokens = len(tokenizer.encode(prompt).ids) - special
+        room = self.max_length - special - tokens
+        if not 0 <= overlap < room:
+            prompts = f" and {counted(tokens, 'token')} of the prompt" if tokens else ""
+            raise UserInputError(
+                f"`chunk_overlap` must be at least 0 and below {max(room, 0)}, the number of "
+                f"tokens of a text that fit into {self.max_length} next to {special} special "
+                f"ones{prompts}; got {overlap}.",
+                argument="chunk_overlap",
+            )
+        return tokens
