@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from qdqbert.tasks.next_sentence_prediction import (
         NextSentencePredictor as NextSentencePredictor,
     )
-    from qdqbert.tasks.question_answering import QuestionAnswerer as QuestionAnswerer
+    from qdqbert.tasks.question_answerer import QuestionAnswerer as QuestionAnswerer
     from qdqbert.tasks.regression import Regressor as Regressor
     from qdqbert.tasks.reranking import Reranker as Reranker
     from qdqbert.tasks.sparse_embedding import SparseEmbedder as SparseEmbedder
@@ -154,7 +154,7 @@ _MODULES = {
     "QuantizeReport": "qdqbert.reporting.quantize",
     "QuantizerOptions": "qdqbert.recipes",
     "Quantizers": "qdqbert.options",
-    "QuestionAnswerer": "qdqbert.tasks.question_answering",
+    "QuestionAnswerer": "qdqbert.tasks.question_answerer",
     "Regressor": "qdqbert.tasks.regression",
     "Reranker": "qdqbert.tasks.reranking",
     "run": "qdqbert.verbs.run",

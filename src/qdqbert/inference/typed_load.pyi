@@ -13,7 +13,7 @@ from qdqbert.tasks.fill_mask import MaskFiller
 from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder
 from qdqbert.tasks.multiple_choice import ChoiceSelector
 from qdqbert.tasks.next_sentence_prediction import NextSentencePredictor
-from qdqbert.tasks.question_answering import QuestionAnswerer
+from qdqbert.tasks.question_answerer import QuestionAnswerer
 from qdqbert.tasks.reranking import Reranker
 from qdqbert.tasks.sparse_embedding import SparseEmbedder
 from qdqbert.tasks.text_classification import TextClassifier
