@@ -13,7 +13,7 @@ import transformers
 
 import qdqbert
 from qdqbert.errors import UserInputError
-from qdqbert.tasks import feature_extraction
+from qdqbert.tasks import embedding_jobs
 from qdqbert.tokenizing.tokenizer import Tokenizer
 
 TEXTS = ["the cat sat on the book", "music", "in the night and the dog " * 3, "", "a Book of rain"]
@@ -126,7 +126,7 @@ def test_chunks_hold_the_prompt_and_a_part_of_the_text(
 ) -> None:
     folder = metaspace if family == "metaspace" else checkpoints(family)
     tokenizer = Tokenizer.from_folder(folder, max_length=20)
-    job = feature_extraction._EmbedInChunks(
+    job = embedding_jobs.EmbedInChunks(
         tokenizer=tokenizer,
         input_names=("input_ids",),
         prompt=prompt,
