@@ -125,8 +125,9 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> str:
-    first = module.removeprefix("qdqbert").removeprefix(".").split(".")[0]
-    return first if first in LAYERS else ROOT_LAYER
+    parts = module.split(".")[1:]
+    layers = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((layer for layer in layers if layer in LAYERS), ROOT_LAYER)
 
 
 def is_for_types(node: ast.AST) -> bool:
@@ -164,8 +165,7 @@ def run_python(code: str) -> str:
 
 
 def test_every_file_belongs_to_a_layer() -> None:
-    tops = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in MODULES}
-    assert tops == set(LAYERS)
+    assert {layer_of(name_of(path)) for path in MODULES} == set(LAYERS)
 
 
 def test_imports_point_up_the_pipeline() -> None:
