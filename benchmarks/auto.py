@@ -21,8 +21,8 @@ from typing import Any
 from unittest import mock
 
 import qdqbert
+from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.evidence.reports import CandidateReport
-from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.pipeline.auto import choice
 from qdqbert.pipeline.auto.choice import Candidate, Timed
 from qdqbert.pipeline.auto.halving import Standing, rank

@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 
+from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.engines.native.compiler import Library, compile_module
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.instruction_sets import choose_set
@@ -49,7 +50,6 @@ from qdqbert.engines.native.kernels.amx_tiles import AmxTiles, amx_name
 from qdqbert.engines.native.kernels.vector_tiles import dot_name
 from qdqbert.engines.native.memory import zeros
 from qdqbert.engines.native.runner import NativeRunner
-from qdqbert.machine import cpu_features, cpu_name, usable_cores
 
 SHAPES = "1x32,1x128,8x128,1x384,32x64"
 NATIVE = "native"

@@ -33,7 +33,7 @@ from pathlib import Path
 
 import qdqbert
 from qdqbert.checkpoint.demo import demo_checkpoint
-from qdqbert.machine import cpu_name, usable_cores
+from qdqbert.common.machine import cpu_name, usable_cores
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = {"qdqbert": ".", "qdqbert[quantize]": ".[quantize]"}

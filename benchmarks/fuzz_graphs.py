@@ -40,7 +40,7 @@ from onnx import TensorProto
 from rich.console import Console
 from rich.table import Table
 
-from qdqbert.errors import QdqBertError
+from qdqbert.common.errors import QdqBertError
 from qdqbert.graph.imported.graph_runner import open_graph_file
 from qdqbert.graph.imported.imported_model import import_onnx
 

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qdqbert.choices import TargetName
+    from qdqbert.common.choices import TargetName
 
 if importlib.util.find_spec("qdqbert") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))

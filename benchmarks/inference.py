@@ -51,10 +51,10 @@ from typing import Any
 import numpy as np
 
 import qdqbert
-from qdqbert.choices import EngineName
+from qdqbert.common.choices import EngineName
+from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.encoding import feature_of
 from qdqbert.inference import load as loading
-from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.runtime.batches import stack
 
 ENGINES: tuple[EngineName, ...] = ("onnxruntime", "openvino", "native")

@@ -31,7 +31,7 @@ import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 import qdqbert
-from qdqbert.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from serving import Client, server
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

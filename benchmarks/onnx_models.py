@@ -36,7 +36,7 @@ from torch import nn
 from qdqbert.calibration.calibrate import run_passes
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan
-from qdqbert.choices import EngineName
+from qdqbert.common.choices import EngineName
 from qdqbert.encoding import Batch
 from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.lowering import Reference, check_lowering

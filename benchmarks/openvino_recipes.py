@@ -26,12 +26,12 @@ from engines import make_rivals, random_base, worker
 from other_quantizers import quantize_nncf, without_value_info
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.choices import RecipeName
+from qdqbert.common.choices import RecipeName
+from qdqbert.common.machine import cpu_name, usable_cores
 from qdqbert.engines.registry import open_runner
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.graph.writer import make_graph
-from qdqbert.machine import cpu_name, usable_cores
 from qdqbert.tasks.data import Columns
 from rivals import calibration_inputs
 from scoring import TestSet

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import qdqbert
-from qdqbert.choices import ENGINE_NAMES
+from qdqbert.common.choices import ENGINE_NAMES
 from scoring import Score, TestSet, mean_of
 
 ENGINES = ("pytorch", "onnxruntime", "openvino")

@@ -25,7 +25,7 @@ import numpy as np
 import onnx_ir as ir
 
 import qdqbert
-from qdqbert.choices import TargetName
+from qdqbert.common.choices import TargetName
 
 TARGETS: tuple[TargetName, ...] = (
     "portable",

@@ -31,7 +31,7 @@ from other_quantizers import quantize_dynamic, quantize_nncf, without_value_info
 from qdqbert import resources
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.choices import EngineName
+from qdqbert.common.choices import EngineName
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of

@@ -20,7 +20,7 @@ from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.choices import EngineName
+from qdqbert.common.choices import EngineName
 from qdqbert.engines.registry import open_runner
 from qdqbert.engines.runner import Runner
 from qdqbert.models.quantized import load_model

@@ -43,7 +43,7 @@ from typing import Any
 import psutil
 
 import qdqbert
-from qdqbert.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

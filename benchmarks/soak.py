@@ -30,7 +30,7 @@ from typing import Any
 import httpx
 import psutil
 
-from qdqbert.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from serving import embed, server
 
 WORDS = [

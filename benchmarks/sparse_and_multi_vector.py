@@ -47,7 +47,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines import random_base, worker
-from qdqbert.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 
 Kind = Literal["sparse-embedding", "multi-vector-embedding"]
 Arrays = list[NDArray[np.float32]]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import cast
 
 import qdqbert
-from qdqbert.choices import EngineName
+from qdqbert.common.choices import EngineName
 from qdqbert.targets import TARGETS
 from scoring import TestSet
 

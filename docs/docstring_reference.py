@@ -8,7 +8,7 @@ import typing
 from typing import Any
 
 import qdqbert
-import qdqbert.choices
+import qdqbert.common.choices
 
 # Names of classes, and of functions behind the name of the package, become links.
 _PUBLIC = re.compile(
@@ -78,7 +78,7 @@ def _link_type(app: Any, environment: Any, node: Any, content: Any) -> Any:
     name = node.get("reftarget", "").rpartition(".")[2]
     if node.get("refdomain") != "py" or node["reftarget"].startswith("qdqbert."):
         return None
-    where = "qdqbert.choices" if hasattr(qdqbert.choices, name) else "qdqbert"
+    where = "qdqbert.common.choices" if hasattr(qdqbert.common.choices, name) else "qdqbert"
     found = environment.domains["py"].resolve_xref(
         environment, node["refdoc"], app.builder, "obj", f"{where}.{name}", node, content
     )

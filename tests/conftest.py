@@ -38,7 +38,8 @@ from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.choices import EngineName
+from qdqbert.common.choices import EngineName
+from qdqbert.common.options import Calibration, Quantizers, TaskOptions
 from qdqbert.compat.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import Choices
@@ -53,7 +54,6 @@ from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Max
-from qdqbert.options import Calibration, Quantizers, TaskOptions
 from qdqbert.recipes import RECIPES, WIDE_INPUTS, build_recipe
 from qdqbert.reference.sited_model import SitedModel, quantizing
 from qdqbert.spec import Range, Smoothing

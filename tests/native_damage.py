@@ -17,8 +17,8 @@ from typing import Any
 
 from native_guard import Guard, guarded
 from native_models import random_batch
+from qdqbert.common.errors import QdqBertError
 from qdqbert.engines.native.runner import NativeRunner
-from qdqbert.errors import QdqBertError
 
 LONGEST = 24
 """Tokens of the longest text that the files take."""

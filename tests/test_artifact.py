@@ -29,10 +29,10 @@ from qdqbert.artifact import (
     writing,
 )
 from qdqbert.checkpoint.tokenizer import load_tokenizer
+from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputError
+from qdqbert.common.files import write_json
+from qdqbert.common.options import Calibration
 from qdqbert.engines.registry import open_runner
-from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
-from qdqbert.files import write_json
-from qdqbert.options import Calibration
 from qdqbert.targets import TARGETS
 from qdqbert.tasks.data import Example, digest_examples
 

@@ -46,10 +46,10 @@ from qdqbert.calibration.ranges_file import FORMAT as RANGES_FORMAT
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.cli import main
 from qdqbert.cli._commands import COMMANDS
+from qdqbert.common.options import declared_options
 from qdqbert.encoders.stored import FORMAT as CONFIG_FORMAT
 from qdqbert.engines.native.storage import FORMAT as NATIVE_FORMAT
 from qdqbert.graph.writer import IR_VERSION
-from qdqbert.options import declared_options
 from qdqbert.serving.metrics import Metrics
 from qdqbert.verbs.export.run import EXPORT_FORMAT
 from task_files import TAGS, plain, questions, sentence, tagged

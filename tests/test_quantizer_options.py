@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 import qdqbert
 from qdqbert.checkpoint.configuration import quantizer_options_of
 from qdqbert.checkpoint.families import FAMILIES, family_of
-from qdqbert.errors import QdqBertError, SpecError, UnmatchedRuleError
+from qdqbert.common.errors import QdqBertError, SpecError, UnmatchedRuleError
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.recipes import QKV_WEIGHTS, QuantizerOptions, build_recipe, fused_groups
 from qdqbert.spec import Range, Site, TensorSpec, resolve

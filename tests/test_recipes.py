@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
 from qdqbert.checkpoint.families import family_of
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.recipes import (
     AFFINE,

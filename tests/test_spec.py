@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from qdqbert.errors import QdqBertError, SpecError, UnmatchedRuleError
+from qdqbert.common.errors import QdqBertError, SpecError, UnmatchedRuleError
 from qdqbert.numerics.affine import affine_parameters, symmetric_parameters
 from qdqbert.spec import Range, Rule, Site, Smoothing, TensorSpec, input_site_of, resolve
 

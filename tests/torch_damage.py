@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.weights import Weights
-from qdqbert.errors import CheckpointError
 
 
 def damaged(rng: random.Random, content: bytes) -> bytes:

@@ -13,21 +13,28 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 if TYPE_CHECKING:
     __version__: str
     from qdqbert.checkpoint.configuration import QDQBertConfig as QDQBertConfig
+    from qdqbert.common.errors import CalibrationError as CalibrationError
+    from qdqbert.common.errors import CheckpointError as CheckpointError
+    from qdqbert.common.errors import DataFileError as DataFileError
+    from qdqbert.common.errors import GraphError as GraphError
+    from qdqbert.common.errors import MissingExtraError as MissingExtraError
+    from qdqbert.common.errors import ModelClosedError as ModelClosedError
+    from qdqbert.common.errors import OutputExistsError as OutputExistsError
+    from qdqbert.common.errors import QdqBertError as QdqBertError
+    from qdqbert.common.errors import SpecError as SpecError
+    from qdqbert.common.errors import TrainingError as TrainingError
+    from qdqbert.common.errors import UncalibratedError as UncalibratedError
+    from qdqbert.common.errors import UnmatchedRuleError as UnmatchedRuleError
+    from qdqbert.common.errors import UserInputError as UserInputError
+    from qdqbert.common.options import Calibration as Calibration
+    from qdqbert.common.options import Columns as Columns
+    from qdqbert.common.options import Limits as Limits
+    from qdqbert.common.options import Onnx as Onnx
+    from qdqbert.common.options import Quantizers as Quantizers
+    from qdqbert.common.options import TaskOptions as TaskOptions
+    from qdqbert.common.progress import Progress as Progress
     from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer as TensorQuantizer
     from qdqbert.compat.tensor_quant import QuantDescriptor as QuantDescriptor
-    from qdqbert.errors import CalibrationError as CalibrationError
-    from qdqbert.errors import CheckpointError as CheckpointError
-    from qdqbert.errors import DataFileError as DataFileError
-    from qdqbert.errors import GraphError as GraphError
-    from qdqbert.errors import MissingExtraError as MissingExtraError
-    from qdqbert.errors import ModelClosedError as ModelClosedError
-    from qdqbert.errors import OutputExistsError as OutputExistsError
-    from qdqbert.errors import QdqBertError as QdqBertError
-    from qdqbert.errors import SpecError as SpecError
-    from qdqbert.errors import TrainingError as TrainingError
-    from qdqbert.errors import UncalibratedError as UncalibratedError
-    from qdqbert.errors import UnmatchedRuleError as UnmatchedRuleError
-    from qdqbert.errors import UserInputError as UserInputError
     from qdqbert.evidence.fidelity import Fidelity as Fidelity
     from qdqbert.evidence.latency import Timing as Timing
     from qdqbert.evidence.lowering import LoweringCheck as LoweringCheck
@@ -51,13 +58,6 @@ if TYPE_CHECKING:
     from qdqbert.models.modeling import QDQBertModel as QDQBertModel
     from qdqbert.models.modeling import QDQBertPreTrainedModel as QDQBertPreTrainedModel
     from qdqbert.models.prepare import prepare as prepare
-    from qdqbert.options import Calibration as Calibration
-    from qdqbert.options import Columns as Columns
-    from qdqbert.options import Limits as Limits
-    from qdqbert.options import Onnx as Onnx
-    from qdqbert.options import Quantizers as Quantizers
-    from qdqbert.options import TaskOptions as TaskOptions
-    from qdqbert.progress import Progress as Progress
     from qdqbert.recipes import QuantizerOptions as QuantizerOptions
     from qdqbert.reporting.analyze import AnalyzeReport as AnalyzeReport
     from qdqbert.reporting.benchmark import BenchmarkReport as BenchmarkReport
@@ -105,12 +105,12 @@ _MODULES = {
     "benchmark": "qdqbert.verbs.benchmark",
     "BenchmarkReport": "qdqbert.reporting.benchmark",
     "calibrate": "qdqbert.models.calibrate",
-    "Calibration": "qdqbert.options",
-    "CalibrationError": "qdqbert.errors",
-    "CheckpointError": "qdqbert.errors",
+    "Calibration": "qdqbert.common.options",
+    "CalibrationError": "qdqbert.common.errors",
+    "CheckpointError": "qdqbert.common.errors",
     "ChoiceSelector": "qdqbert.tasks.multiple_choice",
-    "Columns": "qdqbert.options",
-    "DataFileError": "qdqbert.errors",
+    "Columns": "qdqbert.common.options",
+    "DataFileError": "qdqbert.common.errors",
     "Distillation": "qdqbert.training.distillation",
     "doctor": "qdqbert.verbs.doctor",
     "DoctorReport": "qdqbert.reporting.doctor",
@@ -120,26 +120,26 @@ _MODULES = {
     "export": "qdqbert.verbs.export",
     "ExportReport": "qdqbert.reporting.export",
     "Fidelity": "qdqbert.evidence.fidelity",
-    "GraphError": "qdqbert.errors",
+    "GraphError": "qdqbert.common.errors",
     "LatencyReport": "qdqbert.evidence.reports",
-    "Limits": "qdqbert.options",
+    "Limits": "qdqbert.common.options",
     "load": "qdqbert.inference.load",
     "LoweringCheck": "qdqbert.evidence.lowering",
     "MaskFiller": "qdqbert.tasks.fill_mask",
     "Metric": "qdqbert.tasks.task",
-    "MissingExtraError": "qdqbert.errors",
+    "MissingExtraError": "qdqbert.common.errors",
     "NextSentencePredictor": "qdqbert.tasks.next_sentence_prediction",
-    "ModelClosedError": "qdqbert.errors",
+    "ModelClosedError": "qdqbert.common.errors",
     "MultiVectorEmbedder": "qdqbert.tasks.multi_vector_embedding",
-    "Onnx": "qdqbert.options",
+    "Onnx": "qdqbert.common.options",
     "Optimization": "qdqbert.verbs.train.options",
-    "OutputExistsError": "qdqbert.errors",
+    "OutputExistsError": "qdqbert.common.errors",
     "prepare": "qdqbert.models.prepare",
-    "Progress": "qdqbert.progress",
+    "Progress": "qdqbert.common.progress",
     "push": "qdqbert.verbs.push",
     "PushReport": "qdqbert.reporting.push",
     "QDQBertConfig": "qdqbert.checkpoint.configuration",
-    "QdqBertError": "qdqbert.errors",
+    "QdqBertError": "qdqbert.common.errors",
     "QDQBertForMaskedLM": "qdqbert.models.modeling",
     "QDQBertForMultipleChoice": "qdqbert.models.modeling",
     "QDQBertForNextSentencePrediction": "qdqbert.models.modeling",
@@ -153,7 +153,7 @@ _MODULES = {
     "quantize": "qdqbert.verbs.quantize",
     "QuantizeReport": "qdqbert.reporting.quantize",
     "QuantizerOptions": "qdqbert.recipes",
-    "Quantizers": "qdqbert.options",
+    "Quantizers": "qdqbert.common.options",
     "QuestionAnswerer": "qdqbert.tasks.question_answerer",
     "Regressor": "qdqbert.tasks.regression",
     "Reranker": "qdqbert.tasks.reranking",
@@ -163,19 +163,19 @@ _MODULES = {
     "ServeReport": "qdqbert.reporting.serve",
     "SparseEmbedder": "qdqbert.tasks.sparse_embedding",
     "SparseEmbeddings": "qdqbert.tasks.sparse_embedding",
-    "SpecError": "qdqbert.errors",
+    "SpecError": "qdqbert.common.errors",
     "TargetReport": "qdqbert.evidence.reports",
-    "TaskOptions": "qdqbert.options",
+    "TaskOptions": "qdqbert.common.options",
     "TensorQuantizer": "qdqbert.compat.nn.tensor_quantizer",
     "TextClassifier": "qdqbert.tasks.text_classification",
     "Timing": "qdqbert.evidence.latency",
     "TokenClassifier": "qdqbert.tasks.token_classification",
     "train": "qdqbert.verbs.train",
-    "TrainingError": "qdqbert.errors",
+    "TrainingError": "qdqbert.common.errors",
     "TrainReport": "qdqbert.reporting.train",
-    "UncalibratedError": "qdqbert.errors",
-    "UnmatchedRuleError": "qdqbert.errors",
-    "UserInputError": "qdqbert.errors",
+    "UncalibratedError": "qdqbert.common.errors",
+    "UnmatchedRuleError": "qdqbert.common.errors",
+    "UserInputError": "qdqbert.common.errors",
     "verify": "qdqbert.verbs.verify",
     "VerifyReport": "qdqbert.reporting.verify",
 }
@@ -194,7 +194,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(_MODULES[name])
     except ModuleNotFoundError:
-        from qdqbert.extras import require_quantize
+        from qdqbert.common.extras import require_quantize
 
         require_quantize(f"`qdqbert.{name}`")
         raise

@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qdqbert.artifact_settings import check_quantization, check_task_options
-from qdqbert.choices import ENGINE_NAMES, EngineName
+from qdqbert.common.choices import ENGINE_NAMES, EngineName
+from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputError
+from qdqbert.common.files import check_output_place, followed, temporary_places
+from qdqbert.common.json_files import Fields, damaged, read_json, shown
 from qdqbert.encoders.config import Config
 from qdqbert.engines.registry import ENGINES
-from qdqbert.errors import CheckpointError, OutputExistsError, UserInputError
-from qdqbert.files import check_output_place, followed, temporary_places
-from qdqbert.json_files import Fields, damaged, read_json, shown
 from qdqbert.task_kinds import TaskSettings
 
 MODEL = "model.onnx"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from qdqbert.common.json_files import Fields
 from qdqbert.encoders.config import MOST_CLASSES
-from qdqbert.json_files import Fields
 from qdqbert.task_kinds import TaskSettings
 
 _LARGEST_SEED = 2**63 - 1

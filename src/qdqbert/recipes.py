@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from qdqbert.choices import CalibratorName, Embeddings
-from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
-from qdqbert.options import QuantizerChanges, option
+from qdqbert.common.choices import CalibratorName, Embeddings
+from qdqbert.common.errors import SpecError, UnmatchedRuleError, UserInputError
+from qdqbert.common.options import QuantizerChanges, option
 from qdqbert.spec import (
     Range,
     Recipe,

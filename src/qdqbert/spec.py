@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from qdqbert.errors import SpecError, UnmatchedRuleError
+from qdqbert.common.errors import SpecError, UnmatchedRuleError
 
 # The `adjacent_sum_limit` that keeps 16-bit sums of two products from overflowing. A uint8 code is
 # at most 255, and 255 * 128 = 32640 < 2^15.

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.common.errors import CheckpointError, UserInputError
 
 TaskName = Literal[
     "feature-extraction",

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import AddedToken, normalizers
 
-from qdqbert.errors import CheckpointError, one_line
-from qdqbert.files import write_json
-from qdqbert.json_files import Fields, damaged, parse_object, read_json, read_text, shown
+from qdqbert.common.errors import CheckpointError, one_line
+from qdqbert.common.files import write_json
+from qdqbert.common.json_files import Fields, damaged, parse_object, read_json, read_text, shown
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"

@@ -12,7 +12,7 @@ from qdqbert.calibration.calibrate import as_tensors, count_passes, run_passes
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.encoder_run import EncoderRun
 from qdqbert.calibration.passes import CalibrationPlan, Run
-from qdqbert.errors import CalibrationError
+from qdqbert.common.errors import CalibrationError
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.numerics.ranges import Percentile
 from qdqbert.recipes import WIDE_INPUTS, QuantizerOptions

@@ -16,7 +16,7 @@ from torch import Tensor, distributed
 import qdqbert
 from qdqbert import QuantizerOptions
 from qdqbert.calibration.processes import is_shared, max_over_processes_, shared_statistics
-from qdqbert.errors import CalibrationError
+from qdqbert.common.errors import CalibrationError
 from qdqbert.models.prepare import prepare_with_options
 from qdqbert.models.state import stored_calibration
 from qdqbert.numerics import histogram

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges, write_ranges
-from qdqbert.errors import CalibrationError
+from qdqbert.common.errors import CalibrationError
 from qdqbert.spec import Range, TensorSpec
 
 QUERY, KEY = (

@@ -12,7 +12,7 @@ from qdqbert.calibration.statistics import (
     choose_ranges,
     merge_statistics,
 )
-from qdqbert.errors import CalibrationError
+from qdqbert.common.errors import CalibrationError
 from qdqbert.numerics import histogram
 from qdqbert.numerics.histogram import Histogram, summarize
 from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile

@@ -12,7 +12,7 @@ from torch import nn
 from qdqbert.checkpoint.body import GraphBody, additive_mask, pool
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.choices import POOLING_MODES
+from qdqbert.common.choices import POOLING_MODES
 from qdqbert.graph.writer import make_graph
 from qdqbert.reference.body import to_numpy
 

@@ -19,7 +19,7 @@ from qdqbert.checkpoint.cross_encoder import (
 from qdqbert.checkpoint.load import infer_task, load_checkpoint, reader_of
 from qdqbert.checkpoint.sentence import ModelSettings
 from qdqbert.checkpoint.text_heads import read_layout
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 
 PAIRS = [
     ("where is the cat", "the cat sat on the book"),

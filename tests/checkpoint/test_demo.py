@@ -6,7 +6,7 @@ import types
 import pytest
 
 from qdqbert.checkpoint.demo import demo_checkpoint
-from qdqbert.errors import CheckpointError, MissingExtraError
+from qdqbert.common.errors import CheckpointError, MissingExtraError
 
 
 @pytest.mark.demo

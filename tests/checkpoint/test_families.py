@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from qdqbert.checkpoint.families import FAMILIES, family_of
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import transformers
 
 import qdqbert
 from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 from torch_files import to_torch
 
 

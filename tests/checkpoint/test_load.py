@@ -19,8 +19,8 @@ from qdqbert.checkpoint import hub, tokenizer
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.load import describe_checkpoint, infer_task, load_checkpoint, read_config
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.choices import POOLING_MODES
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.common.choices import POOLING_MODES
+from qdqbert.common.errors import CheckpointError, UserInputError
 from torch_files import to_torch
 
 

@@ -21,7 +21,7 @@ import qdqbert
 from conftest import TEXTS
 from qdqbert.checkpoint.load import infer_task, load_checkpoint
 from qdqbert.checkpoint.text_heads import read_layout
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.serving.app import build_app
 
 QUERY, DOCUMENTS = "the river", TEXTS[:10]

@@ -14,7 +14,7 @@ from qdqbert.checkpoint.multi_vector import (
     read_token_rules,
 )
 from qdqbert.checkpoint.text_heads import own_head, read_layout
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.common.errors import CheckpointError, UserInputError
 
 PACKAGE = "sentence_transformers.base.modules"
 POOLING = "sentence_transformers.multi_vector_encoder.modules.HierarchicalTokenPooling"

@@ -21,7 +21,7 @@ from qdqbert.checkpoint.sentence import (
     read_sentence_head,
     write_sentence_head,
 )
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}

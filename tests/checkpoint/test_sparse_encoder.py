@@ -18,7 +18,7 @@ from qdqbert.checkpoint.sparse_encoder import (
     splade_head,
 )
 from qdqbert.checkpoint.text_heads import read_layout
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 
 OLD = "sentence_transformers.sparse_encoder.models"
 NEW = "sentence_transformers.sparse_encoder.modules.splade_pooling.SpladePooling"

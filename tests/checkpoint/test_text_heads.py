@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Dropout, LayerNor
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 from qdqbert.checkpoint.text_heads import read_layout
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 
 PACKAGES = (
     "base",

@@ -11,7 +11,7 @@ from qdqbert.checkpoint.tokenizer_and_config import (
     choose_task,
     load_tokenizer_and_config,
 )
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 
 
 @pytest.fixture

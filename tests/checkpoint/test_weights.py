@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from jina_models import (
     flash_weights,
     with_adapters,
 )
+from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.encoders.adapters import adapter_names, check_adapter, merged
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.weights import Weights
-from qdqbert.errors import CheckpointError, UserInputError
 
 CONFIG = Config(values={**ROTARY, **LORA})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import transformers
 
+from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.encoders.config import Config
-from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.task_kinds import check_classes
 
 ABSENT = object()

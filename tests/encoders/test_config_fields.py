@@ -20,12 +20,12 @@ import transformers
 
 import encoder_reference
 from encoders.test_families import SIZES
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.families.bert import BERT_DEFAULTS
 from qdqbert.encoders.weights import Weights
-from qdqbert.errors import CheckpointError
 from qdqbert.task_kinds import TASK_KINDS
 
 GONE = object()

@@ -12,12 +12,12 @@ import torch
 import transformers
 
 import encoder_reference
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
-from qdqbert.errors import CheckpointError
 from qdqbert.graph.writer import make_graph, write_graph
 from qdqbert.task_kinds import TASK_KINDS
 

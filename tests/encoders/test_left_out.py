@@ -9,11 +9,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from encoders.test_families import save_model
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.tensor_files import SAFETENSORS
 from qdqbert.encoders.weights import Weights
-from qdqbert.errors import CheckpointError
 from qdqbert.task_kinds import TaskName
 
 

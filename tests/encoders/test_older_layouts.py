@@ -17,6 +17,7 @@ import encoder_reference
 from encoder_reference import run_text
 from encoders.test_families import SIZES, random_inputs, save_model
 from jina_models import ABSOLUTE, ROTARY, flash_reference, flash_weights
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.quantize import round_encoder
@@ -24,7 +25,6 @@ from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import save_packed
-from qdqbert.errors import CheckpointError
 from qdqbert.evidence.fidelity import sqnr_db
 
 

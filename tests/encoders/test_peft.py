@@ -15,9 +15,9 @@ import pytest
 import safetensors.numpy
 import torch
 
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.peft import merged_adapter
 from qdqbert.encoders.weights import Weights
-from qdqbert.errors import CheckpointError
 
 SHAPES = {
     "model.layers.0.up.weight": (6, 4),

@@ -11,9 +11,9 @@ import transformers
 
 import encoder_reference
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.common.errors import CalibrationError, GraphError, UserInputError
 from qdqbert.encoders.quantize import Choices, quantize_encoder
 from qdqbert.encoders.sites import linear_layers_of
-from qdqbert.errors import CalibrationError, GraphError, UserInputError
 from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.of_checkpoint import encoder_of

@@ -19,8 +19,8 @@ from torch import nn
 
 import torch_damage
 from native_guard import run_apart
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.weights import Weights
-from qdqbert.errors import CheckpointError
 from torch_files import NAME, Storage, Tensor, pickled, write_archive, write_torch
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -12,8 +12,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.weights import Conversion, Weights
-from qdqbert.errors import CheckpointError
 
 
 def save(folder: Path, tensors: dict[str, torch.Tensor], name: str = "model.safetensors") -> None:

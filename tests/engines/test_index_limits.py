@@ -10,9 +10,9 @@ import onnx.helper as oh
 import pytest
 from onnx import TensorProto
 
+from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.engines.index_limits import check_ids, index_limits
 from qdqbert.engines.registry import open_runner
-from qdqbert.errors import CheckpointError, UserInputError
 
 
 @pytest.fixture

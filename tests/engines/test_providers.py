@@ -3,6 +3,7 @@ from __future__ import annotations
 import onnxruntime
 import pytest
 
+from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.engines.providers import (
     PROVIDERS,
     check_provider,
@@ -10,7 +11,6 @@ from qdqbert.engines.providers import (
     float_type,
     provider_list,
 )
-from qdqbert.errors import MissingExtraError, UserInputError
 
 
 def test_the_cpu_provider_is_always_available() -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.engines.registry import check_engine, is_installed, open_runner
-from qdqbert.errors import MissingExtraError, UserInputError
 from qdqbert.graph.check import save_graph
 
 SUM_AND_DIFFERENCE = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 from qdqbert.evidence.checksums import CHECKSUMS, check_files, require_intact, write_checksums
 
 CONTENT = {"model.onnx": b"graph", "1_Pooling/config.json": b"{}", "README.md": b"card"}

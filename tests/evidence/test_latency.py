@@ -3,7 +3,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from qdqbert.errors import QdqBertError
+from qdqbert.common.errors import QdqBertError
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.worker import answers
 from qdqbert.graph.check import save_graph

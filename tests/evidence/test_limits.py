@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.options import Limits
 from qdqbert.evidence.fidelity import compare
 from qdqbert.evidence.intervals import Interval, proportion_interval
 from qdqbert.evidence.limits import Measurement, check_limits, loss, metric_differences
-from qdqbert.options import Limits
 from qdqbert.tasks.task import mean_score
 
 

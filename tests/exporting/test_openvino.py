@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 
 genai = pytest.importorskip("openvino_genai", reason="pip install 'qdqbert[export]'")
 pytestmark = pytest.mark.openvino

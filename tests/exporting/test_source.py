@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.exporting.source import open_source
 from qdqbert.exporting.transformers_js import TRANSFORMERS_JS
 

@@ -19,7 +19,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.exporting.triton import Name, text_proto
 from qdqbert.exporting.triton_tokenizer import TextTokenizer
 

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qdqbert.errors import GraphError
+from qdqbert.common.errors import GraphError
 from qdqbert.graph.check import add_teacher_forcing, save_graph
 from qdqbert.graph.writer import make_graph
 

@@ -17,10 +17,10 @@ import transformers
 
 from encoder_reference import check_read, random_inputs
 from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.common.errors import GraphError
 from qdqbert.encoders.model import TAIL_STATES
 from qdqbert.encoders.sites import linear_layers_of, sites_of
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
-from qdqbert.errors import GraphError
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import add_constant, tidy
 from qdqbert.graph.encoder import read_encoder

@@ -7,8 +7,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from qdqbert.common.errors import GraphError
 from qdqbert.encoders.heads import scores
-from qdqbert.errors import GraphError
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.half_precision import to_half_precision

@@ -9,9 +9,9 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from qdqbert.common.errors import CalibrationError
 from qdqbert.encoders.quantize import Choices
 from qdqbert.engines.registry import open_runner
-from qdqbert.errors import CalibrationError
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.nodes import Nodes

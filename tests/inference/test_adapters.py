@@ -26,7 +26,7 @@ from jina_models import (
     save_nano,
 )
 from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.errors import CheckpointError, ModelClosedError, UserInputError
+from qdqbert.common.errors import CheckpointError, ModelClosedError, UserInputError
 from qdqbert.serving.app import build_app
 
 TEXTS = ["the old house", "a train to the city", "dog"]

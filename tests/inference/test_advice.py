@@ -14,7 +14,7 @@ import transformers
 
 import qdqbert
 from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.errors import CheckpointError, QdqBertError, UserInputError
+from qdqbert.common.errors import CheckpointError, QdqBertError, UserInputError
 
 TEXTS = ["the old house", "a good book"]
 

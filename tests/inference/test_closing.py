@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import qdqbert
-from qdqbert.errors import ModelClosedError
+from qdqbert.common.errors import ModelClosedError
 
 TEXTS = [f"a dog {index} in the rain " * (1 + index % 9) for index in range(120)]
 

@@ -20,7 +20,7 @@ import pytest
 import transformers
 
 import qdqbert
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 from task_files import HEADS
 
 TEXTS = ["a dog in the rain", "music"]

@@ -19,8 +19,8 @@ import torch
 import transformers
 
 import qdqbert
-from qdqbert import cache
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.common import cache
+from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.inference.float_checkpoint.source import read_checkpoint
 from torch_files import to_torch
 
@@ -227,7 +227,7 @@ def test_the_check_can_be_left_out(checkpoints, caplog) -> None:
     ("place", "error", "messages"),
     [
         (
-            "qdqbert.cache._fill",
+            "qdqbert.common.cache._fill",
             PermissionError(13, "Permission denied"),
             ["cannot be written (Permission denied)"],
         ),
@@ -342,10 +342,10 @@ def test_what_was_not_used_for_longest_is_removed(checkpoints, monkeypatch, tmp_
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(bytes(1000))
         os.utime(folder, (index, index))
-    monkeypatch.setattr("qdqbert.cache.LIMIT_BYTES", 2500 + 10**6)
+    monkeypatch.setattr("qdqbert.common.cache.LIMIT_BYTES", 2500 + 10**6)
     qdqbert.load(checkpoints("sentence")).close()
     assert cache.size_bytes() <= 2500 + 10**6
-    monkeypatch.setattr("qdqbert.cache.LIMIT_BYTES", 1)
+    monkeypatch.setattr("qdqbert.common.cache.LIMIT_BYTES", 1)
     qdqbert.load(checkpoints("classifier")).close()
     assert len(list(cache.models_folder().iterdir())) == 1
 
@@ -386,7 +386,7 @@ def test_digests_of_large_files_are_kept_until_they_change(tmp_path, monkeypatch
     assert first == hashlib.sha256(bytes(2_000_000)).hexdigest()
     # What was just written can change again without another time.
     assert not (cache.cache_folder() / "digests").exists()
-    monkeypatch.setattr("qdqbert.cache._SETTLED_SECONDS", -1)
+    monkeypatch.setattr("qdqbert.common.cache._SETTLED_SECONDS", -1)
     assert cache.kept_digest(path) == first
     monkeypatch.setattr("hashlib.file_digest", None)
     assert cache.kept_digest(path) == first

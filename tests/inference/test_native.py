@@ -14,8 +14,8 @@ import pytest
 import transformers
 
 import qdqbert
+from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.engines.native.instruction_sets import usable_sets
-from qdqbert.errors import MissingExtraError, UserInputError
 from task_files import HEADS
 
 TEXTS = [

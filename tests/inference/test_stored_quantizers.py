@@ -15,8 +15,8 @@ import torch
 import transformers
 
 import qdqbert
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.affine import quantize_weight
-from qdqbert.errors import CheckpointError
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.models.quantized import class_for
 from qdqbert.models.state import learn_ranges_

@@ -20,7 +20,7 @@ from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from qdqbert.checkpoint.load import describe_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer, write_tokenizer
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 from qdqbert.inference.float_checkpoint import open_float_checkpoint
 from qdqbert.inference.float_checkpoint.folder import WITH_TYPES
 from qdqbert.tokenizing.tokenizer import Tokenizer

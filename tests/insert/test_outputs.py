@@ -11,7 +11,7 @@ import transformers
 
 import qdqbert
 from qdqbert.checkpoint.families import family_of
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.recipes import SYMMETRIC, WEIGHT, build_recipe
 

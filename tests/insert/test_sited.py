@@ -9,8 +9,8 @@ import transformers
 
 from calibrated import calibrate
 from qdqbert.checkpoint.families import FAMILIES
+from qdqbert.common.errors import CalibrationError, CheckpointError
 from qdqbert.encoding import Batch
-from qdqbert.errors import CalibrationError, CheckpointError
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics.ranges import Max
 from qdqbert.recipes import WIDE_INPUTS

@@ -12,10 +12,10 @@ import transformers
 from starlette.testclient import TestClient
 
 import qdqbert
-from qdqbert.errors import ModelClosedError, UserInputError
+from qdqbert.common.errors import ModelClosedError, UserInputError
+from qdqbert.common.progress import progress_of
 from qdqbert.integrations import ray
 from qdqbert.integrations.transformers import pipeline
-from qdqbert.progress import progress_of
 from qdqbert.serving.app import build_app
 from qdqbert.serving.models import open_models
 from qdqbert.serving.options import ServerOptions

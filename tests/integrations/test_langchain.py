@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 
 library = pytest.importorskip("langchain_core", reason="langchain-core is missing")
 integration = pytest.importorskip("qdqbert.integrations.langchain")

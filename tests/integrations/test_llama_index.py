@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 
 pytestmark = pytest.mark.slow
 TEXTS = ["the cat sat on the book", "music in the night", "a dog"]

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import qdqbert
-from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.integrations.ray import Predictor
 from qdqbert.runtime.options import RowOptions
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.integrations import ray_cluster
 from qdqbert.integrations.ray_cluster import ActorGroups, divide, open_ray
 

@@ -14,7 +14,7 @@ import pytest
 
 import qdqbert
 from ports import free_port
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.integrations import ray_serve
 from qdqbert.serving.options import ServerOptions
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 
 library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is missing")
 integration = pytest.importorskip("qdqbert.integrations.sentence_transformers")

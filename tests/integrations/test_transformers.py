@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.integrations.transformers import pipeline
 
 TEXTS = ["the cat sat on the book", "music in the night", "a dog " * 40]

@@ -13,7 +13,7 @@ import qdqbert
 from qdqbert import QuantizerOptions, TensorQuantizer
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.checkpoint.families import family_of
-from qdqbert.errors import CalibrationError, SpecError, UnmatchedRuleError
+from qdqbert.common.errors import CalibrationError, SpecError, UnmatchedRuleError
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.numerics import histogram
 from qdqbert.numerics.ranges import choose_range

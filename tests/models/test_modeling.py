@@ -15,9 +15,9 @@ from torch import nn
 import qdqbert
 import qdqbert.compat
 from qdqbert import QuantDescriptor, QuantizerOptions, TensorQuantizer
+from qdqbert.common.errors import CheckpointError
 from qdqbert.compat.calibrators import HistogramCalibrator
 from qdqbert.compat.nn import QuantLinear
-from qdqbert.errors import CheckpointError
 from qdqbert.models.modeling import AUTO_CLASSES
 
 # transformers 4.40's modeling_qdqbert.py, by the path below `bert.encoder.layer.N.`.

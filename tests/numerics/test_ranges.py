@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from qdqbert.errors import CalibrationError, SpecError
+from qdqbert.common.errors import CalibrationError, SpecError
 from qdqbert.numerics.histogram import Histogram, empty, merge, summarize
 from qdqbert.numerics.ranges import (
     Calibrator,

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.pipeline.auto import candidates
 from qdqbert.pipeline.auto.candidates import (
     candidate_targets,

@@ -14,13 +14,13 @@ import flat
 import qdqbert
 from qdqbert.artifact import open_artifact
 from qdqbert.cli.app import main
+from qdqbert.common.machine import cpu_features
+from qdqbert.common.progress import Silent
 from qdqbert.inference.engine_choice import choose_engine
-from qdqbert.machine import cpu_features
 from qdqbert.pipeline.auto import candidates, choice
 from qdqbert.pipeline.auto.choice import TOO_SLOW
 from qdqbert.pipeline.auto.halving import Sample, turns
 from qdqbert.pipeline.auto.worker import answers, write_features
-from qdqbert.progress import Silent
 
 ENGINES = ("onnxruntime", "native")
 

@@ -13,7 +13,7 @@ import pytest
 
 import flat
 from qdqbert.artifact import RANGES
-from qdqbert.errors import CalibrationError, UserInputError
+from qdqbert.common.errors import CalibrationError, UserInputError
 from qdqbert.integrations import ray_cluster
 from qdqbert.pipeline import cluster
 

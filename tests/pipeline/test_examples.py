@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from qdqbert import resources
-from qdqbert.errors import UserInputError
-from qdqbert.options import Limits
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.options import Limits
 from qdqbert.pipeline.examples import ChosenExamples, Data, choose_examples
 from qdqbert.tasks.data import Columns, fingerprint
 from qdqbert.tasks.registry import TASKS

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from qdqbert.errors import UserInputError
-from qdqbert.options import TaskOptions
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.options import TaskOptions
 from qdqbert.pipeline.settings import check_model, check_sequences, input_length, task_options_of
 from qdqbert.tasks.registry import TASKS
 

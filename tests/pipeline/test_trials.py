@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.common.options import Limits
 from qdqbert.evidence.fidelity import compare
-from qdqbert.options import Limits
 from qdqbert.pipeline.predictions import Baseline
 from qdqbert.pipeline.trials import Trials, layer_sensitivity
 from qdqbert.recipes import build_recipe

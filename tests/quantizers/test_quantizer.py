@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from qdqbert.errors import CheckpointError, UncalibratedError
+from qdqbert.common.errors import CheckpointError, UncalibratedError
 from qdqbert.numerics.affine import affine_parameters, dequantize, quantize
 from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.spec import Range, Site, TensorSpec

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.runtime.inputs import is_text
 
 TEXTS = ["the cat sat on the book", "music", "in the night and the dog " * 3]

@@ -10,7 +10,7 @@ import transformers
 from sentence_transformers import SentenceTransformer
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 
 LONG = ["a dog in the rain and the night and the book", "music"]
 PAIRS = [("a dog", "the rain in the night"), {"text": "music", "text_pair": "a book"}]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.runtime.batches import BatchPlan
 from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import EncodedItem, Schedule, Scheduler

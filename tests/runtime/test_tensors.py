@@ -8,7 +8,7 @@ import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
 import qdqbert
-from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.common.errors import MissingExtraError, UserInputError
 
 TEXTS = ["a dog in the rain", "music"]
 PAIRS = [("a dog", "the rain"), ("music", "a book")]
@@ -71,7 +71,7 @@ def test_vectors_of_tokens_become_tensors(checkpoints) -> None:
 
 def test_tensors_need_torch_alone(checkpoints, monkeypatch) -> None:
     with qdqbert.load(checkpoints("sentence"), check=False) as model:
-        find = "qdqbert.extras.importlib.util.find_spec"
+        find = "qdqbert.common.extras.importlib.util.find_spec"
         monkeypatch.setattr(find, lambda name: None if name == "torch" else name)
         assert model.encode(TEXTS).shape[0] == 2
         with pytest.raises(MissingExtraError, match=r"as a tensor of torch needs .* torch"):

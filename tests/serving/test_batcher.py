@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.serving.batcher import Batcher, OverloadedError, TooLongError
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from qdqbert.errors import DataFileError, MissingExtraError, UserInputError
+from qdqbert.common.errors import DataFileError, MissingExtraError, UserInputError
 from qdqbert.tables import parquet
 from qdqbert.tables.inputs import open_source
 from qdqbert.tables.rows import BadRow, Row

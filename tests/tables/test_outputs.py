@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.tables import parquet
 from qdqbert.tables.inputs import open_source
 from qdqbert.tables.outputs import Writer, format_of

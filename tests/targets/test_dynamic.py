@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.common.errors import SpecError
 from qdqbert.encoders.quantize import Choices
 from qdqbert.engines.registry import open_runner
-from qdqbert.errors import SpecError
 from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of

@@ -13,7 +13,7 @@ import transformers
 
 import flat
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.recipes import WEIGHT
 from qdqbert.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqbert.errors import UnmatchedRuleError, UserInputError
+from qdqbert.common.errors import UnmatchedRuleError, UserInputError
 from qdqbert.recipes import RECIPES, WEIGHT, QuantizerOptions, build_recipe, stored_recipe
 from qdqbert.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS, target_named

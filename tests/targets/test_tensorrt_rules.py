@@ -3,8 +3,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
+from qdqbert.common.errors import GraphError
 from qdqbert.encoders.quantize import Choices
-from qdqbert.errors import GraphError
 from qdqbert.targets import tensorrt_rules
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.tensorrt_rules import RULES, check_tensorrt_rules

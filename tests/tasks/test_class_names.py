@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from qdqbert.errors import DataFileError
+from qdqbert.common.errors import DataFileError
 from qdqbert.tasks.class_names import (
     class_named,
     class_of,

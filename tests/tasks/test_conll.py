@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from qdqbert.errors import DataFileError
+from qdqbert.common.errors import DataFileError
 from qdqbert.tasks import in_memory
 from qdqbert.tasks.conll import TokenExample, parse_sentence, read_sentences
 from qdqbert.tasks.data import Columns

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.tables.inputs import open_source
 from task_files import HEADS, sentence
 

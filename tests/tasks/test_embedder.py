@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.tasks import embedding_jobs
 from qdqbert.tokenizing.tokenizer import Tokenizer
 

@@ -6,8 +6,8 @@ from transformers import PreTrainedTokenizerFast
 
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.common.errors import CheckpointError, DataFileError
 from qdqbert.encoding import Batch, make_batches
-from qdqbert.errors import CheckpointError, DataFileError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks import fill_mask
 from qdqbert.tasks.data import Columns, Example

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqbert.errors import DataFileError
+from qdqbert.common.errors import DataFileError
 from qdqbert.tasks.data import Columns, read_dataset
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqbert.errors import DataFileError, MissingExtraError
+from qdqbert.common.errors import DataFileError, MissingExtraError
 from qdqbert.tasks.data import Columns, read_dataset
 from qdqbert.tasks.hub import HubName, hub_rows, is_hub, parse_hub
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qdqbert.errors import DataFileError
-from qdqbert.objects import Rows, as_rows
+from qdqbert.common.errors import DataFileError
+from qdqbert.common.objects import Rows, as_rows
 from qdqbert.tasks.conll import TokenExample, read_sentences
 from qdqbert.tasks.data import Columns, Example, check_readable, read_dataset
 from qdqbert.tasks.in_memory import records

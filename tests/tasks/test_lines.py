@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqbert.errors import DataFileError
+from qdqbert.common.errors import DataFileError
 from qdqbert.tables.parquet import import_pyarrow
 from qdqbert.tasks.lines import (
     counted,

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.tables.inputs import open_source
 
 TEXTS = ["the [MASK] sat on the book.", "a dog and [MASK]", "in the night " * 4 + "[MASK]"]

@@ -11,8 +11,8 @@ import torch
 import transformers
 
 import qdqbert
+from qdqbert.common.errors import DataFileError
 from qdqbert.encoding import Encoded
-from qdqbert.errors import DataFileError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION as TASK

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import qdqbert
 from conftest import save_multi_vector
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.common.errors import CheckpointError, UserInputError
 
 TEXTS = ["the cat sat on the book.", "music", "in the night and the dog " * 3, "", "a Book of rain"]
 LONG = [*TEXTS, "in the night and the dog " * 30]

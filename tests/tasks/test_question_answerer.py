@@ -10,7 +10,7 @@ import pytest
 
 import flat
 import qdqbert
-from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.integrations.ray import Predictor
 from qdqbert.tables.inputs import open_source
 from task_files import DOC_STRIDE, sentence

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.encoding import make_batches
-from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns, Dataset
 from qdqbert.tasks.question_answering import QUESTION_ANSWERING as TASK

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qdqbert.errors import DataFileError
+from qdqbert.common.errors import DataFileError
 from qdqbert.tasks import in_memory
 from qdqbert.tasks.data import Columns, fingerprint
 from qdqbert.tasks.questions import (

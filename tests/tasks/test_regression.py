@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 
 import flat
 import qdqbert
-from qdqbert.errors import DataFileError, UserInputError
-from qdqbert.progress import progress_of
+from qdqbert.common.errors import DataFileError, UserInputError
+from qdqbert.common.progress import progress_of
 from qdqbert.serving.app import build_app
 from qdqbert.serving.models import open_models
 from qdqbert.serving.options import ServerOptions

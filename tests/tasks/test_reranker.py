@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.tasks.reranking import Reranker
 
 HEAD = "AutoModelForSequenceClassification"

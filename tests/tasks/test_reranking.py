@@ -14,8 +14,8 @@ import pytest
 import transformers
 
 import qdqbert
+from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.encoding import Encoded
-from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks import data, ranking_metrics
 from qdqbert.tasks.data import Columns

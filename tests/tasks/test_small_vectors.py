@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from qdqbert.choices import OUTPUT_DTYPES
-from qdqbert.errors import UserInputError
+from qdqbert.common.choices import OUTPUT_DTYPES
+from qdqbert.common.errors import UserInputError
 from qdqbert.tasks.small_vectors import DTYPES, VectorRanges, checked_limits, quantize_vectors
 
 VECTORS = np.random.default_rng(0).normal(size=(40, 20)).astype(np.float32)

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.tasks.sparse_embedding import largest_weights, stack_vectors
 
 TEXTS = ["the cat sat on the book", "music", "in the night and the dog " * 3, "", "a Book of rain"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqbert.errors import DataFileError
+from qdqbert.common.errors import DataFileError
 from qdqbert.tasks.squad import normalize, scores_v1, scores_v2
 
 PIECES = [

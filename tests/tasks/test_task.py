@@ -2,7 +2,7 @@
 
 import pytest
 
-from qdqbert.errors import DataFileError
+from qdqbert.common.errors import DataFileError
 from qdqbert.task_kinds import TASK_NAMES
 from qdqbert.tasks.conll import TokenExample
 from qdqbert.tasks.data import Columns, Dataset, Example

@@ -6,7 +6,7 @@ import pytest
 import transformers
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 
 TEXTS = ["the cat sat on the book", "music", "in the night and the dog " * 3]
 PAIRS = [{"text": "the cat", "text_pair": "a book of rain"}, {"text": "music", "text_pair": "no"}]

@@ -6,8 +6,8 @@ from transformers import PreTrainedTokenizerFast, RobertaTokenizer
 
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.common.errors import DataFileError
 from qdqbert.encoding import Batch, Encoded, make_batches
-from qdqbert.errors import DataFileError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.conll import TokenExample, read_sentences
 from qdqbert.tasks.data import Columns, Dataset

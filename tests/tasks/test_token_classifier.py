@@ -10,7 +10,7 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.tables.inputs import open_source
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "X")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.special import log_softmax
 
+from qdqbert.common.errors import DataFileError
 from qdqbert.encoding import Encoded
-from qdqbert.errors import DataFileError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Example
 from qdqbert.tasks.task import Features

@@ -11,8 +11,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from qdqbert.choices import ScriptName
-from qdqbert.errors import CheckpointError
+from qdqbert.common.choices import ScriptName
+from qdqbert.common.errors import CheckpointError
 from qdqbert.tokenizing.trimming import ids_of_scripts, trimmed, used_ids
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

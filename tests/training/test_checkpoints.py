@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.training.checkpoints import checkpoint_folder, last_checkpoint, step_of
 
 SETTINGS = {"learning_rate": 0.001, "seed": 0, "qat": False, "epochs": 1.0, "words": ("a", "b")}
@@ -174,7 +174,7 @@ def test_an_incomplete_folder_is_removed(folder, opened, monkeypatch) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("qdqbert.files.write_parts", fail)
+        patch.setattr("qdqbert.common.files.write_parts", fail)
         message = "cannot be written: No space left on device"
         with pytest.raises(UserInputError, match=message), opened():
             pytest.fail("The run continued.")

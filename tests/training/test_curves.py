@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from qdqbert.errors import MissingExtraError
+from qdqbert.common.errors import MissingExtraError
 from qdqbert.training.curves import curves_of, plot_curves
 
 HISTORY = [

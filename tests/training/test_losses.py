@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.tasks.task import IGNORED
 from qdqbert.training.losses import (
     embed,

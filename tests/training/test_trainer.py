@@ -12,7 +12,7 @@ import transformers
 from safetensors import SafetensorError
 from torch.nn import functional
 
-from qdqbert.errors import TrainingError
+from qdqbert.common.errors import TrainingError
 from qdqbert.models.calibrate import calibrate
 from qdqbert.models.prepare import prepare
 from qdqbert.models.quantized import load_model

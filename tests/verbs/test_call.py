@@ -12,10 +12,10 @@ from mypy import api
 
 import qdqbert
 from qdqbert.cli._commands import COMMANDS
-from qdqbert.errors import UserInputError
-from qdqbert.objects import OptionalModel, PathOption, SavedModel, Several
-from qdqbert.options import Limits, described, docstring, option
-from qdqbert.progress import Progress, Silent
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.objects import OptionalModel, PathOption, SavedModel, Several
+from qdqbert.common.options import Limits, described, docstring, option
+from qdqbert.common.progress import Progress, Silent
 from qdqbert.verbs.call import Call, public
 
 

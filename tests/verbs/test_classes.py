@@ -16,8 +16,8 @@ import transformers
 
 import flat
 import qdqbert
-from qdqbert.errors import UserInputError
-from qdqbert.progress import progress_of
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.progress import progress_of
 from qdqbert.serving.models import open_models
 from qdqbert.serving.options import ServerOptions
 from task_files import HEADS

@@ -21,7 +21,7 @@ import transformers
 from torch.nn import functional
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Columns
 from qdqbert.tasks.registry import TASKS

@@ -16,7 +16,7 @@ from torch import Tensor
 from qdqbert.calibration.calibrate import NoBatchesError, Stage, run_observed
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.statistics import Observer
-from qdqbert.machine import release_memory
+from qdqbert.common.machine import release_memory
 from qdqbert.reference.sited_encoder import Masks, SitedEncoder
 from qdqbert.reference.sited_model import observing, scaled
 from qdqbert.spec import Site

@@ -28,8 +28,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.common.errors import CalibrationError
 from qdqbert.encoders.stored import problem_of, wrong_range
-from qdqbert.errors import CalibrationError
 from qdqbert.numerics.weight_rounding import Roundings
 from qdqbert.spec import Range, TensorSpec
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from qdqbert.errors import CalibrationError
+from qdqbert.common.errors import CalibrationError
 from qdqbert.numerics import histogram
 from qdqbert.numerics.histogram import Histogram
 from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile, choose_range

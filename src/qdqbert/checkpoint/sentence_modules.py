@@ -11,13 +11,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.json_files import Fields, damaged, parse_object
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import Activation, Floats, Linear, Norm, Step
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.tensor_files import SAFETENSORS, WEIGHTS
 from qdqbert.encoders.weights import Weights
-from qdqbert.errors import CheckpointError
-from qdqbert.json_files import Fields, damaged, parse_object
 
 ModuleName = Literal["Dense", "LayerNorm", "Normalize"]
 MODULES_AFTER_POOLING: tuple[ModuleName, ...] = get_args(ModuleName)

@@ -21,7 +21,7 @@ from qdqbert.checkpoint.sparse_encoder import (
     read_splade_head,
     splade_head,
 )
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.task_kinds import TASK_KINDS
 
 TextHead = SentenceHead | SpladeHead | MultiVectorHead | ScoreHead

@@ -19,9 +19,9 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils.hub import cached_file
 
 from qdqbert.checkpoint.sample_texts import HARD, SPECIAL_TOKENS
-from qdqbert.errors import CheckpointError, showing
-from qdqbert.files import write_json
-from qdqbert.json_files import read_json
+from qdqbert.common.errors import CheckpointError, showing
+from qdqbert.common.files import write_json
+from qdqbert.common.json_files import read_json
 from qdqbert.tokenizer_files import (
     TOKENIZER,
     TOKENIZER_CONFIG,

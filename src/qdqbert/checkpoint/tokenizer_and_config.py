@@ -19,8 +19,8 @@ from qdqbert.checkpoint.load import known_task, reader_of, set_classes_
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.checkpoint.text_heads import TextHead, read_layout
 from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
+from qdqbert.common.errors import UserInputError, naming, one_line
 from qdqbert.encoders.config import Config
-from qdqbert.errors import UserInputError, naming, one_line
 from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_classes
 
 _DEFAULT_LENGTH = 512

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import transformers
 
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.left_out import check_left_out, count_of, refuse_adapter, root_of
 from qdqbert.encoders.weights import check_largest
-from qdqbert.errors import CheckpointError
 from qdqbert.task_kinds import TASK_KINDS, TaskName
 
 # Names of DeBERTa's heads in its own code.

@@ -20,10 +20,10 @@ from qdqbert.cli._errors import (
     silence_libraries,
 )
 from qdqbert.cli._output import print_report
-from qdqbert.errors import UserInputError
-from qdqbert.files import explaining_places
-from qdqbert.options import Declared, declared_options, in_groups
-from qdqbert.progress import Bars
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.files import explaining_places
+from qdqbert.common.options import Declared, declared_options, in_groups
+from qdqbert.common.progress import Bars
 
 # What the help of an option says about values that a command line cannot have.
 _IN_PYTHON = re.compile(r"[.;] [Ii]n Python also .*?(?=[.;](?: |$))")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 from qdqbert.cli._console import PlainConsole
-from qdqbert.errors import GraphError, QdqBertError, shortened
-from qdqbert.options import Declared, declared_options
+from qdqbert.common.errors import GraphError, QdqBertError, shortened
+from qdqbert.common.options import Declared, declared_options
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 _Report = TypeVar("_Report")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from qdqbert.cli._console import PlainConsole
 from qdqbert.cli._errors import in_flags
-from qdqbert.options import Declared
+from qdqbert.common.options import Declared
 from qdqbert.reporting.report import Report, json_ready
 from qdqbert.reporting.terminal import WIDTH, rendered
 

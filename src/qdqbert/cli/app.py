@@ -23,8 +23,8 @@ from qdqbert.cli._command import Command, add_command
 from qdqbert.cli._commands import COMMANDS
 from qdqbert.cli._console import PlainConsole
 from qdqbert.cli._errors import ExitCode, Terminated, fail
-from qdqbert.files import temporary_error, temporary_places
-from qdqbert.options import declared_options
+from qdqbert.common.files import temporary_error, temporary_places
+from qdqbert.common.options import declared_options
 
 # Names that options of other commands have in a command.
 _MEANT = {

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from qdqbert.choices import CalibratorName
+from qdqbert.common.choices import CalibratorName
 from qdqbert.compat.nn.linear import QuantLinear
 from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer
 from qdqbert.quantizers.quantizer import Quantizer

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.family import is_jina_v5
 from qdqbert.encoders.model import Floats
 from qdqbert.encoders.peft import merged_adapter
 from qdqbert.encoders.weights import Weights
-from qdqbert.errors import CheckpointError, UserInputError
 
 _MARK = ".parametrizations.weight."
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
+from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import family_of
 from qdqbert.encoders.family import Parts, ReadHead
@@ -12,7 +13,6 @@ from qdqbert.encoders.heads import PROJECTION, pooled_words, scores, states, tok
 from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
 from qdqbert.encoders.model import EncoderModel, Head, Layer, Linear, Norm, Pooling, Step
 from qdqbert.encoders.weights import MissingTensorError, Weights
-from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.task_kinds import ENCODER, TASK_KINDS, TaskName, check_classes
 
 # Modules of the heads of transformers' models, of older versions too.

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.model import Activation
-from qdqbert.errors import CheckpointError
 from qdqbert.task_kinds import check_classes
 
 # Names of transformers' activation functions.

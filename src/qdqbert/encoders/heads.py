@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qdqbert.choices import PoolingMode
+from qdqbert.common.choices import PoolingMode
 from qdqbert.encoders.model import (
     Embeddings,
     Head,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 from qdqbert.task_kinds import TASK_KINDS, TaskName
 
 # Buffers that older versions of transformers saved. They follow from the config.

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.json_files import read_json
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import Floats
 from qdqbert.encoders.weights import Weights
-from qdqbert.errors import CheckpointError
-from qdqbert.json_files import read_json
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")

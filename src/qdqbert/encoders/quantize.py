@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import CalibrationError, GraphError
 from qdqbert.encoders.affine import Bools, parameters_of, quantize_weight, rounding_shift
 from qdqbert.encoders.model import (
     Codes,
@@ -31,7 +32,6 @@ from qdqbert.encoders.sites import (
     sites_of,
     tables_of,
 )
-from qdqbert.errors import CalibrationError, GraphError
 from qdqbert.recipes import WEIGHT
 from qdqbert.spec import (
     LOCAL,

@@ -6,10 +6,10 @@ import dataclasses
 
 import numpy as np
 
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import Floats, Linear, Norm, Table
 from qdqbert.encoders.weights import Weights
-from qdqbert.errors import CheckpointError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

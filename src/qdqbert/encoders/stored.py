@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import CheckpointError, GraphError, SpecError
+from qdqbert.common.json_files import LARGEST_FLOAT, Fields, damaged
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import EncoderModel, Floats
 from qdqbert.encoders.quantize import Choices, Specs
 from qdqbert.encoders.sites import linear_layers_of, parent_of, sites_of, tables_of
 from qdqbert.encoders.weights import Weights
-from qdqbert.errors import CheckpointError, GraphError, SpecError
-from qdqbert.json_files import LARGEST_FLOAT, Fields, damaged
 from qdqbert.spec import (
     LOCAL,
     RESIDUAL,

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.json_files import Fields
+from qdqbert.common.safetensors_header import are_sizes, read_header
 from qdqbert.encoders.torch_file import read_torch
-from qdqbert.errors import CheckpointError
-from qdqbert.json_files import Fields
-from qdqbert.safetensors_header import are_sizes, read_header
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 WEIGHTS: Mapping[str, str] = {

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.errors import CheckpointError
-from qdqbert.safetensors_header import are_sizes
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.safetensors_header import are_sizes
 
 OLD_PICKLE = b"\x80"
 """The first byte of files that torch wrote before version 1.6."""

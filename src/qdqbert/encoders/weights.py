@@ -14,10 +14,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.json_files import LARGEST_FLOAT
 from qdqbert.encoders.model import Floats
 from qdqbert.encoders.tensor_files import WEIGHTS, files_of, read_tensors
-from qdqbert.errors import CheckpointError
-from qdqbert.json_files import LARGEST_FLOAT
 
 _Tensor = tuple[str, NDArray[Any]]
 # Names of LayerNorm's parameters in checkpoints that were converted from TensorFlow.

@@ -13,7 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 
 # Fields of the messages of ONNX.
 _GRAPH = 7

@@ -10,10 +10,10 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import CheckpointError, one_line
 from qdqbert.engines.index_limits import check_ids, index_limits
 from qdqbert.engines.providers import check_provider, check_started, float_type, provider_list
 from qdqbert.engines.runner import Outputs
-from qdqbert.errors import CheckpointError, one_line
 
 
 class OnnxRuntimeRunner:

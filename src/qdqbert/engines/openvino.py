@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import CheckpointError, one_line
+from qdqbert.common.forks import keep_forever, repair_in_child
+from qdqbert.common.machine import usable_cores
 from qdqbert.engines.index_limits import check_ids, index_limits
 from qdqbert.engines.runner import Outputs
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
-from qdqbert.errors import CheckpointError, one_line
-from qdqbert.forks import keep_forever, repair_in_child
-from qdqbert.machine import usable_cores
 
 with openvino_telemetry_disabled():
     import openvino

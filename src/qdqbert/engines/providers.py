@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qdqbert.choices import PROVIDER_NAMES
-from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.common.choices import PROVIDER_NAMES
+from qdqbert.common.errors import MissingExtraError, UserInputError
 
 PROVIDERS: Mapping[str, str] = {
     "cpu": "CPUExecutionProvider",

@@ -7,10 +7,10 @@ import importlib.util
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from qdqbert.choices import ENGINE_NAMES, EngineName
+from qdqbert.common.choices import ENGINE_NAMES, EngineName
+from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.engines.providers import check_provider
 from qdqbert.engines.runner import Runner
-from qdqbert.errors import MissingExtraError, UserInputError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
-from qdqbert.errors import CheckpointError
-from qdqbert.files import digest_of, write_bytes
-from qdqbert.json_files import damaged, read_text
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.files import digest_of, write_bytes
+from qdqbert.common.json_files import damaged, read_text
 
 CHECKSUMS = "SHA256SUMS"
 

@@ -9,10 +9,10 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.options import Limits
 from qdqbert.evidence.fidelity import Keys
 from qdqbert.evidence.intervals import Interval, difference_interval, times_needed
-from qdqbert.options import Limits
 from qdqbert.tasks.task import Score
 
 Verdict = Literal["met", "missed", "not shown"]

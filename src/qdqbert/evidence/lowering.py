@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from qdqbert.choices import EngineName
+from qdqbert.common.choices import EngineName
 from qdqbert.encoding import Batch
 from qdqbert.engines.registry import open_runner
 from qdqbert.engines.runner import Runner

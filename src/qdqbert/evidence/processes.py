@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from qdqbert.errors import QdqBertError
+from qdqbert.common.errors import QdqBertError
 
 
 class WorkerProcess:

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.files import write_bytes
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import signal_and_noise, to_decibels
-from qdqbert.files import write_bytes
 
 # SQNR of a correct engine varies with rounding ties: below half of the noise that was measured
 # before, or above twice of it, something else is different.

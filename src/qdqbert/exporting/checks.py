@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import qdqbert.inference.load
 from qdqbert.checkpoint.sample_texts import HARD
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.evidence.fidelity import to_decibels
 from qdqbert.exporting.samples import check_pairs, check_texts

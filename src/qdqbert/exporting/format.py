@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from qdqbert.choices import EngineName, ExportedOutputs
+from qdqbert.common.choices import EngineName, ExportedOutputs
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.exporting.source import Source
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbert.choices import ExportFormat
+from qdqbert.common.choices import ExportFormat
 from qdqbert.exporting.format import Format
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from qdqbert.common.errors import UserInputError
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
-from qdqbert.errors import UserInputError
 from qdqbert.exporting.checks import Item
 from qdqbert.exporting.source import LAST_HIDDEN_STATE, Source
 from qdqbert.exporting.source import pooling_of as pipeline_pooling

@@ -17,8 +17,8 @@ from qdqbert.checkpoint.sentence import (
     read_model_settings,
     read_sentence_head,
 )
-from qdqbert.choices import EngineName, ExportedOutputs, TargetName
-from qdqbert.errors import UserInputError
+from qdqbert.common.choices import EngineName, ExportedOutputs, TargetName
+from qdqbert.common.errors import UserInputError
 from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tasks.text_classification import usual_function
 from qdqbert.tokenizing.tokenizer import Tokenizer

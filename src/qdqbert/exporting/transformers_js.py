@@ -21,7 +21,9 @@ from huggingface_hub import ModelCardData
 from numpy.typing import NDArray
 
 from qdqbert.artifact import weights_of
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.files import write_json
+from qdqbert.common.json_files import read_json
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.exporting.checks import Item, check_graph
 from qdqbert.exporting.format import Format
@@ -32,8 +34,6 @@ from qdqbert.exporting.source import (
     Source,
     pooling_of,
 )
-from qdqbert.files import write_json
-from qdqbert.json_files import read_json
 from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tokenizer_files import TOKENIZER_CONFIG, set_limits
 from qdqbert.tokenizing.tokenizer import Tokenizer

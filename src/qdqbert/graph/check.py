@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from qdqbert.errors import GraphError
+from qdqbert.common.errors import GraphError
 
 # Protocol buffers are limited to 2 GB. Larger weights are saved in a separate file.
 _EXTERNAL_OVER_BYTES = 1_500_000_000

@@ -25,7 +25,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common
 
-from qdqbert.errors import GraphError
+from qdqbert.common.errors import GraphError
 from qdqbert.graph.edit import add_constant, apply_passes, constant_array, tidy
 from qdqbert.graph.tail_nodes import TAIL
 

@@ -33,6 +33,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from qdqbert.common.machine import release_memory_after
 from qdqbert.encoders.affine import parameters_of, quantize_weight
 from qdqbert.encoders.model import Attention, Floats, Linear, Table
 from qdqbert.encoders.quantize import Choices, RoundedModule, Specs, range_of, round_module
@@ -40,7 +41,6 @@ from qdqbert.encoders.shared_table import STEPS, rest_of
 from qdqbert.encoders.sites import parent_of
 from qdqbert.graph.edit import MICROSOFT
 from qdqbert.graph.nodes import Array, Nodes
-from qdqbert.machine import release_memory_after
 from qdqbert.spec import LOCAL, QdqStyle, TensorSpec, is_residual_input, matmul_sites
 
 

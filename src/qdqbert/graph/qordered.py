@@ -35,11 +35,11 @@ from typing import NoReturn
 import numpy as np
 import onnx_ir as ir
 
+from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.affine import parameters_of
 from qdqbert.encoders.model import EncoderModel, Floats, Layer, Linear, Residual
 from qdqbert.encoders.quantize import Choices, Specs, range_of, round_module
 from qdqbert.encoders.sites import linear_layers_of, parent_of
-from qdqbert.errors import UserInputError
 from qdqbert.graph.edit import MICROSOFT
 from qdqbert.graph.nodes import Array, Nodes
 from qdqbert.spec import LOCAL, RESIDUAL

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.inference.load import load
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import AnswerOptions, RowOptions

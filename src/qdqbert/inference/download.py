@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from qdqbert.artifact import Artifact
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 from qdqbert.evidence.checksums import CHECKSUMS
 
 # A model of the hub. Old ones have no owner: bert-base-uncased.

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qdqbert.artifact import REPORT, Artifact
-from qdqbert.choices import EngineName
+from qdqbert.common.choices import EngineName
+from qdqbert.common.errors import MissingExtraError
+from qdqbert.common.json_files import Fields, damaged, read_json
+from qdqbert.common.machine import cpu_features
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.instruction_sets.portable import PORTABLE
 from qdqbert.engines.registry import check_engine, install_command, is_installed
-from qdqbert.errors import MissingExtraError
-from qdqbert.json_files import Fields, damaged, read_json
-from qdqbert.machine import cpu_features
 
 _LOGGER = logging.getLogger("qdqbert")
 

@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import QUANTIZATION, Artifact, is_artifact, open_artifact, weights_of
-from qdqbert.choices import EngineName, KernelName, Precision, ProviderName, TargetName
+from qdqbert.common.choices import EngineName, KernelName, Precision, ProviderName, TargetName
+from qdqbert.common.errors import CheckpointError, UserInputError, showing
+from qdqbert.common.files import digest_of
+from qdqbert.common.keywords import suggest_keywords
+from qdqbert.common.machine import usable_cores
+from qdqbert.common.objects import ModelLike, SavedModel, saved
+from qdqbert.common.options import check_arguments
 from qdqbert.encoders.peft import ADAPTER_CONFIG
 from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.registry import open_runner
 from qdqbert.engines.runner import Runner
-from qdqbert.errors import CheckpointError, UserInputError, showing
 from qdqbert.evidence.checksums import CHECKSUMS, require_intact
-from qdqbert.files import digest_of
 from qdqbert.inference.download import (
     download_graph,
     download_settings,
@@ -32,10 +36,6 @@ from qdqbert.inference.float_checkpoint import (
     open_float_checkpoint,
     weight_folders,
 )
-from qdqbert.keywords import suggest_keywords
-from qdqbert.machine import usable_cores
-from qdqbert.objects import ModelLike, SavedModel, saved
-from qdqbert.options import check_arguments
 from qdqbert.runtime.batches import BatchPlan
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.runners import Runners

@@ -5,8 +5,8 @@ Written by tests/load_stub.py. It has one signature for each task, as type check
 
 from typing import Any, Literal, overload
 
-from qdqbert.choices import EngineName, KernelName, Precision, ProviderName, TargetName
-from qdqbert.objects import ModelLike
+from qdqbert.common.choices import EngineName, KernelName, Precision, ProviderName, TargetName
+from qdqbert.common.objects import ModelLike
 from qdqbert.task_kinds import TaskName
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.fill_mask import MaskFiller

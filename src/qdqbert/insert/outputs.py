@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from qdqbert.checkpoint.families import Family
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.reference.factory import QuantizerFactory
 from qdqbert.spec import output_sites

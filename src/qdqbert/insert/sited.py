@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from qdqbert.checkpoint.families import Family, LayerSites
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 from qdqbert.insert.blocks import BLOCKS, quantized_block
 from qdqbert.insert.modules import (
     ATTENTION,

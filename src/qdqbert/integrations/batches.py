@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.errors import UserInputError
-from qdqbert.extras import require
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.extras import require
 from qdqbert.tables.parquet import answer_array, import_pyarrow
 from qdqbert.tables.rows import Column
 

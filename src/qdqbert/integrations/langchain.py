@@ -15,9 +15,9 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.common.objects import ModelLike
 from qdqbert.integrations.models import open_model
-from qdqbert.objects import ModelLike
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.pair_scores import PairScorer
 

@@ -16,10 +16,10 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.common.keywords import plain
+from qdqbert.common.objects import ModelLike
 from qdqbert.integrations.models import open_model
-from qdqbert.keywords import plain
-from qdqbert.objects import ModelLike
 from qdqbert.runtime.inputs import check_whole
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.reranking import Reranker

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.keywords import plain
+from qdqbert.common.objects import ModelLike
 from qdqbert.inference.load import load
-from qdqbert.keywords import plain
-from qdqbert.objects import ModelLike
 from qdqbert.runtime.model import Model
 
 _M = TypeVar("_M", bound=Model)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.choices import (
+from qdqbert.common.choices import (
     AggregationStrategy,
     EngineName,
     KernelName,
@@ -16,7 +16,8 @@ from qdqbert.choices import (
     ProviderName,
     TargetName,
 )
-from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.common.errors import DataFileError, UserInputError
+from qdqbert.common.keywords import suggest_keywords
 from qdqbert.inference.answers import (
     answer_columns,
     entry_of,
@@ -25,7 +26,6 @@ from qdqbert.inference.answers import (
     text_columns,
 )
 from qdqbert.integrations.batches import BatchKind, kind_of
-from qdqbert.keywords import suggest_keywords
 from qdqbert.runtime.options import RowOptions
 from qdqbert.runtime.rows import RowFormat
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from qdqbert.errors import MissingExtraError, UserInputError
-from qdqbert.machine import usable_cores
+from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.common.machine import usable_cores
 
 # Address of the cluster that Ray finds by itself.
 ANY_CLUSTER = "auto"

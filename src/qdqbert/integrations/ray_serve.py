@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.choices import EngineName, KernelName
-from qdqbert.extras import require
-from qdqbert.keywords import suggest_keywords
-from qdqbert.progress import progress_of
+from qdqbert.common.choices import EngineName, KernelName
+from qdqbert.common.extras import require
+from qdqbert.common.keywords import suggest_keywords
+from qdqbert.common.progress import progress_of
 from qdqbert.serving.options import ServerOptions
 
 # Requests that a replica has at a time. Batches grow with them; Ray's own default is 5.

@@ -22,7 +22,7 @@ from typing import Any
 
 from qdqbert.checkpoint.sentence import read_model_settings
 from qdqbert.checkpoint.tokenizer import load_tokenizer
-from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.inference import load as inference
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.reranking import Reranker

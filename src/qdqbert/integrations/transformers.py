@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from qdqbert.artifact import open_artifact
-from qdqbert.choices import EngineName, KernelName
-from qdqbert.errors import MissingExtraError, UserInputError
+from qdqbert.common.choices import EngineName, KernelName
+from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.inference.load import load
 from qdqbert.runtime.model import Model
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from qdqbert.common.errors import SpecError, UnmatchedRuleError, UserInputError
+from qdqbert.common.keywords import suggest_keywords
+from qdqbert.common.options import Quantizers
 from qdqbert.encoders.stored import FORMAT
-from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
-from qdqbert.keywords import suggest_keywords
 from qdqbert.models.quantized import put_quantizers_in_, quantized_class
-from qdqbert.options import Quantizers
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.reference.sited_model import sited_model
 

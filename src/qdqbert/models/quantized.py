@@ -25,8 +25,8 @@ from qdqbert.checkpoint.configuration import (
 from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.load import Checkpoint, check_positions, load_checkpoint
 from qdqbert.checkpoint.weights import check_shapes
+from qdqbert.common.errors import CheckpointError, SpecError, UserInputError
 from qdqbert.encoders.stored import BUFFERS, ENDS, check_format, quantizes_like_graphs, wrong_range
-from qdqbert.errors import CheckpointError, SpecError, UserInputError
 from qdqbert.insert.modules import ATTENTION, register_attention
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.models.state import (

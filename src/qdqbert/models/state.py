@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.common.errors import CheckpointError, SpecError
 from qdqbert.encoders.stored import (
     STATE_VERSION,
     TENSORS,
@@ -19,7 +20,6 @@ from qdqbert.encoders.stored import (
     problem_of_inverse,
     wrong_range,
 )
-from qdqbert.errors import CheckpointError, SpecError
 from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.recipes import QuantizerOptions, build_recipe
 from qdqbert.reference.sited_model import SitedModel, site_of, weight_of

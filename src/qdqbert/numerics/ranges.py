@@ -20,7 +20,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from qdqbert.errors import CalibrationError, SpecError
+from qdqbert.common.errors import CalibrationError, SpecError
 from qdqbert.numerics.histogram import Histogram
 from qdqbert.spec import Range
 

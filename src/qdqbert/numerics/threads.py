@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from qdqbert.machine import usable_cores
+from qdqbert.common.machine import usable_cores
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from qdqbert.calibration.passes import Run
 from qdqbert.calibration.statistics import MergeableObserver
+from qdqbert.common.errors import QdqBertError
+from qdqbert.common.files import temporary_folder
+from qdqbert.common.progress import Silent
 from qdqbert.encoding import Batch
-from qdqbert.errors import QdqBertError
-from qdqbert.files import temporary_folder
 from qdqbert.integrations.ray_cluster import alive_nodes, divide, open_ray, reporting
 from qdqbert.pipeline.sited import Advance
 from qdqbert.pipeline.source import ModelPath, open_source
-from qdqbert.progress import Silent
 from qdqbert.spec import SiteGroup
 
 

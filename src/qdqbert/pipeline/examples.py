@@ -8,10 +8,10 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 from qdqbert import resources
-from qdqbert.errors import DataFileError, UserInputError, naming
+from qdqbert.common.errors import DataFileError, UserInputError, naming
+from qdqbert.common.objects import Rows
+from qdqbert.common.options import Columns, Limits
 from qdqbert.evidence.intervals import fewest_trials
-from qdqbert.objects import Rows
-from qdqbert.options import Columns, Limits
 from qdqbert.tasks.data import Dataset, fingerprint, without_rows
 from qdqbert.tasks.task import Task
 

@@ -24,11 +24,11 @@ from qdqbert.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.checkpoint.load import finder_of
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.checkpoint.tokenizer import write_tokenizer
+from qdqbert.common.files import write_bytes, write_json
+from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.evidence.lengths import TextLengths, text_lengths
 from qdqbert.evidence.reports import TargetReport
 from qdqbert.evidence.verification import write_rows
-from qdqbert.files import write_bytes, write_json
-from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.pipeline.graphs import WrittenGraph
 from qdqbert.pipeline.manifest import quantization_json
 from qdqbert.pipeline.measure import Evidence

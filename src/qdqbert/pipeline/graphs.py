@@ -8,8 +8,8 @@ from pathlib import Path
 
 from qdqbert.artifact import MODEL, size_bytes
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.common.machine import release_memory
 from qdqbert.graph.check import save_graph
-from qdqbert.machine import release_memory
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.targets.files import choices_of, limits_models, save_encoder
 from qdqbert.targets.lowering import lower

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from qdqbert.artifact import MODEL, size_bytes
-from qdqbert.choices import ENGINE_NAMES, EngineName, VerificationData
+from qdqbert.common.choices import ENGINE_NAMES, EngineName, VerificationData
+from qdqbert.common.machine import release_memory
+from qdqbert.common.options import Limits
+from qdqbert.common.progress import Progress
 from qdqbert.encoding import Batch, first_rows
 from qdqbert.engines.registry import float_engine, is_installed, open_runner
 from qdqbert.evidence.latency import ROUNDS, Candidate, Timing, time_candidates, usual_shapes
@@ -18,14 +21,11 @@ from qdqbert.evidence.vector_recall import vector_recall
 from qdqbert.evidence.verification import VerificationRow, measure_rows
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.writer import make_graph
-from qdqbert.machine import release_memory
-from qdqbert.options import Limits
 from qdqbert.pipeline.graphs import WrittenGraph
 from qdqbert.pipeline.predictions import Baseline, predict
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.trials import Trials, layer_sensitivity
 from qdqbert.pipeline.verification import make_rows
-from qdqbert.progress import Progress
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan
 from qdqbert.task_kinds import TASK_KINDS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from qdqbert.common.machine import cpu_features, has_int8_products
 from qdqbert.engines.registry import install_command, is_installed
 from qdqbert.evidence.closeness import FAR_DB
 from qdqbert.evidence.fidelity import MANY_CHANGED_PERCENT
@@ -11,7 +12,6 @@ from qdqbert.evidence.limits import LimitCheck
 from qdqbert.evidence.lowering import LoweringCheck
 from qdqbert.evidence.reports import TargetReport
 from qdqbert.evidence.saturation import Overflow
-from qdqbert.machine import cpu_features, has_int8_products
 from qdqbert.pipeline.ranges import RangeKind
 from qdqbert.reporting.comparison import examples_needed, limit_text
 from qdqbert.targets import target_named

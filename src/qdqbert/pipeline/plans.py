@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from qdqbert.choices import ENGINE_NAMES, RecipeName, TargetChoice, WeightsFor
+from qdqbert.common.choices import ENGINE_NAMES, RecipeName, TargetChoice, WeightsFor
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.options import Calibration, Quantizers
 from qdqbert.engines.registry import is_installed
-from qdqbert.errors import UserInputError
-from qdqbert.options import Calibration, Quantizers
 from qdqbert.pipeline.settings import changes_of, quantizer_options_of
 from qdqbert.pipeline.source import Source, StoredQuantizers
 from qdqbert.recipes import QuantizerOptions

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from qdqbert.common.options import Limits
 from qdqbert.encoding import Batch, make_batch, make_batches
 from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.evidence.batch_invariance import BatchInvariance, compare_alone
@@ -35,7 +36,6 @@ from qdqbert.evidence.limits import (
     metric_differences,
 )
 from qdqbert.evidence.predictions import ChangedExample, changed_examples, changed_rows
-from qdqbert.options import Limits
 from qdqbert.reference.body import Body, to_numpy
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.tasks.data import fingerprint

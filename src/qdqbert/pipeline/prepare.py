@@ -13,11 +13,12 @@ import numpy as np
 from qdqbert.artifact import Artifact, rows_of
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.machine import release_memory
+from qdqbert.common.options import TaskOptions
+from qdqbert.common.progress import Progress
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Outputs
-from qdqbert.errors import CheckpointError
-from qdqbert.machine import release_memory
-from qdqbert.options import TaskOptions
 from qdqbert.pipeline.examples import ChosenExamples, Data, choose_examples
 from qdqbert.pipeline.messages import limit_warnings
 from qdqbert.pipeline.plans import Scheme, make_plans
@@ -40,7 +41,6 @@ from qdqbert.pipeline.ranges import (
 from qdqbert.pipeline.settings import input_length, task_options_of
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.pipeline.source import Source
-from qdqbert.progress import Progress
 from qdqbert.search.units import int8_percent
 from qdqbert.targets.target import Plan, Target
 from qdqbert.task_kinds import TaskSettings

@@ -15,15 +15,15 @@ from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.calibration.statistics import calibrator_of
+from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.progress import Progress
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.stored import channels_of
 from qdqbert.encoding import Batch
-from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.pipeline.cluster import cluster_run
 from qdqbert.pipeline.plans import Scheme
 from qdqbert.pipeline.sited import OnOutputs, SitedSource
 from qdqbert.pipeline.source import Source, StoredQuantizers
-from qdqbert.progress import Progress
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.spec import TensorSpec, is_weight
 from qdqbert.targets.target import Plan

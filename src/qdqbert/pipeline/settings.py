@@ -9,10 +9,10 @@ from typing import Any
 
 from qdqbert.artifact import is_artifact
 from qdqbert.checkpoint.folder import check_name
-from qdqbert.choices import CalibratorName
-from qdqbert.errors import UserInputError, naming
-from qdqbert.objects import SavedModel
-from qdqbert.options import Calibration, Quantizers, TaskOptions
+from qdqbert.common.choices import CalibratorName
+from qdqbert.common.errors import UserInputError, naming
+from qdqbert.common.objects import SavedModel
+from qdqbert.common.options import Calibration, Quantizers, TaskOptions
 from qdqbert.recipes import PERCENTILE, QuantizerOptions
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import check_readable

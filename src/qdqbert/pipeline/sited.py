@@ -15,6 +15,7 @@ from qdqbert.calibration.calibrate import as_tensors, run_observed
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.encoder_run import EncoderRun
 from qdqbert.calibration.passes import Run
+from qdqbert.common.machine import release_memory
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.sites import linear_layers_of
 from qdqbert.encoding import Batch
@@ -25,7 +26,6 @@ from qdqbert.graph.edit import constant_array
 from qdqbert.graph.imported.graph_runner import check_token_ids
 from qdqbert.graph.tail import open_tail
 from qdqbert.graph.writer import make_graph
-from qdqbert.machine import release_memory
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.reference.body import to_numpy
 from qdqbert.reference.sited_encoder import SitedEncoder

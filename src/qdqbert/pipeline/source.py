@@ -24,7 +24,10 @@ from qdqbert.checkpoint.load import (
 )
 from qdqbert.checkpoint.text_heads import TextHead
 from qdqbert.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
-from qdqbert.choices import PoolingMode
+from qdqbert.common.choices import PoolingMode
+from qdqbert.common.errors import UserInputError, naming
+from qdqbert.common.options import Onnx, is_onnx_file
+from qdqbert.common.progress import Progress
 from qdqbert.encoders.adapters import merged
 from qdqbert.encoders.checkpoint import read_encoder, with_expansion
 from qdqbert.encoders.config import Config
@@ -32,15 +35,12 @@ from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.sites import sites_of
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.runner import Runner
-from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.imported.graph_runner import GraphRunner
 from qdqbert.graph.imported.imported_model import import_onnx
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.outputs import check_outputs
-from qdqbert.options import Onnx, is_onnx_file
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.sited import SitedSource
-from qdqbert.progress import Progress
 from qdqbert.recipes import QuantizerOptions
 from qdqbert.reference.sited_encoder import SitedEncoder
 from qdqbert.reference.sited_model import sited_model

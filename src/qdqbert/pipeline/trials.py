@@ -7,15 +7,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.common.options import Limits
+from qdqbert.common.progress import Progress
 from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import signal_and_noise, to_decibels
 from qdqbert.evidence.reports import Sensitivity
-from qdqbert.options import Limits
 from qdqbert.pipeline.predictions import Baseline, predict, predict_batches
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.sited import SitedSource
-from qdqbert.progress import Progress
 from qdqbert.search.greedy import fewest_units, float_order
 from qdqbert.search.units import Unit, int8_percent, make_units
 from qdqbert.targets.target import Plan

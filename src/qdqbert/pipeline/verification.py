@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert import resources
-from qdqbert.choices import VerificationData
+from qdqbert.common.choices import VerificationData
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.verification import VerificationRow

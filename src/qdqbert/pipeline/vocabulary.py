@@ -11,11 +11,11 @@ from typing import Any
 
 import tokenizers
 
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.progress import Progress
 from qdqbert.encoders.model import EncoderModel, Linear
-from qdqbert.errors import UserInputError
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.source import Source
-from qdqbert.progress import Progress
 from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tasks.lines import counted, read_lines
 from qdqbert.tokenizing.trimming import ids_of_scripts, trimmed, used_ids

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from qdqbert.common.errors import CheckpointError, UncalibratedError
 from qdqbert.encoders.stored import (
     BUFFERS,
     ENDS,
@@ -19,7 +20,6 @@ from qdqbert.encoders.stored import (
     spec_of,
     wrong_range,
 )
-from qdqbert.errors import CheckpointError, UncalibratedError
 from qdqbert.numerics.affine import (
     affine_parameters,
     reduce_amax,

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from qdqbert.choices import CalibratorName
+from qdqbert.common.choices import CalibratorName
 from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.reference.modules import QuantizedLinear
 from qdqbert.spec import Site

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qdqbert.errors import CalibrationError
-from qdqbert.machine import release_memory_after
+from qdqbert.common.errors import CalibrationError
+from qdqbert.common.machine import release_memory_after
 from qdqbert.numerics.affine import (
     QuantizationParameters,
     dequantize,

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 from typing import Any
 
-from qdqbert.files import json_values
+from qdqbert.common.files import json_values
 from qdqbert.reporting.document import Document
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 
 Text = str | tuple[str, str]
 """A text, or a pair of texts."""

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.artifact import Artifact
-from qdqbert.choices import EngineName
+from qdqbert.common.choices import EngineName
+from qdqbert.common.errors import ModelClosedError, UserInputError
+from qdqbert.common.forks import repair_in_child
+from qdqbert.common.keywords import plain
+from qdqbert.common.progress import Progress, Silent
 from qdqbert.encoding import Encoded, Inputs, feature_of, make_batch, padding_of
 from qdqbert.engines.runner import Outputs
-from qdqbert.errors import ModelClosedError, UserInputError
-from qdqbert.forks import repair_in_child
-from qdqbert.keywords import plain
-from qdqbert.progress import Progress, Silent
 from qdqbert.runtime.inputs import check_whole, listed, located, text_or_pair
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.runners import Runners

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbert.choices import (
+from qdqbert.common.choices import (
     AggregationStrategy,
     EngineName,
     KernelName,
@@ -10,9 +10,9 @@ from qdqbert.choices import (
     ProviderName,
     TargetName,
 )
-from qdqbert.errors import UserInputError
-from qdqbert.objects import Column, PathOption
-from qdqbert.options import Options, option
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.objects import Column, PathOption
+from qdqbert.common.options import Options, option
 
 
 class TextColumnOptions(Options):

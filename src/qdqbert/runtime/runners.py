@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from qdqbert.common.errors import ModelClosedError
+from qdqbert.common.forks import keep_forever, repair_in_child
 from qdqbert.engines.runner import Runner
-from qdqbert.errors import ModelClosedError
-from qdqbert.forks import keep_forever, repair_in_child
 
 OpenRunner = Callable[[int, int], Runner]
 """Loads the graph for a number of threads for each inference, and a number of streams."""

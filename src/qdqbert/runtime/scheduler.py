@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.forks import repair_in_child
 from qdqbert.engines.runner import Runner
-from qdqbert.errors import UserInputError
-from qdqbert.forks import repair_in_child
 from qdqbert.runtime.batches import BatchPlan, Feature, Results, chunks, stack
 from qdqbert.runtime.runners import Runners
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqbert.extras import require
+from qdqbert.common.extras import require
 
 
 def converted(

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from qdqbert.errors import UserInputError
-from qdqbert.json_files import shown
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.json_files import shown
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tokenizing.tokenizer import Tokenizer

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qdqbert.errors import UserInputError
-from qdqbert.forks import repair_in_child
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.forks import repair_in_child
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.scheduler import EncodedItem, Job, adapter_of, outputs_read

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from qdqbert.choices import OutputDtype
+from qdqbert.common.choices import OutputDtype
 from qdqbert.serving.fields import Body, Refused, kind_options
 from qdqbert.serving.output_dtype import base64_of
 from qdqbert.serving.rerank import rerank_error

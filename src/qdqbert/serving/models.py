@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.progress import Progress
 from qdqbert.inference.load import load
-from qdqbert.progress import Progress
 from qdqbert.runtime.model import Model
 from qdqbert.serving.options import ServerOptions
 

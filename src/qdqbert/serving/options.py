@@ -6,10 +6,10 @@ import logging
 import os
 import re
 
-from qdqbert.choices import EngineName, KernelName
-from qdqbert.errors import UserInputError
-from qdqbert.objects import Several
-from qdqbert.options import Options, option
+from qdqbert.common.choices import EngineName, KernelName
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.objects import Several
+from qdqbert.common.options import Options, option
 
 # As browsers send it.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from qdqbert.choices import OutputDtype
+from qdqbert.common.choices import OutputDtype
 from qdqbert.serving.fields import Body, Renamed
 
 

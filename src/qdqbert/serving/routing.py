@@ -16,7 +16,7 @@ from typing import Any
 
 import pydantic
 
-from qdqbert.json_files import unique_pairs
+from qdqbert.common.json_files import unique_pairs
 from qdqbert.runtime.model import Model
 from qdqbert.serving.fields import Body
 from qdqbert.serving.limits import BadRequestError

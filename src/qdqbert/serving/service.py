@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from typing_extensions import TypedDict
 
-from qdqbert.errors import UserInputError
-from qdqbert.json_files import shown
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.json_files import shown
 from qdqbert.runtime.model import Model, TextEncoder
 from qdqbert.runtime.scheduler import Job
 from qdqbert.serving.batcher import Answered, Batcher, OverloadedError, TooLongError, size_of

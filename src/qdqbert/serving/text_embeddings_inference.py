@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.checkpoint.sentence import choose_prompt
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.tokens import Token
 from qdqbert.serving.fields import Body, Refused, Renamed, Truncation, in_parameters

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from qdqbert.errors import DataFileError
+from qdqbert.common.errors import DataFileError
 from qdqbert.tables.lines import bad_byte, numbered_lines
 from qdqbert.tables.rows import BadRow, Header, Layout, Row, to_json
 

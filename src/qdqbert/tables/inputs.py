@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from qdqbert.choices import INPUT_FORMATS, InputFormat
-from qdqbert.errors import DataFileError, UserInputError
-from qdqbert.files import is_utf8
+from qdqbert.common.choices import INPUT_FORMATS, InputFormat
+from qdqbert.common.errors import DataFileError, UserInputError
+from qdqbert.common.files import is_utf8
 from qdqbert.tables.delimited import read_csv, read_tsv
 from qdqbert.tables.lines import read_objects, read_texts
 from qdqbert.tables.parquet import count_rows, read_parquet, schema_of

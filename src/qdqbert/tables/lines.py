@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from qdqbert.errors import DataFileError
-from qdqbert.json_files import repeated
+from qdqbert.common.errors import DataFileError
+from qdqbert.common.json_files import repeated
 from qdqbert.tables.rows import BadRow, Header, Row, half_surrogate
 
 # Name of the only column of a file whose lines are texts.

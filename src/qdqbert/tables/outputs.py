@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.choices import OutputFormat
-from qdqbert.errors import UserInputError
-from qdqbert.files import check_output_place, is_within
+from qdqbert.common.choices import OutputFormat
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.files import check_output_place, is_within
 from qdqbert.tables.delimited import csv_header, tsv_header, write_csv, write_tsv
 from qdqbert.tables.npy import npy_header, write_vectors
 from qdqbert.tables.parquet import import_pyarrow, join_blocks, write_block, written

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qdqbert.errors import DataFileError, MissingExtraError
+from qdqbert.common.errors import DataFileError, MissingExtraError
 from qdqbert.tables.rows import Column, Header, Kind, Layout, Row, to_json
 from qdqbert.tables.values import as_json, has_empty_object, is_text, levels
 

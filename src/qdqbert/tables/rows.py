@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from qdqbert.files import json_values
+from qdqbert.common.files import json_values
 
 Kind = Literal[
     "text", "number", "integer", "texts", "numbers", "vectors", "records", "record_lists"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qdqbert.json_files import repeated
+from qdqbert.common.json_files import repeated
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,7 +5,7 @@ A target is data: importing this package loads neither torch nor onnx. `lowering
 
 from __future__ import annotations
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.targets.float import FLOAT
 from qdqbert.targets.native import NATIVE, NATIVE_DYNAMIC
 from qdqbert.targets.onnxruntime import DYNAMIC, ONNXRUNTIME

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.common.errors import GraphError, UserInputError, naming
+from qdqbert.common.machine import usable_cores
 from qdqbert.encoders.affine import Bools
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import Choices, Specs, quantize_encoder
 from qdqbert.engines.native.computed import check_parts
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import save_packed
-from qdqbert.errors import GraphError, UserInputError, naming
 from qdqbert.graph.qordered import check_layers
-from qdqbert.machine import usable_cores
 from qdqbert.numerics.weight_rounding import rounding_of
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan, Target

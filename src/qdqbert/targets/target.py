@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from qdqbert.choices import RECIPE_NAMES, Embeddings, EngineName, TargetName
-from qdqbert.errors import UserInputError
+from qdqbert.common.choices import RECIPE_NAMES, Embeddings, EngineName, TargetName
+from qdqbert.common.errors import UserInputError
 from qdqbert.recipes import FLOAT_RECIPE, QuantizerOptions, build_recipe, stored_recipe
 from qdqbert.spec import (
     QdqStyle,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from qdqbert.errors import GraphError
+from qdqbert.common.errors import GraphError
 from qdqbert.graph.edit import constant_array
 
 # Q/DQ have float16 scales since opset 19. TensorRT 11's parser reads opsets up to 25.

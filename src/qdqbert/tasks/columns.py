@@ -7,8 +7,8 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from qdqbert.errors import DataFileError
-from qdqbert.options import Columns as Columns
+from qdqbert.common.errors import DataFileError
+from qdqbert.common.options import Columns as Columns
 from qdqbert.tables.delimited import INDEX_NAMES
 from qdqbert.tasks.lines import source_name
 

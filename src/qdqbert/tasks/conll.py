@@ -6,8 +6,8 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from qdqbert.errors import DataFileError
-from qdqbert.objects import Rows
+from qdqbert.common.errors import DataFileError
+from qdqbert.common.objects import Rows
 from qdqbert.tasks.data import Columns, Dataset, refuse_columns
 from qdqbert.tasks.hub import is_hub
 from qdqbert.tasks.in_memory import records

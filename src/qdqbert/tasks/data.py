@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any
 
-from qdqbert.errors import DataFileError
-from qdqbert.objects import Rows
+from qdqbert.common.errors import DataFileError
+from qdqbert.common.objects import Rows
 from qdqbert.tables.delimited import (
     SEPARATORS,
     csv_records,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import numpy as np
 
 from qdqbert.artifact import quantize_command
-from qdqbert.choices import OUTPUT_DTYPES, OutputDtype
+from qdqbert.common.choices import OUTPUT_DTYPES, OutputDtype
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.keywords import plain, suggest_keywords
+from qdqbert.common.progress import progress_of
 from qdqbert.encoders.heads import EMBEDDING
-from qdqbert.errors import UserInputError
-from qdqbert.keywords import plain, suggest_keywords
-from qdqbert.progress import progress_of
 from qdqbert.runtime.inputs import (
     check_device,
     check_whole,

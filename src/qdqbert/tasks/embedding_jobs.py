@@ -10,7 +10,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from qdqbert.choices import OutputDtype
+from qdqbert.common.choices import OutputDtype
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.encoding import feature_of
 from qdqbert.runtime.batches import Results

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.checkpoint.sentence import MODEL_SETTINGS, model_settings
+from qdqbert.common.errors import DataFileError
+from qdqbert.common.objects import Rows
 from qdqbert.encoding import Encoded, encode, padding_of
-from qdqbert.errors import DataFileError
-from qdqbert.objects import Rows
 from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.columns import Row, quoted, resolve_columns

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.keywords import suggest_keywords
+from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.keywords import suggest_keywords
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_text, check_whole, listed_texts
 from qdqbert.runtime.model import Model, TextEncoder

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from qdqbert.errors import DataFileError
+from qdqbert.common.errors import DataFileError
 from qdqbert.tasks.lines import counted, read_text
 
 _UNLABELLED = "unsup"

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qdqbert.errors import DataFileError, MissingExtraError
+from qdqbert.common.errors import DataFileError, MissingExtraError
 
 _PREFIX = "hub:"
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.errors import DataFileError
-from qdqbert.json_files import repeated
-from qdqbert.objects import Rows
+from qdqbert.common.errors import DataFileError
+from qdqbert.common.json_files import repeated
+from qdqbert.common.objects import Rows
 from qdqbert.tables.lines import kind_of
 from qdqbert.tasks.columns import LINE, Columns, Row, Table, check_names
 from qdqbert.tasks.hub import hub_rows, is_hub, named_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from qdqbert.errors import DataFileError
+from qdqbert.common.errors import DataFileError
 from qdqbert.tables.lines import bad_byte, json_value, kind_of, numbered_lines
 from qdqbert.tables.parquet import read_parquet
 from qdqbert.tables.rows import Row

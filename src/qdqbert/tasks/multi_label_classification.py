@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.errors import DataFileError
+from qdqbert.common.errors import DataFileError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import class_named, class_of, name_classes, new_names, sorted_names
 from qdqbert.tasks.data import Dataset, Example, check_each, labels_place, read_dataset

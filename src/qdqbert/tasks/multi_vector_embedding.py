@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from qdqbert.checkpoint.multi_vector import MultiVectorHead, TokenRules, read_token_rules
 from qdqbert.checkpoint.sentence import MODEL_SETTINGS, Kind, model_settings
-from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.keywords import suggest_keywords
-from qdqbert.progress import progress_of
+from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.keywords import suggest_keywords
+from qdqbert.common.progress import progress_of
 from qdqbert.runtime.batches import Feature, Results
 from qdqbert.runtime.inputs import check_device, check_whole, listed_texts
 from qdqbert.runtime.model import Loaded

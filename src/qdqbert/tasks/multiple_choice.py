@@ -14,10 +14,10 @@ from typing import Any, TypedDict, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import DataFileError, UserInputError
+from qdqbert.common.keywords import suggest_keywords
+from qdqbert.common.objects import Rows
 from qdqbert.encoding import Encoded, encode, feature_of, padding_of, stack_padded
-from qdqbert.errors import DataFileError, UserInputError
-from qdqbert.keywords import suggest_keywords
-from qdqbert.objects import Rows
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import described, is_text, listed
 from qdqbert.runtime.model import Model

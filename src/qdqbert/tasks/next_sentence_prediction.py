@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
-from qdqbert.errors import DataFileError, UserInputError
-from qdqbert.objects import Rows
+from qdqbert.common.errors import DataFileError, UserInputError
+from qdqbert.common.objects import Rows
 from qdqbert.runtime.inputs import described, is_pair, listed, text_or_pair
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.routes import Pair, TaskRoute

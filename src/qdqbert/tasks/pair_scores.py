@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from qdqbert.checkpoint.cross_encoder import ACTIVATIONS, Activation, activation_of
 from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
-from qdqbert.errors import UserInputError
-from qdqbert.keywords import suggest_keywords
-from qdqbert.progress import progress_of
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.keywords import suggest_keywords
+from qdqbert.common.progress import progress_of
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
     Text,

@@ -18,10 +18,10 @@ from typing import (
 )
 
 from qdqbert.checkpoint.sentence import Kind, ModelSettings, choose_prompt, read_model_settings
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.forks import repair_in_child
 from qdqbert.encoders.family import is_jina_v5
 from qdqbert.encoding import feature_of
-from qdqbert.errors import UserInputError
-from qdqbert.forks import repair_in_child
 from qdqbert.runtime.batches import Feature
 from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.model import Loaded, Model, TextEncoder

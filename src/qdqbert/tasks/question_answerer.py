@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
-from qdqbert.errors import UserInputError
-from qdqbert.keywords import suggest_keywords
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.keywords import suggest_keywords
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
     check_whole,

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import DataFileError
 from qdqbert.encoding import Encoded, padding_of
-from qdqbert.errors import DataFileError
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.data import Dataset

@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from qdqbert.errors import DataFileError
-from qdqbert.objects import Rows
+from qdqbert.common.errors import DataFileError
+from qdqbert.common.objects import Rows
 from qdqbert.tables.lines import kind_of
 from qdqbert.tasks.data import Columns, Dataset, refuse_columns
 from qdqbert.tasks.hub import is_hub

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.errors import naming
+from qdqbert.common.errors import naming
 from qdqbert.runtime.inputs import check_text, check_whole, listed_texts
 
 

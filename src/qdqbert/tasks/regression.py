@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqbert.errors import DataFileError
+from qdqbert.common.errors import DataFileError
 from qdqbert.runtime.rows import SCORE, RowFormat, always
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.columns import is_number

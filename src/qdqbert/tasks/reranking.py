@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qdqbert.checkpoint.cross_encoder import Activation
-from qdqbert.errors import DataFileError, UserInputError
-from qdqbert.keywords import suggest_keywords
-from qdqbert.objects import Rows
+from qdqbert.common.errors import DataFileError, UserInputError
+from qdqbert.common.keywords import suggest_keywords
+from qdqbert.common.objects import Rows
 from qdqbert.runtime.rows import SCORE, RowFormat, always
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.columns import Row, is_number

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qdqbert.errors import DataFileError
+from qdqbert.common.errors import DataFileError
 from qdqbert.tasks.columns import is_number
 from qdqbert.tasks.data import Dataset, Example, labels_place
 from qdqbert.tasks.metrics import pearson, spearman

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.choices import OutputDtype
-from qdqbert.errors import UserInputError
+from qdqbert.common.choices import OutputDtype
+from qdqbert.common.errors import UserInputError
 
 Vectors = NDArray[np.float32]
 

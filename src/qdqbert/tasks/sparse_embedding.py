@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from qdqbert.checkpoint.sentence import Kind
 from qdqbert.checkpoint.sparse_encoder import read_query_weights
-from qdqbert.errors import UserInputError
-from qdqbert.extras import require
-from qdqbert.json_files import Fields, damaged
-from qdqbert.keywords import suggest_keywords
-from qdqbert.progress import progress_of
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.extras import require
+from qdqbert.common.json_files import Fields, damaged
+from qdqbert.common.keywords import suggest_keywords
+from qdqbert.common.progress import progress_of
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
     check_device,

@@ -14,7 +14,7 @@ import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 
-from qdqbert.errors import DataFileError
+from qdqbert.common.errors import DataFileError
 
 Golds = Mapping[str, Sequence[str]]
 """The right answers by id of the question; empty if the question has no answer."""

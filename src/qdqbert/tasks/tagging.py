@@ -15,9 +15,9 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from qdqbert.choices import AggregationStrategy as Strategy
+from qdqbert.common.choices import AggregationStrategy as Strategy
+from qdqbert.common.errors import UserInputError
 from qdqbert.encoding import feature_of
-from qdqbert.errors import UserInputError
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import described, is_text
 from qdqbert.runtime.scheduler import EncodedItem

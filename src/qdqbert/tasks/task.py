@@ -18,7 +18,7 @@ from qdqbert.tasks.data import Columns, Dataset, labels_place
 from qdqbert.tasks.lines import counted
 
 if TYPE_CHECKING:
-    from qdqbert import objects
+    from qdqbert.common import objects
     from qdqbert.tokenizing.tokenizer import Tokenizer
 
 Prediction = NDArray[np.float32]

@@ -12,8 +12,8 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import numpy as np
 
 from qdqbert.checkpoint.cross_encoder import Activation
-from qdqbert.errors import UserInputError
-from qdqbert.keywords import suggest_keywords
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.keywords import suggest_keywords
 from qdqbert.runtime.inputs import check_whole, is_pair, listed
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import Pair, TaskRoute

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qdqbert.common.errors import DataFileError
 from qdqbert.encoding import encode
-from qdqbert.errors import DataFileError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.columns import quoted
 from qdqbert.tasks.data import Dataset, Example

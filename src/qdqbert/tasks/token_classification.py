@@ -14,10 +14,10 @@ from typing import Any, TypedDict, Unpack, get_args, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.choices import AggregationStrategy as Strategy
+from qdqbert.common.choices import AggregationStrategy as Strategy
+from qdqbert.common.errors import DataFileError, UserInputError
+from qdqbert.common.keywords import suggest_keywords
 from qdqbert.encoding import Encoded, feature_of, padding_of
-from qdqbert.errors import DataFileError, UserInputError
-from qdqbert.keywords import suggest_keywords
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_whole, listed
 from qdqbert.runtime.model import Model

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import DataFileError
 from qdqbert.encoding import Encoded
-from qdqbert.errors import DataFileError
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import (

@@ -9,8 +9,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import UserInputError
 from qdqbert.encoding import feature_of
-from qdqbert.errors import UserInputError
 from qdqbert.tasks.lines import counted
 from qdqbert.tokenizing.tokenizer import Tokenizer
 

@@ -17,8 +17,8 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-from qdqbert.errors import CheckpointError, UserInputError
-from qdqbert.json_files import Fields, damaged, read_json
+from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.json_files import Fields, damaged, read_json
 from qdqbert.tokenizer_files import (
     ROLES,
     TOKENIZER,

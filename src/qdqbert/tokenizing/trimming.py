@@ -12,7 +12,7 @@ from typing import Any
 
 import tokenizers
 
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 
 # Prefixes of tokens that are not part of their text.
 _PREFIXES = ("##", "\N{LOWER ONE EIGHTH BLOCK}", "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}")

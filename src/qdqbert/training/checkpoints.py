@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.errors import UserInputError
-from qdqbert.files import write_json
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.files import write_json
 
 _SETTINGS = "settings.json"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.errors import MissingExtraError
+from qdqbert.common.errors import MissingExtraError
 
 _PREFIX = "eval_"
 

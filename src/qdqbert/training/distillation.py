@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from qdqbert.objects import OptionalPath
-from qdqbert.options import Options, option
+from qdqbert.common.objects import OptionalPath
+from qdqbert.common.options import Options, option
 
 
 class Distillation(Options):

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from qdqbert.checkpoint.body import pool
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.tasks.task import IGNORED
 
 Objective = Literal["labels", "relevance", "similarity", "in-batch"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import PooledHead
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.models.quantized import load_model
 from qdqbert.reference.sited_model import sited_model
 from qdqbert.tasks.registry import task_for

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.errors import TrainingError
+from qdqbert.common.errors import TrainingError
 from qdqbert.quantizers.clip import Clip
 from qdqbert.tasks.task import Metric
 from qdqbert.training.checkpoints import last_checkpoint

@@ -10,11 +10,11 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from qdqbert.choices import RecipeName
-from qdqbert.files import explaining_places
-from qdqbert.keywords import nearest
-from qdqbert.objects import OptionalData, SavedModel, saved
-from qdqbert.options import (
+from qdqbert.common.choices import RecipeName
+from qdqbert.common.files import explaining_places
+from qdqbert.common.keywords import nearest
+from qdqbert.common.objects import OptionalData, SavedModel, saved
+from qdqbert.common.options import (
     Calibration,
     Columns,
     Declared,
@@ -29,7 +29,7 @@ from qdqbert.options import (
     option,
     own_options,
 )
-from qdqbert.progress import Progress, progress_of
+from qdqbert.common.progress import Progress, progress_of
 from qdqbert.task_kinds import TaskName
 
 _P = ParamSpec("_P")

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from qdqbert.common.errors import UncalibratedError
 from qdqbert.compat.calibrators import Calibrator, HistogramCalibrator
 from qdqbert.compat.nn import QuantLinear, TensorQuantizer
 from qdqbert.compat.tensor_quant import QuantDescriptor
-from qdqbert.errors import UncalibratedError
 from qdqbert.spec import Site
 
 pytestmark = pytest.mark.usefixtures("toolkit_defaults")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from qdqbert.common.errors import UncalibratedError
 from qdqbert.compat.nn import QuantLinear, TensorQuantizer
 from qdqbert.compat.tensor_quant import QuantDescriptor
-from qdqbert.errors import UncalibratedError
 from qdqbert.spec import Site
 
 SITE = Site(name="encoder.layer.0.x._input_quantizer", kind="activation")

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from native_models import DISENTANGLED, MODERN, Shape, random_model
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.program import Program
 from qdqbert.engines.native.storage import Packed
-from qdqbert.errors import CheckpointError
 
 _ONES = np.ones(24, np.float32)
 HEADS = (

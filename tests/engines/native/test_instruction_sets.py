@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from qdqbert.common.errors import UserInputError
 from qdqbert.engines.native.compiler import assembly
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_sets import (
@@ -15,7 +16,6 @@ from qdqbert.engines.native.instruction_sets import (
     usable_sets,
 )
 from qdqbert.engines.native.kernels.forward import build_module
-from qdqbert.errors import UserInputError
 
 # Instructions that the kernels of an instruction set have, and those that its CPUs may lack.
 EXPECTED = {

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from native_models import DISENTANGLED, MODERN, Shape, random_model
+from qdqbert.common.errors import GraphError
 from qdqbert.encoders.model import Norm, Residual
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS, usable_sets
 from qdqbert.engines.native.packed import _fits_16_bits, pack_model
 from qdqbert.engines.native.program import Program
-from qdqbert.errors import GraphError
 
 # A LayerNorm; kernels have RMSNorms of queries and keys only.
 NORM = Norm(weight=np.ones(40, np.float32), bias=np.ones(40, np.float32), epsilon=1e-5)

@@ -28,6 +28,7 @@ from native_models import (
     random_batch,
     random_model,
 )
+from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.native import heads, schedule
 from qdqbert.engines.native.buffers import Job
@@ -37,7 +38,6 @@ from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.records import MAILBOX, THREAD
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import save_packed
-from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
 
 LENGTHS = (LIMIT, 5, 1, 33, 16, 17)

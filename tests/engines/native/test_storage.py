@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from native_models import Shape, random_model
+from qdqbert.common.errors import CheckpointError
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import Packed, load_packed, save_packed
-from qdqbert.errors import CheckpointError
 
 SMALL = Packed(
     arrays={

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from encoder_reference import random_inputs
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.model import TAIL_STATES, EncoderModel, Tail
 from qdqbert.encoders.quantize import Choices, quantize_encoder
 from qdqbert.encoders.sites import sites_of
@@ -17,7 +18,6 @@ from qdqbert.engines.native.layers import LayerRunner
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import load_packed, save_packed
-from qdqbert.errors import CheckpointError
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import make_plan

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.graph.imported.fixed_shapes import (
     FixedShapeRunner,
     FixedSizes,

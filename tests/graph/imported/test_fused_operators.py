@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.graph.imported.fused_operators import decompose_fused_operators
 
 BATCH, TOKENS, HEADS, HIDDEN = 3, 5, 2, 8

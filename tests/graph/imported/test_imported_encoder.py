@@ -20,7 +20,7 @@ from encoder_reference import check_read, random_inputs
 from qdqbert.checkpoint.body import pool
 from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.choices import POOLING_MODES
+from qdqbert.common.choices import POOLING_MODES
 from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.sites import linear_layers_of, sites_of
 from qdqbert.encoding import Batch

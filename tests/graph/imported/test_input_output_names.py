@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.graph.encoder.probe import INPUTS
 from qdqbert.graph.imported.input_output_names import name_inputs, name_outputs
 

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.graph.imported.onnx_file import OLDEST_OPSET, load_graph, read_graph
 
 X = np.array([[1, -2, 3], [0.5, 0, -4]], np.float32)

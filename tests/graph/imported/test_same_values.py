@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from qdqbert.common.errors import GraphError
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
-from qdqbert.errors import GraphError
 from qdqbert.graph.imported.same_values import check_same_values
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.graph.writer import write_graph

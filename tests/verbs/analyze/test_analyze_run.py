@@ -6,7 +6,7 @@ import pytest
 
 import flat
 from conftest import WORDS
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 
 LINEARS = {
     f"bert.encoder.layer.{layer}.{name}"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import qdqbert
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.evidence.latency import Timing, time_candidates
 from qdqbert.verbs.benchmark import run as benchmark_run
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 import qdqbert
+from qdqbert.common.machine import _FEATURES, cpu_features, usable_cores
 from qdqbert.engines.native import instruction_sets
-from qdqbert.machine import _FEATURES, cpu_features, usable_cores
 from qdqbert.verbs.doctor import run as module
 from qdqbert.verbs.doctor.run import find_gpus, verdict_on
 

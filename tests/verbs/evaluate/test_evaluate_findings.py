@@ -14,8 +14,8 @@ from onnx import numpy_helper
 
 import flat
 from qdqbert.cli import main
+from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.engines.registry import open_runner
-from qdqbert.errors import DataFileError, UserInputError
 from qdqbert.evidence.latency import Candidate, Timing
 from qdqbert.verbs.evaluate import speed
 from third_party import LOUD

@@ -9,9 +9,14 @@ from typing import get_args
 import pytest
 
 import qdqbert
-from qdqbert.choices import ENGINE_NAMES, ExportFormat
 from qdqbert.cli import main
-from qdqbert.errors import CheckpointError, MissingExtraError, OutputExistsError, UserInputError
+from qdqbert.common.choices import ENGINE_NAMES, ExportFormat
+from qdqbert.common.errors import (
+    CheckpointError,
+    MissingExtraError,
+    OutputExistsError,
+    UserInputError,
+)
 from qdqbert.exporting.formats import format_named
 from qdqbert.verbs.export import PACKAGES
 
@@ -86,9 +91,9 @@ def test_a_folder_that_quantize_did_not_write_is_refused(tmp_path) -> None:
 
 def test_a_missing_package_names_the_extra(classifier, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino_genai", None)
-    found = qdqbert.extras.importlib.util.find_spec
+    found = qdqbert.common.extras.importlib.util.find_spec
     monkeypatch.setattr(
-        qdqbert.extras.importlib.util,
+        qdqbert.common.extras.importlib.util,
         "find_spec",
         lambda name: None if name == "openvino_genai" else found(name),
     )

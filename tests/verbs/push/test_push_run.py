@@ -14,7 +14,7 @@ import pytest
 
 import qdqbert
 from hub_server import Hub, Repository, running_hub
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.common.errors import CheckpointError, UserInputError
 from torch_files import to_torch
 
 NAME = "me/my-int8"

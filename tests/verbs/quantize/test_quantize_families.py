@@ -14,8 +14,8 @@ import transformers
 import qdqbert
 from conftest import BERT_SPECIAL, POSITIONS, SIZES, TEXTS, make_tokenizer, spread
 from qdqbert.checkpoint.families import family_of
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.families import FAMILIES as READ
-from qdqbert.errors import CheckpointError
 
 # The layers of ALBERT share their weights, which ONNX Runtime refuses in INT8 on some CPUs. DPR has
 # no model of one text, and transformers has no classes of the others.

@@ -14,8 +14,8 @@ from huggingface_hub import ModelCard
 import flat
 from conftest import WORDS
 from qdqbert.artifact import open_artifact
-from qdqbert.errors import UserInputError
-from qdqbert.progress import Silent
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.progress import Silent
 from qdqbert.reporting.page import page
 
 LABELS = ("Negative", "Neutral", "Positive")

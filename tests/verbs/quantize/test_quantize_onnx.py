@@ -19,8 +19,8 @@ import flat
 import qdqbert
 from conftest import replace_cats_
 from qdqbert.checkpoint import tokenizer as tokenizers_of_transformers
+from qdqbert.common.errors import UserInputError
 from qdqbert.engines.registry import is_installed, open_runner
-from qdqbert.errors import UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")

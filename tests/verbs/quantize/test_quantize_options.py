@@ -6,9 +6,9 @@ import pytest
 
 import flat
 from qdqbert.calibration.statistics import calibrator_of
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.options import Calibration, TaskOptions, command_line
 from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
-from qdqbert.options import Calibration, TaskOptions, command_line
 from qdqbert.pipeline.plans import Scheme
 from qdqbert.pipeline.settings import task_options_of
 from qdqbert.tasks.registry import TASKS

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 import flat
 from qdqbert import QuantizerOptions
 from qdqbert.calibration.ranges_file import read_ranges
-from qdqbert.errors import SpecError, UnmatchedRuleError, UserInputError
+from qdqbert.common.errors import SpecError, UnmatchedRuleError, UserInputError
 
 LAYER = "encoder.layer.0"
 OVERRIDES: dict[str, Any] = {

@@ -18,8 +18,9 @@ from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.progress import Silent
 from qdqbert.encoding import encode, make_batches
-from qdqbert.errors import UserInputError
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.graph.writer import make_graph
@@ -30,7 +31,6 @@ from qdqbert.pipeline.ranges import (
     open_earlier,
 )
 from qdqbert.pipeline.source import ModelPath, open_source
-from qdqbert.progress import Silent
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 GRAPH = "onnxruntime/model.onnx"

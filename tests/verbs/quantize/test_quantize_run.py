@@ -14,11 +14,11 @@ from huggingface_hub import ModelCard
 import flat
 from qdqbert import resources
 from qdqbert.artifact import RANGES
+from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.machine import cpu_features, usable_cores
 from qdqbert.engines.registry import is_installed, open_runner
-from qdqbert.errors import CheckpointError, UserInputError
 from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.latency import Timing
-from qdqbert.machine import cpu_features, usable_cores
 from qdqbert.pipeline import measure, plans
 from qdqbert.pipeline.messages import fidelity_warnings, report_notices
 from qdqbert.pipeline.plans import choose_targets

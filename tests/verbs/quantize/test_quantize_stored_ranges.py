@@ -25,7 +25,7 @@ from qdqbert import QuantizeReport
 from qdqbert.artifact import open_artifact, read_training
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.models.quantized import load_model
 from qdqbert.models.state import fix_ranges_, learn_ranges_, stored_calibration

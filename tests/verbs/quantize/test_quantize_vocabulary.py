@@ -13,10 +13,10 @@ import transformers
 import flat
 import qdqbert
 from conftest import TEXTS
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.progress import Silent
 from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.pipeline.vocabulary import keep_vocabulary
-from qdqbert.progress import Silent
 
 CORPUS = TEXTS[:6]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.inference.answers import load_model
 from qdqbert.tables.inputs import open_source
 from qdqbert.verbs.run import cluster, pipeline

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from qdqbert.cli._commands import COMMANDS
 from qdqbert.cli.app import main
-from qdqbert.progress import Bars
+from qdqbert.common.progress import Bars
 from qdqbert.tables.outputs import Writer
 
 

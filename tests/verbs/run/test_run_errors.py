@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import qdqbert
-from qdqbert.errors import DataFileError, UserInputError
-from qdqbert.progress import Silent
+from qdqbert.common.errors import DataFileError, UserInputError
+from qdqbert.common.progress import Silent
 from qdqbert.tables.inputs import Source
 from qdqbert.tables.parquet import import_pyarrow
 from qdqbert.verbs.run import pipeline

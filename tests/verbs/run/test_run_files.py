@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import qdqbert
-from qdqbert.errors import OutputExistsError, UserInputError
+from qdqbert.common.errors import OutputExistsError, UserInputError
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.tables.inputs import open_source
 from qdqbert.tables.parquet import import_pyarrow

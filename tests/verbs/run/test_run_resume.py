@@ -18,8 +18,8 @@ import pytest
 import safetensors.torch
 
 import qdqbert
-from qdqbert.errors import DataFileError, OutputExistsError, UserInputError
-from qdqbert.progress import Silent
+from qdqbert.common.errors import DataFileError, OutputExistsError, UserInputError
+from qdqbert.common.progress import Silent
 from qdqbert.tables.outputs import Writer
 from qdqbert.verbs.run import pipeline
 
@@ -351,7 +351,7 @@ def test_parts_of_stdin_are_removed(classifier, tmp_path, monkeypatch) -> None:
 SCRIPT = """
 import dataclasses, os, signal, sys
 from qdqbert.cli.app import main
-from qdqbert.extras import QUANTIZE
+from qdqbert.common.extras import QUANTIZE
 from qdqbert.inference import load
 from qdqbert.verbs.run import parts
 for engine, schedule in load._SCHEDULES.items():

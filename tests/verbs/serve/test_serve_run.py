@@ -7,7 +7,7 @@ import socket
 import pytest
 
 import qdqbert
-from qdqbert.errors import CheckpointError, UserInputError
+from qdqbert.common.errors import CheckpointError, UserInputError
 
 
 def test_what_cannot_be_served_is_refused(quantized, tmp_path) -> None:

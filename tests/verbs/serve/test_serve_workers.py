@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import qdqbert
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Processes share no port there.")
 

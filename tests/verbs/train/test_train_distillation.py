@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import AutoModelForSequenceClassification
 
 import flat
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.models.quantized import load_model
 from task_files import SENTIMENT, plain
 from training_files import QUICK, files_left

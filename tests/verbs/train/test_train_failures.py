@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import flat
-from qdqbert.errors import (
+from qdqbert.common.errors import (
     CheckpointError,
     MissingExtraError,
     OutputExistsError,

@@ -11,10 +11,10 @@ import pytest
 from transformers.trainer_utils import SchedulerType
 
 import flat
-from qdqbert.choices import SchedulerName
 from qdqbert.cli import main
-from qdqbert.errors import UserInputError
-from qdqbert.options import TaskOptions, command_line, declared_options
+from qdqbert.common.choices import SchedulerName
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.options import TaskOptions, command_line, declared_options
 from qdqbert.pipeline.settings import task_options_of
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.question_answering import QUESTION_ANSWERING as QUESTIONS

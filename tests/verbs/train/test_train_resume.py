@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import flat
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from training_files import (
     QUICK,
     Interrupted,

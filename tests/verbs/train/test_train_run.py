@@ -23,7 +23,7 @@ from conftest import replace_cats_
 from qdqbert.artifact import TRAINING_FORMAT
 from qdqbert.checkpoint import tokenizer as tokenizers_of_transformers
 from qdqbert.checkpoint.sentence import read_sentence_head
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.models.quantized import load_model
 from qdqbert.models.state import fix_ranges_
 from qdqbert.reference.sited_model import sited_model

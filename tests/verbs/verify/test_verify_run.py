@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 import qdqbert
 from qdqbert.cli import main
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 from qdqbert.evidence.checksums import write_checksums
 from qdqbert.evidence.verification import read_rows
 from qdqbert.resources import heldout_examples

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from qdqbert.common.errors import UncalibratedError
 from qdqbert.compat.calibrators import Calibrator, HistogramCalibrator, MaxCalibrator
 from qdqbert.compat.nn.described_quantizer import DescribedQuantizer
 from qdqbert.compat.nn.torch_operators import torch_fake_quantize, varying_axis
@@ -20,7 +21,6 @@ from qdqbert.compat.tensor_quant import (
     scaled_e4m3,
     tensor_quant,
 )
-from qdqbert.errors import UncalibratedError
 from qdqbert.numerics.affine import widened
 from qdqbert.numerics.fake_quantization import (
     E4M3_MAX,

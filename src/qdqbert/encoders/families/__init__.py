@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families.albert import ALBERT
 from qdqbert.encoders.families.bert import BERT, QDQBERT
@@ -28,7 +29,6 @@ from qdqbert.encoders.families.roberta_prelayernorm import ROBERTA_PRELAYERNORM
 from qdqbert.encoders.families.roformer import ROFORMER
 from qdqbert.encoders.families.xlm_roberta_xl import XLM_ROBERTA_XL
 from qdqbert.encoders.family import Family, family_name
-from qdqbert.errors import CheckpointError
 
 FAMILIES = {
     family.model_type: family

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import llvmlite
 
-from qdqbert.cache import cache_folder
+from qdqbert.common.cache import cache_folder
+from qdqbert.common.files import write_bytes
 from qdqbert.engines.native.compiler import Compiled, compile_module, process_triple
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import Module
-from qdqbert.files import write_bytes
 
 _DIGEST = hashlib.sha256().digest_size
 

@@ -11,14 +11,14 @@ from typing import Any, get_args
 
 import numpy as np
 
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.json_files import LARGEST_FLOAT, Fields
 from qdqbert.encoders.model import Pooling
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.memory import LINE, padded
 from qdqbert.engines.native.schema import LINEARS, NORMS, ROUNDINGS, sizes
 from qdqbert.engines.native.storage import Packed
-from qdqbert.errors import CheckpointError
-from qdqbert.json_files import LARGEST_FLOAT, Fields
 
 # Sums of this number of products of 8-bit codes fit in 32 bits.
 _LARGEST = 65_536

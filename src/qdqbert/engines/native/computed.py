@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from qdqbert.common.errors import GraphError
 from qdqbert.encoders.model import Codes, EncoderModel, Layer, Linear, RelativePositions
-from qdqbert.errors import GraphError
 
 
 def check_parts(model: EncoderModel) -> None:

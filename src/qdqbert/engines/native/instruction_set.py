@@ -226,7 +226,7 @@ class InstructionSet:
         architecture: `x86_64` or `aarch64`; empty for code that runs on any CPU.
         cpu: LLVM's name of the oldest CPU that has it.
         features: LLVM's names of further features, such as `+avxvnni`.
-        needs: The features of `qdqbert.machine.cpu_features` that a CPU needs.
+        needs: The features of `qdqbert.common.machine.cpu_features` that a CPU needs.
         lanes: Number of float32 in a vector register.
         dot: How products are added.
         exact_dot: How they are added for any weights, if `dot` is not exact.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import GraphError
 from qdqbert.encoders.model import (
     TAIL_STATES,
     EncoderModel,
@@ -41,7 +42,6 @@ from qdqbert.engines.native.schema import (
     sizes,
 )
 from qdqbert.engines.native.storage import Packed
-from qdqbert.errors import GraphError
 
 Array = NDArray[Any]
 

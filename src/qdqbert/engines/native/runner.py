@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.machine import usable_cores
 from qdqbert.encoders.model import TAIL_STATES
 from qdqbert.engines.index_limits import check_ids
 from qdqbert.engines.native.buffers import Job, Scratch
@@ -32,8 +34,6 @@ from qdqbert.engines.native.team import Team
 from qdqbert.engines.native.texts import Texts
 from qdqbert.engines.native.words import Threads
 from qdqbert.engines.runner import Outputs
-from qdqbert.errors import UserInputError
-from qdqbert.machine import usable_cores
 
 _NEEDED = ("input_ids", "attention_mask")
 _AXES = ("batch", "seq")

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.files import write_parts
+from qdqbert.common.safetensors_header import are_sizes, read_header
 from qdqbert.engines.native.memory import LINE
-from qdqbert.errors import CheckpointError
-from qdqbert.files import write_parts
-from qdqbert.safetensors_header import are_sizes, read_header
 
 FORMAT = 6
 """Number of the layout of arrays and settings."""

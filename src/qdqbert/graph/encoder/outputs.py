@@ -8,8 +8,8 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
+from qdqbert.common.errors import GraphError
 from qdqbert.encoders.model import TAIL_STATES, Head, HeadOutput, Step, Tail
-from qdqbert.errors import GraphError
 from qdqbert.graph.edit import add_constant
 from qdqbert.graph.encoder.functions import match_column, match_pooling, match_rows, sample
 from qdqbert.graph.encoder.layers import ends_layer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from qdqbert.errors import GraphError
+from qdqbert.common.errors import GraphError
 
 
 def refuse(node: ir.Node | None, reason: str) -> GraphError:

@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.engines.runner import Outputs, Runner
-from qdqbert.errors import UserInputError
 from qdqbert.task_kinds import TASK_KINDS
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.graph.edit import MICROSOFT, constant_array
 from qdqbert.graph.imported.node_builder import Build, Builder, replace_nodes
 

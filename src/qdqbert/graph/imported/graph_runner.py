@@ -14,12 +14,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from qdqbert.checkpoint.tokenizer_and_config import GraphFacts
-from qdqbert.choices import EngineName
+from qdqbert.common.choices import EngineName
+from qdqbert.common.errors import CheckpointError, QdqBertError, UserInputError, one_line
+from qdqbert.common.files import temporary_folder
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.engines.registry import open_runner
 from qdqbert.engines.runner import Outputs, Runner
-from qdqbert.errors import CheckpointError, QdqBertError, UserInputError, one_line
-from qdqbert.files import temporary_folder
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.fixed_shapes import FixedShapeRunner, FixedSizes, fixed_sizes
 from qdqbert.graph.imported.input_output_names import check_rank, name_inputs, name_outputs

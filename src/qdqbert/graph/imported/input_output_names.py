@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.heads import EMBEDDING
-from qdqbert.errors import UserInputError
 from qdqbert.graph.encoder.probe import INPUTS
 from qdqbert.task_kinds import TASK_KINDS
 

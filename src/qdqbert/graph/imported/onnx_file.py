@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import version_converter
 from onnx_ir.passes import common
 
-from qdqbert.errors import QdqBertError, UserInputError, one_line
+from qdqbert.common.errors import QdqBertError, UserInputError, one_line
 from qdqbert.graph.edit import MICROSOFT, apply_passes
 from qdqbert.graph.writer import OPSET
 

@@ -12,12 +12,12 @@ import logging
 from pathlib import Path
 
 from qdqbert.artifact import CONFIG, Artifact, open_artifact, quantize_command
-from qdqbert.cache import kept_folder
 from qdqbert.checkpoint.folder import refuse_old_pickles
-from qdqbert.choices import Precision
+from qdqbert.common.cache import kept_folder
+from qdqbert.common.choices import Precision
+from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.tensor_files import has_weights_below
 from qdqbert.engines.native.storage import FORMAT
-from qdqbert.errors import UserInputError
 from qdqbert.inference.float_checkpoint.closeness import keep_closeness, kept_closeness
 from qdqbert.inference.float_checkpoint.source import (
     FloatCheckpoint,

@@ -7,10 +7,10 @@ import dataclasses
 import math
 from pathlib import Path
 
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.files import write_json
+from qdqbert.common.json_files import read_json
 from qdqbert.evidence.closeness import FAR_DB, in_words
-from qdqbert.files import write_json
-from qdqbert.json_files import read_json
 
 _FILE = "closeness.json"
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
+from qdqbert.common.files import temporary_folder
+from qdqbert.common.machine import usable_cores
 from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import to_decibels
-from qdqbert.files import temporary_folder
 from qdqbert.graph.writer import write_graph
 from qdqbert.inference.float_checkpoint.closeness import Closeness
 from qdqbert.inference.float_checkpoint.folder import read_model
 from qdqbert.inference.float_checkpoint.source import FloatCheckpoint
-from qdqbert.machine import usable_cores
 from qdqbert.resources import heldout_examples
 from qdqbert.tokenizer_files import TOKENIZER, read_tokenizer
 

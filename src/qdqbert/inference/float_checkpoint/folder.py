@@ -11,7 +11,10 @@ from typing import Any
 from qdqbert.artifact import CONFIG, QUANTIZATION, QUANTIZATION_FORMAT
 from qdqbert.checkpoint.multi_vector import MultiVectorHead
 from qdqbert.checkpoint.sentence import file_finder
-from qdqbert.choices import Precision
+from qdqbert.common.choices import Precision
+from qdqbert.common.errors import CalibrationError, CheckpointError, GraphError
+from qdqbert.common.files import write_json
+from qdqbert.common.machine import usable_cores
 from qdqbert.encoders.checkpoint import read_encoder, with_expansion
 from qdqbert.encoders.families import family_of
 from qdqbert.encoders.model import EncoderModel, Pooling
@@ -20,10 +23,7 @@ from qdqbert.encoders.stored import read_stored
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import Packed, save_packed
-from qdqbert.errors import CalibrationError, CheckpointError, GraphError
-from qdqbert.files import write_json
 from qdqbert.inference.float_checkpoint.source import FloatCheckpoint, limits_pairs
-from qdqbert.machine import usable_cores
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Target
 from qdqbert.task_kinds import TASK_KINDS

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import CONFIG
-from qdqbert.cache import kept_digest
 from qdqbert.checkpoint.cross_encoder import ScoreHead, task_of_files
 from qdqbert.checkpoint.sentence import Layout, SentenceHead, folder_reader, join
 from qdqbert.checkpoint.text_heads import TextHead, own_head, read_layout
+from qdqbert.common.cache import kept_digest
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.json_files import parse_object, read_json
 from qdqbert.encoders.adapters import (
     ADAPTERS,
     adapter_names,
@@ -26,8 +28,6 @@ from qdqbert.encoders.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from qdqbert.encoders.tensor_files import files_of, has_weights
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.instruction_sets import choose_set
-from qdqbert.errors import CheckpointError
-from qdqbert.json_files import parse_object, read_json
 from qdqbert.task_kinds import ENCODER, TASK_KINDS, TaskName, architectures_of, unknown_task
 from qdqbert.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, merged_settings
 from qdqbert.tokenizing.tokenizer import check_settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from qdqbert.choices import ENGINE_NAMES, EngineName, RecipeName, WeightsFor
+from qdqbert.common.choices import ENGINE_NAMES, EngineName, RecipeName, WeightsFor
 from qdqbert.engines.registry import is_installed
 from qdqbert.pipeline.plans import for_cpus
 from qdqbert.recipes import build_recipe

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from qdqbert.choices import EngineName
+from qdqbert.common.choices import EngineName
+from qdqbert.common.machine import cpu_features
+from qdqbert.common.options import Limits
+from qdqbert.common.progress import Progress
 from qdqbert.engines.registry import install_command
 from qdqbert.evidence.reports import LEAST_INT8_PERCENT, CandidateReport, TargetReport
-from qdqbert.machine import cpu_features
-from qdqbert.options import Limits
 from qdqbert.pipeline.auto.candidates import distinct, missing_engines
 from qdqbert.pipeline.auto.halving import FINALISTS, Sample, rank, round_sizes, turns
 from qdqbert.pipeline.auto.timing import open_timers
@@ -31,7 +32,6 @@ from qdqbert.pipeline.messages import fidelity_warnings
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.ranges import RangeKind
 from qdqbert.pipeline.trials import Trials, are_equal, can_be_met, meet_limits
-from qdqbert.progress import Progress
 from qdqbert.reporting.candidates import reason_of
 from qdqbert.reporting.graphs import unmet_limits
 from qdqbert.reporting.quantize import QuantizeReport

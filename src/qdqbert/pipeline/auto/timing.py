@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from qdqbert.choices import EngineName
+from qdqbert.common.choices import EngineName
 from qdqbert.evidence.processes import WorkerProcess, open_worker
 from qdqbert.pipeline.auto.halving import Sample
 

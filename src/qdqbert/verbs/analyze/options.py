@@ -5,14 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from qdqbert.choices import Granularity, TargetName
-from qdqbert.errors import UserInputError
-from qdqbert.objects import ModelOption, OptionalData, OptionalPath
-from qdqbert.options import (
-    Calibration,
-    Quantizers,
-    option,
-)
+from qdqbert.common.choices import Granularity, TargetName
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.objects import ModelOption, OptionalData, OptionalPath
+from qdqbert.common.options import Calibration, Quantizers, option
 from qdqbert.verbs.call import CalibratingCall
 from qdqbert.verbs.quantize.options import QuantizeOptions
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from qdqbert.errors import MissingExtraError, UserInputError
-from qdqbert.files import write_bytes
+from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.common.files import write_bytes
 from qdqbert.reporting.analyze import AnalyzeReport
 
 FORMATS = (".svg", ".png", ".pdf")

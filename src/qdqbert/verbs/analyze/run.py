@@ -6,13 +6,13 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from qdqbert.files import temporary_folder
+from qdqbert.common.files import temporary_folder
+from qdqbert.common.progress import Progress
 from qdqbert.pipeline.examples import Data
 from qdqbert.pipeline.plans import Scheme, choose_targets
 from qdqbert.pipeline.prepare import Lengths, prepare
 from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.pipeline.trials import Trials
-from qdqbert.progress import Progress
 from qdqbert.reporting.analyze import AnalyzeReport, Cost, UnitReport
 from qdqbert.search.units import Unit, make_units
 from qdqbert.verbs.analyze.options import AnalyzeOptions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qdqbert.common.progress import Progress
 from qdqbert.pipeline.settings import check_model
-from qdqbert.progress import Progress
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.call import public
 

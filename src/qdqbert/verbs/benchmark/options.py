@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from qdqbert.choices import EngineName, ProviderName
-from qdqbert.errors import UserInputError
-from qdqbert.objects import Several, SeveralModels
-from qdqbert.options import option
+from qdqbert.common.choices import EngineName, ProviderName
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.objects import Several, SeveralModels
+from qdqbert.common.options import option
 from qdqbert.verbs.call import Call
 
 _SEQUENCES = (32, 128)

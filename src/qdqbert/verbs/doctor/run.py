@@ -8,10 +8,10 @@ import shutil
 import subprocess
 from collections.abc import Callable, Collection, Mapping
 
-from qdqbert import cache
+from qdqbert.common import cache
+from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.engines.providers import PROVIDERS
 from qdqbert.engines.registry import ENGINES, install_command, is_installed
-from qdqbert.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.pipeline.versions import version_of
 from qdqbert.reporting.doctor import Cache, DoctorReport, Part
 

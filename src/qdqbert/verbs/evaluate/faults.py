@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.files import temporary_folder
+from qdqbert.common.options import is_onnx_file
 from qdqbert.encoding import Batch, first_rows
 from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.findings import Storage, find_faults
 from qdqbert.evidence.stored_weights import read_stored_weights
-from qdqbert.files import temporary_folder
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.graph_runner import copy_to_run, engine_errors
 from qdqbert.graph.imported.onnx_file import file_errors, load_graph
-from qdqbert.options import is_onnx_file
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.evaluate.subject import names_of
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from qdqbert.artifact import is_artifact
-from qdqbert.choices import EngineName, ProviderName, TargetName
-from qdqbert.errors import UserInputError
-from qdqbert.objects import ModelOption, OptionalData, OptionalModel, OptionalPath, SavedModel
-from qdqbert.options import (
-    Limits,
-    check_columns,
-    check_onnx_options,
-    is_onnx_file,
-    option,
+from qdqbert.common.choices import EngineName, ProviderName, TargetName
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.objects import (
+    ModelOption,
+    OptionalData,
+    OptionalModel,
+    OptionalPath,
+    SavedModel,
 )
+from qdqbert.common.options import Limits, check_columns, check_onnx_options, is_onnx_file, option
 from qdqbert.verbs.call import BatchCall
 
 

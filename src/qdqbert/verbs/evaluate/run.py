@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import REPORT_PAGE, is_artifact
-from qdqbert.errors import DataFileError, UserInputError, naming
+from qdqbert.common.errors import DataFileError, UserInputError, naming
+from qdqbert.common.files import is_within, json_bytes, write_bytes
+from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.common.options import Columns, command_line, is_onnx_file, overwrites
+from qdqbert.common.progress import Progress
 from qdqbert.evidence.limits import check_limits_apply
 from qdqbert.evidence.predictions import (
     CHANGED,
     PREDICTIONS,
     prediction_rows,
 )
-from qdqbert.files import is_within, json_bytes, write_bytes
 from qdqbert.graph.encoder.probe import INPUTS
 from qdqbert.graph.imported.input_output_names import task_outputs
-from qdqbert.machine import cpu_features, cpu_name, usable_cores
-from qdqbert.options import Columns, command_line, is_onnx_file, overwrites
 from qdqbert.pipeline.predictions import (
     Baseline,
     EncodedExamples,
@@ -30,7 +31,6 @@ from qdqbert.pipeline.predictions import (
 )
 from qdqbert.pipeline.settings import task_options_of
 from qdqbert.pipeline.versions import versions
-from qdqbert.progress import Progress
 from qdqbert.reporting.evaluate import EvaluateReport
 from qdqbert.reporting.page import page
 from qdqbert.resources import heldout_examples

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.scheduler import Done, EncodedItem, Scheduler
 from qdqbert.tasks.task import Features, Prediction, Predictions, Task

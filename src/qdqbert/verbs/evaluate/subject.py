@@ -21,15 +21,15 @@ from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.folder import check_name
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
-from qdqbert.choices import EngineName, PoolingMode, ProviderName, TargetName
+from qdqbert.common.choices import EngineName, PoolingMode, ProviderName, TargetName
+from qdqbert.common.errors import UserInputError, naming
+from qdqbert.common.options import is_onnx_file
 from qdqbert.engines.registry import check_engine
 from qdqbert.engines.runner import Runner
-from qdqbert.errors import UserInputError, naming
 from qdqbert.graph.imported.graph_runner import NO_NAMES, GivenNames, open_graph_file
 from qdqbert.inference.engine_choice import choose_engine
 from qdqbert.inference.load import open_folder, open_graph
 from qdqbert.models.quantized import load_model
-from qdqbert.options import is_onnx_file
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.settings import input_length
 from qdqbert.runtime.scheduler import Scheduler

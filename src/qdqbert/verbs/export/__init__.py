@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from qdqbert.choices import ExportFormat
-from qdqbert.extras import require
-from qdqbert.progress import Progress
+from qdqbert.common.choices import ExportFormat
+from qdqbert.common.extras import require
+from qdqbert.common.progress import Progress
 from qdqbert.verbs.call import public
 from qdqbert.verbs.export.options import ExportOptions
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qdqbert.choices import ExportedOutputs, ExportFormat, TargetName
-from qdqbert.objects import OptionalPath, PathOption
-from qdqbert.options import option
+from qdqbert.common.choices import ExportedOutputs, ExportFormat, TargetName
+from qdqbert.common.objects import OptionalPath, PathOption
+from qdqbert.common.options import option
 from qdqbert.verbs.call import Call
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import EXPORT, check_output, writing
+from qdqbert.common.files import digest_of, json_values, write_json
+from qdqbert.common.progress import Progress
 from qdqbert.exporting.format import Format
 from qdqbert.exporting.formats import format_named
 from qdqbert.exporting.source import Source, open_source
-from qdqbert.files import digest_of, json_values, write_json
 from qdqbert.pipeline.versions import version_of, versions
-from qdqbert.progress import Progress
 from qdqbert.reporting.export import ExportReport
 from qdqbert.verbs.export.options import ExportOptions
 

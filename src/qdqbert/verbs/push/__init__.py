@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qdqbert.progress import Progress
+from qdqbert.common.progress import Progress
 from qdqbert.verbs.call import public
 from qdqbert.verbs.push.options import PushOptions
 

@@ -8,10 +8,10 @@ from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
 from qdqbert.artifact import QUANTIZATION, REPORT, REPORT_PAGE, open_artifact
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.json_files import read_json
+from qdqbert.common.progress import Progress
 from qdqbert.evidence.checksums import check_files
-from qdqbert.json_files import read_json
-from qdqbert.progress import Progress
 from qdqbert.reporting.push import PushReport
 from qdqbert.tasks.lines import counted
 from qdqbert.verbs.push.options import PushOptions

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qdqbert.artifact import check_output
-from qdqbert.extras import require_quantize
+from qdqbert.common.extras import require_quantize
+from qdqbert.common.progress import Progress
 from qdqbert.pipeline.settings import check_data, check_model
-from qdqbert.progress import Progress
 from qdqbert.verbs.call import public
 from qdqbert.verbs.quantize.options import QuantizeOptions
 

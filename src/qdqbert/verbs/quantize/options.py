@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from qdqbert.checkpoint.demo import DEMO_NAME
-from qdqbert.choices import CalibratorName, ScriptName, TargetChoice, VerificationData
-from qdqbert.errors import UserInputError
-from qdqbert.objects import OptionalData, OptionalModel, OptionalPath, Several
-from qdqbert.options import (
+from qdqbert.common.choices import CalibratorName, ScriptName, TargetChoice, VerificationData
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.objects import OptionalData, OptionalModel, OptionalPath, Several
+from qdqbert.common.options import (
     Limits,
     check_columns,
     check_onnx_options,

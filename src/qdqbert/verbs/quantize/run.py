@@ -11,11 +11,12 @@ from pathlib import Path
 from qdqbert.artifact import Artifact, writing
 from qdqbert.checkpoint.card import CARD
 from qdqbert.checkpoint.demo import DEMO_NAME, demo_checkpoint
-from qdqbert.errors import UserInputError, naming
+from qdqbert.common.errors import UserInputError, naming
+from qdqbert.common.files import write_bytes, write_json
+from qdqbert.common.options import command_line
+from qdqbert.common.progress import Progress
 from qdqbert.evidence.checksums import write_checksums
 from qdqbert.evidence.limits import check_limits_apply
-from qdqbert.files import write_bytes, write_json
-from qdqbert.options import command_line
 from qdqbert.pipeline.auto.candidates import candidate_targets
 from qdqbert.pipeline.auto.choice import write_fastest
 from qdqbert.pipeline.every_target import write_every_target
@@ -27,7 +28,6 @@ from qdqbert.pipeline.prepare import Lengths, prepare
 from qdqbert.pipeline.ranges import open_earlier
 from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.pipeline.vocabulary import keep_vocabulary, with_changed_texts
-from qdqbert.progress import Progress
 from qdqbert.reporting.page import page
 from qdqbert.reporting.quantize import QuantizeReport
 from qdqbert.reporting.report import json_ready

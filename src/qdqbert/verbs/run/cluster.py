@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.inference.answers import load_model
 from qdqbert.inference.download import is_hub_name
 from qdqbert.integrations.ray_cluster import ANY_CLUSTER, alive_nodes, divide, open_ray, reporting

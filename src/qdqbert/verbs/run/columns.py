@@ -7,8 +7,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from qdqbert.choices import OutputFormat
-from qdqbert.errors import DataFileError, UserInputError
+from qdqbert.common.choices import OutputFormat
+from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.inference.answers import answer_columns, entry_of, read_item, text_columns
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.rows import RowFormat

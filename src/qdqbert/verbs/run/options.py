@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from qdqbert.choices import InputFormat, OnError, OutputFormat
-from qdqbert.errors import UserInputError
-from qdqbert.objects import PathOption
-from qdqbert.options import option
+from qdqbert.common.choices import InputFormat, OnError, OutputFormat
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.objects import PathOption
+from qdqbert.common.options import option
 from qdqbert.runtime.options import RowOptions
 from qdqbert.tables.inputs import STDIN
 from qdqbert.tables.outputs import STDOUT

@@ -26,8 +26,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.errors import OutputExistsError, UserInputError
-from qdqbert.files import followed, json_bytes, write_bytes, write_parts
+from qdqbert.common.errors import OutputExistsError, UserInputError
+from qdqbert.common.files import followed, json_bytes, write_bytes, write_parts
 from qdqbert.tables.rows import to_json
 from qdqbert.verbs.run.windows import Block, Totals
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import QUANTIZATION
-from qdqbert.errors import UserInputError
-from qdqbert.files import check_output_place, is_within
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.files import check_output_place, is_within
+from qdqbert.common.options import overwrites
+from qdqbert.common.progress import Progress
 from qdqbert.inference.answers import load_model
 from qdqbert.integrations.ray_cluster import import_ray
-from qdqbert.options import overwrites
-from qdqbert.progress import Progress
 from qdqbert.reporting.run import RunReport
 from qdqbert.tables.inputs import STDIN, Source, open_source
 from qdqbert.tables.outputs import STDOUT, Writer, format_of, is_folder

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from qdqbert.errors import DataFileError, UserInputError
-from qdqbert.progress import Advance
+from qdqbert.common.errors import DataFileError, UserInputError
+from qdqbert.common.progress import Advance
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.scheduler import Done
 from qdqbert.tables.outputs import Writer

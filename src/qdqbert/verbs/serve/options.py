@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from qdqbert.errors import UserInputError
-from qdqbert.options import option
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.options import option
 from qdqbert.serving.options import ServerOptions
 from qdqbert.verbs.call import Call
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from qdqbert.progress import Progress
+from qdqbert.common.progress import Progress
 from qdqbert.runtime.model import Model
 from qdqbert.serving.models import open_models
 from qdqbert.verbs.serve.options import ServeOptions

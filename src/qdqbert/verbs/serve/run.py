@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from qdqbert.errors import UserInputError
-from qdqbert.extras import require
-from qdqbert.machine import usable_cores
-from qdqbert.progress import Progress
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.extras import require
+from qdqbert.common.machine import usable_cores
+from qdqbert.common.progress import Progress
 from qdqbert.reporting.serve import ServeReport
 from qdqbert.runtime.model import Model
 from qdqbert.verbs.serve.options import ServeOptions

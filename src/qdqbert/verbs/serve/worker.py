@@ -12,8 +12,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from qdqbert.errors import QdqBertError
-from qdqbert.progress import Silent
+from qdqbert.common.errors import QdqBertError
+from qdqbert.common.progress import Silent
 from qdqbert.runtime.model import Model
 from qdqbert.verbs.serve.options import ServeOptions
 from qdqbert.verbs.serve.process import serve_here

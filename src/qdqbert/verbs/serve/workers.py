@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import qdqbert.errors
-from qdqbert.errors import QdqBertError
-from qdqbert.files import temporary_folder, write_bytes
-from qdqbert.machine import parts_of_cpus, usable_cores
-from qdqbert.progress import Progress
+import qdqbert.common.errors
+from qdqbert.common.errors import QdqBertError
+from qdqbert.common.files import temporary_folder, write_bytes
+from qdqbert.common.machine import parts_of_cpus, usable_cores
+from qdqbert.common.progress import Progress
 from qdqbert.runtime.model import Model
 from qdqbert.verbs.serve.options import ServeOptions
 from qdqbert.verbs.serve.process import handling_signals
@@ -149,7 +149,7 @@ class _Workers:
             if found is None:
                 return None
             if "error" in found:
-                kind = getattr(qdqbert.errors, found["kind"], QdqBertError)
+                kind = getattr(qdqbert.common.errors, found["kind"], QdqBertError)
                 raise kind(found["error"], argument=found["argument"])
             advance()
             self._workers += map(self._open, range(1, len(self._cpus)))

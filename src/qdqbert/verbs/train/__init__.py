@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqbert.artifact import check_output
-from qdqbert.extras import QUANTIZE, require
+from qdqbert.common.extras import QUANTIZE, require
+from qdqbert.common.progress import Progress
 from qdqbert.pipeline.settings import check_data, check_model
-from qdqbert.progress import Progress
 from qdqbert.verbs.call import public
 from qdqbert.verbs.train.options import TrainOptions
 

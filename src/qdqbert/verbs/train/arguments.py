@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from qdqbert.errors import MissingExtraError
+from qdqbert.common.errors import MissingExtraError
 from qdqbert.tasks.task import Metric
 from qdqbert.verbs.train.options import TrainOptions
 

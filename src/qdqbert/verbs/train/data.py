@@ -23,10 +23,10 @@ from qdqbert.checkpoint.cross_encoder import activation_of
 from qdqbert.checkpoint.load import Checkpoint, infer_task, read_config
 from qdqbert.checkpoint.sentence import MODEL_SETTINGS, model_settings
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.common.errors import DataFileError, UserInputError, naming
+from qdqbert.common.progress import Progress
 from qdqbert.encoding import Encoded, make_batches
-from qdqbert.errors import DataFileError, UserInputError, naming
 from qdqbert.pipeline.settings import input_length, task_options_of
-from qdqbert.progress import Progress
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings, head_of, tasks_of
 from qdqbert.tasks.columns import is_number
 from qdqbert.tasks.data import Dataset, fingerprint, labels_place

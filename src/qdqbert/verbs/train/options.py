@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from qdqbert.choices import Dropout, QatRanges, RecipeName, SchedulerName
-from qdqbert.errors import UserInputError
-from qdqbert.objects import DataOption, ModelOption, OptionalData, PathOption, Rows, SavedModel
-from qdqbert.options import (
+from qdqbert.common.choices import Dropout, QatRanges, RecipeName, SchedulerName
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.objects import (
+    DataOption,
+    ModelOption,
+    OptionalData,
+    PathOption,
+    Rows,
+    SavedModel,
+)
+from qdqbert.common.options import (
     Calibration,
     Options,
     Quantizers,

@@ -18,17 +18,17 @@ from qdqbert.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.checkpoint.load import Checkpoint, finder_of
 from qdqbert.checkpoint.sentence import PooledHead, SentenceHead
 from qdqbert.checkpoint.tokenizer import write_tokenizer
-from qdqbert.errors import MissingExtraError, UserInputError, naming
-from qdqbert.files import json_values, write_json
+from qdqbert.common.errors import MissingExtraError, UserInputError, naming
+from qdqbert.common.files import json_values, write_json
+from qdqbert.common.options import command_line
+from qdqbert.common.progress import Progress, Silent
 from qdqbert.models.calibrate import calibrate
 from qdqbert.models.prepare import prepare_with_options
 from qdqbert.models.quantized import load_model
 from qdqbert.models.state import fix_ranges_, learn_ranges_
 from qdqbert.numerics.threads import usable_torch_threads
-from qdqbert.options import command_line
 from qdqbert.pipeline.settings import quantizer_options_of
 from qdqbert.pipeline.versions import versions
-from qdqbert.progress import Progress, Silent
 from qdqbert.reference.sited_model import sited_model
 from qdqbert.reporting.comparison import metric_text
 from qdqbert.reporting.report import json_ready

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qdqbert.objects import PathOption
-from qdqbert.options import option
+from qdqbert.common.objects import PathOption
+from qdqbert.common.options import option
 from qdqbert.verbs.call import Call
 
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from qdqbert.artifact import QUANTIZATION, REPORT, VERIFICATION, Artifact, open_artifact
-from qdqbert.choices import ENGINE_NAMES, EngineName
+from qdqbert.common.choices import ENGINE_NAMES, EngineName
+from qdqbert.common.json_files import Fields
+from qdqbert.common.machine import cpu_features, cpu_name
+from qdqbert.common.progress import Progress
 from qdqbert.engines.registry import install_command, is_installed, open_runner
 from qdqbert.evidence.checksums import CHECKSUMS, check_files
 from qdqbert.evidence.verification import lowest_sqnr, measure_rows, read_rows
-from qdqbert.json_files import Fields
-from qdqbert.machine import cpu_features, cpu_name
 from qdqbert.pipeline.versions import versions
-from qdqbert.progress import Progress
 from qdqbert.reporting.verify import FidelityCheck, VerifyReport, VersionCheck
 from qdqbert.verbs.verify.options import VerifyOptions
 

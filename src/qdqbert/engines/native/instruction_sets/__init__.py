@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Collection
 
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.machine import cpu_features
 from qdqbert.engines.native import amx_permission
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.instruction_sets.amx import AMX
@@ -14,8 +16,6 @@ from qdqbert.engines.native.instruction_sets.avx_vnni import AVX_VNNI
 from qdqbert.engines.native.instruction_sets.neon_dotprod import NEON_DOTPROD
 from qdqbert.engines.native.instruction_sets.neon_i8mm import NEON_I8MM
 from qdqbert.engines.native.instruction_sets.portable import PORTABLE
-from qdqbert.errors import UserInputError
-from qdqbert.machine import cpu_features
 
 INSTRUCTION_SETS = {
     each.name: each

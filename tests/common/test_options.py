@@ -16,9 +16,9 @@ import flat
 import qdqbert
 from qdqbert.cli import main
 from qdqbert.cli._commands import COMMANDS
-from qdqbert.errors import UserInputError
-from qdqbert.objects import Rows
-from qdqbert.options import (
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.objects import Rows
+from qdqbert.common.options import (
     Options,
     command_line,
     declared_options,

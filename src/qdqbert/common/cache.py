@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from qdqbert.errors import UserInputError
-from qdqbert.files import digest_of, is_utf8, temporary_places, write_bytes
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.files import digest_of, is_utf8, temporary_places, write_bytes
 
 _LOGGER = logging.getLogger("qdqbert")
 

@@ -9,7 +9,7 @@ import os
 import pytest
 from llvmlite import binding
 
-from qdqbert.machine import (
+from qdqbert.common.machine import (
     cpu_features,
     cpu_name,
     has_int8_products,

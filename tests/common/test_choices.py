@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import get_args
 
-from qdqbert import choices
 from qdqbert.calibration.statistics import calibrator_of
+from qdqbert.common import choices
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.providers import PROVIDERS
 from qdqbert.numerics.ranges import Calibrator

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 
 # The largest vocabularies of today are files of 35 MB.
 _LARGEST_FILE = 100_000_000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqbert.extras import QUANTIZE
+from qdqbert.common.extras import QUANTIZE
 
 # An import of a module that is `None` here fails, as if it were not installed.
 WITHOUT = f"import sys\nsys.modules.update(dict.fromkeys({QUANTIZE!r}))\n"

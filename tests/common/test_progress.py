@@ -9,8 +9,8 @@ import types
 import pytest
 from rich.console import Console
 
-from qdqbert.errors import UserInputError
-from qdqbert.progress import Bars, Silent, progress_of
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.progress import Bars, Silent, progress_of
 
 
 class Clock:

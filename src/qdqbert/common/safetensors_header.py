@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError
 
 # safetensors has the same limit.
 _LARGEST_HEADER = 100_000_000

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqbert.errors import DataFileError, QdqBertError, naming, one_line, shortened
+from qdqbert.common.errors import DataFileError, QdqBertError, naming, one_line, shortened
 
 
 def test_a_message_quotes_no_name_of_any_length() -> None:

@@ -25,11 +25,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform, get_args, get_origin
 
-from qdqbert.choices import CalibratorName, Embeddings, PoolingMode, WeightsFor
-from qdqbert.errors import OutputExistsError, UserInputError
-from qdqbert.files import check_output_place, is_utf8, is_within
-from qdqbert.keywords import plain, suggest_keywords
-from qdqbert.objects import (
+from qdqbert.common.choices import CalibratorName, Embeddings, PoolingMode, WeightsFor
+from qdqbert.common.errors import OutputExistsError, UserInputError
+from qdqbert.common.files import check_output_place, is_utf8, is_within
+from qdqbert.common.keywords import plain, suggest_keywords
+from qdqbert.common.objects import (
     Column,
     Converted,
     Rows,

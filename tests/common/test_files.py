@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import qdqbert
-from qdqbert.errors import UserInputError
-from qdqbert.files import temporary_folder, write_bytes
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.files import temporary_folder, write_bytes
 
 
 def no_folder() -> str:
@@ -32,7 +32,7 @@ def test_a_verb_names_the_variable_that_libraries_miss(monkeypatch, has_folder) 
 
 def test_without_a_folder_of_the_system_memory_is_used(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", no_folder)
-    monkeypatch.setattr("qdqbert.files.MEMORY", tmp_path)
+    monkeypatch.setattr("qdqbert.common.files.MEMORY", tmp_path)
     with temporary_folder() as folder:
         assert folder.parent == tmp_path
     assert not list(tmp_path.iterdir())
@@ -40,7 +40,7 @@ def test_without_a_folder_of_the_system_memory_is_used(tmp_path, monkeypatch) ->
 
 def test_without_any_place_the_variable_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", no_folder)
-    monkeypatch.setattr("qdqbert.files.MEMORY", tmp_path / "missing")
+    monkeypatch.setattr("qdqbert.common.files.MEMORY", tmp_path / "missing")
     with (
         pytest.raises(UserInputError, match=r"found in .* Set the environment variable TMPDIR"),
         temporary_folder(),

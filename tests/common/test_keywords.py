@@ -7,8 +7,8 @@ import inspect
 import pytest
 
 import qdqbert
+from qdqbert.common.keywords import nearest, suggest_keywords
 from qdqbert.integrations.ray import Predictor
-from qdqbert.keywords import nearest, suggest_keywords
 from qdqbert.runtime.model import Model
 from qdqbert.tasks.registry import TASKS
 

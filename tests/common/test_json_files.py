@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from qdqbert import json_files
-from qdqbert.errors import CheckpointError
-from qdqbert.json_files import Fields, parse_json, read_json
+from qdqbert.common import json_files
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.json_files import Fields, parse_json, read_json
 
 
 def fields(**values: object) -> Fields:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin
 
-from qdqbert.errors import UserInputError
-from qdqbert.files import temporary_folder
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.files import temporary_folder
 
 _Item = TypeVar("_Item")
 _Given = TypeVar("_Given", contravariant=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 
-from qdqbert.errors import MissingExtraError
+from qdqbert.common.errors import MissingExtraError
 
 QUANTIZE = (
     "onnxscript",

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from qdqbert.errors import UserInputError
-from qdqbert.objects import Rows, SavedModel, as_rows, saved
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.objects import Rows, SavedModel, as_rows, saved
 
 # Data.
 
@@ -62,7 +62,7 @@ def test_data_sets_have_rows_and_their_splits_have_none() -> None:
 
 def test_looking_at_an_object_imports_neither_pandas_nor_datasets() -> None:
     code = (
-        "import sys, qdqbert.objects; qdqbert.objects.as_rows([{}]);"
+        "import sys, qdqbert.common.objects; qdqbert.common.objects.as_rows([{}]);"
         "print({'pandas', 'datasets', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

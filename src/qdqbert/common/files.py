@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 
 MEMORY = Path("/dev/shm")
 """The folder that Linux keeps in memory."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqbert import cache
-from qdqbert.errors import UserInputError
+from qdqbert.common import cache
+from qdqbert.common.errors import UserInputError
 
 _NAMES = ("QDQBERT_CACHE", "XDG_CACHE_HOME", "HOME")
 
@@ -142,7 +142,7 @@ def test_a_model_that_memory_has_no_room_for_is_packed_on_the_disk(tmp_path, mon
 def test_without_any_place_the_variable_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("QDQBERT_CACHE", str(a_file(tmp_path / "cache")))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    monkeypatch.setattr("qdqbert.files.MEMORY", tmp_path / "missing")
+    monkeypatch.setattr("qdqbert.common.files.MEMORY", tmp_path / "missing")
     with pytest.raises(UserInputError, match="Set the environment variable QDQBERT_CACHE to a"):
         cache.kept_folder("key", fill)
 

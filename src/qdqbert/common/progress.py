@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
-from qdqbert.errors import UserInputError
+from qdqbert.common.errors import UserInputError
 
 if TYPE_CHECKING:
     from rich.console import Console
