@@ -78,9 +78,9 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     from qdqbert.checkpoint.load import load_checkpoint
     from qdqbert.checkpoint.tokenizer import runtime_tokenizer
     from qdqbert.insert.sited import insert_quantizers_
-    from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
     from qdqbert.pipeline.predictions import encode_examples
-    from qdqbert.recipes import PERCENTILE
+    from qdqbert.quantization.numerics.ranges import Entropy, Max, Mse, Percentile
+    from qdqbert.quantization.recipes import PERCENTILE
     from qdqbert.targets import TARGETS
     from qdqbert.targets.target import make_plan
     from qdqbert.task_kinds import TaskSettings

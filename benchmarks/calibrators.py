@@ -30,8 +30,8 @@ from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, 
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
-from qdqbert.recipes import build_recipe
+from qdqbert.quantization.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
+from qdqbert.quantization.recipes import build_recipe
 from qdqbert.reference.sited_model import SitedModel, linear_weights, quantizing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.files import choices_of

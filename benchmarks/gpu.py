@@ -140,7 +140,7 @@ def fake_quantize_compiled(settings: Settings) -> Iterator[Row]:
     """Count the values that compiled kernels, which may divide less exactly, round differently."""
     import torch
 
-    from qdqbert.numerics import affine
+    from qdqbert.quantization.numerics import affine
 
     compiled = torch.compile(affine.fake_quantize, backend=settings.backend)
     x = awkward_values(settings.elements).to(settings.device)
@@ -323,8 +323,8 @@ def spec_and_parameters(x: Any, symmetric: bool, axis: int | None) -> tuple[Any,
     """Return an 8-bit spec, and scales that some values of `x` exceed."""
     import torch
 
-    from qdqbert.numerics import affine
-    from qdqbert.spec import TensorSpec
+    from qdqbert.quantization.numerics import affine
+    from qdqbert.quantization.spec import TensorSpec
 
     spec = TensorSpec(signed=symmetric, symmetric=symmetric, narrow=symmetric, axis=axis)
     factors = torch.linspace(1, 4, 1 if axis is None else x.shape[axis]).to(x.device)
@@ -340,7 +340,7 @@ def quantized_with_gradient(x: Any, symmetric: bool, axis: int | None) -> tuple[
     """Return `x` after fake quantization, and the gradient of the sum of its squares."""
     import torch
 
-    from qdqbert.numerics import affine
+    from qdqbert.quantization.numerics import affine
 
     spec, parameters = spec_and_parameters(x, symmetric, axis)
     x = x.detach().requires_grad_()

@@ -149,8 +149,8 @@ def run_ours(graph: Path, inputs: list[Any], _: str) -> None:
     from qdqbert.graph.encoder import read_encoder
     from qdqbert.graph.imported.canonical_form import to_canonical_form
     from qdqbert.graph.imported.onnx_file import read_graph
-    from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
     from qdqbert.pipeline.sited import SitedSource
+    from qdqbert.quantization.numerics.ranges import Entropy, Max, Mse, Percentile
 
     start = time.perf_counter()
     model = to_canonical_form(read_graph(graph))

@@ -42,9 +42,9 @@ from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.lowering import Reference, check_lowering
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.imported_model import import_onnx
-from qdqbert.numerics.ranges import Max
 from qdqbert.pipeline.sited import SitedSource
-from qdqbert.recipes import WIDE_INPUTS
+from qdqbert.quantization.numerics.ranges import Max
+from qdqbert.quantization.recipes import WIDE_INPUTS
 from qdqbert.targets import TARGETS
 from qdqbert.targets.files import choices_of
 from qdqbert.targets.lowering import lower

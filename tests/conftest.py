@@ -53,10 +53,10 @@ from qdqbert.evidence.lowering import (
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.numerics.ranges import Max
-from qdqbert.recipes import RECIPES, WIDE_INPUTS, build_recipe
+from qdqbert.quantization.numerics.ranges import Max
+from qdqbert.quantization.recipes import RECIPES, WIDE_INPUTS, build_recipe
+from qdqbert.quantization.spec import Range, Smoothing
 from qdqbert.reference.sited_model import SitedModel, quantizing
-from qdqbert.spec import Range, Smoothing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan, make_plan
 from task_files import HEADS, settings_of

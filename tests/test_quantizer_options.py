@@ -14,8 +14,8 @@ from qdqbert.checkpoint.configuration import quantizer_options_of
 from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.common.errors import QdqBertError, SpecError, UnmatchedRuleError
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.recipes import QKV_WEIGHTS, QuantizerOptions, build_recipe, fused_groups
-from qdqbert.spec import Range, Site, TensorSpec, resolve
+from qdqbert.quantization.recipes import QKV_WEIGHTS, QuantizerOptions, build_recipe, fused_groups
+from qdqbert.quantization.spec import Range, Site, TensorSpec, resolve
 
 LINEARS = (
     "attention.self.query",

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from qdqbert.models.modeling import QDQBertModel as QDQBertModel
     from qdqbert.models.modeling import QDQBertPreTrainedModel as QDQBertPreTrainedModel
     from qdqbert.models.prepare import prepare as prepare
-    from qdqbert.recipes import QuantizerOptions as QuantizerOptions
+    from qdqbert.quantization.recipes import QuantizerOptions as QuantizerOptions
     from qdqbert.reporting.analyze import AnalyzeReport as AnalyzeReport
     from qdqbert.reporting.benchmark import BenchmarkReport as BenchmarkReport
     from qdqbert.reporting.doctor import DoctorReport as DoctorReport
@@ -152,7 +152,7 @@ _MODULES = {
     "QuantDescriptor": "qdqbert.compat.tensor_quant",
     "quantize": "qdqbert.verbs.quantize",
     "QuantizeReport": "qdqbert.reporting.quantize",
-    "QuantizerOptions": "qdqbert.recipes",
+    "QuantizerOptions": "qdqbert.quantization.recipes",
     "Quantizers": "qdqbert.common.options",
     "QuestionAnswerer": "qdqbert.tasks.question_answerer",
     "Regressor": "qdqbert.tasks.regression",

@@ -6,8 +6,8 @@ import torch
 
 from calibrated import calibrate
 from qdqbert.calibration.bias_correction import MeanObserver
-from qdqbert.numerics.ranges import Max
-from qdqbert.spec import Site, is_linear_input
+from qdqbert.quantization.numerics.ranges import Max
+from qdqbert.quantization.spec import Site, is_linear_input
 
 MASK = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]])
 

@@ -19,7 +19,7 @@ from qdqbert.calibration.processes import is_shared, max_over_processes_, shared
 from qdqbert.common.errors import CalibrationError
 from qdqbert.models.prepare import prepare_with_options
 from qdqbert.models.state import stored_calibration
-from qdqbert.numerics import histogram
+from qdqbert.quantization.numerics import histogram
 from qdqbert.reference.sited_model import sited_model
 
 WORLD = 2

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges, write_ranges
 from qdqbert.common.errors import CalibrationError
-from qdqbert.spec import Range, TensorSpec
+from qdqbert.quantization.spec import Range, TensorSpec
 
 QUERY, KEY = (
     f"encoder.layer.0.attention.self.{name}._input_quantizer" for name in ("query", "key")

@@ -11,7 +11,7 @@ from qdqbert.calibration.residual_clipping import (
     ResidualErrorObserver,
     clip_residual_ranges,
 )
-from qdqbert.spec import Range, Site
+from qdqbert.quantization.spec import Range, Site
 
 LOCAL = "layer.0.output.add_local_input_quantizer"
 RESIDUAL = "layer.0.output.add_residual_input_quantizer"

@@ -13,10 +13,10 @@ from qdqbert.calibration.smoothing import ChannelObserver, choose_pre_quant_scal
 from qdqbert.checkpoint.families import family_of
 from qdqbert.encoding import Batch
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.numerics.channel_scales import least_noise_scale
-from qdqbert.numerics.ranges import Max
+from qdqbert.quantization.numerics.channel_scales import least_noise_scale
+from qdqbert.quantization.numerics.ranges import Max
+from qdqbert.quantization.spec import Site, Smoothing
 from qdqbert.reference.sited_model import SitedModel
-from qdqbert.spec import Site, Smoothing
 
 MASK = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]])
 ATTENTION = "encoder.layer.0.attention.self"

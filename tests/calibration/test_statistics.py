@@ -13,10 +13,10 @@ from qdqbert.calibration.statistics import (
     merge_statistics,
 )
 from qdqbert.common.errors import CalibrationError
-from qdqbert.numerics import histogram
-from qdqbert.numerics.histogram import Histogram, summarize
-from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
-from qdqbert.spec import Range, Site
+from qdqbert.quantization.numerics import histogram
+from qdqbert.quantization.numerics.histogram import Histogram, summarize
+from qdqbert.quantization.numerics.ranges import Entropy, Max, Mse, Percentile
+from qdqbert.quantization.spec import Range, Site
 
 # Padded on the right, on the left, and not at all.
 MASK = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1], [1, 1, 1, 1, 1]])

@@ -6,8 +6,8 @@ from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.common import choices
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.providers import PROVIDERS
-from qdqbert.numerics.ranges import Calibrator
-from qdqbert.recipes import RECIPES, QuantizerOptions
+from qdqbert.quantization.numerics.ranges import Calibrator
+from qdqbert.quantization.recipes import RECIPES, QuantizerOptions
 from qdqbert.targets import TARGETS
 from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES
 from qdqbert.tasks.registry import TASKS

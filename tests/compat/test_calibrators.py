@@ -23,8 +23,8 @@ from qdqbert.compat.nn import (
     QuantMaxPool1d,
 )
 from qdqbert.compat.tensor_quant import QuantDescriptor
-from qdqbert.numerics import histogram
-from qdqbert.numerics.ranges import entropy_amax, mse_amax, percentile_amax
+from qdqbert.quantization.numerics import histogram
+from qdqbert.quantization.numerics.ranges import entropy_amax, mse_amax, percentile_amax
 
 EACH_METHOD = pytest.mark.parametrize("method", METHODS)
 

@@ -12,7 +12,7 @@ from torch import nn
 from qdqbert.compat import calibrators, helper, install, quant_modules, tensor_quant, uninstall
 from qdqbert.compat import nn as ours
 from qdqbert.compat.nn import functional, mixins
-from qdqbert.numerics.affine import reduce_amax
+from qdqbert.quantization.numerics.affine import reduce_amax
 
 NAME = "pytorch_quantization"
 DIMS = ("1d", "2d", "3d")

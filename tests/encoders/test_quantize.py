@@ -18,7 +18,7 @@ from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.recipes import QuantizerOptions
+from qdqbert.quantization.recipes import QuantizerOptions
 from qdqbert.targets import TARGETS
 from qdqbert.targets.files import check_encoder, choices_of, save_encoder
 from qdqbert.targets.lowering import lower

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdqbert.evidence.saturation import SaturationCheck, overflow_percent
-from qdqbert.numerics.weight_rounding import pack
-from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT, Range, Site, TensorSpec
+from qdqbert.quantization.numerics.weight_rounding import pack
+from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT, Range, Site, TensorSpec
 
 INPUT, WEIGHT = "layer.0.dense._input_quantizer", "layer.0.dense._weight_quantizer"
 UNSIGNED = TensorSpec(bits=8, signed=False, symmetric=False)

@@ -17,10 +17,9 @@ from qdqbert.graph.edit import constant_array
 from qdqbert.graph.nodes import Nodes
 from qdqbert.graph.qdq import SiteWriter
 from qdqbert.graph.writer import OPSET, make_graph
-from qdqbert.numerics.weight_rounding import pack
-from qdqbert.recipes import build_recipe
-from qdqbert.reference.sited_model import quantizing, weight_of
-from qdqbert.spec import (
+from qdqbert.quantization.numerics.weight_rounding import pack
+from qdqbert.quantization.recipes import build_recipe
+from qdqbert.quantization.spec import (
     QdqStyle,
     Range,
     TensorSpec,
@@ -28,6 +27,7 @@ from qdqbert.spec import (
     is_linear_input,
     weight_site_of,
 )
+from qdqbert.reference.sited_model import quantizing, weight_of
 from qdqbert.targets import TARGETS
 from qdqbert.targets.files import choices_of
 from qdqbert.targets.lowering import lower

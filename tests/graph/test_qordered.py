@@ -28,10 +28,10 @@ from qdqbert.graph.edit import MICROSOFT, add_constant, constant_array, replace,
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.graph.writer import make_graph
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.numerics.ranges import Max
-from qdqbert.recipes import QuantizerOptions
+from qdqbert.quantization.numerics.ranges import Max
+from qdqbert.quantization.recipes import QuantizerOptions
+from qdqbert.quantization.spec import QdqStyle, TensorSpec
 from qdqbert.reference.sited_model import SitedModel, quantizing
-from qdqbert.spec import QdqStyle, TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import make_plan
 from qordered_reference import run_reference

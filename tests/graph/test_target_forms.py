@@ -16,8 +16,8 @@ from qdqbert.graph.edit import constant_array
 from qdqbert.graph.nodes import Nodes
 from qdqbert.graph.qdq import SiteWriter
 from qdqbert.graph.writer import OPSET, make_graph
-from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import QdqStyle, Range, TensorSpec
+from qdqbert.quantization.recipes import QuantizerOptions
+from qdqbert.quantization.spec import QdqStyle, Range, TensorSpec
 from qdqbert.targets import TARGETS
 
 PAIRS = QdqStyle(unsigned_activations=True)

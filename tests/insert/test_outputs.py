@@ -13,7 +13,7 @@ import qdqbert
 from qdqbert.checkpoint.families import family_of
 from qdqbert.common.errors import CheckpointError
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.recipes import SYMMETRIC, WEIGHT, build_recipe
+from qdqbert.quantization.recipes import SYMMETRIC, WEIGHT, build_recipe
 
 LAYERS = 2
 # As in `test_qordered_target`, so that these tests share exported graphs.

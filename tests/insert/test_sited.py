@@ -12,10 +12,10 @@ from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.common.errors import CalibrationError, CheckpointError
 from qdqbert.encoding import Batch
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.numerics.ranges import Max
-from qdqbert.recipes import WIDE_INPUTS
+from qdqbert.quantization.numerics.ranges import Max
+from qdqbert.quantization.recipes import WIDE_INPUTS
+from qdqbert.quantization.spec import Range, TensorSpec
 from qdqbert.reference.sited_model import linear_weights, observing, quantizing
-from qdqbert.spec import Range, TensorSpec
 
 LINEAR = "encoder.layer.0.intermediate.dense"
 # Equal sums in another order: attention is a different kernel in each implementation.

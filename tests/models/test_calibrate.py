@@ -15,8 +15,8 @@ from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.checkpoint.families import family_of
 from qdqbert.common.errors import CalibrationError, SpecError, UnmatchedRuleError
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.numerics import histogram
-from qdqbert.numerics.ranges import choose_range
+from qdqbert.quantization.numerics import histogram
+from qdqbert.quantization.numerics.ranges import choose_range
 
 CALIBRATORS = {
     "max": QuantizerOptions(),

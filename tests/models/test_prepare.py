@@ -30,11 +30,11 @@ from qdqbert.models.state import (
     stored_calibration,
     stored_specs,
 )
-from qdqbert.numerics.ranges import Max
+from qdqbert.quantization.numerics.ranges import Max
+from qdqbert.quantization.recipes import build_recipe
+from qdqbert.quantization.spec import TensorSpec, resolve
 from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.recipes import build_recipe
 from qdqbert.reference.sited_model import SitedModel, quantizing, site_of, sited_model
-from qdqbert.spec import TensorSpec, resolve
 from qdqbert.targets import target_named
 
 RECIPES = ("full", "full-smoothed", "linear")

@@ -14,8 +14,8 @@ from qdqbert.common.options import Limits
 from qdqbert.evidence.fidelity import compare
 from qdqbert.pipeline.predictions import Baseline
 from qdqbert.pipeline.trials import Trials, layer_sensitivity
-from qdqbert.recipes import build_recipe
-from qdqbert.spec import TensorSpec
+from qdqbert.quantization.recipes import build_recipe
+from qdqbert.quantization.spec import TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan
 from qdqbert.task_kinds import TaskSettings

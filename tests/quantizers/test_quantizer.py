@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from qdqbert.common.errors import CheckpointError, UncalibratedError
-from qdqbert.numerics.affine import affine_parameters, dequantize, quantize
+from qdqbert.quantization.numerics.affine import affine_parameters, dequantize, quantize
+from qdqbert.quantization.spec import Range, Site, TensorSpec
 from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.spec import Range, Site, TensorSpec
 
 SYMMETRIC = TensorSpec()
 AFFINE = TensorSpec(signed=False, symmetric=False)

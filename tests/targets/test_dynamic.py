@@ -13,11 +13,11 @@ from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.numerics.affine import dynamic_parameters
 from qdqbert.pipeline.predictions import TorchRunner
-from qdqbert.recipes import QuantizerOptions
+from qdqbert.quantization.numerics.affine import dynamic_parameters
+from qdqbert.quantization.recipes import QuantizerOptions
+from qdqbert.quantization.spec import Site, TensorSpec
 from qdqbert.reference.sited_model import quantizing
-from qdqbert.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.files import save_encoder
 from qdqbert.targets.lowering import lower

@@ -14,8 +14,8 @@ import transformers
 import flat
 import qdqbert
 from qdqbert.common.errors import UserInputError
-from qdqbert.recipes import WEIGHT
-from qdqbert.spec import Site, TensorSpec
+from qdqbert.quantization.recipes import WEIGHT
+from qdqbert.quantization.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.qordered import QORDERED
 from qordered_reference import run_reference

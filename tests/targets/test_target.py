@@ -3,8 +3,14 @@ from __future__ import annotations
 import pytest
 
 from qdqbert.common.errors import UnmatchedRuleError, UserInputError
-from qdqbert.recipes import RECIPES, WEIGHT, QuantizerOptions, build_recipe, stored_recipe
-from qdqbert.spec import Site, TensorSpec
+from qdqbert.quantization.recipes import (
+    RECIPES,
+    WEIGHT,
+    QuantizerOptions,
+    build_recipe,
+    stored_recipe,
+)
+from qdqbert.quantization.spec import Site, TensorSpec
 from qdqbert.targets import TARGETS, target_named
 from qdqbert.targets.target import (
     Plan,

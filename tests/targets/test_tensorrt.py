@@ -13,8 +13,8 @@ import pytest
 from qdqbert.encoders.quantize import Choices
 from qdqbert.graph.edit import constant_array
 from qdqbert.graph.writer import make_graph
-from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import QdqStyle, TensorSpec
+from qdqbert.quantization.recipes import QuantizerOptions
+from qdqbert.quantization.spec import QdqStyle, TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from qdqbert.spec import Site
+from qdqbert.quantization.spec import Site
 
 
 class MeanObserver:

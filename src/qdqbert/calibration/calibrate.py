@@ -16,7 +16,7 @@ from qdqbert.calibration.processes import count_over_processes
 from qdqbert.calibration.statistics import MergeableObserver, Observer
 from qdqbert.common.errors import CalibrationError
 from qdqbert.encoding import Batch
-from qdqbert.numerics.threads import usable_torch_threads
+from qdqbert.quantization.numerics.threads import usable_torch_threads
 from qdqbert.reference.sited_model import SitedModel, observing
 
 Forward = Callable[[Mapping[str, Any]], object]

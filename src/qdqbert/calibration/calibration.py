@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from qdqbert.numerics.weight_rounding import Roundings
-from qdqbert.spec import Range, Recipe
+from qdqbert.quantization.numerics.weight_rounding import Roundings
+from qdqbert.quantization.spec import Range, Recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

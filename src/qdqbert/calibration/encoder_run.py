@@ -17,9 +17,9 @@ from qdqbert.calibration.calibrate import NoBatchesError, Stage, run_observed
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.statistics import Observer
 from qdqbert.common.machine import release_memory
+from qdqbert.quantization.spec import Site
 from qdqbert.reference.sited_encoder import Masks, SitedEncoder
 from qdqbert.reference.sited_model import observing, scaled
-from qdqbert.spec import Site
 
 # Memory of the tensors that are recorded while a layer runs: 18,000 tokens in BERT-base. Batches
 # that exceed it run through the layer again for each pass.

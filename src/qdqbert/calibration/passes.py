@@ -30,11 +30,11 @@ from qdqbert.calibration.statistics import (
     MergeableObserver,
     choose_ranges,
 )
-from qdqbert.numerics.ranges import Calibrator
-from qdqbert.numerics.threads import map_on_threads
-from qdqbert.numerics.weight_rounding import UnroundedWeight, choose_rounding, pack
-from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import Range, Site, Smoothing, TensorSpec, weight_site_of
+from qdqbert.quantization.numerics.ranges import Calibrator
+from qdqbert.quantization.numerics.threads import map_on_threads
+from qdqbert.quantization.numerics.weight_rounding import UnroundedWeight, choose_rounding, pack
+from qdqbert.quantization.recipes import QuantizerOptions
+from qdqbert.quantization.spec import Range, Site, Smoothing, TensorSpec, weight_site_of
 
 # Memory of the second moments of one pass: enough for all layers of BERT-base.
 _BYTES_AT_ONCE = 600_000_000

@@ -9,7 +9,7 @@ from torch import Tensor, distributed
 
 from qdqbert.calibration.smoothing import ChannelObserver
 from qdqbert.calibration.statistics import Statistics, merge_statistics
-from qdqbert.numerics.histogram import Histogram
+from qdqbert.quantization.numerics.histogram import Histogram
 
 
 def is_shared() -> bool:

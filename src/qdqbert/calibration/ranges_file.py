@@ -30,8 +30,8 @@ from torch import Tensor
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.common.errors import CalibrationError
 from qdqbert.encoders.stored import problem_of, wrong_range
-from qdqbert.numerics.weight_rounding import Roundings
-from qdqbert.spec import Range, TensorSpec
+from qdqbert.quantization.numerics.weight_rounding import Roundings
+from qdqbert.quantization.spec import Range, TensorSpec
 
 FORMAT = "qdqbert-ranges/2"
 _SUFFIX, _PLAIN, _WEIGHT, _MEAN = ".pre_quant_scale", ".plain", ".weight_amax", ".mean"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from qdqbert.spec import LOCAL, RESIDUAL, Range, Site
+from qdqbert.quantization.spec import LOCAL, RESIDUAL, Range, Site
 
 CANDIDATES = torch.tensor([2 ** (exponent / 2) for exponent in range(-8, 17)])
 """Values of `amax` that are tried: 1/16 to 256 in steps of a factor of 1.41.

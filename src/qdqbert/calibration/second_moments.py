@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from qdqbert.numerics.affine import parameters_of, quantize
-from qdqbert.recipes import AFFINE
-from qdqbert.spec import Range, Site
+from qdqbert.quantization.numerics.affine import parameters_of, quantize
+from qdqbert.quantization.recipes import AFFINE
+from qdqbert.quantization.spec import Range, Site
 
 # Tokens per text, evenly spaced in longer ones. 300 texts then have six tokens for each channel of
 # BERT-base's widest input, and the sums cost less than the forward pass.

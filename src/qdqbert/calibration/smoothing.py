@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from qdqbert.numerics.channel_scales import ChannelStatistics, least_noise_scale
-from qdqbert.numerics.threads import map_on_threads
-from qdqbert.spec import Site
+from qdqbert.quantization.numerics.channel_scales import ChannelStatistics, least_noise_scale
+from qdqbert.quantization.numerics.threads import map_on_threads
+from qdqbert.quantization.spec import Site
 
 
 class ChannelObserver:

@@ -11,11 +11,18 @@ import torch
 from torch import Tensor
 
 from qdqbert.common.errors import CalibrationError
-from qdqbert.numerics import histogram
-from qdqbert.numerics.histogram import Histogram
-from qdqbert.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile, choose_range
-from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import Range, Site
+from qdqbert.quantization.numerics import histogram
+from qdqbert.quantization.numerics.histogram import Histogram
+from qdqbert.quantization.numerics.ranges import (
+    Calibrator,
+    Entropy,
+    Max,
+    Mse,
+    Percentile,
+    choose_range,
+)
+from qdqbert.quantization.recipes import QuantizerOptions
+from qdqbert.quantization.spec import Range, Site
 
 Statistics = Mapping[str, Histogram]
 """Histogram of the values at each site, by site name."""

@@ -11,7 +11,7 @@ from qdqbert.checkpoint.families import QDQBERT
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.adapters import ADAPTER_FIELDS
 from qdqbert.encoders.stored import QDQBERT_FORMAT, check_format
-from qdqbert.recipes import QuantizerOptions
+from qdqbert.quantization.recipes import QuantizerOptions
 
 
 class QDQBertConfig(transformers.BertConfig):  # type: ignore[misc]

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.families import FAMILIES as ENCODERS
-from qdqbert.spec import Source
+from qdqbert.quantization.spec import Source
 
 MaskKind = Literal["additive", "plain"]
 """The `attention_mask` of a family's models: `additive` is added to the scores, shape

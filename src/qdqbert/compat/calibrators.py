@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from qdqbert.numerics import histogram
-from qdqbert.numerics.affine import reduce_amax
-from qdqbert.numerics.fake_quantization import Axis, reduced_axes
-from qdqbert.numerics.ranges import entropy_amax, mse_amax, percentile_amax
-from qdqbert.spec import code_bounds
+from qdqbert.quantization.numerics import histogram
+from qdqbert.quantization.numerics.affine import reduce_amax
+from qdqbert.quantization.numerics.fake_quantization import Axis, reduced_axes
+from qdqbert.quantization.numerics.ranges import entropy_amax, mse_amax, percentile_amax
+from qdqbert.quantization.spec import code_bounds
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from torch import nn
 from qdqbert.common.choices import CalibratorName
 from qdqbert.compat.nn.linear import QuantLinear
 from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer
+from qdqbert.quantization.spec import Site
 from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.reference.factory import QuantizerFactory
-from qdqbert.spec import Site
 
 
 class ToolkitFactory(QuantizerFactory):

@@ -11,7 +11,7 @@ from qdqbert.compat import calibrators, helper, quant_modules
 from qdqbert.compat import nn as quant_nn
 from qdqbert.compat import tensor_quant as tensor_quant_module
 from qdqbert.compat.nn import functional, mixins, modules
-from qdqbert.numerics.affine import reduce_amax
+from qdqbert.quantization.numerics.affine import reduce_amax
 from qdqbert.quantizers.clip import Clip
 
 VERSION = "2.2.1"

@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qdqbert.numerics.affine import round_trip, widened
-from qdqbert.numerics.fake_quantization import (
+from qdqbert.quantization.numerics.affine import round_trip, widened
+from qdqbert.quantization.numerics.fake_quantization import (
     E4M3_MAX,
     Codes,
     fake_quantize_amax,
     scales_of,
 )
-from qdqbert.spec import DEAD_AMAX, code_bounds
+from qdqbert.quantization.spec import DEAD_AMAX, code_bounds
 
 _LOG = logging.getLogger(__name__)
 

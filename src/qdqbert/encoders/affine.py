@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoders.model import Floats
-from qdqbert.spec import DEAD_STEP, Range, TensorSpec
+from qdqbert.quantization.spec import DEAD_STEP, Range, TensorSpec
 
 Bools = NDArray[np.bool_]
 

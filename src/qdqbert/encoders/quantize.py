@@ -32,8 +32,8 @@ from qdqbert.encoders.sites import (
     sites_of,
     tables_of,
 )
-from qdqbert.recipes import WEIGHT
-from qdqbert.spec import (
+from qdqbert.quantization.recipes import WEIGHT
+from qdqbert.quantization.spec import (
     LOCAL,
     RESIDUAL,
     SAFE_ADJACENT_SUM_LIMIT,

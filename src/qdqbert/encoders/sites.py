@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 
 from qdqbert.encoders.model import EncoderModel, Floats, Layer, Linear, Table
-from qdqbert.spec import (
+from qdqbert.quantization.spec import (
     Site,
     SiteGroup,
     Source,

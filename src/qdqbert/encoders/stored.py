@@ -22,7 +22,7 @@ from qdqbert.encoders.model import EncoderModel, Floats
 from qdqbert.encoders.quantize import Choices, Specs
 from qdqbert.encoders.sites import linear_layers_of, parent_of, sites_of, tables_of
 from qdqbert.encoders.weights import Weights
-from qdqbert.spec import (
+from qdqbert.quantization.spec import (
     LOCAL,
     RESIDUAL,
     SAFE_ADJACENT_SUM_LIMIT,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from qdqbert.evidence.saturation import overflow_percent
 from qdqbert.evidence.stored_weights import StoredInput, StoredWeight, StoredWeights
-from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
+from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT
 
 FindingKind = Literal[
     "clipped weights",

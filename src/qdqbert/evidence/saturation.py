@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from qdqbert.numerics.affine import (
+from qdqbert.quantization.numerics.affine import (
     dynamic_parameters,
     parameters_of,
     quantize,
     quantize_weight,
 )
-from qdqbert.numerics.weight_rounding import Roundings, rounding_of
-from qdqbert.spec import Range, Site, TensorSpec, weight_site_of
+from qdqbert.quantization.numerics.weight_rounding import Roundings, rounding_of
+from qdqbert.quantization.spec import Range, Site, TensorSpec, weight_site_of
 
 # Tokens that are emulated for each linear layer. They make tens of millions of sums, enough to find
 # one that saturates among a hundred thousand.

@@ -41,7 +41,7 @@ from qdqbert.encoders.shared_table import STEPS, rest_of
 from qdqbert.encoders.sites import parent_of
 from qdqbert.graph.edit import MICROSOFT
 from qdqbert.graph.nodes import Array, Nodes
-from qdqbert.spec import LOCAL, QdqStyle, TensorSpec, is_residual_input, matmul_sites
+from qdqbert.quantization.spec import LOCAL, QdqStyle, TensorSpec, is_residual_input, matmul_sites
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ from qdqbert.encoders.quantize import Choices, Specs, range_of, round_module
 from qdqbert.encoders.sites import linear_layers_of, parent_of
 from qdqbert.graph.edit import MICROSOFT
 from qdqbert.graph.nodes import Array, Nodes
-from qdqbert.spec import LOCAL, RESIDUAL
+from qdqbert.quantization.spec import LOCAL, RESIDUAL
 
 PADDED = "padded_sequence"
 """Name of the number of tokens with padding to a multiple of 16."""

@@ -38,7 +38,7 @@ from qdqbert.graph.nodes import Array, Nodes
 from qdqbert.graph.qdq import SiteWriter
 from qdqbert.graph.qordered import write_layers
 from qdqbert.graph.tail_nodes import append_tail
-from qdqbert.spec import LOCAL, RESIDUAL, QdqStyle
+from qdqbert.quantization.spec import LOCAL, RESIDUAL, QdqStyle
 
 OPSET = 21
 IR_VERSION = 10

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from qdqbert.checkpoint.families import Family
 from qdqbert.common.errors import CheckpointError
+from qdqbert.quantization.spec import output_sites
 from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.reference.factory import QuantizerFactory
-from qdqbert.spec import output_sites
 
 
 def check_outputs(family: Family) -> None:

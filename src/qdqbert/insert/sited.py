@@ -19,15 +19,15 @@ from qdqbert.insert.modules import (
     register_attention,
 )
 from qdqbert.insert.outputs import add_output_quantizers_, check_outputs
-from qdqbert.reference.factory import PLAIN, QuantizerFactory
-from qdqbert.reference.modules import QuantEmbedding
-from qdqbert.reference.sited_model import SitedModel, sited_model
-from qdqbert.spec import (
+from qdqbert.quantization.spec import (
     CROSS_SEQUENCE_AXES,
     MATMUL_SEQUENCE_AXES,
     SiteGroup,
     is_residual_input,
 )
+from qdqbert.reference.factory import PLAIN, QuantizerFactory
+from qdqbert.reference.modules import QuantEmbedding
+from qdqbert.reference.sited_model import SitedModel, sited_model
 
 
 def insert_quantizers_(

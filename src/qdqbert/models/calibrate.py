@@ -20,7 +20,7 @@ from qdqbert.common.errors import SpecError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.models.quantized import set_options_
 from qdqbert.models.state import apply_calibration_
-from qdqbert.recipes import PERCENTILE, QuantizerOptions, build_recipe
+from qdqbert.quantization.recipes import PERCENTILE, QuantizerOptions, build_recipe
 from qdqbert.reference.sited_model import SitedModel, linear_weights, sited_model
 
 _Model = TypeVar("_Model", bound=nn.Module)

@@ -16,7 +16,7 @@ from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.options import Quantizers
 from qdqbert.encoders.stored import FORMAT
 from qdqbert.models.quantized import put_quantizers_in_, quantized_class
-from qdqbert.recipes import QuantizerOptions
+from qdqbert.quantization.recipes import QuantizerOptions
 from qdqbert.reference.sited_model import sited_model
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -41,8 +41,8 @@ def prepare(
 
     Args:
         model: A float model of transformers.
-        recipe: Name of a recipe in `qdqbert.recipes.RECIPES`. `full` places QDQBERT's 20 quantizers
-            per layer. Embedding tables get one each, as graphs have them.
+        recipe: Name of a recipe in `qdqbert.quantization.recipes.RECIPES`. `full` places QDQBERT's
+            20 quantizers per layer. Embedding tables get one each, as graphs have them.
         exclude: Patterns of modules or quantizers that stay in float. Heads and poolers have no
             quantizers, but can be named.
         quantizers: Bits, patterns and ranges, as in `train`. What `quantize` makes of the model

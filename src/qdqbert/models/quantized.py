@@ -37,11 +37,11 @@ from qdqbert.models.state import (
     restore_,
     stored_state,
 )
+from qdqbert.quantization.recipes import QuantizerOptions, build_recipe
+from qdqbert.quantization.spec import SiteGroup
 from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.recipes import QuantizerOptions, build_recipe
 from qdqbert.reference.factory import PLAIN, QuantizerFactory
 from qdqbert.reference.sited_model import SitedModel, sited_model
-from qdqbert.spec import SiteGroup
 
 _RANGES = tuple(f"_quantizer.{buffer}" for buffer in BUFFERS)
 _LEARNED = tuple(f"_quantizer.{end}" for end in ENDS)

@@ -20,10 +20,8 @@ from qdqbert.encoders.stored import (
     problem_of_inverse,
     wrong_range,
 )
-from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.recipes import QuantizerOptions, build_recipe
-from qdqbert.reference.sited_model import SitedModel, site_of, weight_of
-from qdqbert.spec import (
+from qdqbert.quantization.recipes import QuantizerOptions, build_recipe
+from qdqbert.quantization.spec import (
     SAFE_ADJACENT_SUM_LIMIT,
     Range,
     TensorSpec,
@@ -31,6 +29,8 @@ from qdqbert.spec import (
     is_residual_input,
     weight_site_of,
 )
+from qdqbert.quantizers.quantizer import Quantizer
+from qdqbert.reference.sited_model import SitedModel, site_of, weight_of
 
 MOVING = 0.01
 """Share of a batch in moving ranges, as in torch's observers."""

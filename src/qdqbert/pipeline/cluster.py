@@ -23,7 +23,7 @@ from qdqbert.encoding import Batch
 from qdqbert.integrations.ray_cluster import alive_nodes, divide, open_ray, reporting
 from qdqbert.pipeline.sited import Advance
 from qdqbert.pipeline.source import ModelPath, open_source
-from qdqbert.spec import SiteGroup
+from qdqbert.quantization.spec import SiteGroup
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from qdqbert.common.options import Calibration, Quantizers
 from qdqbert.engines.registry import is_installed
 from qdqbert.pipeline.settings import changes_of, quantizer_options_of
 from qdqbert.pipeline.source import Source, StoredQuantizers
-from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import Site, SiteGroup, TensorSpec
+from qdqbert.quantization.recipes import QuantizerOptions
+from qdqbert.quantization.spec import Site, SiteGroup, TensorSpec
 from qdqbert.targets import target_named
 from qdqbert.targets.files import check_encoder
 from qdqbert.targets.target import Plan, Target, make_plan, recipe_for

@@ -41,7 +41,7 @@ from qdqbert.pipeline.ranges import (
 from qdqbert.pipeline.settings import input_length, task_options_of
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.pipeline.source import Source
-from qdqbert.search.units import int8_percent
+from qdqbert.quantization.search.units import int8_percent
 from qdqbert.targets.target import Plan, Target
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.small_vectors import VectorRanges

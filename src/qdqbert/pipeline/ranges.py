@@ -24,8 +24,8 @@ from qdqbert.pipeline.cluster import cluster_run
 from qdqbert.pipeline.plans import Scheme
 from qdqbert.pipeline.sited import OnOutputs, SitedSource
 from qdqbert.pipeline.source import Source, StoredQuantizers
-from qdqbert.recipes import QuantizerOptions
-from qdqbert.spec import TensorSpec, is_weight
+from qdqbert.quantization.recipes import QuantizerOptions
+from qdqbert.quantization.spec import TensorSpec, is_weight
 from qdqbert.targets.target import Plan
 
 RangeKind = Literal["calibrated", "stored", "earlier"]

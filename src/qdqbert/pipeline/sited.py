@@ -27,10 +27,10 @@ from qdqbert.graph.imported.graph_runner import check_token_ids
 from qdqbert.graph.tail import open_tail
 from qdqbert.graph.writer import make_graph
 from qdqbert.pipeline.predictions import TorchRunner
+from qdqbert.quantization.spec import SiteGroup
 from qdqbert.reference.body import to_numpy
 from qdqbert.reference.sited_encoder import SitedEncoder
 from qdqbert.reference.sited_model import linear_weights, quantizing
-from qdqbert.spec import SiteGroup
 from qdqbert.targets.target import Plan
 
 Advance = Callable[[], None]

@@ -41,10 +41,10 @@ from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.outputs import check_outputs
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.sited import SitedSource
-from qdqbert.recipes import QuantizerOptions
+from qdqbert.quantization.recipes import QuantizerOptions
+from qdqbert.quantization.spec import Site, SiteGroup, TensorSpec
 from qdqbert.reference.sited_encoder import SitedEncoder
 from qdqbert.reference.sited_model import sited_model
-from qdqbert.spec import Site, SiteGroup, TensorSpec
 from qdqbert.task_kinds import TaskName
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Task

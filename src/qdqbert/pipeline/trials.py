@@ -16,8 +16,8 @@ from qdqbert.evidence.reports import Sensitivity
 from qdqbert.pipeline.predictions import Baseline, predict, predict_batches
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.sited import SitedSource
-from qdqbert.search.greedy import fewest_units, float_order
-from qdqbert.search.units import Unit, int8_percent, make_units
+from qdqbert.quantization.search.greedy import fewest_units, float_order
+from qdqbert.quantization.search.units import Unit, int8_percent, make_units
 from qdqbert.targets.target import Plan
 from qdqbert.tasks.task import Predictions
 

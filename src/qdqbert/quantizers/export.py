@@ -18,9 +18,9 @@ from torch.jit._trace import TracerWarning
 from torch.onnx._internal.exporter import _flags
 from torch.utils._python_dispatch import _disable_current_modes
 
-from qdqbert.numerics.affine import widened
-from qdqbert.numerics.fake_quantization import E4M3_MAX
-from qdqbert.spec import DEAD_AMAX
+from qdqbert.quantization.numerics.affine import widened
+from qdqbert.quantization.numerics.fake_quantization import E4M3_MAX
+from qdqbert.quantization.spec import DEAD_AMAX
 
 PER_CHANNEL_OPSET = 13
 """First opset whose QuantizeLinear has an axis."""

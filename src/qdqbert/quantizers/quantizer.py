@@ -20,17 +20,24 @@ from qdqbert.encoders.stored import (
     spec_of,
     wrong_range,
 )
-from qdqbert.numerics.affine import (
+from qdqbert.quantization.numerics.affine import (
     affine_parameters,
     reduce_amax,
     round_trip,
     widened,
     within_limit,
 )
-from qdqbert.numerics.fake_quantization import Codes, fake_quantize_amax, reduced_axes
+from qdqbert.quantization.numerics.fake_quantization import Codes, fake_quantize_amax, reduced_axes
+from qdqbert.quantization.spec import (
+    DEAD_AMAX,
+    DEAD_STEP,
+    Range,
+    Site,
+    TensorSpec,
+    is_residual_input,
+)
 from qdqbert.quantizers.clip import Clip, clip
 from qdqbert.quantizers.export import is_exporting, quantize_dequantize
-from qdqbert.spec import DEAD_AMAX, DEAD_STEP, Range, Site, TensorSpec, is_residual_input
 
 Action = Callable[[Tensor], Tensor]
 """Replaces quantizing, for example by showing the tensor to an observer."""

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from qdqbert.common.choices import CalibratorName
+from qdqbert.quantization.spec import Site
 from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.reference.modules import QuantizedLinear
-from qdqbert.spec import Site
 
 
 class QuantizerFactory:

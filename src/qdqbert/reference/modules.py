@@ -7,9 +7,9 @@ from typing import Self, cast
 from torch import Tensor, nn
 from torch.nn import functional
 
+from qdqbert.quantization.spec import TensorSpec, table_site
 from qdqbert.quantizers.export import is_exporting
 from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.spec import TensorSpec, table_site
 
 
 class QuantizedLinear(nn.Linear):

@@ -40,11 +40,11 @@ from qdqbert.encoders.sites import (
     sites_of_layers,
     tables_of,
 )
+from qdqbert.quantization.spec import LOCAL, RESIDUAL, SiteGroup, linear_sites
 from qdqbert.quantizers.quantizer import Quantizer
 from qdqbert.reference.body import ACTIVATIONS, run_head, run_norm, tensor_of
 from qdqbert.reference.modules import QuantEmbedding, QuantizedLinear
 from qdqbert.reference.sited_model import SitedModel
-from qdqbert.spec import LOCAL, RESIDUAL, SiteGroup, linear_sites
 
 RunTail = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 """Computes the outputs of a tail from its inputs, all by name."""

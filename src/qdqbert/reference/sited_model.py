@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from qdqbert.common.errors import CalibrationError
 from qdqbert.common.machine import release_memory_after
-from qdqbert.numerics.affine import (
+from qdqbert.quantization.numerics.affine import (
     QuantizationParameters,
     dequantize,
     dynamic_parameters,
@@ -27,9 +27,8 @@ from qdqbert.numerics.affine import (
     quantize_weight,
     rounding_shift,
 )
-from qdqbert.numerics.weight_rounding import Roundings, rounding_of
-from qdqbert.quantizers.quantizer import Action, Quantizer
-from qdqbert.spec import (
+from qdqbert.quantization.numerics.weight_rounding import Roundings, rounding_of
+from qdqbert.quantization.spec import (
     Range,
     Site,
     TensorSpec,
@@ -37,6 +36,7 @@ from qdqbert.spec import (
     is_linear_input,
     is_residual_input,
 )
+from qdqbert.quantizers.quantizer import Action, Quantizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from qdqbert.engines.native.computed import check_parts
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import save_packed
 from qdqbert.graph.qordered import check_layers
-from qdqbert.numerics.weight_rounding import rounding_of
+from qdqbert.quantization.numerics.weight_rounding import rounding_of
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan, Target
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
+from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT
 from qdqbert.targets.target import Target
 
 NATIVE = Target(

@@ -7,7 +7,7 @@ them in float. The graph has operators that ONNX Runtime does not fuse itself.
 
 from __future__ import annotations
 
-from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT, QdqStyle
+from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT, QdqStyle
 from qdqbert.targets.target import Target
 
 ONNXRUNTIME = Target(

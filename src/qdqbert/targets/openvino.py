@@ -7,7 +7,7 @@ is wrong on CPUs with AMX: see docs/decisions/0020-attention-on-openvino.md.
 
 from __future__ import annotations
 
-from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT, QdqStyle
+from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT, QdqStyle
 from qdqbert.targets.target import Target
 
 OPENVINO = Target(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
+from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT
 from qdqbert.targets.target import Target
 
 PORTABLE = Target(

@@ -10,7 +10,7 @@ has no kernels. The Q/DQ pairs that the graph is made from run on any CPU, and a
 
 from __future__ import annotations
 
-from qdqbert.spec import QdqStyle
+from qdqbert.quantization.spec import QdqStyle
 from qdqbert.targets.target import Target
 
 QORDERED = Target(

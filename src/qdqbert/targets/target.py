@@ -8,8 +8,8 @@ from typing import Literal
 
 from qdqbert.common.choices import RECIPE_NAMES, Embeddings, EngineName, TargetName
 from qdqbert.common.errors import UserInputError
-from qdqbert.recipes import FLOAT_RECIPE, QuantizerOptions, build_recipe, stored_recipe
-from qdqbert.spec import (
+from qdqbert.quantization.recipes import FLOAT_RECIPE, QuantizerOptions, build_recipe, stored_recipe
+from qdqbert.quantization.spec import (
     QdqStyle,
     Recipe,
     Site,

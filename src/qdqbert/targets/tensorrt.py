@@ -7,7 +7,7 @@ matmuls.
 
 from __future__ import annotations
 
-from qdqbert.spec import QdqStyle
+from qdqbert.quantization.spec import QdqStyle
 from qdqbert.targets.target import Target
 
 TENSORRT = Target(

@@ -18,7 +18,7 @@ from qdqbert.common.errors import UncalibratedError
 from qdqbert.compat.calibrators import Calibrator, HistogramCalibrator
 from qdqbert.compat.nn import QuantLinear, TensorQuantizer
 from qdqbert.compat.tensor_quant import QuantDescriptor
-from qdqbert.spec import Site
+from qdqbert.quantization.spec import Site
 
 pytestmark = pytest.mark.usefixtures("toolkit_defaults")
 

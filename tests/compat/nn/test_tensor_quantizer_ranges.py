@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from qdqbert.common.errors import UncalibratedError
 from qdqbert.compat.nn import QuantLinear, TensorQuantizer
 from qdqbert.compat.tensor_quant import QuantDescriptor
-from qdqbert.spec import Site
+from qdqbert.quantization.spec import Site
 
 SITE = Site(name="encoder.layer.0.x._input_quantizer", kind="activation")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

@@ -29,8 +29,8 @@ from qdqbert.graph.imported.canonical_form import to_canonical_form
 from qdqbert.graph.imported.onnx_file import read_graph
 from qdqbert.graph.writer import make_graph
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.numerics.ranges import Max
-from qdqbert.recipes import WIDE_INPUTS
+from qdqbert.quantization.numerics.ranges import Max
+from qdqbert.quantization.recipes import WIDE_INPUTS
 from qdqbert.reference.sited_encoder import SitedEncoder
 
 # Exports of `exported`: family, kind of attention, opset and exporter.

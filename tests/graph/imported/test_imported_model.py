@@ -12,7 +12,7 @@ from qdqbert.encoders.sites import linear_layers_of, sites_of
 from qdqbert.engines.registry import open_runner
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.imported.imported_model import import_onnx
-from qdqbert.spec import Range
+from qdqbert.quantization.spec import Range
 from qdqbert.targets import TARGETS
 from qdqbert.targets.lowering import lower
 from qdqbert.targets.target import make_plan

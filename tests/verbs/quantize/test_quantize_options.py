@@ -8,9 +8,9 @@ import flat
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.options import Calibration, TaskOptions, command_line
-from qdqbert.numerics.ranges import Entropy, Max, Mse, Percentile
 from qdqbert.pipeline.plans import Scheme
 from qdqbert.pipeline.settings import task_options_of
+from qdqbert.quantization.numerics.ranges import Entropy, Max, Mse, Percentile
 from qdqbert.tasks.registry import TASKS
 from qdqbert.verbs.quantize.options import QuantizeOptions
 

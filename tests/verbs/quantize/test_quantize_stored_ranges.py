@@ -32,8 +32,8 @@ from qdqbert.models.state import fix_ranges_, learn_ranges_, stored_calibration
 from qdqbert.pipeline.plans import Scheme
 from qdqbert.pipeline.ranges import choose_range_source
 from qdqbert.pipeline.source import StoredQuantizers
+from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT
 from qdqbert.reference.sited_model import sited_model
-from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
 
 TEXTS = [f"the cat is on the book and in the night {word}" for word in "abcdefgh"]
 HELDOUT = [f"{word} dog went to the river" for word in "ijklmnopqrstuvwx"]

@@ -21,11 +21,9 @@ from qdqbert.compat.tensor_quant import (
     scaled_e4m3,
     tensor_quant,
 )
-from qdqbert.numerics.affine import widened
-from qdqbert.numerics.fake_quantization import (
-    E4M3_MAX,
-    fake_quantize_amax,
-)
+from qdqbert.quantization.numerics.affine import widened
+from qdqbert.quantization.numerics.fake_quantization import E4M3_MAX, fake_quantize_amax
+from qdqbert.quantization.spec import Site, TensorSpec
 from qdqbert.quantizers.clip import Clip
 from qdqbert.quantizers.export import (
     is_exporting,
@@ -34,7 +32,6 @@ from qdqbert.quantizers.export import (
     quantize_dequantize_e4m3,
 )
 from qdqbert.quantizers.quantizer import short_range, uncalibrated_export
-from qdqbert.spec import Site, TensorSpec
 
 _LOG = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from qdqbert.numerics.affine import widened
-from qdqbert.numerics.fake_quantization import Axis, Codes
+from qdqbert.quantization.numerics.affine import widened
+from qdqbert.quantization.numerics.fake_quantization import Axis, Codes
 from qdqbert.quantizers.export import quiet_tracer
 
 

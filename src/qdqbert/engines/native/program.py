@@ -39,8 +39,8 @@ from qdqbert.engines.native.records import (
 from qdqbert.engines.native.schedule import PART_ROWS
 from qdqbert.engines.native.schema import LINEARS, NORMS
 from qdqbert.engines.native.storage import Packed
-from qdqbert.recipes import WEIGHT
-from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT
+from qdqbert.quantization.recipes import WEIGHT
+from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT
 
 Array = NDArray[Any]
 

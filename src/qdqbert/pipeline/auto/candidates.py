@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from qdqbert.common.choices import ENGINE_NAMES, EngineName, RecipeName, WeightsFor
 from qdqbert.engines.registry import is_installed
 from qdqbert.pipeline.plans import for_cpus
-from qdqbert.recipes import build_recipe
+from qdqbert.quantization.recipes import build_recipe
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan, Target, runs_recipe
 

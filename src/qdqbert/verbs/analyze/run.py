@@ -13,8 +13,8 @@ from qdqbert.pipeline.plans import Scheme, choose_targets
 from qdqbert.pipeline.prepare import Lengths, prepare
 from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.pipeline.trials import Trials
+from qdqbert.quantization.search.units import Unit, make_units
 from qdqbert.reporting.analyze import AnalyzeReport, Cost, UnitReport
-from qdqbert.search.units import Unit, make_units
 from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.analyze.plot import check_plot, plot_costs
 

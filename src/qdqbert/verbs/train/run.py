@@ -26,9 +26,9 @@ from qdqbert.models.calibrate import calibrate
 from qdqbert.models.prepare import prepare_with_options
 from qdqbert.models.quantized import load_model
 from qdqbert.models.state import fix_ranges_, learn_ranges_
-from qdqbert.numerics.threads import usable_torch_threads
 from qdqbert.pipeline.settings import quantizer_options_of
 from qdqbert.pipeline.versions import versions
+from qdqbert.quantization.numerics.threads import usable_torch_threads
 from qdqbert.reference.sited_model import sited_model
 from qdqbert.reporting.comparison import metric_text
 from qdqbert.reporting.report import json_ready

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqbert.search.greedy import fewest_units, float_order
-from qdqbert.search.units import Unit
+from qdqbert.quantization.search.greedy import fewest_units, float_order
+from qdqbert.quantization.search.units import Unit
 
 
 def unit(name: str, cost: int = 1) -> Unit:

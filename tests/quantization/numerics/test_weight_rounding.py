@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from qdqbert.numerics.affine import quantize_weight
-from qdqbert.numerics.weight_rounding import (
+from qdqbert.quantization.numerics.affine import quantize_weight
+from qdqbert.quantization.numerics.weight_rounding import (
     UnroundedWeight,
     choose_rounding,
     pack,
     rounding_of,
 )
-from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT, TensorSpec, input_site_of
+from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT, TensorSpec, input_site_of
 
 NAME = "layer.0.dense._weight_quantizer"
 WEIGHT = TensorSpec(narrow=True, axis=0)

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from qdqbert.common.errors import CalibrationError, SpecError
-from qdqbert.numerics.histogram import Histogram
-from qdqbert.spec import Range
+from qdqbert.quantization.numerics.histogram import Histogram
+from qdqbert.quantization.spec import Range
 
 # Mse tries range ends in steps of 1/128 of the observed one. A finer grid changed the error of the
 # best range by less than 0.1 % on BERT's activations.

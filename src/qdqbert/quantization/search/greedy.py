@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from qdqbert.search.units import Unit
+from qdqbert.quantization.search.units import Unit
 
 Noise = Callable[[Collection[str]], float]
 """Returns the power of the output's error if some sites, by name, are left in float."""

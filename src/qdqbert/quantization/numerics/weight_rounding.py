@@ -26,9 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qdqbert.numerics.affine import adjacent_codes, clipped, quantize, weight_parameters
-from qdqbert.numerics.threads import one_torch_thread
-from qdqbert.spec import TensorSpec, input_site_of
+from qdqbert.quantization.numerics.affine import (
+    adjacent_codes,
+    clipped,
+    quantize,
+    weight_parameters,
+)
+from qdqbert.quantization.numerics.threads import one_torch_thread
+from qdqbert.quantization.spec import TensorSpec, input_site_of
 
 Roundings = Mapping[tuple[str, TensorSpec], Tensor]
 """How weights are rounded, by the name of their site and their spec. See `pack`."""

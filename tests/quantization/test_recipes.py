@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 from qdqbert.checkpoint.families import family_of
 from qdqbert.common.errors import UserInputError
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.recipes import (
+from qdqbert.quantization.recipes import (
     AFFINE,
     PROBABILITIES,
     RECIPES,
@@ -16,7 +16,7 @@ from qdqbert.recipes import (
     WEIGHT,
     build_recipe,
 )
-from qdqbert.spec import Site, resolve
+from qdqbert.quantization.spec import Site, resolve
 
 # QDQBERT's names, as transformers 4.40's modeling_qdqbert.py has them.
 LINEARS = (

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from qdqbert.common.errors import CalibrationError, SpecError
-from qdqbert.numerics.histogram import Histogram, empty, merge, summarize
-from qdqbert.numerics.ranges import (
+from qdqbert.quantization.numerics.histogram import Histogram, empty, merge, summarize
+from qdqbert.quantization.numerics.ranges import (
     Calibrator,
     Entropy,
     Max,
@@ -22,7 +22,7 @@ from qdqbert.numerics.ranges import (
     mse_amax,
     percentile_amax,
 )
-from qdqbert.spec import Range
+from qdqbert.quantization.spec import Range
 
 CALIBRATORS: list[Calibrator] = [Max(), Percentile(99.9), Mse(), Entropy()]
 EACH_CALIBRATOR = pytest.mark.parametrize(

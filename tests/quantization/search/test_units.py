@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qdqbert.search.units import int8_percent, make_units
-from qdqbert.spec import TensorSpec
+from qdqbert.quantization.search.units import int8_percent, make_units
+from qdqbert.quantization.spec import TensorSpec
 
 LAYER = "bert.encoder.layer.0"
 QUERY, DENSE = f"{LAYER}.attention.self.query", f"{LAYER}.output.dense"

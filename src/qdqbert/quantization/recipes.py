@@ -16,7 +16,7 @@ from typing import Any, Self
 from qdqbert.common.choices import CalibratorName, Embeddings
 from qdqbert.common.errors import SpecError, UnmatchedRuleError, UserInputError
 from qdqbert.common.options import QuantizerChanges, option
-from qdqbert.spec import (
+from qdqbert.quantization.spec import (
     Range,
     Recipe,
     Rule,

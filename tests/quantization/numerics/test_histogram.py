@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqbert.numerics.histogram import BINS, Histogram, empty, merge, summarize
+from qdqbert.quantization.numerics.histogram import BINS, Histogram, empty, merge, summarize
 
 # Anything that float32 holds, with what the grid might trip over made likely.
 values = st.one_of(

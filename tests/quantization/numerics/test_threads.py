@@ -5,7 +5,11 @@ import threading
 import pytest
 import torch
 
-from qdqbert.numerics.threads import map_on_threads, one_torch_thread, usable_torch_threads
+from qdqbert.quantization.numerics.threads import (
+    map_on_threads,
+    one_torch_thread,
+    usable_torch_threads,
+)
 
 
 def test_the_number_of_threads_comes_back_after_an_error() -> None:
@@ -28,7 +32,7 @@ def test_the_number_of_threads_comes_back_after_an_error() -> None:
 @pytest.mark.parametrize(("usable", "used"), [(2, 2), (8, 3)])
 def test_torch_uses_the_cores_of_the_process(monkeypatch, usable, used) -> None:
     before = torch.get_num_threads()
-    monkeypatch.setattr("qdqbert.numerics.threads.usable_cores", lambda: usable)
+    monkeypatch.setattr("qdqbert.quantization.numerics.threads.usable_cores", lambda: usable)
     torch.set_num_threads(3)
     try:
         with usable_torch_threads():

@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from qdqbert.common.choices import Granularity
-from qdqbert.spec import TensorSpec, input_site_of, is_linear_input, is_weight, weight_site_of
+from qdqbert.quantization.spec import (
+    TensorSpec,
+    input_site_of,
+    is_linear_input,
+    is_weight,
+    weight_site_of,
+)
 
 # The path of the layer at the start of a site's name: `encoder.layer.3`, `layers.3`.
 _LAYER = re.compile(r"(?:.*?\.)??[a-z_]+\.\d+(?=\.)")

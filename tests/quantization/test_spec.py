@@ -7,8 +7,16 @@ import pytest
 import torch
 
 from qdqbert.common.errors import QdqBertError, SpecError, UnmatchedRuleError
-from qdqbert.numerics.affine import affine_parameters, symmetric_parameters
-from qdqbert.spec import Range, Rule, Site, Smoothing, TensorSpec, input_site_of, resolve
+from qdqbert.quantization.numerics.affine import affine_parameters, symmetric_parameters
+from qdqbert.quantization.spec import (
+    Range,
+    Rule,
+    Site,
+    Smoothing,
+    TensorSpec,
+    input_site_of,
+    resolve,
+)
 
 INT8 = TensorSpec(bits=8)
 AFFINE = {"signed": False, "symmetric": False}

@@ -11,8 +11,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from qdqbert.numerics.affine import round_trip, widened
-from qdqbert.spec import DEAD_AMAX
+from qdqbert.quantization.numerics.affine import round_trip, widened
+from qdqbert.quantization.spec import DEAD_AMAX
 
 E4M3_MAX = 448.0
 """Largest value of torch's `float8_e4m3fn`."""

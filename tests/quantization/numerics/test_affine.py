@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
-from qdqbert.numerics.affine import (
+from qdqbert.quantization.numerics.affine import (
     QuantizationParameters,
     affine_parameters,
     clipped,
@@ -29,7 +29,7 @@ from qdqbert.numerics.affine import (
     symmetric_parameters,
     weight_parameters,
 )
-from qdqbert.spec import SAFE_ADJACENT_SUM_LIMIT, Range, TensorSpec
+from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT, Range, TensorSpec
 
 INT8 = TensorSpec(bits=8)
 NARROW = TensorSpec(bits=8, narrow=True)

@@ -14,7 +14,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from qdqbert.spec import DEAD_STEP, Range, TensorSpec
+from qdqbert.quantization.spec import DEAD_STEP, Range, TensorSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

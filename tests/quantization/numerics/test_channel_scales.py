@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qdqbert.numerics.channel_scales import ChannelStatistics, least_noise_scale
+from qdqbert.quantization.numerics.channel_scales import ChannelStatistics, least_noise_scale
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

@@ -1,0 +1,1 @@
+"""Numbers that know no model: scales and codes, specs of sites, recipes, the search."""
