@@ -132,8 +132,8 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
 
 def texts(path: str | None, count: int) -> list[Any]:
     """Return as many texts, repeated where there are fewer."""
-    from qdqbert import resources
-    from qdqbert.tasks.data import Example
+    from qdqbert.data import texts as resources
+    from qdqbert.data.rows.data import Example
 
     found = list(resources.calibration_examples())
     if path is not None:

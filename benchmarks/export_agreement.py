@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from qdqbert import QDQBertModel, QuantizerOptions, calibrate, resources
+from qdqbert import QDQBertModel, QuantizerOptions, calibrate
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.compat.nn import TensorQuantizer
+from qdqbert.data import texts as resources
 
 # isort: split
 # After qdqbert, which turns its telemetry off.

@@ -53,7 +53,7 @@ import numpy as np
 import qdqbert
 from qdqbert.common.choices import EngineName
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
-from qdqbert.encoding import feature_of
+from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.inference import load as loading
 from qdqbert.runtime.batches import stack
 

@@ -37,7 +37,7 @@ from qdqbert.calibration.calibrate import run_passes
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.common.choices import EngineName
-from qdqbert.encoding import Batch
+from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.lowering import Reference, check_lowering
 from qdqbert.graph.check import save_graph

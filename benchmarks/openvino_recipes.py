@@ -28,11 +28,11 @@ from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.common.choices import RecipeName
 from qdqbert.common.machine import cpu_name, usable_cores
+from qdqbert.data.rows.data import Columns
 from qdqbert.engines.registry import open_runner
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.graph.writer import make_graph
-from qdqbert.tasks.data import Columns
 from rivals import calibration_inputs
 from scoring import TestSet
 

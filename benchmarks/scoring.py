@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from qdqbert import resources
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.choices import EngineName
+from qdqbert.data import texts as resources
+from qdqbert.data.rows.data import Columns
 from qdqbert.engines.registry import open_runner
 from qdqbert.engines.runner import Runner
 from qdqbert.models.quantized import load_model
@@ -32,7 +33,6 @@ from qdqbert.pipeline.predictions import (
     predict,
 )
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import Columns
 from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Predictions
 

@@ -41,9 +41,9 @@ from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.choices import EngineName
 from qdqbert.common.options import Calibration, Quantizers, TaskOptions
 from qdqbert.compat.nn import QuantInputMixin, QuantMixin, TensorQuantizer
+from qdqbert.data.tokenizing.encoding import Batch, encode, make_batches
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import Choices
-from qdqbert.encoding import Batch, encode, make_batches
 from qdqbert.evidence.lowering import (
     LoweringCheck,
     Reference,

@@ -32,9 +32,9 @@ from qdqbert.checkpoint.tokenizer import load_tokenizer
 from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.common.files import write_json
 from qdqbert.common.options import Calibration
+from qdqbert.data.rows.data import Example, digest_examples
 from qdqbert.engines.registry import open_runner
 from qdqbert.targets import TARGETS
-from qdqbert.tasks.data import Example, digest_examples
 
 SENTENCE_TARGETS = (
     *("portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native", "native-dynamic"),

@@ -25,7 +25,7 @@ from conftest import BERT_SPECIAL, ROBERTA_SPECIAL, TEXTS
 from qdqbert.checkpoint.sample_texts import HARD, SPECIAL_TOKENS
 from qdqbert.checkpoint.tokenizer import load_tokenizer, runtime_tokenizer, write_tokenizer
 from qdqbert.common.errors import CheckpointError
-from qdqbert.tokenizing.tokenizer import Tokenizer as RuntimeTokenizer
+from qdqbert.data.tokenizing.tokenizer import Tokenizer as RuntimeTokenizer
 
 SAMPLES = [*HARD.values(), SPECIAL_TOKENS]
 # transformers takes an empty second text for none.

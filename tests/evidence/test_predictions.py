@@ -12,8 +12,8 @@ import pytest
 
 import flat
 import qdqbert
+from qdqbert.data.tables.outputs import write_objects
 from qdqbert.evidence.predictions import changed_examples, changed_rows
-from qdqbert.tables.outputs import write_objects
 from qdqbert.tasks.task import Answer
 from task_files import HEADS, SENTIMENT, sentence, settings_of
 

@@ -19,9 +19,9 @@ from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import UserInputError
+from qdqbert.data.tokenizing.encoding import Batch, encode, make_batches
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import Choices
-from qdqbert.encoding import Batch, encode, make_batches
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.edit import MICROSOFT, add_constant, constant_array, replace, tidy

@@ -10,7 +10,7 @@ import transformers
 from calibrated import calibrate
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.common.errors import CalibrationError, CheckpointError
-from qdqbert.encoding import Batch
+from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import WIDE_INPUTS

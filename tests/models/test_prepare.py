@@ -19,7 +19,7 @@ from qdqbert import QuantizerOptions
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.common.errors import QdqBertError, SpecError, UnmatchedRuleError, UserInputError
-from qdqbert.encoding import Batch
+from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.insert.modules import ATTENTION
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.models.quantized import load_model

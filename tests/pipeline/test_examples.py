@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from qdqbert import resources
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.options import Limits
+from qdqbert.data import texts as resources
+from qdqbert.data.rows.data import Columns, fingerprint
 from qdqbert.pipeline.examples import ChosenExamples, Data, choose_examples
-from qdqbert.tasks.data import Columns, fingerprint
 from qdqbert.tasks.registry import TASKS
 from qdqbert.verbs.quantize.options import QuantizeOptions
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqbert.encoding import Encoded
+from qdqbert.data.rows.conll import TokenExample
+from qdqbert.data.rows.data import Example
+from qdqbert.data.tokenizing.encoding import Encoded
 from qdqbert.pipeline.predictions import answer_keys, repeated_notices
-from qdqbert.tasks.conll import TokenExample
-from qdqbert.tasks.data import Example
 from qdqbert.tasks.multiple_choice import ChoiceExample
 from qdqbert.tasks.questions import QuestionExample
 from qdqbert.tasks.registry import TASKS

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from qdqbert.common.errors import DataFileError
+from qdqbert.data.rows.data import Columns, Dataset, Example
 from qdqbert.tasks.class_names import (
     class_named,
     class_of,
@@ -14,7 +15,6 @@ from qdqbert.tasks.class_names import (
     new_names,
     plain_number,
 )
-from qdqbert.tasks.data import Columns, Dataset, Example
 
 STARS = {0: "1 star", **{index: f"{index + 1} stars" for index in range(1, 5)}}
 SENTIMENT = {0: "negative", 1: "neutral", 2: "positive"}

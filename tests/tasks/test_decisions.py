@@ -10,7 +10,7 @@ import pytest
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
-from qdqbert.tables.inputs import open_source
+from qdqbert.data.tables.inputs import open_source
 from task_files import HEADS, sentence
 
 COUNT = 24

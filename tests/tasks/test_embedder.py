@@ -13,8 +13,8 @@ import transformers
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.tasks import embedding_jobs
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 TEXTS = ["the cat sat on the book", "music", "in the night and the dog " * 3, "", "a Book of rain"]
 

@@ -8,10 +8,10 @@ import pytest
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import DataFileError
-from qdqbert.encoding import Encoded
+from qdqbert.data.rows.data import Columns, Example
+from qdqbert.data.tokenizing.encoding import Encoded
 from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION as TASK
 from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Features

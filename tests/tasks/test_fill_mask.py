@@ -7,10 +7,10 @@ from transformers import PreTrainedTokenizerFast
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import CheckpointError, DataFileError
-from qdqbert.encoding import Batch, make_batches
+from qdqbert.data.rows.data import Columns, Example
+from qdqbert.data.tokenizing.encoding import Batch, make_batches
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks import fill_mask
-from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.fill_mask import FILL_MASK as TASK
 from qdqbert.tasks.fill_mask import mask_tokens
 from qdqbert.tasks.registry import TASKS

@@ -8,7 +8,7 @@ import transformers
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
-from qdqbert.tables.inputs import open_source
+from qdqbert.data.tables.inputs import open_source
 
 TEXTS = ["the [MASK] sat on the book.", "a dog and [MASK]", "in the night " * 4 + "[MASK]"]
 SEVERAL = "the [MASK] sat on [MASK] book."

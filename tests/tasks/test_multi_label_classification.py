@@ -12,9 +12,9 @@ import transformers
 
 import qdqbert
 from qdqbert.common.errors import DataFileError
-from qdqbert.encoding import Encoded
+from qdqbert.data.rows.data import Columns, Example
+from qdqbert.data.tokenizing.encoding import Encoded
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION as TASK
 from qdqbert.tasks.multi_label_classification import labels_of
 from qdqbert.tasks.task import Features

@@ -8,9 +8,9 @@ import pytest
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import DataFileError
-from qdqbert.encoding import Encoded, make_batches
+from qdqbert.data.rows.data import Columns, Dataset, Example
+from qdqbert.data.tokenizing.encoding import Encoded, make_batches
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import Columns, Dataset, Example
 from qdqbert.tasks.multiple_choice import MULTIPLE_CHOICE as TASK
 from qdqbert.tasks.multiple_choice import ChoiceExample
 from qdqbert.tasks.registry import TASKS

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from qdqbert.common.errors import DataFileError
-from qdqbert.encoding import Encoded
+from qdqbert.data.rows.data import Columns, Example
+from qdqbert.data.tokenizing.encoding import Encoded
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import Columns, Example
 from qdqbert.tasks.next_sentence_prediction import NEXT_SENTENCE_PREDICTION as TASK
 from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Features

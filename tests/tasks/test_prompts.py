@@ -9,9 +9,9 @@ from conftest import TEXTS
 from qdqbert.checkpoint.sentence import ModelSettings
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.progress import Silent
+from qdqbert.data.rows.data import Example
 from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import Example
 from qdqbert.tasks.prompts import prompts_of
 
 

@@ -11,8 +11,8 @@ import pytest
 import flat
 import qdqbert
 from qdqbert.common.errors import DataFileError, UserInputError
+from qdqbert.data.tables.inputs import open_source
 from qdqbert.integrations.ray import Predictor
-from qdqbert.tables.inputs import open_source
 from task_files import DOC_STRIDE, sentence
 
 COUNT = 24

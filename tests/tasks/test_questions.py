@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from qdqbert.common.errors import DataFileError
-from qdqbert.tasks import in_memory
-from qdqbert.tasks.data import Columns, fingerprint
+from qdqbert.data.rows import in_memory
+from qdqbert.data.rows.data import Columns, fingerprint
 from qdqbert.tasks.questions import (
     Answer,
     QuestionExample,

@@ -15,11 +15,12 @@ import transformers
 
 import qdqbert
 from qdqbert.common.errors import DataFileError, UserInputError
-from qdqbert.encoding import Encoded
+from qdqbert.data.rows import data
+from qdqbert.data.rows.data import Columns
+from qdqbert.data.rows.lines import read_lines
+from qdqbert.data.tokenizing.encoding import Encoded
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks import data, ranking_metrics
-from qdqbert.tasks.data import Columns
-from qdqbert.tasks.lines import read_lines
+from qdqbert.tasks import ranking_metrics
 from qdqbert.tasks.reranking import RERANKING as TASK
 from qdqbert.tasks.reranking import RankingExample
 from qdqbert.tasks.task import Features

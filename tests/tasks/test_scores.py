@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from qdqbert.common.errors import DataFileError
-from qdqbert.tasks.data import Columns, Dataset, Example
+from qdqbert.data.rows.data import Columns, Dataset, Example
 from qdqbert.tasks.scores import check_scores_differ, correlations
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqbert.encoding import Encoded
+from qdqbert.data.rows.conll import TokenExample
+from qdqbert.data.rows.data import Example
+from qdqbert.data.tokenizing.encoding import Encoded
 from qdqbert.evidence.intervals import difference_interval
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.conll import TokenExample
-from qdqbert.tasks.data import Example
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.regression import ONE_SCORE
 from qdqbert.tasks.reranking import RERANKING, RankingExample

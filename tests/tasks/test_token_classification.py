@@ -7,10 +7,10 @@ from transformers import PreTrainedTokenizerFast, RobertaTokenizer
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import DataFileError
-from qdqbert.encoding import Batch, Encoded, make_batches
+from qdqbert.data.rows.conll import TokenExample, read_sentences
+from qdqbert.data.rows.data import Columns, Dataset
+from qdqbert.data.tokenizing.encoding import Batch, Encoded, make_batches
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.conll import TokenExample, read_sentences
-from qdqbert.tasks.data import Columns, Dataset
 from qdqbert.tasks.task import Features
 from qdqbert.tasks.token_classification import TOKEN_CLASSIFICATION as TASK
 

@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
-from qdqbert.tables.inputs import open_source
+from qdqbert.data.tables.inputs import open_source
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "X")
 HEAD = "AutoModelForTokenClassification"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from qdqbert.encoding import Encoded
+from qdqbert.data.tokenizing.encoding import Encoded
 from qdqbert.tasks.task import IGNORED, Features
 from qdqbert.training.dataset import BucketSampler, TrainingDataset, collator
 

@@ -22,10 +22,10 @@ from torch.nn import functional
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
+from qdqbert.data.rows.data import Columns
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import Columns
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tokenizing.tokenizer import Tokenizer
 from task_files import DOC_STRIDE, HEADS, TAGS, sentence, settings_of
 
 OPTIONS = TaskSettings(doc_stride=DOC_STRIDE)

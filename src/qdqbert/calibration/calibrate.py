@@ -15,7 +15,7 @@ from qdqbert.calibration.passes import CalibrationPlan, Run, with_shared_weights
 from qdqbert.calibration.processes import count_over_processes
 from qdqbert.calibration.statistics import MergeableObserver, Observer
 from qdqbert.common.errors import CalibrationError
-from qdqbert.encoding import Batch
+from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.quantization.numerics.threads import usable_torch_threads
 from qdqbert.reference.sited_model import SitedModel, observing
 

@@ -35,6 +35,7 @@ from qdqbert.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.checkpoint.weights import check_weights
 from qdqbert.common.choices import POOLING_MODES, PoolingMode
 from qdqbert.common.errors import CheckpointError, UserInputError, showing
+from qdqbert.data.tokenizing.tokenizer_files import check_rows
 from qdqbert.encoders.adapters import check_adapter, merged
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES as ENCODERS
@@ -52,7 +53,6 @@ from qdqbert.task_kinds import (
     tasks_of,
     unknown_task,
 )
-from qdqbert.tokenizer_files import check_rows
 
 # Tasks whose heads are all called `classifier`.
 _CLASSIFIERS = {name for name, kind in TASK_KINDS.items() if kind.has_classes or kind.has_choices}

@@ -40,9 +40,9 @@ from qdqbert.checkpoint.sentence_modules import (
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.files import write_json
 from qdqbert.common.json_files import Fields, damaged, parse_object, read_json
+from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER_CONFIG
 from qdqbert.encoders.model import Pooling, Step
 from qdqbert.task_kinds import TaskName
-from qdqbert.tokenizer_files import TOKENIZER_CONFIG
 
 Strategy = Literal["fixed", "min"]
 

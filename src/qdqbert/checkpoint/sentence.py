@@ -23,11 +23,11 @@ from qdqbert.checkpoint.sentence_modules import (
 from qdqbert.common.choices import POOLING_MODES, PoolingMode
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.json_files import Fields, damaged, parse_json, parse_object, read_text
+from qdqbert.data.tokenizing.tokenizer_files import put_lower_case_first_
 from qdqbert.encoders.family import is_jina_v5
 from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.model import Pooling, Step
 from qdqbert.task_kinds import TaskName
-from qdqbert.tokenizer_files import put_lower_case_first_
 
 # In the order in which sentence-transformers joins their vectors.
 _POOLING_FLAGS: dict[str, PoolingMode] = {

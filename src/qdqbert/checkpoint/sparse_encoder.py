@@ -27,10 +27,10 @@ from qdqbert.checkpoint.sentence_modules import FindFile, weights_of
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.files import write_json
 from qdqbert.common.json_files import Fields, damaged, parse_object, read_json
+from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER
 from qdqbert.encoders.model import Floats, Pooling, Step
 from qdqbert.encoders.tensor_files import SAFETENSORS
 from qdqbert.task_kinds import TaskName
-from qdqbert.tokenizer_files import TOKENIZER
 
 Strategy = Literal["max", "sum"]
 Function = Literal["relu", "log1p_relu"]

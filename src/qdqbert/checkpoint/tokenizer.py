@@ -22,7 +22,8 @@ from qdqbert.checkpoint.sample_texts import HARD, SPECIAL_TOKENS
 from qdqbert.common.errors import CheckpointError, showing
 from qdqbert.common.files import write_json
 from qdqbert.common.json_files import read_json
-from qdqbert.tokenizer_files import (
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.data.tokenizing.tokenizer_files import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     TokenizerFile,
@@ -30,7 +31,6 @@ from qdqbert.tokenizer_files import (
     read_tokenizer,
     set_limits,
 )
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 # A class of this name, which versions 4 and 5 of transformers know, takes the file as it is.
 _AS_STORED = "PreTrainedTokenizerFast"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qdqbert.common.choices import EngineName
-from qdqbert.encoding import Batch
+from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.engines.registry import open_runner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import signal_and_noise, to_decibels

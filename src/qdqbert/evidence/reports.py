@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
+from qdqbert.data.rows.lines import counted
 from qdqbert.evidence.batch_invariance import BatchInvariance
 from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.latency import Timing, speedup
@@ -14,7 +15,6 @@ from qdqbert.evidence.lowering import LayerFidelity, LoweringCheck
 from qdqbert.evidence.predictions import ChangedExample
 from qdqbert.evidence.saturation import Overflow
 from qdqbert.evidence.vector_recall import VectorRecall
-from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import Metric
 
 # Largest difference between the ratio of two medians and the median of ratios, as a share. Above

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 import qdqbert.inference.load
 from qdqbert.checkpoint.sample_texts import HARD
 from qdqbert.common.errors import UserInputError
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.evidence.fidelity import to_decibels
 from qdqbert.exporting.samples import check_pairs, check_texts
 from qdqbert.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Source
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 LEAST_SQNR_DB = 15.0
 """Lowest `Agreement.worst_sqnr_db` of an exported model.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from qdqbert.checkpoint.sample_texts import HARD
-from qdqbert.resources import heldout_examples
+from qdqbert.data.texts import heldout_examples
 
 _PLAIN_TEXTS = 12
 

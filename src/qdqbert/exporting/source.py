@@ -19,9 +19,9 @@ from qdqbert.checkpoint.sentence import (
 )
 from qdqbert.common.choices import EngineName, ExportedOutputs, TargetName
 from qdqbert.common.errors import UserInputError
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tasks.text_classification import usual_function
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 LAST_HIDDEN_STATE: Literal["last_hidden_state"] = "last_hidden_state"
 SENTENCE_EMBEDDING: Literal["sentence_embedding"] = "sentence_embedding"

@@ -24,6 +24,8 @@ from qdqbert.artifact import weights_of
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import write_json
 from qdqbert.common.json_files import read_json
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER_CONFIG, set_limits
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.exporting.checks import Item, check_graph
 from qdqbert.exporting.format import Format
@@ -35,8 +37,6 @@ from qdqbert.exporting.source import (
     pooling_of,
 )
 from qdqbert.task_kinds import TASK_KINDS
-from qdqbert.tokenizer_files import TOKENIZER_CONFIG, set_limits
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 GRAPH = Path("onnx/model_quantized.onnx")
 

@@ -21,13 +21,13 @@ from typing import Any
 import tokenizers
 
 from qdqbert.artifact import weights_of
+from qdqbert.data.tokenizing.tokenizer_files import set_limits
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.exporting import triton_tokenizer
 from qdqbert.exporting.checks import Item, check_graph, check_tokens, open_session
 from qdqbert.exporting.format import Format
 from qdqbert.exporting.source import SENTENCE_EMBEDDING, TASKS, Source, refuse_truncate_dim
 from qdqbert.exporting.triton_tokenizer import OFFSETS
-from qdqbert.tokenizer_files import set_limits
 
 MAX_BATCH = 64
 """Most texts of a batch."""

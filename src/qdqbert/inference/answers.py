@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from qdqbert.common.errors import DataFileError, UserInputError
+from qdqbert.data.rows.columns import Columns as Requested
+from qdqbert.data.rows.columns import Table, check_names, quoted, resolve_columns
+from qdqbert.data.tables.rows import Column
 from qdqbert.inference.load import load
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import AnswerOptions, RowOptions
 from qdqbert.runtime.rows import RowFormat, Texts
-from qdqbert.tables.rows import Column
-from qdqbert.tasks.columns import Columns as Requested
-from qdqbert.tasks.columns import Table, check_names, quoted, resolve_columns
 
 # Prefix of an answer's column whose name the rows already have.
 _PREFIX = "predicted_"

@@ -18,6 +18,8 @@ from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.machine import usable_cores
 from qdqbert.common.objects import ModelLike, SavedModel, saved
 from qdqbert.common.options import check_arguments
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER
 from qdqbert.encoders.peft import ADAPTER_CONFIG
 from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.native.storage import load_packed
@@ -42,8 +44,6 @@ from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import Schedule, Scheduler
 from qdqbert.task_kinds import TaskName
 from qdqbert.tasks.registry import TASKS, model_for
-from qdqbert.tokenizer_files import TOKENIZER
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _LOGGER = logging.getLogger("qdqbert")
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.extras import require
-from qdqbert.tables.parquet import answer_array, import_pyarrow
-from qdqbert.tables.rows import Column
+from qdqbert.data.tables.parquet import answer_array, import_pyarrow
+from qdqbert.data.tables.rows import Column
 
 _DTYPES = {"number": np.float64, "integer": np.int64}
 

@@ -19,7 +19,7 @@ from qdqbert.calibration.statistics import MergeableObserver
 from qdqbert.common.errors import QdqBertError
 from qdqbert.common.files import temporary_folder
 from qdqbert.common.progress import Silent
-from qdqbert.encoding import Batch
+from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.integrations.ray_cluster import alive_nodes, divide, open_ray, reporting
 from qdqbert.pipeline.sited import Advance
 from qdqbert.pipeline.source import ModelPath, open_source

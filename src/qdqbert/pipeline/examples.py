@@ -7,12 +7,12 @@ import random
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
-from qdqbert import resources
 from qdqbert.common.errors import DataFileError, UserInputError, naming
 from qdqbert.common.objects import Rows
 from qdqbert.common.options import Columns, Limits
+from qdqbert.data import texts as resources
+from qdqbert.data.rows.data import Dataset, fingerprint, without_rows
 from qdqbert.evidence.intervals import fewest_trials
-from qdqbert.tasks.data import Dataset, fingerprint, without_rows
 from qdqbert.tasks.task import Task
 
 # Most held-out examples, without labels and with them; and their share of the data, which is one of

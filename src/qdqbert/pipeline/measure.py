@@ -11,7 +11,7 @@ from qdqbert.common.choices import ENGINE_NAMES, EngineName, VerificationData
 from qdqbert.common.machine import release_memory
 from qdqbert.common.options import Limits
 from qdqbert.common.progress import Progress
-from qdqbert.encoding import Batch, first_rows
+from qdqbert.data.tokenizing.encoding import Batch, first_rows
 from qdqbert.engines.registry import float_engine, is_installed, open_runner
 from qdqbert.evidence.latency import ROUNDS, Candidate, Timing, time_candidates, usual_shapes
 from qdqbert.evidence.lowering import Reference, check_lowering, layer_fidelity

@@ -11,7 +11,10 @@ import numpy as np
 import torch
 
 from qdqbert.common.options import Limits
-from qdqbert.encoding import Batch, make_batch, make_batches
+from qdqbert.data.rows.data import fingerprint
+from qdqbert.data.rows.lines import counted
+from qdqbert.data.tokenizing.encoding import Batch, make_batch, make_batches
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.evidence.batch_invariance import BatchInvariance, compare_alone
 from qdqbert.evidence.fidelity import (
@@ -38,8 +41,6 @@ from qdqbert.evidence.limits import (
 from qdqbert.evidence.predictions import ChangedExample, changed_examples, changed_rows
 from qdqbert.reference.body import Body, to_numpy
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings
-from qdqbert.tasks.data import fingerprint
-from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import (
     Answer,
     Decisions,
@@ -52,7 +53,6 @@ from qdqbert.tasks.task import (
     Score,
     Task,
 )
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

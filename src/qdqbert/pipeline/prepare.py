@@ -17,7 +17,8 @@ from qdqbert.common.errors import CheckpointError
 from qdqbert.common.machine import release_memory
 from qdqbert.common.options import TaskOptions
 from qdqbert.common.progress import Progress
-from qdqbert.encoding import Batch
+from qdqbert.data.tokenizing.encoding import Batch
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.engines.runner import Outputs
 from qdqbert.pipeline.examples import ChosenExamples, Data, choose_examples
 from qdqbert.pipeline.messages import limit_warnings
@@ -46,7 +47,6 @@ from qdqbert.targets.target import Plan, Target
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.small_vectors import VectorRanges
 from qdqbert.tasks.task import Encoder, Prediction
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _LOGGER = logging.getLogger(__name__)
 

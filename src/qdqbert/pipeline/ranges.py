@@ -17,9 +17,9 @@ from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.progress import Progress
+from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.stored import channels_of
-from qdqbert.encoding import Batch
 from qdqbert.pipeline.cluster import cluster_run
 from qdqbert.pipeline.plans import Scheme
 from qdqbert.pipeline.sited import OnOutputs, SitedSource

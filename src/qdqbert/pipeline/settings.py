@@ -13,9 +13,9 @@ from qdqbert.common.choices import CalibratorName
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.objects import SavedModel
 from qdqbert.common.options import Calibration, Quantizers, TaskOptions
+from qdqbert.data.rows.data import check_readable
 from qdqbert.quantization.recipes import PERCENTILE, QuantizerOptions
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import check_readable
 from qdqbert.tasks.task import Task
 
 # Options that name data.

@@ -16,9 +16,9 @@ from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.encoder_run import EncoderRun
 from qdqbert.calibration.passes import Run
 from qdqbert.common.machine import release_memory
+from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.sites import linear_layers_of
-from qdqbert.encoding import Batch
 from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.evidence.lowering import Reference, make_references
 from qdqbert.evidence.saturation import SaturationCheck

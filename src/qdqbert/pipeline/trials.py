@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.common.options import Limits
 from qdqbert.common.progress import Progress
-from qdqbert.encoding import Batch
+from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import signal_and_noise, to_decibels
 from qdqbert.evidence.reports import Sensitivity

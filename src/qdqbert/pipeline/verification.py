@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert import resources
 from qdqbert.common.choices import VerificationData
+from qdqbert.data import texts as resources
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.verification import VerificationRow

@@ -13,12 +13,12 @@ import tokenizers
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.progress import Progress
+from qdqbert.data.rows.lines import counted, read_lines
+from qdqbert.data.tokenizing.trimming import ids_of_scripts, trimmed, used_ids
 from qdqbert.encoders.model import EncoderModel, Linear
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.source import Source
 from qdqbert.task_kinds import TASK_KINDS
-from qdqbert.tasks.lines import counted, read_lines
-from qdqbert.tokenizing.trimming import ids_of_scripts, trimmed, used_ids
 
 _BATCH = 1000
 

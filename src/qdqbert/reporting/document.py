@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from qdqbert.tasks.lines import plural
+from qdqbert.data.rows.lines import plural
 
 if TYPE_CHECKING:
     from qdqbert.evidence.intervals import Interval

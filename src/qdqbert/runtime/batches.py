@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoding import stack_padded
+from qdqbert.data.tokenizing.encoding import stack_padded
 
 Feature = Mapping[str, NDArray[Any]]
 """One model input by name. Arrays `(tokens,)`, or `(choices, tokens)` for multiple choice."""

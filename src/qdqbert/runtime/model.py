@@ -19,14 +19,14 @@ from qdqbert.common.errors import ModelClosedError, UserInputError
 from qdqbert.common.forks import repair_in_child
 from qdqbert.common.keywords import plain
 from qdqbert.common.progress import Progress, Silent
-from qdqbert.encoding import Encoded, Inputs, feature_of, make_batch, padding_of
+from qdqbert.data.tokenizing.encoding import Encoded, Inputs, feature_of, make_batch, padding_of
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.engines.runner import Outputs
 from qdqbert.runtime.inputs import check_whole, listed, located, text_or_pair
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import Done, EncodedItem, Job, Scheduler
 from qdqbert.runtime.tokens import Decode, Token, Tokenize
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _I = TypeVar("_I")
 _A = TypeVar("_A")

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from qdqbert.data.tables.rows import Column
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.scheduler import Job
-from qdqbert.tables.rows import Column
 
 Texts = tuple[str, ...]
 

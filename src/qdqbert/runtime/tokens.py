@@ -8,9 +8,9 @@ from typing import Any
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.json_files import shown
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.scheduler import EncodedItem
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _LARGEST_ID = 2**32 - 1
 

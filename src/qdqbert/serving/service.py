@@ -11,11 +11,11 @@ from typing_extensions import TypedDict
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.json_files import shown
+from qdqbert.data.tokenizing.tokenizer_files import Side
 from qdqbert.runtime.model import Model, TextEncoder
 from qdqbert.runtime.scheduler import Job
 from qdqbert.serving.batcher import Answered, Batcher, OverloadedError, TooLongError, size_of
 from qdqbert.serving.limits import BadRequestError, Limits
-from qdqbert.tokenizer_files import Side
 
 # At most, around a text.
 _SPECIAL_TOKENS = 4

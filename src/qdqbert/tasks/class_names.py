@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from qdqbert.common.errors import DataFileError
-from qdqbert.tasks.columns import is_number
-from qdqbert.tasks.data import Dataset, check_each, labels_place
+from qdqbert.data.rows.columns import is_number
+from qdqbert.data.rows.data import Dataset, check_each, labels_place
 
 # Number of classes that an error lists, and of labels that a notice lists.
 _MOST_NAMES = 40

@@ -13,6 +13,8 @@ from qdqbert.common.choices import OUTPUT_DTYPES, OutputDtype
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import plain, suggest_keywords
 from qdqbert.common.progress import progress_of
+from qdqbert.data.rows.lines import counted
+from qdqbert.data.tables.rows import Column
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.runtime.inputs import (
     check_device,
@@ -24,7 +26,6 @@ from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.scheduler import Job
 from qdqbert.runtime.tensors import converted
-from qdqbert.tables.rows import Column
 from qdqbert.tasks.embedding_jobs import (
     Embed,
     Embedding,
@@ -34,7 +35,6 @@ from qdqbert.tasks.embedding_jobs import (
     have_length_1,
     scaled,
 )
-from qdqbert.tasks.lines import counted
 from qdqbert.tasks.prompts import (
     CallOptions,
     PromptedModel,

@@ -11,8 +11,8 @@ import tokenizers
 from numpy.typing import NDArray
 
 from qdqbert.common.choices import OutputDtype
+from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.encoders.heads import EMBEDDING
-from qdqbert.encoding import feature_of
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
     check_text,

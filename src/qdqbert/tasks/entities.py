@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from qdqbert.tasks.conll import OUTSIDE
+from qdqbert.data.rows.conll import OUTSIDE
 
 
 class Entity(NamedTuple):

@@ -14,21 +14,15 @@ from numpy.typing import NDArray
 from qdqbert.checkpoint.sentence import MODEL_SETTINGS, model_settings
 from qdqbert.common.errors import DataFileError
 from qdqbert.common.objects import Rows
-from qdqbert.encoding import Encoded, encode, padding_of
+from qdqbert.data.rows.columns import Row, quoted, resolve_columns
+from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, open_table, read_table
+from qdqbert.data.rows.lines import counted, row_name
+from qdqbert.data.tokenizing.encoding import Encoded, encode, padding_of
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.columns import Row, quoted, resolve_columns
-from qdqbert.tasks.data import (
-    Columns,
-    Dataset,
-    Example,
-    check_each,
-    open_table,
-    read_table,
-)
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.embedding_jobs import sentence_vectors
-from qdqbert.tasks.lines import counted, row_name
 from qdqbert.tasks.logits import score_answers
 from qdqbert.tasks.prompts import (
     Prompted,
@@ -52,7 +46,6 @@ from qdqbert.tasks.task import (
     Task,
 )
 from qdqbert.tasks.texts import check_label_column, truncation_notice
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     pass

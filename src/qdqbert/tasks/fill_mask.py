@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
+from qdqbert.data.rows.data import read_dataset
+from qdqbert.data.tables.rows import Column
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_text, check_whole, listed_texts
 from qdqbert.runtime.model import Model, TextEncoder
@@ -25,9 +28,7 @@ from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
-from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import read_dataset
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.task import (
     IGNORED,
@@ -49,7 +50,6 @@ from qdqbert.tasks.tokens import (
     token_answers,
     token_scores,
 )
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 Place = tuple[NDArray[np.int32], NDArray[np.int32]]
 """The positions of a feature that are predicted, and the true ids there. Shape `(tokens,)` each."""

@@ -20,13 +20,14 @@ from qdqbert.checkpoint.sentence import MODEL_SETTINGS, Kind, model_settings
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.progress import progress_of
+from qdqbert.data.tables.rows import Column
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.runtime.batches import Feature, Results
 from qdqbert.runtime.inputs import check_device, check_whole, listed_texts
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.runtime.tensors import converted
-from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION, by_jobs_in_turn
 from qdqbert.tasks.logits import score_answers
@@ -44,7 +45,6 @@ from qdqbert.tasks.prompts import (
 from qdqbert.tasks.ranked import check_ranking, ranked
 from qdqbert.tasks.scores import correlations, score_of
 from qdqbert.tasks.task import Answer, Features, Prediction, Predictions, Score
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _NAME = "multi-vector-embedding"
 (_OUTPUT,) = TASK_KINDS[_NAME].outputs

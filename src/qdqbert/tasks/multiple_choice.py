@@ -17,24 +17,18 @@ from numpy.typing import NDArray
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.objects import Rows
-from qdqbert.encoding import Encoded, encode, feature_of, padding_of, stack_padded
+from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, open_table, refuse_columns
+from qdqbert.data.rows.lines import counted, row_name, source_name
+from qdqbert.data.tables.rows import Column
+from qdqbert.data.tokenizing.encoding import Encoded, encode, feature_of, padding_of, stack_padded
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import described, is_text, listed
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.runtime.rows import SCORE, RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
-from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import (
-    Columns,
-    Dataset,
-    Example,
-    check_each,
-    open_table,
-    refuse_columns,
-)
-from qdqbert.tasks.lines import counted, row_name, source_name
 from qdqbert.tasks.logits import (
     accuracy_score,
     apply,
@@ -44,7 +38,6 @@ from qdqbert.tasks.logits import (
 )
 from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task
 from qdqbert.tasks.texts import truncation_notice
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _LAYOUT = (
     "`sent1`, `sent2`, `ending0`, `ending1`, ... as in SWAG, or `context` or `question` with a "

@@ -20,13 +20,13 @@ from typing import (
 from qdqbert.checkpoint.sentence import Kind, ModelSettings, choose_prompt, read_model_settings
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.forks import repair_in_child
+from qdqbert.data.tokenizing.chunks import in_chunks
+from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.encoders.family import is_jina_v5
-from qdqbert.encoding import feature_of
 from qdqbert.runtime.batches import Feature
 from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.model import Loaded, Model, TextEncoder
 from qdqbert.runtime.scheduler import EncodedItem, Job, Scheduler, adapter_of
-from qdqbert.tokenizing.chunks import in_chunks
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,16 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import DataFileError
-from qdqbert.encoding import Encoded, padding_of
+from qdqbert.data.rows.data import Dataset
+from qdqbert.data.rows.lines import counted
+from qdqbert.data.rows.squad import scores_v1, scores_v2
+from qdqbert.data.tokenizing.chunks import in_chunks
+from qdqbert.data.tokenizing.encoding import Encoded, padding_of
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import Dataset
-from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import probabilities
 from qdqbert.tasks.question_answerer import QuestionAnswerer, QuestionWithContext
 from qdqbert.tasks.questions import QuestionExample, read_questions
 from qdqbert.tasks.spans import NULL, SpanPrediction, predict, span_logits
-from qdqbert.tasks.squad import scores_v1, scores_v2
 from qdqbert.tasks.task import (
     Answer,
     Decisions,
@@ -38,8 +40,6 @@ from qdqbert.tasks.task import (
     mean_score,
 )
 from qdqbert.tasks.windows import Windows, usual_stride
-from qdqbert.tokenizing.chunks import in_chunks
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _NO_ANSWER: Labels = {"start_positions": NULL, "end_positions": NULL}
 

@@ -10,11 +10,10 @@ from typing import TypeVar
 
 from qdqbert.common.errors import DataFileError
 from qdqbert.common.objects import Rows
-from qdqbert.tables.lines import kind_of
-from qdqbert.tasks.data import Columns, Dataset, refuse_columns
-from qdqbert.tasks.hub import is_hub
-from qdqbert.tasks.in_memory import records
-from qdqbert.tasks.lines import (
+from qdqbert.data.rows.data import Columns, Dataset, refuse_columns
+from qdqbert.data.rows.hub import is_hub
+from qdqbert.data.rows.in_memory import records
+from qdqbert.data.rows.lines import (
     RECORD_SUFFIXES,
     counted,
     existing_file,
@@ -22,6 +21,7 @@ from qdqbert.tasks.lines import (
     read_text,
     row_name,
 )
+from qdqbert.data.tables.lines import kind_of
 
 _KINDS = {str: "a string", int: "an integer", list: "a list"}
 

@@ -19,11 +19,12 @@ from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.objects import Rows
+from qdqbert.data.rows.columns import Row, is_number
+from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, open_table, read_table
+from qdqbert.data.rows.lines import counted
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.runtime.rows import SCORE, RowFormat, always
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.columns import Row, is_number
-from qdqbert.tasks.data import Columns, Dataset, Example, check_each, open_table, read_table
-from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import (
     apply,
     logit_predictions,
@@ -45,7 +46,6 @@ from qdqbert.tasks.task import (
 )
 from qdqbert.tasks.text_classification import TextClassifier
 from qdqbert.tasks.texts import check_label_column, encode_texts
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     pass

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qdqbert.common.errors import DataFileError
-from qdqbert.tasks.columns import is_number
-from qdqbert.tasks.data import Dataset, Example, labels_place
+from qdqbert.data.rows.columns import is_number
+from qdqbert.data.rows.data import Dataset, Example, labels_place
 from qdqbert.tasks.metrics import pearson, spearman
 from qdqbert.tasks.task import Extremes, Rows, Score, drawn
 from qdqbert.tasks.texts import label_of

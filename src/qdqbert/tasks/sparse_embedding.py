@@ -23,6 +23,7 @@ from qdqbert.common.extras import require
 from qdqbert.common.json_files import Fields, damaged
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.progress import progress_of
+from qdqbert.data.tables.rows import Column
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
     check_device,
@@ -34,7 +35,6 @@ from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem, Job
-from qdqbert.tables.rows import Column
 from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION
 from qdqbert.tasks.prompts import (

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from qdqbert.common.choices import AggregationStrategy as Strategy
 from qdqbert.common.errors import UserInputError
-from qdqbert.encoding import feature_of
+from qdqbert.data.tokenizing.encoding import feature_of
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import described, is_text
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.logits import apply
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 Scores = NDArray[np.float32]
 Entity = dict[str, Any]

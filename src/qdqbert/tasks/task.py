@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qdqbert.encoding import Batch, Encoded
+from qdqbert.data.rows.data import Columns, Dataset, labels_place
+from qdqbert.data.rows.lines import counted
+from qdqbert.data.tokenizing.encoding import Batch, Encoded
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings
-from qdqbert.tasks.data import Columns, Dataset, labels_place
-from qdqbert.tasks.lines import counted
 
 if TYPE_CHECKING:
     from qdqbert.common import objects
-    from qdqbert.tokenizing.tokenizer import Tokenizer
+    from qdqbert.data.tokenizing.tokenizer import Tokenizer
 
 Prediction = NDArray[np.float32]
 """Output of a model for one feature: `(values,)`, or `(positions, values)` without padding."""

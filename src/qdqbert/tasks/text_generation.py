@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.data.rows.data import read_dataset
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.runtime.batches import Results
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import read_dataset
 from qdqbert.tasks.task import (
     Answer,
     Features,
@@ -30,7 +31,6 @@ from qdqbert.tasks.tokens import (
     token_answers,
     token_scores,
 )
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 
 def _encode(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqbert.common.errors import DataFileError
-from qdqbert.encoding import encode
+from qdqbert.data.rows.columns import quoted
+from qdqbert.data.rows.data import Dataset, Example
+from qdqbert.data.rows.lines import counted
+from qdqbert.data.tokenizing.encoding import encode
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.columns import quoted
-from qdqbert.tasks.data import Dataset, Example
-from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import Features
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 
 def encode_texts(

@@ -17,20 +17,22 @@ from numpy.typing import NDArray
 from qdqbert.common.choices import AggregationStrategy as Strategy
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
-from qdqbert.encoding import Encoded, feature_of, padding_of
+from qdqbert.data.rows.conll import OUTSIDE, TokenExample, read_sentences
+from qdqbert.data.rows.data import Dataset, check_each, labels_place
+from qdqbert.data.rows.lines import counted
+from qdqbert.data.tables.rows import Column, Kind
+from qdqbert.data.tokenizing.chunks import in_chunks
+from qdqbert.data.tokenizing.encoding import Encoded, feature_of, padding_of
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_whole, listed
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.runtime.rows import RowFormat
-from qdqbert.tables.rows import Column, Kind
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import class_of, name_classes, new_names
-from qdqbert.tasks.conll import OUTSIDE, TokenExample, read_sentences
-from qdqbert.tasks.data import Dataset, check_each, labels_place
 from qdqbert.tasks.entities import EntityCounts, count_entities, find_entities, total
-from qdqbert.tasks.lines import counted
 from qdqbert.tasks.logits import probabilities
 from qdqbert.tasks.tagging import Entity, Tag
 from qdqbert.tasks.task import (
@@ -51,8 +53,6 @@ from qdqbert.tasks.task import (
     one_kind,
     share_score,
 )
-from qdqbert.tokenizing.chunks import in_chunks
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 _Places = NDArray[np.int32]
 _Classes = NDArray[np.int64]

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import DataFileError
-from qdqbert.encoding import Encoded
+from qdqbert.data.rows.lines import counted
+from qdqbert.data.tokenizing.encoding import Encoded
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.lines import counted
 from qdqbert.tasks.task import (
     Answer,
     Decisions,
@@ -31,7 +32,6 @@ from qdqbert.tasks.task import (
     one_kind,
     share_score,
 )
-from qdqbert.tokenizing.tokenizer import Tokenizer
 
 
 def score_tokens(logits: NDArray[np.float32], ids: NDArray[np.int32]) -> Prediction:

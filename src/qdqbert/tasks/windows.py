@@ -10,9 +10,9 @@ import tokenizers
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.encoding import feature_of
-from qdqbert.tasks.lines import counted
-from qdqbert.tokenizing.tokenizer import Tokenizer
+from qdqbert.data.rows.lines import counted
+from qdqbert.data.tokenizing.encoding import feature_of
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 
 
 class Asked(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from qdqbert.encoding import stack_padded
+from qdqbert.data.tokenizing.encoding import stack_padded
 from qdqbert.tasks.task import IGNORED, Features, Labels
 
 # Number of batches that are sorted by length together: enough to save padding, few enough to keep

@@ -21,9 +21,9 @@ from qdqbert.checkpoint.body import pool
 from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.common.choices import POOLING_MODES
+from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.sites import linear_layers_of, sites_of
-from qdqbert.encoding import Batch
 from qdqbert.graph.encoder import read_encoder
 from qdqbert.graph.imported.canonical_form import to_canonical_form
 from qdqbert.graph.imported.onnx_file import read_graph

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.encoding import Encoded
+from qdqbert.data.tokenizing.encoding import Encoded
 from qdqbert.runtime.batches import BatchPlan
 from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import Schedule, Scheduler

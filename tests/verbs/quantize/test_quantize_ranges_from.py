@@ -20,7 +20,7 @@ from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.progress import Silent
-from qdqbert.encoding import encode, make_batches
+from qdqbert.data.tokenizing.encoding import encode, make_batches
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.graph.writer import make_graph

@@ -12,10 +12,11 @@ import transformers
 from huggingface_hub import ModelCard
 
 import flat
-from qdqbert import resources
 from qdqbert.artifact import RANGES
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.machine import cpu_features, usable_cores
+from qdqbert.data import texts as resources
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.engines.registry import is_installed, open_runner
 from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.latency import Timing
@@ -24,7 +25,6 @@ from qdqbert.pipeline.messages import fidelity_warnings, report_notices
 from qdqbert.pipeline.plans import choose_targets
 from qdqbert.reporting.page import page
 from qdqbert.targets.target import recipe_for
-from qdqbert.tokenizing.tokenizer import Tokenizer
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 SENTENCE = "the cat sat on the book in the night and the dog had been to the river"

@@ -15,8 +15,8 @@ import pytest
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
+from qdqbert.data.tables.inputs import open_source
 from qdqbert.inference.answers import load_model
-from qdqbert.tables.inputs import open_source
 from qdqbert.verbs.run import cluster, pipeline
 from qdqbert.verbs.run.cluster import WindowWorker, read_windows, slices
 from qdqbert.verbs.run.windows import Block

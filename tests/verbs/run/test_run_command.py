@@ -16,7 +16,7 @@ from rich.console import Console
 from qdqbert.cli._commands import COMMANDS
 from qdqbert.cli.app import main
 from qdqbert.common.progress import Bars
-from qdqbert.tables.outputs import Writer
+from qdqbert.data.tables.outputs import Writer
 
 
 def run(*words: object, stdin: bytes = b"") -> tuple[int, str, str]:

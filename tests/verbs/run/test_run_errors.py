@@ -15,8 +15,8 @@ import pytest
 import qdqbert
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.progress import Silent
-from qdqbert.tables.inputs import Source
-from qdqbert.tables.parquet import import_pyarrow
+from qdqbert.data.tables.inputs import Source
+from qdqbert.data.tables.parquet import import_pyarrow
 from qdqbert.verbs.run import pipeline
 
 BAD = [

@@ -17,9 +17,9 @@ import pytest
 
 import qdqbert
 from qdqbert.common.errors import OutputExistsError, UserInputError
+from qdqbert.data.tables.inputs import open_source
+from qdqbert.data.tables.parquet import import_pyarrow
 from qdqbert.runtime.rows import RowFormat
-from qdqbert.tables.inputs import open_source
-from qdqbert.tables.parquet import import_pyarrow
 from qdqbert.tasks.registry import TASKS
 from qdqbert.verbs.run import pipeline
 

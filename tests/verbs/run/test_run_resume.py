@@ -20,7 +20,7 @@ import safetensors.torch
 import qdqbert
 from qdqbert.common.errors import DataFileError, OutputExistsError, UserInputError
 from qdqbert.common.progress import Silent
-from qdqbert.tables.outputs import Writer
+from qdqbert.data.tables.outputs import Writer
 from qdqbert.verbs.run import pipeline
 
 PARTS = ".a.jsonl.parts"

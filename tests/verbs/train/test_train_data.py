@@ -14,7 +14,7 @@ import flat
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.progress import Silent
-from qdqbert.tasks.data import fingerprint
+from qdqbert.data.rows.data import fingerprint
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.verbs.train.data import (
     TrainingData,

@@ -17,9 +17,9 @@ from onnx import numpy_helper
 import qdqbert
 from qdqbert.cli import main
 from qdqbert.common.errors import CheckpointError
+from qdqbert.data.texts import heldout_examples
 from qdqbert.evidence.checksums import write_checksums
 from qdqbert.evidence.verification import read_rows
-from qdqbert.resources import heldout_examples
 
 
 @pytest.fixture

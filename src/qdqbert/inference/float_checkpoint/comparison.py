@@ -9,6 +9,8 @@ import tokenizers
 
 from qdqbert.common.files import temporary_folder
 from qdqbert.common.machine import usable_cores
+from qdqbert.data.texts import heldout_examples
+from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER, read_tokenizer
 from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
@@ -18,8 +20,6 @@ from qdqbert.graph.writer import write_graph
 from qdqbert.inference.float_checkpoint.closeness import Closeness
 from qdqbert.inference.float_checkpoint.folder import read_model
 from qdqbert.inference.float_checkpoint.source import FloatCheckpoint
-from qdqbert.resources import heldout_examples
-from qdqbert.tokenizer_files import TOKENIZER, read_tokenizer
 
 # Texts that are compared, and their longest length in tokens.
 _TEXTS, _LONGEST_TEXT = 16, 128

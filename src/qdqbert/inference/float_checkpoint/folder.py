@@ -15,6 +15,16 @@ from qdqbert.common.choices import Precision
 from qdqbert.common.errors import CalibrationError, CheckpointError, GraphError
 from qdqbert.common.files import write_json
 from qdqbert.common.machine import usable_cores
+from qdqbert.data.tokenizing.tokenizer_files import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    TokenizerFile,
+    check_rows,
+    contradictions,
+    read_tokenizer,
+    token_text,
+    with_named_tokens,
+)
 from qdqbert.encoders.checkpoint import read_encoder, with_expansion
 from qdqbert.encoders.families import family_of
 from qdqbert.encoders.model import EncoderModel, Pooling
@@ -27,16 +37,6 @@ from qdqbert.inference.float_checkpoint.source import FloatCheckpoint, limits_pa
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Target
 from qdqbert.task_kinds import TASK_KINDS
-from qdqbert.tokenizer_files import (
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    TokenizerFile,
-    check_rows,
-    contradictions,
-    read_tokenizer,
-    token_text,
-    with_named_tokens,
-)
 
 # Classes of transformers' tokenizers that make token types. Others make none, although
 # tokenizer.json may have some.

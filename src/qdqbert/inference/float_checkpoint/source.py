@@ -15,6 +15,8 @@ from qdqbert.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.common.cache import kept_digest
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.json_files import parse_object, read_json
+from qdqbert.data.tokenizing.tokenizer import check_settings
+from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, merged_settings
 from qdqbert.encoders.adapters import (
     ADAPTERS,
     adapter_names,
@@ -29,8 +31,6 @@ from qdqbert.encoders.tensor_files import files_of, has_weights
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.task_kinds import ENCODER, TASK_KINDS, TaskName, architectures_of, unknown_task
-from qdqbert.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, merged_settings
-from qdqbert.tokenizing.tokenizer import check_settings
 
 SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 

@@ -19,6 +19,7 @@ from qdqbert.common.choices import EngineName
 from qdqbert.common.machine import cpu_features
 from qdqbert.common.options import Limits
 from qdqbert.common.progress import Progress
+from qdqbert.data.rows.lines import counted
 from qdqbert.engines.registry import install_command
 from qdqbert.evidence.reports import LEAST_INT8_PERCENT, CandidateReport, TargetReport
 from qdqbert.pipeline.auto.candidates import distinct, missing_engines
@@ -37,7 +38,6 @@ from qdqbert.reporting.graphs import unmet_limits
 from qdqbert.reporting.quantize import QuantizeReport
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan
-from qdqbert.tasks.lines import counted
 
 # Factor by which a candidate has to be faster to be worth the work of meeting limits. Two rankings
 # differ by less.

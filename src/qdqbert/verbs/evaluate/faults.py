@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qdqbert.common.files import temporary_folder
 from qdqbert.common.options import is_onnx_file
-from qdqbert.encoding import Batch, first_rows
+from qdqbert.data.tokenizing.encoding import Batch, first_rows
 from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.findings import Storage, find_faults
 from qdqbert.evidence.stored_weights import read_stored_weights

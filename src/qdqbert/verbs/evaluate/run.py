@@ -14,6 +14,9 @@ from qdqbert.common.files import is_within, json_bytes, write_bytes
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.common.options import Columns, command_line, is_onnx_file, overwrites
 from qdqbert.common.progress import Progress
+from qdqbert.data.rows.data import Dataset, fingerprint, without_rows
+from qdqbert.data.tables.outputs import write_objects
+from qdqbert.data.texts import heldout_examples
 from qdqbert.evidence.limits import check_limits_apply
 from qdqbert.evidence.predictions import (
     CHANGED,
@@ -33,11 +36,8 @@ from qdqbert.pipeline.settings import task_options_of
 from qdqbert.pipeline.versions import versions
 from qdqbert.reporting.evaluate import EvaluateReport
 from qdqbert.reporting.page import page
-from qdqbert.resources import heldout_examples
 from qdqbert.runtime.scheduler import Scheduler
-from qdqbert.tables.outputs import write_objects
 from qdqbert.task_kinds import TaskSettings
-from qdqbert.tasks.data import Dataset, fingerprint, without_rows
 from qdqbert.tasks.task import Predictions
 from qdqbert.verbs.evaluate.faults import find_storage
 from qdqbert.verbs.evaluate.options import EvaluateOptions

@@ -24,6 +24,7 @@ from qdqbert.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_
 from qdqbert.common.choices import EngineName, PoolingMode, ProviderName, TargetName
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.options import is_onnx_file
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.engines.registry import check_engine
 from qdqbert.engines.runner import Runner
 from qdqbert.graph.imported.graph_runner import NO_NAMES, GivenNames, open_graph_file
@@ -36,7 +37,6 @@ from qdqbert.runtime.scheduler import Scheduler
 from qdqbert.task_kinds import TaskName, check_classes, head_of
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task
-from qdqbert.tokenizing.tokenizer import Tokenizer
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 
 _NOTICES = {

@@ -11,9 +11,9 @@ from qdqbert.artifact import QUANTIZATION, REPORT, REPORT_PAGE, open_artifact
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.json_files import read_json
 from qdqbert.common.progress import Progress
+from qdqbert.data.rows.lines import counted
 from qdqbert.evidence.checksums import check_files
 from qdqbert.reporting.push import PushReport
-from qdqbert.tasks.lines import counted
 from qdqbert.verbs.push.options import PushOptions
 
 # Statuses of the hub if the user is not logged in, or may not write.

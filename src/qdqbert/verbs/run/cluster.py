@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.common.errors import UserInputError
+from qdqbert.data.tables.inputs import Source
+from qdqbert.data.tables.outputs import Writer
+from qdqbert.data.tables.rows import BadRow, Row
 from qdqbert.inference.answers import load_model
 from qdqbert.inference.download import is_hub_name
 from qdqbert.integrations.ray_cluster import ANY_CLUSTER, alive_nodes, divide, open_ray, reporting
 from qdqbert.runtime.batches import chunks
-from qdqbert.tables.inputs import Source
-from qdqbert.tables.outputs import Writer
-from qdqbert.tables.rows import BadRow, Row
 from qdqbert.verbs.run.columns import Columns
 from qdqbert.verbs.run.options import RunOptions
 from qdqbert.verbs.run.windows import Block, RowRun

@@ -9,14 +9,14 @@ from typing import Any
 
 from qdqbert.common.choices import OutputFormat
 from qdqbert.common.errors import DataFileError, UserInputError
+from qdqbert.data.rows.columns import Columns as Requested
+from qdqbert.data.rows.columns import is_header, quoted
+from qdqbert.data.tables.inputs import Source, Start
+from qdqbert.data.tables.rows import BadRow, Header, Layout, Row
+from qdqbert.data.tables.values import repeated_field
 from qdqbert.inference.answers import answer_columns, entry_of, read_item, text_columns
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.rows import RowFormat
-from qdqbert.tables.inputs import Source, Start
-from qdqbert.tables.rows import BadRow, Header, Layout, Row
-from qdqbert.tables.values import repeated_field
-from qdqbert.tasks.columns import Columns as Requested
-from qdqbert.tasks.columns import is_header, quoted
 from qdqbert.verbs.run.options import RunOptions
 
 _LOGGER = logging.getLogger("qdqbert")

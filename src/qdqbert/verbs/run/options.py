@@ -6,9 +6,9 @@ from qdqbert.common.choices import InputFormat, OnError, OutputFormat
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import PathOption
 from qdqbert.common.options import option
+from qdqbert.data.tables.inputs import STDIN
+from qdqbert.data.tables.outputs import STDOUT
 from qdqbert.runtime.options import RowOptions
-from qdqbert.tables.inputs import STDIN
-from qdqbert.tables.outputs import STDOUT
 from qdqbert.verbs.call import Call
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from qdqbert.common.errors import OutputExistsError, UserInputError
 from qdqbert.common.files import followed, json_bytes, write_bytes, write_parts
-from qdqbert.tables.rows import to_json
+from qdqbert.data.tables.rows import to_json
 from qdqbert.verbs.run.windows import Block, Totals
 
 _RUN = "run.json"

@@ -20,13 +20,13 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import check_output_place, is_within
 from qdqbert.common.options import overwrites
 from qdqbert.common.progress import Progress
+from qdqbert.data.rows.columns import quoted
+from qdqbert.data.tables.inputs import STDIN, Source, open_source
+from qdqbert.data.tables.outputs import STDOUT, Writer, format_of, is_folder
+from qdqbert.data.tables.rows import BadRow, Row
 from qdqbert.inference.answers import load_model
 from qdqbert.integrations.ray_cluster import import_ray
 from qdqbert.reporting.run import RunReport
-from qdqbert.tables.inputs import STDIN, Source, open_source
-from qdqbert.tables.outputs import STDOUT, Writer, format_of, is_folder
-from qdqbert.tables.rows import BadRow, Row
-from qdqbert.tasks.columns import quoted
 from qdqbert.verbs.run.cluster import cluster_blocks
 from qdqbert.verbs.run.columns import find_columns, refuse
 from qdqbert.verbs.run.options import RunOptions

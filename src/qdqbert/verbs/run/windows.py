@@ -9,10 +9,10 @@ from typing import Any
 
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.progress import Advance
+from qdqbert.data.tables.outputs import Writer
+from qdqbert.data.tables.rows import BadRow, Row
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.scheduler import Done
-from qdqbert.tables.outputs import Writer
-from qdqbert.tables.rows import BadRow, Row
 from qdqbert.verbs.run.columns import Columns
 from qdqbert.verbs.run.options import RunOptions
 

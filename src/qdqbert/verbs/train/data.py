@@ -25,13 +25,13 @@ from qdqbert.checkpoint.sentence import MODEL_SETTINGS, model_settings
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import DataFileError, UserInputError, naming
 from qdqbert.common.progress import Progress
-from qdqbert.encoding import Encoded, make_batches
+from qdqbert.data.rows.columns import is_number
+from qdqbert.data.rows.data import Dataset, fingerprint, labels_place
+from qdqbert.data.rows.lines import counted
+from qdqbert.data.tokenizing.encoding import Encoded, make_batches
 from qdqbert.pipeline.settings import input_length, task_options_of
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings, head_of, tasks_of
-from qdqbert.tasks.columns import is_number
-from qdqbert.tasks.data import Dataset, fingerprint, labels_place
 from qdqbert.tasks.feature_extraction import ContrastExample
-from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.regression import ONE_SCORE

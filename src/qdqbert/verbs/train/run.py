@@ -22,6 +22,7 @@ from qdqbert.common.errors import MissingExtraError, UserInputError, naming
 from qdqbert.common.files import json_values, write_json
 from qdqbert.common.options import command_line
 from qdqbert.common.progress import Progress, Silent
+from qdqbert.data.rows.lines import counted
 from qdqbert.models.calibrate import calibrate
 from qdqbert.models.prepare import prepare_with_options
 from qdqbert.models.quantized import load_model
@@ -33,7 +34,6 @@ from qdqbert.reference.sited_model import sited_model
 from qdqbert.reporting.comparison import metric_text
 from qdqbert.reporting.report import json_ready
 from qdqbert.reporting.train import TrainReport
-from qdqbert.tasks.lines import counted
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.regression import REGRESSION

@@ -8,7 +8,7 @@ import torch
 
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import Checkpoint
-from qdqbert.encoding import make_batches
+from qdqbert.data.tokenizing.encoding import make_batches
 from qdqbert.pipeline.predictions import EncodedExamples, TorchRunner, predict
 from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.task import Features, Metric, Task

@@ -1,0 +1,1 @@
+"""Rows in and out, texts and tokens."""

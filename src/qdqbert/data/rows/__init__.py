@@ -1,0 +1,1 @@
+"""The examples of a task, read from tables and from its own formats."""

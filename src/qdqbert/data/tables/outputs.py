@@ -1,0 +1,176 @@
+"""Write output files in blocks of rows, and join blocks into one file.
+
+Blocks of all formats except parquet are parts of the finished file: bytes that only need a header
+before them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qdqbert.common.choices import OutputFormat
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.files import check_output_place, is_within
+from qdqbert.data.tables.delimited import csv_header, tsv_header, write_csv, write_tsv
+from qdqbert.data.tables.npy import npy_header, write_vectors
+from qdqbert.data.tables.parquet import import_pyarrow, join_blocks, write_block, written
+from qdqbert.data.tables.rows import Layout, Row, to_json
+
+STDOUT = "-"
+
+_SUFFIXES: Mapping[str, OutputFormat] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".npy": "npy",
+}
+_TEXT_FORMATS = ("jsonl", "csv", "tsv")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Writer:
+    """How rows are written.
+
+    Attributes:
+        format: Format of the output.
+        is_compressed: Whether it is compressed with gzip.
+        layout: Columns of the output. Rows of .jsonl and .parquet files keep all of their columns.
+    """
+
+    format: OutputFormat
+    is_compressed: bool
+    layout: Layout
+
+    def header(self, *, rows: int = 0, size_bytes: int = 0) -> bytes:
+        """Return the start of the file, before the first block."""
+        if self.format == "npy":
+            return npy_header(rows, size_bytes, self.layout.answers[0])
+        headers = {"csv": csv_header, "tsv": tsv_header}
+        content = headers[self.format](self.layout) if self.format in headers else b""
+        return self._compressed(content) if content else content
+
+    def block(self, rows: Sequence[Row], answers: Sequence[Mapping[str, Any]]) -> bytes:
+        """Return rows and their answers as a block."""
+        if self.format == "parquet":
+            return write_block(self.layout.answers, rows, answers)
+        if self.format == "npy":
+            column = self.layout.answers[0]
+            return write_vectors((answer[column.name] for answer in answers), column.dtype)
+        names = None if self.format == "jsonl" else self.layout.kept
+        merged = (
+            {**written(row.values, names), **answer}
+            for row, answer in zip(rows, answers, strict=True)
+        )
+        return self._compressed(self._lines(merged))
+
+    def _lines(self, merged: Iterator[Mapping[str, Any]]) -> bytes:
+        if self.format == "jsonl":
+            return write_objects(merged)
+        write = write_csv if self.format == "csv" else write_tsv
+        return write(self.layout, merged)
+
+    def _compressed(self, content: bytes) -> bytes:
+        # A gzip file can consist of several members. Without a time, equal rows give equal bytes.
+        return gzip.compress(content, mtime=0) if self.is_compressed else content
+
+    def join(self, outputs: Sequence[tuple[Path, Sequence[Path], int]]) -> None:
+        """Write finished files."""
+        if self.format == "parquet":
+            sources = [path for _, parts, _ in outputs for path in parts]
+            join_blocks(self.layout, sources, [(path, parts) for path, parts, _ in outputs])
+            return
+        for path, parts, rows in outputs:
+            size_bytes = sum(part.stat().st_size for part in parts)
+            with path.open("wb") as file:
+                file.write(self.header(rows=rows, size_bytes=size_bytes))
+                for part in parts:
+                    with part.open("rb") as content:
+                        shutil.copyfileobj(content, file, 1 << 20)
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def write_objects(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return rows as lines of a .jsonl file."""
+    return "".join(f"{to_json(dict(row))}\n" for row in rows).encode()
+
+
+def format_of(output: str, given: OutputFormat | None) -> tuple[OutputFormat, bool]:
+    """Return the format of an output, and whether it is compressed.
+
+    Args:
+        output: A file, a folder, or "-" for stdout.
+        given: The format that the caller chose. By default by the suffix; "jsonl" for stdout and
+            "parquet" for folders.
+
+    Raises:
+        UserInputError: The format is unknown, or cannot be written there.
+        MissingExtraError: pyarrow is needed and not installed.
+    """
+    path = Path(output)
+    is_compressed = path.suffix.lower() == ".gz"
+    suffix = Path(path.stem).suffix.lower() if is_compressed else path.suffix.lower()
+    if output != STDOUT:
+        check_output_place(path)
+    if output == STDOUT:
+        chosen = given or "jsonl"
+    elif is_folder(output):
+        _check_replaceable(path)
+        chosen, is_compressed = given or "parquet", False
+    else:
+        chosen = given or _by_suffix(output, suffix)
+    if output == STDOUT and chosen not in _TEXT_FORMATS:
+        raise UserInputError(
+            f"`output_format={chosen!r}`: stdout can be jsonl, csv or tsv. Pass a file.",
+            argument="output_format",
+        )
+    if is_compressed and chosen not in _TEXT_FORMATS:
+        raise UserInputError(
+            f"`output={output!r}`: {chosen} files cannot be compressed with gzip. Leave out .gz.",
+            argument="output",
+        )
+    if chosen == "parquet":
+        import_pyarrow()
+    return chosen, is_compressed
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Refuse to replace the current folder, or one around it."""
+    # The current folder may have been deleted.
+    with contextlib.suppress(FileNotFoundError):
+        if is_within(Path.cwd(), folder):
+            raise UserInputError(
+                f"`output={str(folder)!r}` is the current folder or one around it, which cannot be "
+                "replaced. Pass a folder inside it.",
+                argument="output",
+            )
+
+
+def _by_suffix(output: str, suffix: str) -> OutputFormat:
+    if suffix == ".txt":
+        raise UserInputError(
+            f"`output={output!r}`: a .txt file cannot hold the columns of answers. Write .jsonl "
+            "or .csv instead.",
+            argument="output",
+        )
+    if suffix not in _SUFFIXES:
+        raise UserInputError(
+            f"`output={output!r}` must end in one of {', '.join(_SUFFIXES)}, or in .jsonl.gz, "
+            ".csv.gz or .tsv.gz. Rename it, or pass `output_format`.",
+            argument="output",
+        )
+    return _SUFFIXES[suffix]
+
+
+def is_folder(output: str) -> bool:
+    """Return whether an output is a folder: it exists as one, or ends with a slash."""
+    return output.endswith(("/", os.sep)) or Path(output).is_dir()

@@ -1,0 +1,418 @@
+"""Read and write .parquet files with pyarrow, which is imported only when it is needed.
+
+Values that a task does not read stay in Arrow's memory. They are written with the types that they
+were read with.
+
+A block of rows is a stream in Arrow's IPC format. The finished file has one row group per block.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qdqbert.common.errors import DataFileError, MissingExtraError
+from qdqbert.data.tables.rows import Column, Header, Kind, Layout, Row, to_json
+from qdqbert.data.tables.values import as_json, has_empty_object, is_text, levels
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_READ_ROWS = 4096
+
+# Levels of types in a block. Arrow's limit is 64, for the table and all below it.
+_MOST_LEVELS = 60
+
+# Metadata of a file that is also true of its rows with answers: of pandas and GeoParquet. Spark's,
+# for example, lists all columns.
+_PANDAS, _GEO = b"pandas", b"geo"
+
+
+def import_pyarrow() -> Any:
+    """Return the module `pyarrow`.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError(
+            "Reading and writing .parquet files requires pyarrow: pip install 'qdqbert[parquet]'"
+        ) from error
+    return pyarrow
+
+
+class Batch:
+    """A record batch, and the columns that were converted to Python.
+
+    Attributes:
+        batch: The record batch.
+    """
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        """Keep the batch; nothing is converted yet."""
+        self.batch = batch
+        self._read: dict[str, list[Any]] = {}
+        self._written: dict[str, list[Any]] = {}
+
+    def __reduce__(self) -> Any:
+        """Pickle the batch alone."""
+        return Batch, (self.batch,)
+
+    def read(self, name: str) -> list[Any]:
+        """Return the values of a column as Python's, those that Python has not as Arrow's."""
+        if name not in self._read:
+            column = self.batch.column(name)
+            try:
+                self._read[name] = column.to_pylist()
+            except Exception:
+                # Nanoseconds, years and zones that Python does not know.
+                self._read[name] = [value if value.is_valid else None for value in column]
+        return self._read[name]
+
+    def written(self, name: str) -> list[Any]:
+        """Return the values of a column as text formats have them; see `as_json`."""
+        if name not in self._written:
+            self._written[name] = as_json(self.batch.column(name))
+        return self._written[name]
+
+
+class BatchRow(Mapping[str, Any]):
+    """A row of a record batch. Columns are converted to Python when they are read."""
+
+    __slots__ = ("batch", "index")
+
+    def __init__(self, batch: Batch, index: int) -> None:
+        """Refer to row `index` of a batch."""
+        self.batch = batch
+        self.index = index
+
+    def __getitem__(self, name: str) -> Any:
+        return self.batch.read(name)[self.index]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.batch.batch.schema.names)
+
+    def __len__(self) -> int:
+        return int(self.batch.batch.num_columns)
+
+
+def written(values: Mapping[str, Any], names: Iterable[str] | None = None) -> dict[str, Any]:
+    """Return fields of a row as text formats have them; see `as_json`.
+
+    Args:
+        values: The fields.
+        names: Names of the fields to return; all of them by default.
+    """
+    chosen = values if names is None else names
+    if isinstance(values, BatchRow):
+        return {name: values.batch.written(name)[values.index] for name in chosen}
+    return {name: values.get(name) for name in chosen}
+
+
+def count_rows(path: Path) -> int:
+    """Return the number of rows of a .parquet file."""
+    return int(_open(path).metadata.num_rows)
+
+
+def schema_of(path: Path) -> Any:
+    """Return the schema of a .parquet file, without metadata."""
+    return _open(path).schema_arrow.remove_metadata()
+
+
+def _open(path: Path) -> Any:
+    pyarrow = import_pyarrow()
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowException as error:
+        raise DataFileError(
+            f"File `{path}` is not a Parquet file: {str(error).rstrip('.')}."
+        ) from error
+
+
+def read_parquet(path: Path) -> Iterator[Header | Row]:
+    """Yield the columns and the rows of a .parquet file.
+
+    Raises:
+        DataFileError: The file cannot be read, two columns have the same name, or one has too many
+            levels.
+    """
+    pyarrow = import_pyarrow()
+    with _open(path) as file:
+        names = file.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise DataFileError(f"File `{path}` has several columns with the same name: {names!r}.")
+        for field in file.schema_arrow:
+            if levels(field.type) > _MOST_LEVELS:
+                raise DataFileError(
+                    f"Column {field.name!r} of `{path}` has more than {_MOST_LEVELS} types in one "
+                    "another. Leave it out."
+                )
+        yield Header(tuple(names), file.schema_arrow)
+        number = 0
+        try:
+            for each in file.iter_batches(batch_size=_READ_ROWS):
+                batch = Batch(each)
+                for index in range(each.num_rows):
+                    number += 1
+                    yield Row(str(path), number, BatchRow(batch, index), number)
+        except pyarrow.ArrowException as error:
+            raise DataFileError(
+                f"File `{path}` cannot be read after row {number}: {error}."
+            ) from error
+
+
+def write_block(
+    columns: Sequence[Column], rows: Sequence[Row], answers: Sequence[Mapping[str, Any]]
+) -> bytes:
+    """Return rows and their answers as a block."""
+    pyarrow = import_pyarrow()
+    table = _kept(rows)
+    for column in columns:
+        values = [answer[column.name] for answer in answers]
+        table = table.append_column(column.name, answer_array(column, values))
+    buffer = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_table(_combined(table))
+    return bytes(buffer.getvalue().to_pybytes())
+
+
+def _combined(table: Any) -> Any:
+    pyarrow = import_pyarrow()
+    try:
+        return table.combine_chunks()
+    except pyarrow.ArrowNotImplementedError:
+        # List views.
+        return table
+
+
+def _kept(rows: Sequence[Row]) -> Any:
+    """Return the columns that the rows came with as a table."""
+    pyarrow = import_pyarrow()
+    if rows and isinstance(rows[0].values, BatchRow):
+        # Consecutive rows are a slice, which all types have; views cannot be taken one by one.
+        pieces = []
+        taken: list[Any] = [row.values for row in rows]
+        start = 0
+        for end, after in enumerate([*taken[1:], None], start=1):
+            last = taken[end - 1]
+            if after is None or (after.batch, after.index) != (last.batch, last.index + 1):
+                pieces.append(last.batch.batch.slice(taken[start].index, end - start))
+                start = end
+        schema = pieces[0].schema
+        if any(not each.schema.equals(schema, check_metadata=True) for each in pieces):
+            # Of several files.
+            fields = [
+                _field(schema.field(name).type, [each.schema.field(name) for each in pieces])
+                for name in schema.names
+            ]
+            schema = pyarrow.schema(fields, _agreed([each.schema for each in pieces]))
+        table = pyarrow.Table.from_batches(pieces)
+        return pyarrow.table(table.columns, schema=schema)
+    names = dict.fromkeys(name for row in rows for name in row.values)
+    arrays = [_plain_array([row.values.get(name) for row in rows]) for name in names]
+    return pyarrow.table(dict(zip(names, arrays, strict=True)))
+
+
+def _plain_array(values: Sequence[Any]) -> Any:
+    """Return values of JSON as an array; as an array of JSON texts if their types differ."""
+    pyarrow = import_pyarrow()
+    try:
+        return pyarrow.array(values)
+    except (pyarrow.ArrowException, OverflowError):
+        return pyarrow.array([_json_text(value) for value in values], pyarrow.string())
+
+
+def _json_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else to_json(value)
+
+
+def answer_array(column: Column, values: Sequence[Any]) -> Any:
+    """Return the values of a column of answers as an array of Arrow."""
+    pyarrow = import_pyarrow()
+    if column.kind == "numbers":
+        return _lists(values, _flat(values, column.dtype))
+    if column.kind == "vectors":
+        vectors = [vector for value in values for vector in value]
+        return _lists(values, _lists(vectors, _flat(vectors, column.dtype)))
+    return pyarrow.array(values, _type(column.kind, column.fields))
+
+
+def _flat(values: Sequence[Any], dtype: str) -> Any:
+    """Return the numbers of lists, one list after another."""
+    # `concatenate` needs at least one array.
+    return np.concatenate([np.zeros(0, dtype), *(np.asarray(each, dtype) for each in values)])
+
+
+def _lists(values: Sequence[Any], flat: Any) -> Any:
+    """Return an array of Arrow of lists that are as long as `values`, with the values of `flat`."""
+    pyarrow = import_pyarrow()
+    ends = np.cumsum([0, *(len(value) for value in values)], dtype=np.int32)
+    return pyarrow.ListArray.from_arrays(ends, flat)
+
+
+def _type(kind: Kind, fields: Sequence[tuple[str, Kind]] = ()) -> Any:
+    pyarrow = import_pyarrow()
+    types = {"text": pyarrow.string(), "number": pyarrow.float64(), "integer": pyarrow.int64()}
+    if kind in types:
+        return types[kind]
+    if kind == "texts":
+        return pyarrow.list_(pyarrow.string())
+    record = pyarrow.struct([(name, _type(each)) for name, each in fields])
+    listed = pyarrow.list_(record)
+    return listed if kind == "records" else pyarrow.list_(listed)
+
+
+def join_blocks(
+    layout: Layout, sources: Sequence[Path], outputs: Sequence[tuple[Path, Sequence[Path]]]
+) -> None:
+    """Write finished files, all with the same schema.
+
+    Args:
+        layout: Columns of the files, for those without rows.
+        sources: All blocks, a file each; empty files are left out.
+        outputs: Paths of the finished files, each with the `sources` that it contains.
+    """
+    pyarrow = import_pyarrow()
+    schema = _common_schema(layout, sources)
+    for path, parts in outputs:
+        with path.open("wb") as file:
+            with pyarrow.parquet.ParquetWriter(file, schema) as writer:
+                for table in _blocks(parts):
+                    writer.write_table(_cast(table, schema))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _blocks(sources: Iterable[Path]) -> Iterator[Any]:
+    """Yield blocks as tables."""
+    for block in _streams(sources):
+        yield block.read_all()
+
+
+def _streams(sources: Iterable[Path]) -> Iterator[Any]:
+    """Yield blocks as streams, whose schema is at their start."""
+    pyarrow = import_pyarrow()
+    for path in sources:
+        if path.stat().st_size:
+            with path.open("rb") as file, pyarrow.ipc.open_stream(file) as block:
+                yield block
+
+
+def _common_schema(layout: Layout, sources: Sequence[Path]) -> Any:
+    """Return a schema that all blocks can be cast to; text for columns whose types do not fit.
+
+    Columns of the input come first, in the order in which they were found.
+    """
+    pyarrow = import_pyarrow()
+    found: dict[str, list[Any]] = {}
+    schemas: list[Any] = []
+    counts: Counter[str] = Counter()
+    for block in _streams(sources):
+        counts.update(block.schema.names)
+        if any(block.schema.equals(each, check_metadata=True) for each in schemas):
+            continue
+        schemas.append(block.schema)
+        for field in block.schema:
+            found.setdefault(field.name, []).append(field)
+    if not found:
+        return _schema_without_rows(layout)
+    typed = () if layout.types is None else layout.types.names
+    answers = {each.name for each in layout.answers}
+    fields = []
+    for name in sorted(found, key=answers.__contains__):
+        kinds = list(dict.fromkeys(field.type for field in found[name]))
+        kind = kinds[0] if len(kinds) == 1 else _common_type(name, kinds, sources)
+        # A column of JSON without any value has no type, and Parquet has no objects without fields.
+        if (pyarrow.types.is_null(kind) and name not in typed) or has_empty_object(kind):
+            kind = pyarrow.string()
+        field = _field(kind, found[name])
+        is_missing = counts[name] < max(counts.values())
+        fields.append(field.with_nullable(field.nullable or is_missing))
+    return pyarrow.schema(fields, _metadata(_agreed(schemas)))
+
+
+def _field(kind: Any, found: Sequence[Any]) -> Any:
+    """Return a column with a type, and with what fields of several schemas say besides."""
+    nullable = any(each.nullable for each in found)
+    return import_pyarrow().field(found[0].name, kind, nullable, _agreed(found))
+
+
+def _agreed(found: Sequence[Any]) -> dict[bytes, bytes]:
+    """Return the metadata that fields or schemas have in common."""
+    first, *others = [each.metadata or {} for each in found]
+    return {
+        key: value for key, value in first.items() if all(each.get(key) == value for each in others)
+    }
+
+
+def _metadata(found: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return what stays true of the metadata of a file when columns are added and rows left out."""
+    kept = {key: found[key] for key in (_PANDAS, _GEO) if key in found}
+    try:
+        pandas = json.loads(kept.pop(_PANDAS, b""))
+        # An object is an index that counts rows.
+        names = [each for each in pandas["index_columns"] if isinstance(each, str)]
+        levels = pandas["column_indexes"]
+        # Names of answers are texts, with one level.
+        is_text = [each["pandas_type"] for each in levels] == ["unicode"]
+        changes = {"index_columns": names, "column_indexes": levels if is_text else []}
+        kept[_PANDAS] = json.dumps({**pandas, **changes}).encode()
+    except (ValueError, TypeError, KeyError):
+        pass
+    return kept
+
+
+def _schema_without_rows(layout: Layout) -> Any:
+    """Return the schema that rows would have had. Columns without types have texts."""
+    pyarrow = import_pyarrow()
+    kept = [
+        layout.types.field(name)
+        if layout.types is not None
+        else pyarrow.field(name, pyarrow.string())
+        for name in layout.kept
+    ]
+    answers = [pyarrow.field(each.name, answer_array(each, []).type) for each in layout.answers]
+    metadata = {} if layout.types is None else layout.types.metadata or {}
+    return pyarrow.schema([*kept, *answers], _metadata(metadata))
+
+
+def _common_type(name: str, kinds: Sequence[Any], sources: Sequence[Path]) -> Any:
+    """Return the type that holds the values of a column in all blocks; text if none does."""
+    pyarrow = import_pyarrow()
+    try:
+        merged = pyarrow.unify_schemas(
+            [pyarrow.schema([(name, kind)]) for kind in kinds], promote_options="permissive"
+        )
+        kind = merged.field(0).type
+        # An integer may be too large for the type of fractions.
+        for table in _blocks(sources):
+            if name in table.column_names:
+                table.column(name).cast(kind)
+    except pyarrow.ArrowException:
+        return pyarrow.string()
+    return kind
+
+
+def _cast(table: Any, schema: Any) -> Any:
+    pyarrow = import_pyarrow()
+    arrays = []
+    for field in schema:
+        if field.name not in table.column_names:
+            arrays.append(pyarrow.nulls(table.num_rows, field.type))
+            continue
+        column = table.column(field.name)
+        if column.type != field.type:
+            if is_text(field.type) and not pyarrow.types.is_null(column.type):
+                column = pyarrow.array([_json_text(each) for each in column.to_pylist()])
+            column = column.cast(field.type)
+        arrays.append(column)
+    return pyarrow.table(arrays, schema=schema)

@@ -1,0 +1,288 @@
+"""Reading rows: formats, places of bad rows, and which files are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdqbert.common.errors import DataFileError, MissingExtraError, UserInputError
+from qdqbert.data.tables import parquet
+from qdqbert.data.tables.inputs import open_source
+from qdqbert.data.tables.rows import BadRow, Row
+
+
+@pytest.fixture
+def write(tmp_path) -> Callable[[str, bytes], Path]:
+    def write(name: str, content: bytes) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        return path
+
+    return write
+
+
+def read(name: object, **options: Any) -> list[tuple[int, Any]]:
+    """Return the number of each row with its values, or with what is wrong with it."""
+    return [
+        (row.number, row.reason if isinstance(row, BadRow) else dict(row.values))
+        for row in open_source(str(name), **options).rows()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.txt", "one\r\n\ntwo\u2028three", ["one", "", "two\u2028three"]),
+        ("a.csv", 'id,text\n1,"one, ""two"""\n', [{"id": "1", "text": 'one, "two"'}]),
+        ("a.tsv", 'id\ttext\n1\tsay "no\n', [{"id": "1", "text": 'say "no'}]),
+        ("a.jsonl", '{"text": "one", "n": 1}\n\n"two"\n', [{"text": "one", "n": 1}, "two"]),
+        ("a.ndjson.gz", '{"text": "one"}\n', [{"text": "one"}]),
+        ("a.txt.gz", "one\ntwo\n", ["one", "two"]),
+        ("a.csv", "\ufeffid,text\n1,one\n", [{"id": "1", "text": "one"}]),
+        ("a.csv", "", []),
+        ("a.csv", 'id;text\n1;"one; two, three"\n', [{"id": "1", "text": "one; two, three"}]),
+        ("a.csv", "\n\nid\ttext\n1\tone\n", [{"id": "1", "text": "one"}]),
+        ("a.csv.gz", "id|text\n1|one\n", [{"id": "1", "text": "one"}]),
+        ("a.csv", "text\none; two\n", [{"text": "one; two"}]),
+        ("a.csv", "a;b,text\n1,one; two\n", [{"a;b": "1", "text": "one; two"}]),
+        ("a.csv", '"a;b"\none\n', [{"a;b": "one"}]),
+        ("a.csv", ",text\n0,one\n", [{"index": "0", "text": "one"}]),
+        ("a.tsv", "\tindex\n0\tone\n", [{"Unnamed: 0": "0", "index": "one"}]),
+        ("a.csv", "Unnamed: 0,text\n0,one\n", [{"Unnamed: 0": "0", "text": "one"}]),
+        ("a.csv", "sep=;\r\nid;text\r\n1;a, b\r\n", [{"id": "1", "text": "a, b"}]),
+        ("a.csv", '"my;\ntext",id\none,1\n', [{"my;\ntext": "one", "id": "1"}]),
+        ("a.csv", '"my,\n\n""text";id\none;1\n', [{'my,\n\n"text': "one", "id": "1"}]),
+        ("a.csv", '5" disk;12" disk\none;1\n', [{'5" disk': "one", '12" disk': "1"}]),
+        ("a.csv", "\ufeffsep=^\nid^text\n1^one\n", [{"id": "1", "text": "one"}]),
+    ],
+)
+def test_rows_of_each_format(write, name, content, expected) -> None:
+    found = read(write(name, content.encode()))
+    rows = [each if isinstance(each, dict) else {"text": each} for each in expected]
+    assert [values for _, values in found] == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.csv", b'one,"1"\n\ntwo\nthree,3\n'), ("a.tsv", b"one\t1\n\ntwo\nthree\t3")],
+)
+def test_columns_are_numbered_without_a_header(write, name, content) -> None:
+    path = write(name, content)
+    assert read(path, header=False) == [
+        (1, {"0": "one", "1": "1"}),
+        (3, "it has 1 field, and the first row has 2"),
+        (4, {"0": "three", "1": "3"}),
+    ]
+    assert read(write(name, b""), header=False) == []
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("a.txt", ["one", "two"]),
+        ("a.csv", ["text", "one", '"two"']),
+        ("a.tsv", ["text", "one", "two"]),
+        ("a.jsonl", ['"one"', '{"text": "two"}']),
+        ("a.txt.gz", ["one", "two"]),
+    ],
+)
+def test_lines_end_in_any_way(write, name, lines, end, last) -> None:
+    content = end.join(lines) + (end if last else "")
+    found = read(write(name, content.encode()))
+    first = len(lines) - 1
+    assert found == [(first, {"text": "one"}), (first + 1, {"text": "two"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "names"),
+    [
+        ("a.csv", b"id,text\n", ("id", "text")),
+        ("a.tsv", b"id\ttext\n1\tone\n", ("id", "text")),
+        ("a.txt", b"", ("text",)),
+        ("a.jsonl", b"", None),
+        ("a.csv", b"", None),
+    ],
+)
+def test_the_columns_are_known_without_rows(write, name, content, names) -> None:
+    header = open_source(str(write(name, content))).start(5).header
+    assert (None if header is None else header.names) == names
+
+
+def test_only_formats_with_a_header_can_be_without_one(write) -> None:
+    with pytest.raises(UserInputError, match="`header=False` applies to csv and tsv only") as found:
+        open_source(str(write("a.txt", b"one\n")), header=False)
+    assert found.value.argument == "header"
+
+
+def test_a_row_has_the_number_of_its_first_line(write) -> None:
+    path = write("a.csv", b'text\n"one\ntwo"\n\nthree\n')
+    assert read(path) == [(2, {"text": "one\ntwo"}), (5, {"text": "three"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "number", "reason"),
+    [
+        ("a.txt", b"one\ntw\xff\nthree\n", 2, "it is not UTF-8: byte 0xff at column 3"),
+        ("a.csv", b"text\n\xe9t\xe9\nthree\n", 2, "it is not UTF-8: byte 0xe9 at column 1"),
+        ("a.csv", b"a,b\n1,2,3\n4,5\n", 2, "it has 3 fields, and the header has 2"),
+        ("a.csv", b"a,b\n1\n4,5\n", 2, "it has 1 field, and the header has 2"),
+        ("a.csv", b'text\n"a"b\nthree\n', 2, "it is not CSV: ',' expected after '\"'"),
+        ("a.tsv", b"a\tb\n1\n4\t5\n", 2, "it has 1 field, and the header has 2"),
+        ("a.jsonl", b'"one"\n{"a": \n"two"\n', 2, "it is not JSON: Expecting value"),
+        ("a.jsonl", b'"one"\n[1]\n"two"\n', 2, "it must be a JSON object or a string, got list"),
+        ("a.jsonl", b'"one"\n"\\ud83d"\n"two"\n', 2, "it contains half of a surrogate pair"),
+        ("a.jsonl", b'"one"\n"\xff"\n"two"\n', 2, "it is not UTF-8: byte 0xff at column 2"),
+        ("a.jsonl", b'"one"\n{"a": {"b": 1, "b": 2}}\n"two"\n', 2, "it has two fields 'b'"),
+    ],
+)
+def test_reading_goes_on_after_a_bad_row(write, name, content, number, reason) -> None:
+    bad = [(line, value) for line, value in read(write(name, content)) if isinstance(value, str)]
+    assert [line for line, _ in bad] == [number]
+    assert bad[0][1].startswith(reason)
+    assert len(read(write(name, content))) > 1
+
+
+def test_a_stray_carriage_return_is_described_without_the_advice_to_programmers(write) -> None:
+    found = read(write("a.csv", b"text\none\rtwo\nthree\n"))
+    assert found[0] == (2, "it is not CSV: new-line character seen in unquoted field")
+
+
+def test_an_unclosed_quote_is_a_bad_row(write) -> None:
+    found = read(write("a.csv", b'text\none\n"two\nthree\n'))
+    assert found == [(2, {"text": "one"}), (3, "it is not CSV: unexpected end of data")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"text,text\none,two\n", "different names of columns with commas between them, got"),
+        (b"text,\none,two\n", "different names of columns"),
+        (b",,text\none,two,three\n", "different names of columns"),
+        ("text\none\n".encode("utf-16"), "`.*` must be UTF-8, got UTF-16. Save it as UTF-8."),
+        ("text\none\n".encode("utf-16-be"), "must be UTF-8, got UTF-16 or no text"),
+        ("text\none\n".encode("utf-32"), "must be UTF-8, got UTF-32. Save it"),
+        (b"t\xff\none\n", r"Line 1 of `.*`: it is not UTF-8"),
+    ],
+)
+def test_a_header_that_cannot_be_used_is_reported(write, content, message) -> None:
+    with pytest.raises(DataFileError, match=message):
+        read(write("a.csv", content))
+
+
+def test_files_of_folders_and_patterns_are_read_by_name(write, tmp_path) -> None:
+    for name in ("b.txt", "a.txt.gz", ".hidden.txt", "_SUCCESS"):
+        write(f"folder/{name}", f"{name} 1\n{name} 2\n".encode())
+    expected = [
+        (line, {"text": f"{name} {line}"}) for name in ("a.txt.gz", "b.txt") for line in (1, 2)
+    ]
+    assert read(tmp_path / "folder") == expected
+    assert read(tmp_path / "folder" / "*.txt*") == expected
+    assert read(write("a[1].txt", b"one\n")) == [(1, {"text": "one"})]
+
+
+def test_a_file_of_a_folder_whose_name_is_not_utf8_is_named(tmp_path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.txt")).touch()
+    with pytest.raises(DataFileError, match=r"has the file '.*/a\\udcff\.txt', whose name is not"):
+        open_source(str(tmp_path))
+
+
+def test_positions_of_rows_grow_up_to_the_size(write, tmp_path) -> None:
+    for name in ("b.txt", "a.txt"):
+        write(f"folder/{name}", b"one\ntwo\n")
+    source = open_source(str(tmp_path / "folder"))
+    assert [row.position for row in source.rows()] == [4, 8, 12, 16]
+    assert source.size == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder", "All files of .* must have one format, got a.csv and b.txt"),
+        ("missing.csv", "does not exist"),
+        ("*.jsonl", "does not exist"),
+        ("empty", "has no files"),
+        ("unknown.c", r"must end in one of \.txt, \.csv, .*pass `input_format`"),
+        ("table.parquet.gz", "must end in one of"),
+        ("broken.parquet", "is not a Parquet file"),
+        ("broken.txt.gz", r"cannot be read: Not a gzipped file"),
+    ],
+)
+def test_files_that_cannot_be_read_are_reported(write, tmp_path, name, message) -> None:
+    for each in ("folder/a.csv", "folder/b.txt", "table.parquet.gz", "broken.parquet", "unknown.c"):
+        write(each, b"text\n")
+    (tmp_path / "broken.txt.gz").write_bytes(b"text\n")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataFileError, match=message):
+        read(tmp_path / name)
+
+
+def test_the_format_can_be_given(write) -> None:
+    assert read(write("a.log", b"one\n"), format="txt") == [(1, {"text": "one"})]
+
+
+def test_stdin_is_jsonl_unless_another_format_is_given(monkeypatch) -> None:
+    def type_in(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    type_in(b'"one"\n')
+    assert read("-") == [(1, {"text": "one"})]
+    type_in(b"one\n")
+    assert read("-", format="txt") == [(1, {"text": "one"})]
+    with pytest.raises(UserInputError, match="stdin can be txt, csv, tsv or jsonl"):
+        open_source("-", "parquet")
+
+
+def test_a_file_that_vanishes_is_reported(write, tmp_path) -> None:
+    for name in ("folder/a.txt", "folder/b.txt"):
+        write(name, b"one\n")
+    rows = open_source(str(tmp_path / "folder")).rows()
+    next(rows)
+    (tmp_path / "folder" / "b.txt").unlink()
+    with pytest.raises(DataFileError, match=r"b.txt` does not exist any more"):
+        next(rows)
+
+
+def test_files_are_identified_by_size_time_start_and_end(write) -> None:
+    path = write("a.txt", b"x" * 200_000)
+    before = open_source(str(path)).identity()
+    (name,) = before
+    assert str(path) in name
+    assert open_source(str(path)).identity() == before
+    with path.open("r+b") as file:
+        file.write(b"y")
+    after = open_source(str(path)).identity()
+    assert after[name][2] != before[name][2]
+    assert after[name][0] == 200_000
+
+
+def test_parquet_needs_pyarrow(write, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[parquet\]'"):
+        read(write("a.parquet", b""))
+
+
+def test_parquet_files_need_equal_columns(tmp_path) -> None:
+    pa = parquet.import_pyarrow()
+    pa.parquet.write_table(pa.table({"text": ["one"]}), tmp_path / "a.parquet")
+    pa.parquet.write_table(pa.table({"text": [1]}), tmp_path / "b.parquet")
+    with pytest.raises(DataFileError, match="must have the same columns and types"):
+        read(tmp_path)
+
+
+def test_rows_are_not_read_ahead(write) -> None:
+    source = open_source(str(write("a.txt", b"one\n" * 100_000)))
+    rows = source.rows()
+    first = next(rows)
+    assert isinstance(first, Row)
+    assert dataclasses.astuple(first)[1:] == (1, {"text": "one"}, 4)
