@@ -25,6 +25,7 @@ from qdqbert.calibration.bias_correction import MeanObserver
 from qdqbert.calibration.calibrate import as_tensors, run_observed
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan, Run, range_pass
+from qdqbert.calibration.reference.sited_model import SitedModel, linear_weights, quantizing
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
 from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges
 from qdqbert.graph.check import save_graph
@@ -32,7 +33,6 @@ from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.quantization.recipes import build_recipe
-from qdqbert.reference.sited_model import SitedModel, linear_weights, quantizing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.files import choices_of
 from qdqbert.targets.lowering import lower

@@ -9,8 +9,8 @@ from typing import Any
 from qdqbert.calibration.calibrate import Forward, as_tensors, run_observed, run_passes
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan
+from qdqbert.calibration.reference.sited_model import SitedModel, linear_weights, site_of
 from qdqbert.data.tokenizing.encoding import Batch
-from qdqbert.reference.sited_model import SitedModel, linear_weights, site_of
 
 
 def calibrate(

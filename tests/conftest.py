@@ -35,6 +35,7 @@ from browsers import Browser, find_chromium
 from calibrated import calibrate
 from qdqbert import QuantizeReport, quantize
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.calibration.reference.sited_model import SitedModel, quantizing
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
@@ -56,7 +57,6 @@ from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import RECIPES, WIDE_INPUTS, build_recipe
 from qdqbert.quantization.spec import Range, Smoothing
-from qdqbert.reference.sited_model import SitedModel, quantizing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan, make_plan
 from task_files import HEADS, settings_of

@@ -12,13 +12,13 @@ from qdqbert.calibration.calibrate import as_tensors, count_passes, run_passes
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.encoder_run import EncoderRun
 from qdqbert.calibration.passes import CalibrationPlan, Run
+from qdqbert.calibration.reference.sited_encoder import SitedEncoder
+from qdqbert.calibration.reference.sited_model import linear_weights
 from qdqbert.common.errors import CalibrationError
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.quantization.numerics.ranges import Percentile
 from qdqbert.quantization.recipes import WIDE_INPUTS, QuantizerOptions
 from qdqbert.quantization.spec import Smoothing
-from qdqbert.reference.sited_encoder import SitedEncoder
-from qdqbert.reference.sited_model import linear_weights
 
 FAMILIES = ("bert", "deberta-v2", "distilbert", "modernbert", "mpnet")
 FUSED = QuantizerOptions(fuse_qkv=True, quant_per_tensor=True)

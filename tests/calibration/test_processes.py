@@ -16,11 +16,11 @@ from torch import Tensor, distributed
 import qdqbert
 from qdqbert import QuantizerOptions
 from qdqbert.calibration.processes import is_shared, max_over_processes_, shared_statistics
+from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import CalibrationError
 from qdqbert.models.prepare import prepare_with_options
 from qdqbert.models.state import stored_calibration
 from qdqbert.quantization.numerics import histogram
-from qdqbert.reference.sited_model import sited_model
 
 WORLD = 2
 # Recipe and switches of each calibration, by its name.

@@ -9,12 +9,12 @@ import torch
 
 from calibrated import calibrate
 from qdqbert.calibration import passes
+from qdqbert.calibration.reference.sited_model import linear_weights
 from qdqbert.calibration.second_moments import SecondMomentObserver, moments_of
 from qdqbert.quantization.numerics.affine import dequantize, quantize_weight
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.numerics.weight_rounding import rounding_of
 from qdqbert.quantization.spec import Range, Site, weight_site_of
-from qdqbert.reference.sited_model import linear_weights
 
 RANGE = Range(amax=9.0, low=-6.0, high=9.0)
 

@@ -9,12 +9,12 @@ import torch
 import transformers
 from torch import nn
 
+from qdqbert.calibration.reference.body import to_numpy
 from qdqbert.checkpoint.body import GraphBody, additive_mask, pool
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.common.choices import POOLING_MODES
 from qdqbert.graph.writer import make_graph
-from qdqbert.reference.body import to_numpy
 
 POOLINGS = (
     *((each,) for each in POOLING_MODES),

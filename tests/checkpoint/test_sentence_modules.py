@@ -18,10 +18,10 @@ from torch import nn
 import flat
 import qdqbert
 from conftest import TEXTS
+from qdqbert.calibration.reference.body import run_steps, tensor_of
 from qdqbert.checkpoint.sentence import file_finder, folder_reader, read_sentence_head
 from qdqbert.checkpoint.sentence_modules import head_module, steps_of, write_modules
 from qdqbert.common.errors import CheckpointError, UserInputError
-from qdqbert.reference.body import run_steps, tensor_of
 from torch_files import to_torch
 
 SAMPLE = TEXTS[:8]

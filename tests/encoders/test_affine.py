@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from qdqbert.calibration.quantizers.quantizer import Quantizer
 from qdqbert.encoders.affine import parameters_of, quantize_weight, rounding_shift
 from qdqbert.quantization.numerics import affine
 from qdqbert.quantization.recipes import AFFINE, PROBABILITIES, SYMMETRIC, WEIGHT
 from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT, Range, TensorSpec
-from qdqbert.quantizers.quantizer import Quantizer
 
 # Subnormal numbers are zero in some modes of a CPU, which torch may be in.
 FLOATS = st.floats(-3, 3, width=32, allow_subnormal=False)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from models.test_stored_checkpoints import CLASSES, DATA
+from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import CheckpointError, GraphError
 from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
@@ -24,7 +25,6 @@ from qdqbert.encoders.quantize import Choices, Specs
 from qdqbert.encoders.stored import read_stored
 from qdqbert.encoders.weights import Weights
 from qdqbert.models.state import stored_calibration, stored_specs
-from qdqbert.reference.sited_model import sited_model
 
 QUERY = "encoder.layer.0.attention.self.query"
 

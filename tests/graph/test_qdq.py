@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from qdqbert.calibration.reference.sited_model import quantizing, weight_of
 from qdqbert.common.errors import CalibrationError
 from qdqbert.encoders.quantize import Choices
 from qdqbert.engines.registry import open_runner
@@ -27,7 +28,6 @@ from qdqbert.quantization.spec import (
     is_linear_input,
     weight_site_of,
 )
-from qdqbert.reference.sited_model import quantizing, weight_of
 from qdqbert.targets import TARGETS
 from qdqbert.targets.files import choices_of
 from qdqbert.targets.lowering import lower

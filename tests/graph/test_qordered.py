@@ -15,6 +15,7 @@ import transformers
 
 from calibrated import calibrate
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.calibration.reference.sited_model import SitedModel, quantizing
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.checkpoint.tokenizer import runtime_tokenizer
@@ -31,7 +32,6 @@ from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import QuantizerOptions
 from qdqbert.quantization.spec import QdqStyle, TensorSpec
-from qdqbert.reference.sited_model import SitedModel, quantizing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import make_plan
 from qordered_reference import run_reference

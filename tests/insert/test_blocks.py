@@ -6,10 +6,10 @@ import pytest
 import torch
 import transformers
 
+from qdqbert.calibration.reference.sited_model import SitedModel, observing
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.insert.blocks import BLOCKS
 from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.reference.sited_model import SitedModel, observing
 
 # The same float32 kernels, with scores scaled in another order.
 TOLERANCE = 1e-6

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from calibrated import calibrate
+from qdqbert.calibration.reference.sited_model import linear_weights, observing, quantizing
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.common.errors import CalibrationError, CheckpointError
 from qdqbert.data.tokenizing.encoding import Batch
@@ -15,7 +16,6 @@ from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import WIDE_INPUTS
 from qdqbert.quantization.spec import Range, TensorSpec
-from qdqbert.reference.sited_model import linear_weights, observing, quantizing
 
 LINEAR = "encoder.layer.0.intermediate.dense"
 # Equal sums in another order: attention is a different kernel in each implementation.

@@ -17,6 +17,8 @@ import qdqbert
 from calibrated import calibrate as calibrate_floats
 from qdqbert import QuantizerOptions
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.calibration.quantizers.quantizer import Quantizer
+from qdqbert.calibration.reference.sited_model import SitedModel, quantizing, site_of, sited_model
 from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.common.errors import QdqBertError, SpecError, UnmatchedRuleError, UserInputError
 from qdqbert.data.tokenizing.encoding import Batch
@@ -33,8 +35,6 @@ from qdqbert.models.state import (
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import build_recipe
 from qdqbert.quantization.spec import TensorSpec, resolve
-from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.reference.sited_model import SitedModel, quantizing, site_of, sited_model
 from qdqbert.targets import target_named
 
 RECIPES = ("full", "full-smoothed", "linear")

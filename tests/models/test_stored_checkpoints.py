@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import qdqbert
+from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.models.quantized import quantized_class
 from qdqbert.models.state import stored_calibration
-from qdqbert.reference.sited_model import sited_model
 
 DATA = Path(__file__).parent / "data"
 CLASSES = {

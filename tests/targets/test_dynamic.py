@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.calibration.reference.sited_model import quantizing
 from qdqbert.common.errors import SpecError
 from qdqbert.encoders.quantize import Choices
 from qdqbert.engines.registry import open_runner
@@ -17,7 +18,6 @@ from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.quantization.numerics.affine import dynamic_parameters
 from qdqbert.quantization.recipes import QuantizerOptions
 from qdqbert.quantization.spec import Site, TensorSpec
-from qdqbert.reference.sited_model import quantizing
 from qdqbert.targets import TARGETS
 from qdqbert.targets.files import save_encoder
 from qdqbert.targets.lowering import lower

@@ -12,12 +12,12 @@ import transformers
 from safetensors import SafetensorError
 from torch.nn import functional
 
+from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import TrainingError
 from qdqbert.models.calibrate import calibrate
 from qdqbert.models.prepare import prepare
 from qdqbert.models.quantized import load_model
 from qdqbert.models.state import learn_ranges_
-from qdqbert.reference.sited_model import sited_model
 from qdqbert.tasks.task import Metric
 from qdqbert.training.dataset import BucketSampler, TrainingDataset
 from qdqbert.training.distillation import Distillation

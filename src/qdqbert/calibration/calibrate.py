@@ -13,11 +13,11 @@ from torch import Tensor
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan, Run, with_shared_weights
 from qdqbert.calibration.processes import count_over_processes
+from qdqbert.calibration.reference.sited_model import SitedModel, observing
 from qdqbert.calibration.statistics import MergeableObserver, Observer
 from qdqbert.common.errors import CalibrationError
 from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.quantization.numerics.threads import usable_torch_threads
-from qdqbert.reference.sited_model import SitedModel, observing
 
 Forward = Callable[[Mapping[str, Any]], object]
 """Runs a model on inputs by name, such as `(batch, seq)` tensors."""

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from qdqbert.calibration.calibrate import NoBatchesError, Stage, run_observed
 from qdqbert.calibration.passes import CalibrationPlan
+from qdqbert.calibration.reference.sited_encoder import Masks, SitedEncoder
+from qdqbert.calibration.reference.sited_model import observing, scaled
 from qdqbert.calibration.statistics import Observer
 from qdqbert.common.machine import release_memory
 from qdqbert.quantization.spec import Site
-from qdqbert.reference.sited_encoder import Masks, SitedEncoder
-from qdqbert.reference.sited_model import observing, scaled
 
 # Memory of the tensors that are recorded while a layer runs: 18,000 tokens in BERT-base. Batches
 # that exceed it run through the layer again for each pass.

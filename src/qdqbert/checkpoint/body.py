@@ -8,6 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from qdqbert.calibration.reference.body import pool as pool_states
+from qdqbert.calibration.reference.body import run_head, run_steps, tensor_of
 from qdqbert.checkpoint.cross_encoder import ScoreHead
 from qdqbert.checkpoint.families import MaskKind
 from qdqbert.checkpoint.load import Checkpoint
@@ -17,8 +19,6 @@ from qdqbert.checkpoint.sparse_encoder import SpladeHead
 from qdqbert.checkpoint.text_heads import TextHead
 from qdqbert.encoders.heads import EMBEDDING, pooled_words
 from qdqbert.encoders.model import Head, Step
-from qdqbert.reference.body import pool as pool_states
-from qdqbert.reference.body import run_head, run_steps, tensor_of
 from qdqbert.task_kinds import TASK_KINDS
 
 # The scores that a model of transformers gives the vocabulary for each token.

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from qdqbert.calibration.quantizers.quantizer import Quantizer
+from qdqbert.calibration.reference.factory import QuantizerFactory
 from qdqbert.common.choices import CalibratorName
 from qdqbert.compat.nn.linear import QuantLinear
 from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer
 from qdqbert.quantization.spec import Site
-from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.reference.factory import QuantizerFactory
 
 
 class ToolkitFactory(QuantizerFactory):

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from qdqbert.calibration.quantizers.clip import Clip
 from qdqbert.compat import calibrators, helper, quant_modules
 from qdqbert.compat import nn as quant_nn
 from qdqbert.compat import tensor_quant as tensor_quant_module
 from qdqbert.compat.nn import functional, mixins, modules
 from qdqbert.quantization.numerics.affine import reduce_amax
-from qdqbert.quantizers.clip import Clip
 
 VERSION = "2.2.1"
 """Version of pytorch-quantization that these names are from."""

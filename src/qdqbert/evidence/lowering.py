@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from qdqbert.calibration.reference.body import Body, to_numpy
+from qdqbert.calibration.reference.sited_model import SitedModel
 from qdqbert.common.choices import EngineName
 from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.engines.registry import open_runner
@@ -23,8 +25,6 @@ from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import signal_and_noise, to_decibels
 from qdqbert.graph.check import add_teacher_forcing, save_graph
 from qdqbert.graph.writer import layer_input
-from qdqbert.reference.body import Body, to_numpy
-from qdqbert.reference.sited_model import SitedModel
 from qdqbert.task_kinds import TASK_KINDS
 
 # Layers that agree to 40 dB (`Target.agreement_db`) differ by rounding ties only. With a misplaced

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from qdqbert.calibration.reference.sited_encoder import RunTail
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.engines.onnxruntime import load_graph
-from qdqbert.reference.sited_encoder import RunTail
 
 
 def open_tail(model: EncoderModel) -> RunTail | None:

@@ -11,8 +11,8 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
+from qdqbert.calibration.reference.factory import QuantizerFactory
 from qdqbert.quantization.spec import Site, Source, linear_sites, matmul_sites, residual_sites
-from qdqbert.reference.factory import QuantizerFactory
 
 ATTENTION = "qdqbert"
 """Name of `quantized_attention` in transformers' attention interface."""

@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qdqbert.calibration.quantizers.quantizer import Quantizer
+from qdqbert.calibration.reference.factory import QuantizerFactory
 from qdqbert.checkpoint.families import Family
 from qdqbert.common.errors import CheckpointError
 from qdqbert.quantization.spec import output_sites
-from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.reference.factory import QuantizerFactory
 
 
 def check_outputs(family: Family) -> None:

@@ -7,6 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from qdqbert.calibration.reference.factory import PLAIN, QuantizerFactory
+from qdqbert.calibration.reference.modules import QuantEmbedding
+from qdqbert.calibration.reference.sited_model import SitedModel, sited_model
 from qdqbert.checkpoint.families import Family, LayerSites
 from qdqbert.common.errors import CheckpointError
 from qdqbert.insert.blocks import BLOCKS, quantized_block
@@ -25,9 +28,6 @@ from qdqbert.quantization.spec import (
     SiteGroup,
     is_residual_input,
 )
-from qdqbert.reference.factory import PLAIN, QuantizerFactory
-from qdqbert.reference.modules import QuantEmbedding
-from qdqbert.reference.sited_model import SitedModel, sited_model
 
 
 def insert_quantizers_(

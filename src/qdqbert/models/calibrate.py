@@ -13,6 +13,7 @@ from qdqbert.calibration.calibrate import run_observed, run_passes
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.processes import is_shared
+from qdqbert.calibration.reference.sited_model import SitedModel, linear_weights, sited_model
 from qdqbert.calibration.statistics import MergeableObserver, calibrator_of
 from qdqbert.checkpoint.configuration import quantizer_options_of, recipe_of
 from qdqbert.common.choices import CalibratorName
@@ -21,7 +22,6 @@ from qdqbert.common.keywords import suggest_keywords
 from qdqbert.models.quantized import set_options_
 from qdqbert.models.state import apply_calibration_
 from qdqbert.quantization.recipes import PERCENTILE, QuantizerOptions, build_recipe
-from qdqbert.reference.sited_model import SitedModel, linear_weights, sited_model
 
 _Model = TypeVar("_Model", bound=nn.Module)
 

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import SpecError, UnmatchedRuleError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.options import Quantizers
 from qdqbert.encoders.stored import FORMAT
 from qdqbert.models.quantized import put_quantizers_in_, quantized_class
 from qdqbert.quantization.recipes import QuantizerOptions
-from qdqbert.reference.sited_model import sited_model
 
 _Model = TypeVar("_Model", bound=nn.Module)
 

@@ -17,6 +17,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
+from qdqbert.calibration.quantizers.quantizer import Quantizer
+from qdqbert.calibration.reference.factory import PLAIN, QuantizerFactory
+from qdqbert.calibration.reference.sited_model import SitedModel, sited_model
 from qdqbert.checkpoint.configuration import (
     excluded_of,
     quantizer_options_of,
@@ -39,9 +42,6 @@ from qdqbert.models.state import (
 )
 from qdqbert.quantization.recipes import QuantizerOptions, build_recipe
 from qdqbert.quantization.spec import SiteGroup
-from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.reference.factory import PLAIN, QuantizerFactory
-from qdqbert.reference.sited_model import SitedModel, sited_model
 
 _RANGES = tuple(f"_quantizer.{buffer}" for buffer in BUFFERS)
 _LEARNED = tuple(f"_quantizer.{end}" for end in ENDS)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.calibration.quantizers.quantizer import Quantizer
+from qdqbert.calibration.reference.sited_model import SitedModel, site_of, weight_of
 from qdqbert.common.errors import CheckpointError, SpecError
 from qdqbert.encoders.stored import (
     STATE_VERSION,
@@ -29,8 +31,6 @@ from qdqbert.quantization.spec import (
     is_residual_input,
     weight_site_of,
 )
-from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.reference.sited_model import SitedModel, site_of, weight_of
 
 MOVING = 0.01
 """Share of a batch in moving ranges, as in torch's observers."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from qdqbert.calibration.reference.body import Body, to_numpy
 from qdqbert.common.options import Limits
 from qdqbert.data.rows.data import fingerprint
 from qdqbert.data.rows.lines import counted
@@ -39,7 +40,6 @@ from qdqbert.evidence.limits import (
     metric_differences,
 )
 from qdqbert.evidence.predictions import ChangedExample, changed_examples, changed_rows
-from qdqbert.reference.body import Body, to_numpy
 from qdqbert.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.tasks.task import (
     Answer,

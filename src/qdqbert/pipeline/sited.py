@@ -15,6 +15,9 @@ from qdqbert.calibration.calibrate import as_tensors, run_observed
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.encoder_run import EncoderRun
 from qdqbert.calibration.passes import Run
+from qdqbert.calibration.reference.body import to_numpy
+from qdqbert.calibration.reference.sited_encoder import SitedEncoder
+from qdqbert.calibration.reference.sited_model import linear_weights, quantizing
 from qdqbert.common.machine import release_memory
 from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.encoders.model import EncoderModel
@@ -28,9 +31,6 @@ from qdqbert.graph.tail import open_tail
 from qdqbert.graph.writer import make_graph
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.quantization.spec import SiteGroup
-from qdqbert.reference.body import to_numpy
-from qdqbert.reference.sited_encoder import SitedEncoder
-from qdqbert.reference.sited_model import linear_weights, quantizing
 from qdqbert.targets.target import Plan
 
 Advance = Callable[[], None]

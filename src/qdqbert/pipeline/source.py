@@ -13,6 +13,8 @@ from typing import Any
 
 from qdqbert.artifact import read_training
 from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.calibration.reference.sited_encoder import SitedEncoder
+from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.checkpoint.cross_encoder import CrossEncoderFiles
 from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.load import (
@@ -43,8 +45,6 @@ from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.quantization.recipes import QuantizerOptions
 from qdqbert.quantization.spec import Site, SiteGroup, TensorSpec
-from qdqbert.reference.sited_encoder import SitedEncoder
-from qdqbert.reference.sited_model import sited_model
 from qdqbert.task_kinds import TaskName
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Task

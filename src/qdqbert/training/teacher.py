@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.checkpoint.load import Checkpoint
 from qdqbert.checkpoint.sentence import PooledHead
 from qdqbert.common.errors import UserInputError
 from qdqbert.models.quantized import load_model
-from qdqbert.reference.sited_model import sited_model
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Task
 from qdqbert.training.distillation import Distillation

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from calibrated import calibrate
 from encoder_reference import check_read, random_inputs
+from qdqbert.calibration.reference.sited_encoder import SitedEncoder
 from qdqbert.checkpoint.body import pool
 from qdqbert.checkpoint.families import family_of
 from qdqbert.checkpoint.sentence import SentenceHead
@@ -31,7 +32,6 @@ from qdqbert.graph.writer import make_graph
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import WIDE_INPUTS
-from qdqbert.reference.sited_encoder import SitedEncoder
 
 # Exports of `exported`: family, kind of attention, opset and exporter.
 EXPORTS = [

@@ -25,6 +25,7 @@ from qdqbert import QuantizeReport
 from qdqbert.artifact import open_artifact, read_training
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges
+from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.models.quantized import load_model
@@ -33,7 +34,6 @@ from qdqbert.pipeline.plans import Scheme
 from qdqbert.pipeline.ranges import choose_range_source
 from qdqbert.pipeline.source import StoredQuantizers
 from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT
-from qdqbert.reference.sited_model import sited_model
 
 TEXTS = [f"the cat is on the book and in the night {word}" for word in "abcdefgh"]
 HELDOUT = [f"{word} dog went to the river" for word in "ijklmnopqrstuvwx"]

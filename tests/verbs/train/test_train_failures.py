@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import flat
+from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import (
     CheckpointError,
     MissingExtraError,
@@ -18,7 +19,6 @@ from qdqbert.common.errors import (
     UserInputError,
 )
 from qdqbert.models.quantized import load_model
-from qdqbert.reference.sited_model import sited_model
 from qdqbert.training.checkpoints import last_checkpoint
 from qdqbert.training.trainer import TaskTrainer
 from qdqbert.verbs.train import run as train_run

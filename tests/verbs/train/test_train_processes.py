@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import flat
+from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.models.quantized import load_model
-from qdqbert.reference.sited_model import sited_model
 from training_files import files_left
 
 KILLED = """

@@ -1,11 +1,11 @@
 """Quantized modules of the toolkit, under their own names and under torch's."""
 
+from qdqbert.calibration.quantizers.clip import Clip
 from qdqbert.compat.nn import modules
 from qdqbert.compat.nn.linear import QuantLinear
 from qdqbert.compat.nn.mixins import QuantInputMixin, QuantMixin, pop_quant_desc_in_kwargs
 from qdqbert.compat.nn.rnn import QuantLSTM, QuantLSTMCell
 from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer
-from qdqbert.quantizers.clip import Clip
 
 QUANTIZED: dict[str, type] = {
     **modules.QUANTIZED,

@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from qdqbert.calibration.quantizers.clip import Clip
+from qdqbert.calibration.quantizers.quantizer import Quantizer
 from qdqbert.compat.calibrators import Calibrator
 from qdqbert.compat.tensor_quant import E4M3, NumBits, codes_of
 from qdqbert.encoders.stored import BUFFERS, STATE_DEFAULTS, spec_of
 from qdqbert.quantization.numerics.affine import reduce_amax
 from qdqbert.quantization.numerics.fake_quantization import E4M3_MAX, Axis, Codes, reduced_axes
 from qdqbert.quantization.spec import Range, TensorSpec
-from qdqbert.quantizers.clip import Clip
-from qdqbert.quantizers.quantizer import Quantizer
 
 _LOG = logging.getLogger(__name__)
 

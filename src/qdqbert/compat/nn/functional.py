@@ -1,5 +1,5 @@
 """Functions of the toolkit's modules."""
 
-from qdqbert.quantizers.clip import ClipFunction, clip
+from qdqbert.calibration.quantizers.clip import ClipFunction, clip
 
 __all__ = ["ClipFunction", "clip"]

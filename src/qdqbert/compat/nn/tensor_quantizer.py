@@ -9,6 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from qdqbert.calibration.quantizers.clip import Clip
+from qdqbert.calibration.quantizers.export import (
+    is_exporting,
+    on_real_tensors,
+    quantize_dequantize,
+    quantize_dequantize_e4m3,
+)
+from qdqbert.calibration.quantizers.quantizer import short_range, uncalibrated_export
 from qdqbert.common.errors import UncalibratedError
 from qdqbert.compat.calibrators import Calibrator, HistogramCalibrator, MaxCalibrator
 from qdqbert.compat.nn.described_quantizer import DescribedQuantizer
@@ -24,14 +32,6 @@ from qdqbert.compat.tensor_quant import (
 from qdqbert.quantization.numerics.affine import widened
 from qdqbert.quantization.numerics.fake_quantization import E4M3_MAX, fake_quantize_amax
 from qdqbert.quantization.spec import Site, TensorSpec
-from qdqbert.quantizers.clip import Clip
-from qdqbert.quantizers.export import (
-    is_exporting,
-    on_real_tensors,
-    quantize_dequantize,
-    quantize_dequantize_e4m3,
-)
-from qdqbert.quantizers.quantizer import short_range, uncalibrated_export
 
 _LOG = logging.getLogger(__name__)
 

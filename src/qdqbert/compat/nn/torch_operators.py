@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from qdqbert.calibration.quantizers.export import quiet_tracer
 from qdqbert.quantization.numerics.affine import widened
 from qdqbert.quantization.numerics.fake_quantization import Axis, Codes
-from qdqbert.quantizers.export import quiet_tracer
 
 
 def torch_fake_quantize(inputs: Tensor, amax: Tensor, codes: Codes, axis: int | None) -> Tensor:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from qdqbert.calibration.reference.body import ACTIVATIONS, pool, tensor_of
 from qdqbert.encoders.model import Activation, Pooling
 from qdqbert.graph.encoder.probe import Array
-from qdqbert.reference.body import ACTIVATIONS, pool, tensor_of
 
 RowFunction = Activation | Literal["normalize"]
 

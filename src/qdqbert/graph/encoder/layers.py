@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from qdqbert.calibration.reference.body import ACTIVATIONS
 from qdqbert.encoders.model import Activation, Layer, Linear, Norm, Residual
 from qdqbert.graph.edit import producer_of
 from qdqbert.graph.encoder.attention import read_attention, take_outputs
 from qdqbert.graph.encoder.functions import match_activation, match_rows, sample
 from qdqbert.graph.encoder.refusal import refuse
 from qdqbert.graph.encoder.view import GraphView, terms_of
-from qdqbert.reference.body import ACTIVATIONS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

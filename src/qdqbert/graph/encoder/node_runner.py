@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from torch.nn import functional
 
-from qdqbert.reference.body import tensor_of
+from qdqbert.calibration.reference.body import tensor_of
 
 Array = NDArray[Any]
 

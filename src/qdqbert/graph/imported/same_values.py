@@ -9,12 +9,12 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
+from qdqbert.calibration.reference.body import to_numpy
+from qdqbert.calibration.reference.sited_encoder import SitedEncoder
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.engines.runner import Runner
 from qdqbert.graph.encoder.refusal import refuse
 from qdqbert.graph.tail import open_tail
-from qdqbert.reference.body import to_numpy
-from qdqbert.reference.sited_encoder import SitedEncoder
 
 _TEXTS, _TOKENS = 4, 12
 # Float sums in another order differ by 1e-6; a wrong shape changes numbers entirely.

@@ -14,6 +14,7 @@ import transformers
 from torch import nn
 
 from qdqbert.artifact import TRAINING, TRAINING_FORMAT, read_training, writing
+from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.checkpoint.load import Checkpoint, finder_of
 from qdqbert.checkpoint.sentence import PooledHead, SentenceHead
@@ -30,7 +31,6 @@ from qdqbert.models.state import fix_ranges_, learn_ranges_
 from qdqbert.pipeline.settings import quantizer_options_of
 from qdqbert.pipeline.versions import versions
 from qdqbert.quantization.numerics.threads import usable_torch_threads
-from qdqbert.reference.sited_model import sited_model
 from qdqbert.reporting.comparison import metric_text
 from qdqbert.reporting.report import json_ready
 from qdqbert.reporting.train import TrainReport

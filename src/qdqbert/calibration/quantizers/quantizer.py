@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from qdqbert.calibration.quantizers.clip import Clip, clip
+from qdqbert.calibration.quantizers.export import is_exporting, quantize_dequantize
 from qdqbert.common.errors import CheckpointError, UncalibratedError
 from qdqbert.encoders.stored import (
     BUFFERS,
@@ -36,8 +38,6 @@ from qdqbert.quantization.spec import (
     TensorSpec,
     is_residual_input,
 )
-from qdqbert.quantizers.clip import Clip, clip
-from qdqbert.quantizers.export import is_exporting, quantize_dequantize
 
 Action = Callable[[Tensor], Tensor]
 """Replaces quantizing, for example by showing the tensor to an observer."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from qdqbert.calibration.quantizers.quantizer import Quantizer
+from qdqbert.calibration.reference.modules import QuantizedLinear
 from qdqbert.common.choices import CalibratorName
 from qdqbert.quantization.spec import Site
-from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.reference.modules import QuantizedLinear
 
 
 class QuantizerFactory:

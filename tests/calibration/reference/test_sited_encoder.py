@@ -7,13 +7,13 @@ import pytest
 import torch
 import transformers
 
+from qdqbert.calibration.reference.sited_encoder import SitedEncoder
+from qdqbert.calibration.reference.sited_model import observing, quantizing
 from qdqbert.checkpoint.body import GraphBody
 from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.sited import encoder_layers, insert_quantizers_
-from qdqbert.reference.sited_encoder import SitedEncoder
-from qdqbert.reference.sited_model import observing, quantizing
 from qdqbert.task_kinds import TASK_KINDS
 from task_files import HEADS
 

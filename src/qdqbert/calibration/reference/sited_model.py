@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qdqbert.calibration.quantizers.quantizer import Action, Quantizer
 from qdqbert.common.errors import CalibrationError
 from qdqbert.common.machine import release_memory_after
 from qdqbert.quantization.numerics.affine import (
@@ -36,7 +37,6 @@ from qdqbert.quantization.spec import (
     is_linear_input,
     is_residual_input,
 )
-from qdqbert.quantizers.quantizer import Action, Quantizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

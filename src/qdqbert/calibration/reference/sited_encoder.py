@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from qdqbert.calibration.quantizers.quantizer import Quantizer
+from qdqbert.calibration.reference.body import ACTIVATIONS, run_head, run_norm, tensor_of
+from qdqbert.calibration.reference.modules import QuantEmbedding, QuantizedLinear
+from qdqbert.calibration.reference.sited_model import SitedModel
 from qdqbert.encoders.model import (
     TAIL_STATES,
     Attention,
@@ -41,10 +45,6 @@ from qdqbert.encoders.sites import (
     tables_of,
 )
 from qdqbert.quantization.spec import LOCAL, RESIDUAL, SiteGroup, linear_sites
-from qdqbert.quantizers.quantizer import Quantizer
-from qdqbert.reference.body import ACTIVATIONS, run_head, run_norm, tensor_of
-from qdqbert.reference.modules import QuantEmbedding, QuantizedLinear
-from qdqbert.reference.sited_model import SitedModel
 
 RunTail = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 """Computes the outputs of a tail from its inputs, all by name."""

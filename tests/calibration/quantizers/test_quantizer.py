@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from qdqbert.calibration.quantizers.quantizer import Quantizer
 from qdqbert.common.errors import CheckpointError, UncalibratedError
 from qdqbert.quantization.numerics.affine import affine_parameters, dequantize, quantize
 from qdqbert.quantization.spec import Range, Site, TensorSpec
-from qdqbert.quantizers.quantizer import Quantizer
 
 SYMMETRIC = TensorSpec()
 AFFINE = TensorSpec(signed=False, symmetric=False)

@@ -7,9 +7,9 @@ from typing import Self, cast
 from torch import Tensor, nn
 from torch.nn import functional
 
+from qdqbert.calibration.quantizers.export import is_exporting
+from qdqbert.calibration.quantizers.quantizer import Quantizer
 from qdqbert.quantization.spec import TensorSpec, table_site
-from qdqbert.quantizers.export import is_exporting
-from qdqbert.quantizers.quantizer import Quantizer
 
 
 class QuantizedLinear(nn.Linear):
