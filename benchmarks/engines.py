@@ -101,8 +101,8 @@ def parse() -> argparse.Namespace:
 def make_ways(arguments: argparse.Namespace, root: Path) -> list[dict[str, Any]]:
     """Quantize the model with each tool, and return what a worker has to load."""
     import qdqbert
-    from qdqbert.checkpoint.demo import demo_checkpoint
-    from qdqbert.checkpoint.load import load_checkpoint
+    from qdqbert.encoders.checkpoint.demo import demo_checkpoint
+    from qdqbert.encoders.checkpoint.load import load_checkpoint
     from qdqbert.graph.check import save_graph
     from qdqbert.graph.of_checkpoint import encoder_of
     from qdqbert.graph.writer import make_graph
@@ -170,7 +170,7 @@ def random_base(root: Path) -> Path:
     import torch
     import transformers
 
-    from qdqbert.checkpoint.demo import demo_checkpoint
+    from qdqbert.encoders.checkpoint.demo import demo_checkpoint
 
     torch.manual_seed(0)
     path = root / "base"

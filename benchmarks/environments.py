@@ -32,8 +32,8 @@ import venv
 from pathlib import Path
 
 import qdqbert
-from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.common.machine import cpu_name, usable_cores
+from qdqbert.encoders.checkpoint.demo import demo_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = {"qdqbert": ".", "qdqbert[quantize]": ".[quantize]"}

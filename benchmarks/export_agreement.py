@@ -26,9 +26,9 @@ from rich.progress import track
 from rich.table import Table
 
 from qdqbert import QDQBertModel, QuantizerOptions, calibrate
-from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.compat.nn import TensorQuantizer
 from qdqbert.data import texts as resources
+from qdqbert.encoders.checkpoint.demo import demo_checkpoint
 
 # isort: split
 # After qdqbert, which turns its telemetry off.

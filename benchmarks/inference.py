@@ -314,7 +314,7 @@ def sentence_transformers(dtype: str) -> Callable[[argparse.Namespace], Embed]:
         import torch
         from sentence_transformers import SentenceTransformer
 
-        from qdqbert.checkpoint.demo import demo_checkpoint
+        from qdqbert.encoders.checkpoint.demo import demo_checkpoint
 
         torch.set_num_threads(arguments.threads)
         path = demo_checkpoint() if arguments.model == "demo" else arguments.model
@@ -340,7 +340,7 @@ def ctranslate2(arguments: argparse.Namespace) -> Embed:
     import ctranslate2 as library
     from ctranslate2.converters import TransformersConverter
 
-    from qdqbert.checkpoint.demo import demo_checkpoint
+    from qdqbert.encoders.checkpoint.demo import demo_checkpoint
 
     path = demo_checkpoint() if arguments.model == "demo" else arguments.model
     folder = Path(tempfile.mkdtemp()) / "ctranslate2"

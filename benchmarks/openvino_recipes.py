@@ -24,11 +24,11 @@ from pathlib import Path
 import qdqbert
 from engines import make_rivals, random_base, worker
 from other_quantizers import quantize_nncf, without_value_info
-from qdqbert.checkpoint.demo import demo_checkpoint
-from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.common.choices import RecipeName
 from qdqbert.common.machine import cpu_name, usable_cores
 from qdqbert.data.rows.data import Columns
+from qdqbert.encoders.checkpoint.demo import demo_checkpoint
+from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.engines.registry import open_runner
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of

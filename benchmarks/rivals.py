@@ -28,17 +28,17 @@ from matplotlib.transforms import Bbox
 
 import qdqbert
 from other_quantizers import quantize_dynamic, quantize_nncf, without_value_info
-from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.choices import EngineName
 from qdqbert.data import texts as resources
 from qdqbert.data.rows.data import Columns
+from qdqbert.encoders.checkpoint.load import load_checkpoint
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.graph.writer import make_graph
 from qdqbert.pipeline.predictions import encode_examples
-from qdqbert.task_kinds import TaskSettings
 from scoring import CALIBRATION_EXAMPLES, TestSet
 
 # isort: split

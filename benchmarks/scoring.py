@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
-from qdqbert.checkpoint.body import GraphBody
-from qdqbert.checkpoint.demo import demo_checkpoint
-from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.choices import EngineName
 from qdqbert.data import texts as resources
 from qdqbert.data.rows.data import Columns
+from qdqbert.encoders.checkpoint.body import GraphBody
+from qdqbert.encoders.checkpoint.demo import demo_checkpoint
+from qdqbert.encoders.checkpoint.load import Checkpoint, load_checkpoint
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.engines.registry import open_runner
 from qdqbert.engines.runner import Runner
 from qdqbert.models.quantized import load_model
@@ -32,7 +33,6 @@ from qdqbert.pipeline.predictions import (
     encode_examples,
     predict,
 )
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Predictions
 

@@ -119,7 +119,7 @@ def parse() -> argparse.Namespace:
 
 def models(arguments: argparse.Namespace, root: Path, texts: Sequence[str]) -> Iterator[Model]:
     """Make the checkpoints, each when it is needed."""
-    from qdqbert.checkpoint.demo import demo_checkpoint
+    from qdqbert.encoders.checkpoint.demo import demo_checkpoint
 
     if arguments.splade and is_wanted("SPLADE, given", arguments.only):
         yield Model(

@@ -36,13 +36,13 @@ from calibrated import calibrate
 from qdqbert import QuantizeReport, quantize
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.reference.sited_model import SitedModel, quantizing
-from qdqbert.checkpoint.body import GraphBody
-from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.choices import EngineName
 from qdqbert.common.options import Calibration, Quantizers, TaskOptions
 from qdqbert.compat.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.data.tokenizing.encoding import Batch, encode, make_batches
+from qdqbert.encoders.checkpoint.body import GraphBody
+from qdqbert.encoders.checkpoint.load import Checkpoint, load_checkpoint
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import Choices
 from qdqbert.evidence.lowering import (

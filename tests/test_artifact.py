@@ -28,11 +28,11 @@ from qdqbert.artifact import (
     size_bytes,
     writing,
 )
-from qdqbert.checkpoint.tokenizer import load_tokenizer
 from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.common.files import write_json
 from qdqbert.common.options import Calibration
 from qdqbert.data.rows.data import Example, digest_examples
+from qdqbert.encoders.checkpoint.tokenizer import load_tokenizer
 from qdqbert.engines.registry import open_runner
 from qdqbert.targets import TARGETS
 

@@ -43,10 +43,10 @@ from jina_models import save_embedder
 from ports import free_port
 from qdqbert.artifact import QUANTIZATION_FORMAT, TRAINING_FORMAT
 from qdqbert.calibration.ranges_file import FORMAT as RANGES_FORMAT
-from qdqbert.checkpoint.demo import demo_checkpoint
 from qdqbert.cli import main
 from qdqbert.cli._commands import COMMANDS
 from qdqbert.common.options import declared_options
+from qdqbert.encoders.checkpoint.demo import demo_checkpoint
 from qdqbert.encoders.stored import FORMAT as CONFIG_FORMAT
 from qdqbert.engines.native.storage import FORMAT as NATIVE_FORMAT
 from qdqbert.graph.writer import IR_VERSION

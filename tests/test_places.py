@@ -6,8 +6,8 @@ import ast
 from pathlib import Path
 
 import qdqbert
+from qdqbert.encoders.task_kinds import TASK_NAMES
 from qdqbert.engines.native.schema import LINEARS, NORMS, ROUNDINGS
-from qdqbert.task_kinds import TASK_NAMES
 
 SOURCE = Path(qdqbert.__file__).parent
 MOST_FILES = 3

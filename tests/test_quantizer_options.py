@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
 import qdqbert
-from qdqbert.checkpoint.configuration import quantizer_options_of
-from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.common.errors import QdqBertError, SpecError, UnmatchedRuleError
+from qdqbert.encoders.checkpoint.configuration import quantizer_options_of
+from qdqbert.encoders.checkpoint.families import FAMILIES, family_of
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.recipes import QKV_WEIGHTS, QuantizerOptions, build_recipe, fused_groups
 from qdqbert.quantization.spec import Range, Site, TensorSpec, resolve

@@ -20,7 +20,7 @@ from onnxruntime.quantization import (
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from transformers import AutoTokenizer
 
-from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.graph.writer import make_graph

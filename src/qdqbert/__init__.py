@@ -12,7 +12,6 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     __version__: str
-    from qdqbert.checkpoint.configuration import QDQBertConfig as QDQBertConfig
     from qdqbert.common.errors import CalibrationError as CalibrationError
     from qdqbert.common.errors import CheckpointError as CheckpointError
     from qdqbert.common.errors import DataFileError as DataFileError
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from qdqbert.common.progress import Progress as Progress
     from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer as TensorQuantizer
     from qdqbert.compat.tensor_quant import QuantDescriptor as QuantDescriptor
+    from qdqbert.encoders.checkpoint.configuration import QDQBertConfig as QDQBertConfig
     from qdqbert.evidence.fidelity import Fidelity as Fidelity
     from qdqbert.evidence.latency import Timing as Timing
     from qdqbert.evidence.lowering import LoweringCheck as LoweringCheck
@@ -138,7 +138,7 @@ _MODULES = {
     "Progress": "qdqbert.common.progress",
     "push": "qdqbert.verbs.push",
     "PushReport": "qdqbert.reporting.push",
-    "QDQBertConfig": "qdqbert.checkpoint.configuration",
+    "QDQBertConfig": "qdqbert.encoders.checkpoint.configuration",
     "QdqBertError": "qdqbert.common.errors",
     "QDQBertForMaskedLM": "qdqbert.models.modeling",
     "QDQBertForMultipleChoice": "qdqbert.models.modeling",

@@ -36,8 +36,8 @@ from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputE
 from qdqbert.common.files import check_output_place, followed, temporary_places
 from qdqbert.common.json_files import Fields, damaged, read_json, shown
 from qdqbert.encoders.config import Config
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.engines.registry import ENGINES
-from qdqbert.task_kinds import TaskSettings
 
 MODEL = "model.onnx"
 RANGES = "ranges.safetensors"
@@ -183,7 +183,7 @@ class Artifact:
         """
         from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
-        from qdqbert.checkpoint.configuration import register_config
+        from qdqbert.encoders.checkpoint.configuration import register_config
 
         # Folders of earlier versions have the config of a QDQBERT model.
         register_config()
@@ -310,8 +310,8 @@ def _check_checkpoint(folder: Path) -> None:
     Raises:
         CheckpointError: It has no weights that are read, or is of another family.
     """
-    from qdqbert.checkpoint.folder import check_name, read_known_config
-    from qdqbert.checkpoint.sentence import folder_reader
+    from qdqbert.encoders.checkpoint.folder import check_name, read_known_config
+    from qdqbert.encoders.checkpoint.sentence import folder_reader
 
     check_name(str(folder))
     read_known_config(str(folder), folder_reader(folder), "")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from qdqbert.common.json_files import Fields
 from qdqbert.encoders.config import MOST_CLASSES
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.task_kinds import TaskSettings
 
 _LARGEST_SEED = 2**63 - 1
 

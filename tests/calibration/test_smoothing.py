@@ -11,8 +11,8 @@ from transformers import BertConfig, BertModel
 from calibrated import calibrate
 from qdqbert.calibration.reference.sited_model import SitedModel
 from qdqbert.calibration.smoothing import ChannelObserver, choose_pre_quant_scales
-from qdqbert.checkpoint.families import family_of
 from qdqbert.data.tokenizing.encoding import Batch
+from qdqbert.encoders.checkpoint.families import family_of
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.channel_scales import least_noise_scale
 from qdqbert.quantization.numerics.ranges import Max

@@ -4,12 +4,12 @@ from typing import get_args
 
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.common import choices
+from qdqbert.encoders.task_kinds import TASK_KINDS, TASK_NAMES
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.providers import PROVIDERS
 from qdqbert.quantization.numerics.ranges import Calibrator
 from qdqbert.quantization.recipes import RECIPES, QuantizerOptions
 from qdqbert.targets import TARGETS
-from qdqbert.task_kinds import TASK_KINDS, TASK_NAMES
 from qdqbert.tasks.registry import TASKS
 
 

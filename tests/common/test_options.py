@@ -26,8 +26,8 @@ from qdqbert.common.options import (
     in_groups,
     option,
 )
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.reporting.serve import ServeReport
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions

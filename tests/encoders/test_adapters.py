@@ -21,8 +21,8 @@ from jina_models import (
 )
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.encoders.adapters import adapter_names, check_adapter, merged
-from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
+from qdqbert.encoders.of_checkpoint import read_encoder
 from qdqbert.encoders.weights import Weights
 
 CONFIG = Config(values={**ROTARY, **LORA})

@@ -7,7 +7,7 @@ import transformers
 
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.encoders.config import Config
-from qdqbert.task_kinds import check_classes
+from qdqbert.encoders.task_kinds import check_classes
 
 ABSENT = object()
 NAMES = {

@@ -21,12 +21,12 @@ import transformers
 import encoder_reference
 from encoders.test_families import SIZES
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.families.bert import BERT_DEFAULTS
+from qdqbert.encoders.of_checkpoint import read_encoder
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.encoders.weights import Weights
-from qdqbert.task_kinds import TASK_KINDS
 
 GONE = object()
 Change = Mapping[str, Any]

@@ -13,13 +13,13 @@ import transformers
 
 import encoder_reference
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
+from qdqbert.encoders.of_checkpoint import read_encoder
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.graph.writer import make_graph, write_graph
-from qdqbert.task_kinds import TASK_KINDS
 
 # Odd sizes, so that no axis can be taken for another.
 SIZES = {

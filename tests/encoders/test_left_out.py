@@ -10,11 +10,11 @@ from safetensors.numpy import load_file, save_file
 
 from encoders.test_families import save_model
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
+from qdqbert.encoders.of_checkpoint import read_encoder
+from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.encoders.tensor_files import SAFETENSORS
 from qdqbert.encoders.weights import Weights
-from qdqbert.task_kinds import TaskName
 
 
 def notices_of(folder: Path, task: TaskName, *names: str) -> list[str]:

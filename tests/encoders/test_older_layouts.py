@@ -18,8 +18,8 @@ from encoder_reference import run_text
 from encoders.test_families import SIZES, random_inputs, save_model
 from jina_models import ABSOLUTE, ROTARY, flash_reference, flash_weights
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
+from qdqbert.encoders.of_checkpoint import read_encoder
 from qdqbert.encoders.quantize import round_encoder
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.packed import pack_model

@@ -10,8 +10,8 @@ import pytest
 import transformers
 
 import encoder_reference
-from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.common.errors import CalibrationError, GraphError, UserInputError
+from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.quantize import Choices, quantize_encoder
 from qdqbert.encoders.sites import linear_layers_of
 from qdqbert.evidence.lowering import check_lowering

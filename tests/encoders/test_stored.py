@@ -18,9 +18,9 @@ from torch import Tensor
 from models.test_stored_checkpoints import CLASSES, DATA
 from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import CheckpointError, GraphError
-from qdqbert.encoders.checkpoint import read_encoder
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import family_of
+from qdqbert.encoders.of_checkpoint import read_encoder
 from qdqbert.encoders.quantize import Choices, Specs
 from qdqbert.encoders.stored import read_stored
 from qdqbert.encoders.weights import Weights

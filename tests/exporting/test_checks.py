@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from qdqbert.checkpoint.sample_texts import HARD
 from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint.sample_texts import HARD
 from qdqbert.exporting.checks import check_results, check_tokens, expected_results
 from qdqbert.exporting.samples import check_pairs, check_texts
 from qdqbert.exporting.source import open_source

@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from conftest import BERT_SPECIAL, make_tokenizer
-from qdqbert.checkpoint.sample_texts import HARD, SPECIAL_TOKENS
+from qdqbert.encoders.checkpoint.sample_texts import HARD, SPECIAL_TOKENS
 from qdqbert.exporting.tokenizer_file import equivalent_tokenizer
 
 

@@ -19,8 +19,8 @@ import pytest
 import qdqbert
 from browsers import SEND, Browser, npm_install
 from conftest import TEXTS
-from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.exporting.source import open_source
 from qdqbert.exporting.transformers_js import TRANSFORMERS_JS
 

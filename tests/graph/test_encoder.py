@@ -16,8 +16,8 @@ import torch
 import transformers
 
 from encoder_reference import check_read, random_inputs
-from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.common.errors import GraphError
+from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.model import TAIL_STATES
 from qdqbert.encoders.sites import linear_layers_of, sites_of
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner

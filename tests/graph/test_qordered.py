@@ -16,11 +16,11 @@ import transformers
 from calibrated import calibrate
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.reference.sited_model import SitedModel, quantizing
-from qdqbert.checkpoint.body import GraphBody
-from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import UserInputError
 from qdqbert.data.tokenizing.encoding import Batch, encode, make_batches
+from qdqbert.encoders.checkpoint.body import GraphBody
+from qdqbert.encoders.checkpoint.load import load_checkpoint
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import Choices
 from qdqbert.evidence.fidelity import sqnr_db

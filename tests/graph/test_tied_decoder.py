@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from encoder_reference import random_inputs
-from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import Choices, quantize_encoder
 from qdqbert.encoders.shared_table import joined, rest_of

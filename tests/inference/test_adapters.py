@@ -25,8 +25,8 @@ from jina_models import (
     save_embedder,
     save_nano,
 )
-from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.common.errors import CheckpointError, ModelClosedError, UserInputError
+from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.serving.app import build_app
 
 TEXTS = ["the old house", "a train to the city", "dog"]

@@ -13,8 +13,8 @@ import torch
 import transformers
 
 import qdqbert
-from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.common.errors import CheckpointError, QdqBertError, UserInputError
+from qdqbert.encoders.checkpoint.load import load_checkpoint
 
 TEXTS = ["the old house", "a good book"]
 

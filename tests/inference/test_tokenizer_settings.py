@@ -18,10 +18,10 @@ import transformers
 from tokenizers import pre_tokenizers
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-from qdqbert.checkpoint.load import describe_checkpoint
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer, write_tokenizer
 from qdqbert.common.errors import CheckpointError
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.checkpoint.load import describe_checkpoint
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer, write_tokenizer
 from qdqbert.inference.float_checkpoint import open_float_checkpoint
 from qdqbert.inference.float_checkpoint.folder import WITH_TYPES
 

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from qdqbert.calibration.reference.sited_model import SitedModel, observing
-from qdqbert.checkpoint.families import FAMILIES
+from qdqbert.encoders.checkpoint.families import FAMILIES
 from qdqbert.insert.blocks import BLOCKS
 from qdqbert.insert.sited import insert_quantizers_
 

@@ -10,8 +10,8 @@ import torch
 import transformers
 
 import qdqbert
-from qdqbert.checkpoint.families import family_of
 from qdqbert.common.errors import CheckpointError
+from qdqbert.encoders.checkpoint.families import family_of
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.recipes import SYMMETRIC, WEIGHT, build_recipe
 

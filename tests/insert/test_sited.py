@@ -9,9 +9,9 @@ import transformers
 
 from calibrated import calibrate
 from qdqbert.calibration.reference.sited_model import linear_weights, observing, quantizing
-from qdqbert.checkpoint.families import FAMILIES
 from qdqbert.common.errors import CalibrationError, CheckpointError
 from qdqbert.data.tokenizing.encoding import Batch
+from qdqbert.encoders.checkpoint.families import FAMILIES
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import WIDE_INPUTS

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 import qdqbert
 from qdqbert import QuantizerOptions, TensorQuantizer
 from qdqbert.calibration.statistics import calibrator_of
-from qdqbert.checkpoint.families import family_of
 from qdqbert.common.errors import CalibrationError, SpecError, UnmatchedRuleError
+from qdqbert.encoders.checkpoint.families import family_of
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics import histogram
 from qdqbert.quantization.numerics.ranges import choose_range

@@ -12,7 +12,7 @@ import pytest
 
 import qdqbert
 from conftest import ID2LABEL, TEXTS
-from qdqbert.checkpoint.tokenizer import load_tokenizer
+from qdqbert.encoders.checkpoint.tokenizer import load_tokenizer
 
 TEST = "--calibration-data texts.txt --no-benchmark --target native --output out"
 COMMANDS = {

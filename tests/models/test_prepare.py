@@ -19,9 +19,9 @@ from qdqbert import QuantizerOptions
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.quantizers.quantizer import Quantizer
 from qdqbert.calibration.reference.sited_model import SitedModel, quantizing, site_of, sited_model
-from qdqbert.checkpoint.families import FAMILIES, family_of
 from qdqbert.common.errors import QdqBertError, SpecError, UnmatchedRuleError, UserInputError
 from qdqbert.data.tokenizing.encoding import Batch
+from qdqbert.encoders.checkpoint.families import FAMILIES, family_of
 from qdqbert.insert.modules import ATTENTION
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.models.quantized import load_model

@@ -12,6 +12,7 @@ import pytest
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.common.options import Limits
 from qdqbert.data.rows.data import Example
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.evidence.fidelity import compare
 from qdqbert.pipeline.predictions import Baseline
 from qdqbert.pipeline.trials import Trials, layer_sensitivity
@@ -19,7 +20,6 @@ from qdqbert.quantization.recipes import build_recipe
 from qdqbert.quantization.spec import TensorSpec
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Plan
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.registry import TASKS
 
 EXAMPLES = 400

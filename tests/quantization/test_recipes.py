@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
-from qdqbert.checkpoint.families import family_of
 from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint.families import family_of
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.recipes import (
     AFFINE,

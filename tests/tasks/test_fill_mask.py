@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import CheckpointError, DataFileError
 from qdqbert.data.rows.data import Columns, Example
 from qdqbert.data.tokenizing.encoding import Batch, make_batches
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.checkpoint.load import load_checkpoint
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks import fill_mask
 from qdqbert.tasks.fill_mask import FILL_MASK as TASK
 from qdqbert.tasks.fill_mask import mask_tokens

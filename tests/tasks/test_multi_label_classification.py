@@ -14,7 +14,7 @@ import qdqbert
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Columns, Example
 from qdqbert.data.tokenizing.encoding import Encoded
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION as TASK
 from qdqbert.tasks.multi_label_classification import labels_of
 from qdqbert.tasks.task import Features

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Columns, Dataset, Example
 from qdqbert.data.tokenizing.encoding import Encoded, make_batches
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.checkpoint.load import load_checkpoint
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.multiple_choice import MULTIPLE_CHOICE as TASK
 from qdqbert.tasks.multiple_choice import ChoiceExample
 from qdqbert.tasks.registry import TASKS

@@ -6,7 +6,7 @@ import pytest
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Columns, Example
 from qdqbert.data.tokenizing.encoding import Encoded
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.next_sentence_prediction import NEXT_SENTENCE_PREDICTION as TASK
 from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Features

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from conftest import TEXTS
-from qdqbert.checkpoint.sentence import ModelSettings
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.progress import Silent
 from qdqbert.data.rows.data import Example
+from qdqbert.encoders.checkpoint.sentence import ModelSettings
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.pipeline.source import ModelPath, open_source
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.prompts import prompts_of
 
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.data.rows.data import Columns, Dataset
 from qdqbert.data.tokenizing.encoding import make_batches
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.question_answering import QUESTION_ANSWERING as TASK
 from qdqbert.tasks.questions import Answer, QuestionExample, read_questions
 from qdqbert.tasks.task import Features

@@ -15,10 +15,10 @@ import qdqbert
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.progress import progress_of
 from qdqbert.data.rows.data import Columns, Example
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.serving.app import build_app
 from qdqbert.serving.models import open_models
 from qdqbert.serving.options import ServerOptions
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.regression import ONE_SCORE, REGRESSION, Regressor, numbers_of
 from qdqbert.tasks.reranking import Reranker
 from qdqbert.tasks.task import Features

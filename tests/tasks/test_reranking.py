@@ -19,7 +19,7 @@ from qdqbert.data.rows import data
 from qdqbert.data.rows.data import Columns
 from qdqbert.data.rows.lines import read_lines
 from qdqbert.data.tokenizing.encoding import Encoded
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks import ranking_metrics
 from qdqbert.tasks.reranking import RERANKING as TASK
 from qdqbert.tasks.reranking import RankingExample

@@ -8,8 +8,8 @@ import pytest
 from qdqbert.data.rows.conll import TokenExample
 from qdqbert.data.rows.data import Example
 from qdqbert.data.tokenizing.encoding import Encoded
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.evidence.intervals import difference_interval
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.regression import ONE_SCORE
 from qdqbert.tasks.reranking import RERANKING, RankingExample

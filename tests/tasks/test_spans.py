@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.spans import predict
 
 CONTEXT = "the cat was on the old tree . rain came down by the river"

@@ -5,7 +5,7 @@ import pytest
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.conll import TokenExample
 from qdqbert.data.rows.data import Columns, Dataset, Example
-from qdqbert.task_kinds import TASK_NAMES
+from qdqbert.encoders.task_kinds import TASK_NAMES
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.multiple_choice import ChoiceExample
 from qdqbert.tasks.questions import Answer as QuestionAnswer

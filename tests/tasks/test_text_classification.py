@@ -5,13 +5,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Columns, Dataset, Example
 from qdqbert.data.tokenizing.encoding import Encoded
+from qdqbert.encoders.checkpoint.load import load_checkpoint
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Features
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION as TASK

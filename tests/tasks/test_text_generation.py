@@ -5,12 +5,12 @@ import copy
 import numpy as np
 import pytest
 
-from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Columns, Example
 from qdqbert.data.tokenizing.encoding import make_batches
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.checkpoint.load import load_checkpoint
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Features
 from qdqbert.tasks.text_generation import TEXT_GENERATION as TASK

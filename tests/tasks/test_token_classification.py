@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast, RobertaTokenizer
 
-from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.conll import TokenExample, read_sentences
 from qdqbert.data.rows.data import Columns, Dataset
 from qdqbert.data.tokenizing.encoding import Batch, Encoded, make_batches
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.checkpoint.load import load_checkpoint
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.task import Features
 from qdqbert.tasks.token_classification import TOKEN_CLASSIFICATION as TASK
 

@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Example
 from qdqbert.data.tokenizing.encoding import Encoded
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.task import Features
 from qdqbert.tasks.tokens import (
     keep_examples,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.tasks.task import IGNORED
 from qdqbert.training.losses import (
     embed,

@@ -24,7 +24,7 @@ import qdqbert
 from qdqbert.common.errors import UserInputError
 from qdqbert.data.rows.data import Columns
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.registry import TASKS
 from task_files import DOC_STRIDE, HEADS, TAGS, sentence, settings_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.model import Activation
-from qdqbert.task_kinds import check_classes
+from qdqbert.encoders.task_kinds import check_classes
 
 # Names of transformers' activation functions.
 _ACTIVATIONS: Mapping[str, Activation] = {

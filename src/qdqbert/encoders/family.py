@@ -9,8 +9,8 @@ from typing import Any
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import Convolution, Embeddings, Head, Layer, Norm, Table
 from qdqbert.encoders.reader import Reader
+from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.encoders.weights import Conversion, Weights
-from qdqbert.task_kinds import TaskName
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

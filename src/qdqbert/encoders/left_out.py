@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.task_kinds import TASK_KINDS, TaskName
+from qdqbert.encoders.task_kinds import TASK_KINDS, TaskName
 
 # Buffers that older versions of transformers saved. They follow from the config.
 _BUFFER = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|embed_positions\.weight)$")

@@ -20,12 +20,12 @@ from qdqbert.calibration.reference.body import Body, to_numpy
 from qdqbert.calibration.reference.sited_model import SitedModel
 from qdqbert.common.choices import EngineName
 from qdqbert.data.tokenizing.encoding import Batch
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.engines.registry import open_runner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import signal_and_noise, to_decibels
 from qdqbert.graph.check import add_teacher_forcing, save_graph
 from qdqbert.graph.writer import layer_input
-from qdqbert.task_kinds import TASK_KINDS
 
 # Layers that agree to 40 dB (`Target.agreement_db`) differ by rounding ties only. With a misplaced
 # scale or bias, agreement is far lower.

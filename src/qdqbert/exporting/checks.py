@@ -11,9 +11,9 @@ import onnxruntime
 from numpy.typing import NDArray
 
 import qdqbert.inference.load
-from qdqbert.checkpoint.sample_texts import HARD
 from qdqbert.common.errors import UserInputError
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.checkpoint.sample_texts import HARD
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.evidence.fidelity import to_decibels
 from qdqbert.exporting.samples import check_pairs, check_texts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from qdqbert.checkpoint.sample_texts import HARD
 from qdqbert.data.texts import heldout_examples
+from qdqbert.encoders.checkpoint.sample_texts import HARD
 
 _PLAIN_TEXTS = 12
 

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qdqbert.artifact import Artifact, open_artifact
-from qdqbert.checkpoint.cross_encoder import Activation
-from qdqbert.checkpoint.sentence import (
+from qdqbert.common.choices import EngineName, ExportedOutputs, TargetName
+from qdqbert.common.errors import UserInputError
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.checkpoint.cross_encoder import Activation
+from qdqbert.encoders.checkpoint.sentence import (
     ModelSettings,
     SentenceHead,
     folder_reader,
     read_model_settings,
     read_sentence_head,
 )
-from qdqbert.common.choices import EngineName, ExportedOutputs, TargetName
-from qdqbert.common.errors import UserInputError
-from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.task_kinds import TASK_KINDS
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.tasks.text_classification import usual_function
 
 LAST_HIDDEN_STATE: Literal["last_hidden_state"] = "last_hidden_state"

@@ -26,6 +26,7 @@ from qdqbert.common.files import write_json
 from qdqbert.common.json_files import read_json
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER_CONFIG, set_limits
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.exporting.checks import Item, check_graph
 from qdqbert.exporting.format import Format
@@ -36,7 +37,6 @@ from qdqbert.exporting.source import (
     Source,
     pooling_of,
 )
-from qdqbert.task_kinds import TASK_KINDS
 
 GRAPH = Path("onnx/model_quantized.onnx")
 

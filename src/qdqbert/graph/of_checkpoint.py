@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from qdqbert.checkpoint.load import Checkpoint
-from qdqbert.encoders.checkpoint import read_encoder
+from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.of_checkpoint import read_encoder
 from qdqbert.encoders.weights import Weights
 
 # Parts of the names of a quantizer's own parameters.

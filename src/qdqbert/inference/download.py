@@ -33,7 +33,7 @@ def download_settings(name: str) -> Path:
     Raises:
         CheckpointError: The hub has no such model, or cannot be reached.
     """
-    from qdqbert.checkpoint.hub import check_hub_model
+    from qdqbert.encoders.checkpoint.hub import check_hub_model
 
     check_hub_model(name)
     return _download(name, None, ["*.json", CHECKSUMS])
@@ -59,6 +59,6 @@ def download_graph(name: str, artifact: Artifact, model: Path) -> None:
 
 def _download(name: str, commit: str | None, files: list[str]) -> Path:
     # It loads the hub's library, which local folders do not need.
-    from qdqbert.checkpoint.hub import download
+    from qdqbert.encoders.checkpoint.hub import download
 
     return download(name, files, commit=commit)

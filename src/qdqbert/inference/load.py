@@ -21,6 +21,7 @@ from qdqbert.common.options import check_arguments
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER
 from qdqbert.encoders.peft import ADAPTER_CONFIG
+from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.registry import open_runner
@@ -42,7 +43,6 @@ from qdqbert.runtime.batches import BatchPlan
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import Schedule, Scheduler
-from qdqbert.task_kinds import TaskName
 from qdqbert.tasks.registry import TASKS, model_for
 
 _LOGGER = logging.getLogger("qdqbert")
@@ -330,7 +330,7 @@ def open_folder(
         with showing(str(path), folder):
             return open_artifact(folder, requires_graphs=not is_on_hub)
     if is_on_hub and has_settings(folder):
-        from qdqbert.checkpoint.hub import download_weights
+        from qdqbert.encoders.checkpoint.hub import download_weights
 
         # It refuses what cannot be run before weights are downloaded.
         download_weights(
@@ -355,7 +355,7 @@ def open_folder(
     if not folder.exists():
         raise CheckpointError(f"Folder {str(path)!r} does not exist. Check the path.")
     if (folder / ADAPTER_CONFIG).is_file():
-        from qdqbert.checkpoint.folder import only_an_adapter
+        from qdqbert.encoders.checkpoint.folder import only_an_adapter
 
         raise only_an_adapter(str(path))
     if is_on_hub or (folder.is_dir() and not has_settings(folder)):
@@ -365,7 +365,7 @@ def open_folder(
             f"neither {QUANTIZATION} nor config.json with weights."
         )
     if folder.is_dir():
-        from qdqbert.checkpoint.folder import without_weights
+        from qdqbert.encoders.checkpoint.folder import without_weights
 
         raise without_weights(folder)
     return open_artifact(folder)

@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 
 from qdqbert.common.choices import EngineName, KernelName, Precision, ProviderName, TargetName
 from qdqbert.common.objects import ModelLike
-from qdqbert.task_kinds import TaskName
+from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.fill_mask import MaskFiller
 from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder

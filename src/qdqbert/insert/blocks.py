@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from qdqbert.checkpoint.docstrings import importing_models
+from qdqbert.encoders.checkpoint.docstrings import importing_models
 from qdqbert.insert.modules import quantized_attention, residual_sum
 
 with importing_models():

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from qdqbert.calibration.quantizers.quantizer import Quantizer
 from qdqbert.calibration.reference.factory import QuantizerFactory
-from qdqbert.checkpoint.families import Family
 from qdqbert.common.errors import CheckpointError
+from qdqbert.encoders.checkpoint.families import Family
 from qdqbert.quantization.spec import output_sites
 
 

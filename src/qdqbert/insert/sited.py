@@ -10,8 +10,8 @@ from torch import nn
 from qdqbert.calibration.reference.factory import PLAIN, QuantizerFactory
 from qdqbert.calibration.reference.modules import QuantEmbedding
 from qdqbert.calibration.reference.sited_model import SitedModel, sited_model
-from qdqbert.checkpoint.families import Family, LayerSites
 from qdqbert.common.errors import CheckpointError
+from qdqbert.encoders.checkpoint.families import Family, LayerSites
 from qdqbert.insert.blocks import BLOCKS, quantized_block
 from qdqbert.insert.modules import (
     ATTENTION,
@@ -41,8 +41,8 @@ def insert_quantizers_(
 
     A layer of BERT gets 20 quantizers, as in QDQBERT: 6 linear layers x (input, weight), 4 inputs
     of the attention matmuls, and 2 inputs at each of 2 residual adds. For other families see
-    `qdqbert.checkpoint.families`. Each embedding table gets one. Parameters keep their names. All
-    quantizers are disabled.
+    `qdqbert.encoders.checkpoint.families`. Each embedding table gets one. Parameters keep their
+    names. All quantizers are disabled.
 
     Args:
         model: A transformers model.

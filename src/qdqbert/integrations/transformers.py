@@ -35,7 +35,7 @@ import transformers
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from qdqbert.checkpoint.tokenizer import load_tokenizer
+from qdqbert.encoders.checkpoint.tokenizer import load_tokenizer
 
 _PIPELINES = {
     "text-classification": ("text-classification", "zero-shot-classification"),

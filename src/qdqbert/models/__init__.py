@@ -3,7 +3,7 @@
 Importing this module registers it with `AutoModel`, `AutoModelFor...`, `AutoConfig` and `pipeline`.
 """
 
-from qdqbert.checkpoint.configuration import QDQBertConfig
+from qdqbert.encoders.checkpoint.configuration import QDQBertConfig
 from qdqbert.models.modeling import (
     QDQBertForMaskedLM,
     QDQBertForMultipleChoice,

@@ -15,10 +15,10 @@ from qdqbert.calibration.passes import CalibrationPlan
 from qdqbert.calibration.processes import is_shared
 from qdqbert.calibration.reference.sited_model import SitedModel, linear_weights, sited_model
 from qdqbert.calibration.statistics import MergeableObserver, calibrator_of
-from qdqbert.checkpoint.configuration import quantizer_options_of, recipe_of
 from qdqbert.common.choices import CalibratorName
 from qdqbert.common.errors import SpecError
 from qdqbert.common.keywords import suggest_keywords
+from qdqbert.encoders.checkpoint.configuration import quantizer_options_of, recipe_of
 from qdqbert.models.quantized import set_options_
 from qdqbert.models.state import apply_calibration_
 from qdqbert.quantization.recipes import PERCENTILE, QuantizerOptions, build_recipe

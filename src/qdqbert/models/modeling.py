@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import transformers
 
-from qdqbert.checkpoint.configuration import QDQBertConfig, register_config
-from qdqbert.checkpoint.docstrings import importing_models
 from qdqbert.compat.factory import ToolkitFactory
+from qdqbert.encoders.checkpoint.configuration import QDQBertConfig, register_config
+from qdqbert.encoders.checkpoint.docstrings import importing_models
 from qdqbert.models.quantized import QuantizedModel
 
 with importing_models():

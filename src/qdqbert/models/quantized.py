@@ -20,15 +20,11 @@ from torch import nn
 from qdqbert.calibration.quantizers.quantizer import Quantizer
 from qdqbert.calibration.reference.factory import PLAIN, QuantizerFactory
 from qdqbert.calibration.reference.sited_model import SitedModel, sited_model
-from qdqbert.checkpoint.configuration import (
-    excluded_of,
-    quantizer_options_of,
-    recipe_of,
-)
-from qdqbert.checkpoint.families import family_of
-from qdqbert.checkpoint.load import Checkpoint, check_positions, load_checkpoint
-from qdqbert.checkpoint.weights import check_shapes
 from qdqbert.common.errors import CheckpointError, SpecError, UserInputError
+from qdqbert.encoders.checkpoint.configuration import excluded_of, quantizer_options_of, recipe_of
+from qdqbert.encoders.checkpoint.families import family_of
+from qdqbert.encoders.checkpoint.load import Checkpoint, check_positions, load_checkpoint
+from qdqbert.encoders.checkpoint.weights import check_shapes
 from qdqbert.encoders.stored import BUFFERS, ENDS, check_format, quantizes_like_graphs, wrong_range
 from qdqbert.insert.modules import ATTENTION, register_attention
 from qdqbert.insert.sited import insert_quantizers_

@@ -18,14 +18,14 @@ from qdqbert.artifact import (
     size_bytes,
 )
 from qdqbert.calibration.ranges_file import write_ranges
-from qdqbert.checkpoint.card import CARD, read_card_data
-from qdqbert.checkpoint.configuration import config_of_graph
-from qdqbert.checkpoint.cross_encoder import write_cross_encoder
-from qdqbert.checkpoint.load import finder_of
-from qdqbert.checkpoint.sentence import SentenceHead
-from qdqbert.checkpoint.tokenizer import write_tokenizer
 from qdqbert.common.files import write_bytes, write_json
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.encoders.checkpoint.card import CARD, read_card_data
+from qdqbert.encoders.checkpoint.configuration import config_of_graph
+from qdqbert.encoders.checkpoint.cross_encoder import write_cross_encoder
+from qdqbert.encoders.checkpoint.load import finder_of
+from qdqbert.encoders.checkpoint.sentence import SentenceHead
+from qdqbert.encoders.checkpoint.tokenizer import write_tokenizer
 from qdqbert.evidence.lengths import TextLengths, text_lengths
 from qdqbert.evidence.reports import TargetReport
 from qdqbert.evidence.verification import write_rows

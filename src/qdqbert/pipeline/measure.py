@@ -12,6 +12,7 @@ from qdqbert.common.machine import release_memory
 from qdqbert.common.options import Limits
 from qdqbert.common.progress import Progress
 from qdqbert.data.tokenizing.encoding import Batch, first_rows
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.engines.registry import float_engine, is_installed, open_runner
 from qdqbert.evidence.latency import ROUNDS, Candidate, Timing, time_candidates, usual_shapes
 from qdqbert.evidence.lowering import Reference, check_lowering, layer_fidelity
@@ -28,7 +29,6 @@ from qdqbert.pipeline.trials import Trials, layer_sensitivity
 from qdqbert.pipeline.verification import make_rows
 from qdqbert.targets import target_named
 from qdqbert.targets.target import Plan
-from qdqbert.task_kinds import TASK_KINDS
 
 # Name of the float graph among the graphs that are timed, which no target has.
 _REFERENCE = "reference"

@@ -16,6 +16,7 @@ from qdqbert.data.rows.data import fingerprint
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.encoding import Batch, make_batch, make_batches
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.evidence.batch_invariance import BatchInvariance, compare_alone
 from qdqbert.evidence.fidelity import (
@@ -40,7 +41,6 @@ from qdqbert.evidence.limits import (
     metric_differences,
 )
 from qdqbert.evidence.predictions import ChangedExample, changed_examples, changed_rows
-from qdqbert.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.tasks.task import (
     Answer,
     Decisions,

@@ -12,13 +12,14 @@ import numpy as np
 
 from qdqbert.artifact import Artifact, rows_of
 from qdqbert.calibration.calibration import CalibrationResult
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.machine import release_memory
 from qdqbert.common.options import TaskOptions
 from qdqbert.common.progress import Progress
 from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.engines.runner import Outputs
 from qdqbert.pipeline.examples import ChosenExamples, Data, choose_examples
 from qdqbert.pipeline.messages import limit_warnings
@@ -44,7 +45,6 @@ from qdqbert.pipeline.sited import SitedSource
 from qdqbert.pipeline.source import Source
 from qdqbert.quantization.search.units import int8_percent
 from qdqbert.targets.target import Plan, Target
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.small_vectors import VectorRanges
 from qdqbert.tasks.task import Encoder, Prediction
 

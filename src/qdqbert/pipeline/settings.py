@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import is_artifact
-from qdqbert.checkpoint.folder import check_name
 from qdqbert.common.choices import CalibratorName
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.objects import SavedModel
 from qdqbert.common.options import Calibration, Quantizers, TaskOptions
 from qdqbert.data.rows.data import check_readable
+from qdqbert.encoders.checkpoint.folder import check_name
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.quantization.recipes import PERCENTILE, QuantizerOptions
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.task import Task
 
 # Options that name data.

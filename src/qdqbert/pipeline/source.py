@@ -15,26 +15,27 @@ from qdqbert.artifact import read_training
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.reference.sited_encoder import SitedEncoder
 from qdqbert.calibration.reference.sited_model import sited_model
-from qdqbert.checkpoint.cross_encoder import CrossEncoderFiles
-from qdqbert.checkpoint.families import family_of
-from qdqbert.checkpoint.load import (
+from qdqbert.common.choices import PoolingMode
+from qdqbert.common.errors import UserInputError, naming
+from qdqbert.common.options import Onnx, is_onnx_file
+from qdqbert.common.progress import Progress
+from qdqbert.encoders.adapters import merged
+from qdqbert.encoders.checkpoint.cross_encoder import CrossEncoderFiles
+from qdqbert.encoders.checkpoint.families import family_of
+from qdqbert.encoders.checkpoint.load import (
     Checkpoint,
     Description,
     check_vocabulary,
     describe_checkpoint,
     load_described,
 )
-from qdqbert.checkpoint.text_heads import TextHead
-from qdqbert.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
-from qdqbert.common.choices import PoolingMode
-from qdqbert.common.errors import UserInputError, naming
-from qdqbert.common.options import Onnx, is_onnx_file
-from qdqbert.common.progress import Progress
-from qdqbert.encoders.adapters import merged
-from qdqbert.encoders.checkpoint import read_encoder, with_expansion
+from qdqbert.encoders.checkpoint.text_heads import TextHead
+from qdqbert.encoders.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.of_checkpoint import read_encoder, with_expansion
 from qdqbert.encoders.sites import sites_of
+from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.runner import Runner
 from qdqbert.graph.imported.graph_runner import GraphRunner
@@ -45,7 +46,6 @@ from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.quantization.recipes import QuantizerOptions
 from qdqbert.quantization.spec import Site, SiteGroup, TensorSpec
-from qdqbert.task_kinds import TaskName
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Task
 
@@ -253,7 +253,7 @@ def _read_float(model: ModelPath, found: Description) -> Source:
 def _read_stored(model: ModelPath, found: Description) -> Source:
     """Read the weights and the quantizers of a checkpoint, by the classes that trained them."""
     # These load transformers' models.
-    from qdqbert.checkpoint.configuration import quantizer_options_of, recipe_of
+    from qdqbert.encoders.checkpoint.configuration import quantizer_options_of, recipe_of
     from qdqbert.models.quantized import class_for
     from qdqbert.models.state import stored_calibration, stored_specs
 

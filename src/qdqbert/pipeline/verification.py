@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from qdqbert.common.choices import VerificationData
 from qdqbert.data import texts as resources
 from qdqbert.encoders.heads import EMBEDDING
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.verification import VerificationRow
 from qdqbert.pipeline.prepare import Ready
-from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tasks.texts import encode_texts
 
 _ROWS = 16

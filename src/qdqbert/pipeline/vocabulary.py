@@ -16,9 +16,9 @@ from qdqbert.common.progress import Progress
 from qdqbert.data.rows.lines import counted, read_lines
 from qdqbert.data.tokenizing.trimming import ids_of_scripts, trimmed, used_ids
 from qdqbert.encoders.model import EncoderModel, Linear
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.source import Source
-from qdqbert.task_kinds import TASK_KINDS
 
 _BATCH = 1000
 

@@ -12,9 +12,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from typing_extensions import TypedDict
 
-from qdqbert.checkpoint.cross_encoder import Activation
-from qdqbert.checkpoint.sentence import choose_prompt
 from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint.cross_encoder import Activation
+from qdqbert.encoders.checkpoint.sentence import choose_prompt
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.tokens import Token
 from qdqbert.serving.fields import Body, Refused, Renamed, Truncation, in_parameters

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.checkpoint.sentence import MODEL_SETTINGS, model_settings
 from qdqbert.common.errors import DataFileError
 from qdqbert.common.objects import Rows
 from qdqbert.data.rows.columns import Row, quoted, resolve_columns
@@ -19,8 +18,9 @@ from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, open_t
 from qdqbert.data.rows.lines import counted, row_name
 from qdqbert.data.tokenizing.encoding import Encoded, encode, padding_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.checkpoint.sentence import MODEL_SETTINGS, model_settings
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.embedding_jobs import sentence_vectors
 from qdqbert.tasks.logits import score_answers

@@ -21,6 +21,7 @@ from qdqbert.common.keywords import suggest_keywords
 from qdqbert.data.rows.data import read_dataset
 from qdqbert.data.tables.rows import Column
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_text, check_whole, listed_texts
 from qdqbert.runtime.model import Model, TextEncoder
@@ -28,7 +29,6 @@ from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.task import (
     IGNORED,

@@ -9,10 +9,10 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint.cross_encoder import Activation
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.metrics import accuracy
 from qdqbert.tasks.task import (
     Answer,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Dataset, Example, check_each, labels_place, read_dataset
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import class_named, class_of, name_classes, new_names, sorted_names
 from qdqbert.tasks.logits import apply, confused_classes, logit_predictions
 from qdqbert.tasks.metrics import multi_label_scores

@@ -15,20 +15,20 @@ from typing import Any, Literal, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.checkpoint.multi_vector import MultiVectorHead, TokenRules, read_token_rules
-from qdqbert.checkpoint.sentence import MODEL_SETTINGS, Kind, model_settings
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.progress import progress_of
 from qdqbert.data.tables.rows import Column
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead, TokenRules, read_token_rules
+from qdqbert.encoders.checkpoint.sentence import MODEL_SETTINGS, Kind, model_settings
+from qdqbert.encoders.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.runtime.batches import Feature, Results
 from qdqbert.runtime.inputs import check_device, check_whole, listed_texts
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.runtime.tensors import converted
-from qdqbert.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION, by_jobs_in_turn
 from qdqbert.tasks.logits import score_answers
 from qdqbert.tasks.max_sim import Vectors, max_sim

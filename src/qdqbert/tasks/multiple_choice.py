@@ -22,13 +22,13 @@ from qdqbert.data.rows.lines import counted, row_name, source_name
 from qdqbert.data.tables.rows import Column
 from qdqbert.data.tokenizing.encoding import Encoded, encode, feature_of, padding_of, stack_padded
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import described, is_text, listed
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.runtime.rows import SCORE, RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.logits import (
     accuracy_score,
     apply,

@@ -9,12 +9,12 @@ from typing import Any, overload
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.objects import Rows
 from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, read_dataset
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.inputs import described, is_pair, listed, text_or_pair
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.routes import Pair, TaskRoute
 from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, always, classes
 from qdqbert.runtime.scheduler import EncodedItem
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.logits import (
     accuracy_score,
     class_answers,

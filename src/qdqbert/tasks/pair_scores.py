@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.checkpoint.cross_encoder import ACTIVATIONS, Activation, activation_of
-from qdqbert.checkpoint.sentence import choose_prompt, read_model_settings
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.progress import progress_of
+from qdqbert.encoders.checkpoint.cross_encoder import ACTIVATIONS, Activation, activation_of
+from qdqbert.encoders.checkpoint.sentence import choose_prompt, read_model_settings
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
     Text,

@@ -17,11 +17,16 @@ from typing import (
     overload,
 )
 
-from qdqbert.checkpoint.sentence import Kind, ModelSettings, choose_prompt, read_model_settings
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.forks import repair_in_child
 from qdqbert.data.tokenizing.chunks import in_chunks
 from qdqbert.data.tokenizing.encoding import feature_of
+from qdqbert.encoders.checkpoint.sentence import (
+    Kind,
+    ModelSettings,
+    choose_prompt,
+    read_model_settings,
+)
 from qdqbert.encoders.family import is_jina_v5
 from qdqbert.runtime.batches import Feature
 from qdqbert.runtime.inputs import check_text

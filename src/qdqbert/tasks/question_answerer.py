@@ -10,6 +10,7 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tables.rows import Column, Kind
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
     check_whole,
@@ -22,7 +23,6 @@ from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat, is_one
 from qdqbert.runtime.scheduler import EncodedItem
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.spans import SpanPrediction, predict, span_logits
 from qdqbert.tasks.task import (
     Prediction,

@@ -23,8 +23,8 @@ from qdqbert.data.rows.squad import scores_v1, scores_v2
 from qdqbert.data.tokenizing.chunks import in_chunks
 from qdqbert.data.tokenizing.encoding import Encoded, padding_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.routes import TaskRoute
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.logits import probabilities
 from qdqbert.tasks.question_answerer import QuestionAnswerer, QuestionWithContext
 from qdqbert.tasks.questions import QuestionExample, read_questions

@@ -10,8 +10,8 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from qdqbert.encoders.task_kinds import TASK_NAMES
 from qdqbert.runtime.model import Model
-from qdqbert.task_kinds import TASK_NAMES
 from qdqbert.tasks.task import Task
 
 

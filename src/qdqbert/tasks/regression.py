@@ -15,8 +15,8 @@ import numpy as np
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.columns import is_number
 from qdqbert.data.rows.data import Dataset, Example, check_each, read_dataset
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.rows import SCORE, RowFormat, always
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.logits import logit_predictions, score_answers
 from qdqbert.tasks.metrics import rmse
 from qdqbert.tasks.multi_label_classification import labels_of

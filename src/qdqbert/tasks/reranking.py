@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.objects import Rows
@@ -23,8 +22,9 @@ from qdqbert.data.rows.columns import Row, is_number
 from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, open_table, read_table
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.checkpoint.cross_encoder import Activation
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.rows import SCORE, RowFormat, always
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.logits import (
     apply,
     logit_predictions,

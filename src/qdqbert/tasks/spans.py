@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.logits import probabilities
 from qdqbert.tasks.task import Prediction
 

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.checkpoint.sentence import Kind
-from qdqbert.checkpoint.sparse_encoder import read_query_weights
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.extras import require
 from qdqbert.common.json_files import Fields, damaged
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.progress import progress_of
 from qdqbert.data.tables.rows import Column
+from qdqbert.encoders.checkpoint.sentence import Kind
+from qdqbert.encoders.checkpoint.sparse_encoder import read_query_weights
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
     check_device,
@@ -35,7 +36,6 @@ from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem, Job
-from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION
 from qdqbert.tasks.prompts import (
     CallOptions,

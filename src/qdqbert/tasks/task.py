@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from qdqbert.data.rows.data import Columns, Dataset, labels_place
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.encoding import Batch, Encoded
+from qdqbert.encoders.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.routes import TaskRoute
-from qdqbert.task_kinds import TASK_KINDS, TaskSettings
 
 if TYPE_CHECKING:
     from qdqbert.common import objects

@@ -11,18 +11,18 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from qdqbert.checkpoint.cross_encoder import Activation
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.data.rows.columns import is_number
 from qdqbert.data.rows.data import Dataset, check_each, labels_place, read_dataset
 from qdqbert.data.tables.rows import Column
+from qdqbert.encoders.checkpoint.cross_encoder import Activation
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.inputs import check_whole, is_pair, listed
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import Pair, TaskRoute
 from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, classes, is_one
 from qdqbert.runtime.scheduler import EncodedItem
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import class_of, name_classes, new_names, plain_number, sorted_names
 from qdqbert.tasks.logits import (
     check_function,

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from qdqbert.data.rows.data import read_dataset
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.task import (
     Answer,
     Features,

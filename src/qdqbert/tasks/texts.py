@@ -10,7 +10,7 @@ from qdqbert.data.rows.data import Dataset, Example
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.encoding import encode
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.task import Features
 
 

@@ -24,13 +24,13 @@ from qdqbert.data.tables.rows import Column, Kind
 from qdqbert.data.tokenizing.chunks import in_chunks
 from qdqbert.data.tokenizing.encoding import Encoded, feature_of, padding_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_whole, listed
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.runtime.rows import RowFormat
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import class_of, name_classes, new_names
 from qdqbert.tasks.entities import EntityCounts, count_entities, find_entities, total
 from qdqbert.tasks.logits import probabilities

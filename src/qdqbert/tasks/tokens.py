@@ -18,7 +18,7 @@ from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.encoding import Encoded
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.task_kinds import TaskSettings
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.task import (
     Answer,
     Decisions,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from qdqbert.checkpoint.body import pool
-from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint.body import pool
+from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.tasks.task import IGNORED
 
 Objective = Literal["labels", "relevance", "similarity", "in-batch"]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from qdqbert.calibration.reference.sited_model import sited_model
-from qdqbert.checkpoint.load import Checkpoint
-from qdqbert.checkpoint.sentence import PooledHead
 from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint.load import Checkpoint
+from qdqbert.encoders.checkpoint.sentence import PooledHead
 from qdqbert.models.quantized import load_model
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Task

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from qdqbert.calibration.quantizers.clip import Clip
-from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.common.errors import TrainingError
+from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.tasks.task import Metric
 from qdqbert.training.checkpoints import last_checkpoint
 from qdqbert.training.dataset import BucketSampler, TrainingDataset

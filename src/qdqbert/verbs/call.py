@@ -30,7 +30,7 @@ from qdqbert.common.options import (
     own_options,
 )
 from qdqbert.common.progress import Progress, progress_of
-from qdqbert.task_kinds import TaskName
+from qdqbert.encoders.task_kinds import TaskName
 
 _P = ParamSpec("_P")
 _Call = TypeVar("_Call", bound="Call")

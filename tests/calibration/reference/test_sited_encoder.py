@@ -9,12 +9,12 @@ import transformers
 
 from qdqbert.calibration.reference.sited_encoder import SitedEncoder
 from qdqbert.calibration.reference.sited_model import observing, quantizing
-from qdqbert.checkpoint.body import GraphBody
-from qdqbert.checkpoint.families import FAMILIES
-from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoders.checkpoint.body import GraphBody
+from qdqbert.encoders.checkpoint.families import FAMILIES
+from qdqbert.encoders.checkpoint.load import load_checkpoint
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.insert.sited import encoder_layers, insert_quantizers_
-from qdqbert.task_kinds import TASK_KINDS
 from task_files import HEADS
 
 LAYOUTS = [name for name in sorted(FAMILIES) if name not in ("camembert", "xlm-roberta")]

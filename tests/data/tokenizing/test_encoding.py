@@ -3,8 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqbert.checkpoint.load import load_checkpoint
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.data.tokenizing.encoding import (
     Batch,
     Encoded,
@@ -14,6 +12,8 @@ from qdqbert.data.tokenizing.encoding import (
     padding_of,
     stack_padded,
 )
+from qdqbert.encoders.checkpoint.load import load_checkpoint
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from calibrated import calibrate
 from encoder_reference import check_read, random_inputs
 from qdqbert.calibration.reference.sited_encoder import SitedEncoder
-from qdqbert.checkpoint.body import pool
-from qdqbert.checkpoint.families import family_of
-from qdqbert.checkpoint.sentence import SentenceHead
 from qdqbert.common.choices import POOLING_MODES
 from qdqbert.data.tokenizing.encoding import Batch
+from qdqbert.encoders.checkpoint.body import pool
+from qdqbert.encoders.checkpoint.families import family_of
+from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.sites import linear_layers_of, sites_of
 from qdqbert.graph.encoder import read_encoder

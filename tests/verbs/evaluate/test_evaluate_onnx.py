@@ -16,9 +16,9 @@ from transformers import AutoTokenizer
 
 import flat
 import qdqbert
-from qdqbert.checkpoint.load import load_checkpoint
 from qdqbert.cli import main
 from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.graph.check import save_graph
 from qdqbert.graph.of_checkpoint import encoder_of
 from qdqbert.graph.writer import make_graph

@@ -192,7 +192,7 @@ def test_files_of_torch_are_downloaded_where_there_are_no_safetensors(
     hub.repositories["me/pickled"] = Repository(private=False, files={**files, **others})
     hub.downloads.clear()
     code = """
-from qdqbert.checkpoint.load import load_checkpoint
+from qdqbert.encoders.checkpoint.load import load_checkpoint
 print(qdqbert.load("me/pickled").encode(["a dog"]).shape)
 print(load_checkpoint("me/pickled").task)
 """

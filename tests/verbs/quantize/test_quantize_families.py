@@ -13,8 +13,8 @@ import transformers
 
 import qdqbert
 from conftest import BERT_SPECIAL, POSITIONS, SIZES, TEXTS, make_tokenizer, spread
-from qdqbert.checkpoint.families import family_of
 from qdqbert.common.errors import CheckpointError
+from qdqbert.encoders.checkpoint.families import family_of
 from qdqbert.encoders.families import FAMILIES as READ
 
 # The layers of ALBERT share their weights, which ONNX Runtime refuses in INT8 on some CPUs. DPR has

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 import flat
 import qdqbert
 from conftest import replace_cats_
-from qdqbert.checkpoint import tokenizer as tokenizers_of_transformers
 from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint import tokenizer as tokenizers_of_transformers
 from qdqbert.engines.registry import is_installed, open_runner
 from qdqbert.evidence.fidelity import sqnr_db
 

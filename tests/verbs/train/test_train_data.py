@@ -11,10 +11,10 @@ import pytest
 import transformers
 
 import flat
-from qdqbert.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.progress import Silent
 from qdqbert.data.rows.data import fingerprint
+from qdqbert.encoders.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.verbs.train.data import (
     TrainingData,

@@ -15,8 +15,8 @@ from qdqbert.cli import main
 from qdqbert.common.choices import SchedulerName
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.options import TaskOptions, command_line, declared_options
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.pipeline.settings import task_options_of
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.question_answering import QUESTION_ANSWERING as QUESTIONS
 from qdqbert.verbs.train import run as train_run
 from qdqbert.verbs.train.options import TrainOptions

@@ -11,7 +11,7 @@ from qdqbert.encoders.heads import answer_spans, decoder, logits, scored_choice
 from qdqbert.encoders.layers import BERT_LAYER, LayerPaths, Sizes, read_layers
 from qdqbert.encoders.model import Activation, Embeddings, Head, Layer, Linear, Norm, Step
 from qdqbert.encoders.reader import Reader
-from qdqbert.task_kinds import TaskName
+from qdqbert.encoders.task_kinds import TaskName
 
 BERT_DEFAULTS: Mapping[str, Any] = {
     "hidden_act": "gelu",

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.heads import EMBEDDING
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.engines.runner import Outputs, Runner
-from qdqbert.task_kinds import TASK_KINDS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

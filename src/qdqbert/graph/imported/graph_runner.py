@@ -13,11 +13,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from qdqbert.checkpoint.tokenizer_and_config import GraphFacts
 from qdqbert.common.choices import EngineName
 from qdqbert.common.errors import CheckpointError, QdqBertError, UserInputError, one_line
 from qdqbert.common.files import temporary_folder
+from qdqbert.encoders.checkpoint.tokenizer_and_config import GraphFacts
 from qdqbert.encoders.heads import EMBEDDING
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.engines.registry import open_runner
 from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.graph.check import save_graph
@@ -25,7 +26,6 @@ from qdqbert.graph.imported.fixed_shapes import FixedShapeRunner, FixedSizes, fi
 from qdqbert.graph.imported.input_output_names import check_rank, name_inputs, name_outputs
 from qdqbert.graph.imported.onnx_file import file_errors, load_graph, stored_bytes
 from qdqbert.graph.imported.tables import longest_input, vocabulary_size
-from qdqbert.task_kinds import TASK_KINDS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.heads import EMBEDDING
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.graph.encoder.probe import INPUTS
-from qdqbert.task_kinds import TASK_KINDS
 
 _ALIASES = {
     "input_ids": ("input_ids", "ids", "tokens", "input.1", "input"),

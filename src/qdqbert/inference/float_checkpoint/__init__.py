@@ -12,10 +12,11 @@ import logging
 from pathlib import Path
 
 from qdqbert.artifact import CONFIG, Artifact, open_artifact, quantize_command
-from qdqbert.checkpoint.folder import refuse_old_pickles
 from qdqbert.common.cache import kept_folder
 from qdqbert.common.choices import Precision
 from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint.folder import refuse_old_pickles
+from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.encoders.tensor_files import has_weights_below
 from qdqbert.engines.native.storage import FORMAT
 from qdqbert.inference.float_checkpoint.closeness import keep_closeness, kept_closeness
@@ -25,7 +26,6 @@ from qdqbert.inference.float_checkpoint.source import (
     limits_pairs,
     read_checkpoint,
 )
-from qdqbert.task_kinds import TaskName
 
 _LOGGER = logging.getLogger("qdqbert")
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import CONFIG, QUANTIZATION, QUANTIZATION_FORMAT
-from qdqbert.checkpoint.multi_vector import MultiVectorHead
-from qdqbert.checkpoint.sentence import file_finder
 from qdqbert.common.choices import Precision
 from qdqbert.common.errors import CalibrationError, CheckpointError, GraphError
 from qdqbert.common.files import write_json
@@ -25,18 +23,20 @@ from qdqbert.data.tokenizing.tokenizer_files import (
     token_text,
     with_named_tokens,
 )
-from qdqbert.encoders.checkpoint import read_encoder, with_expansion
+from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
+from qdqbert.encoders.checkpoint.sentence import file_finder
 from qdqbert.encoders.families import family_of
 from qdqbert.encoders.model import EncoderModel, Pooling
+from qdqbert.encoders.of_checkpoint import read_encoder, with_expansion
 from qdqbert.encoders.quantize import round_encoder
 from qdqbert.encoders.stored import read_stored
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import Packed, save_packed
 from qdqbert.inference.float_checkpoint.source import FloatCheckpoint, limits_pairs
 from qdqbert.targets import TARGETS
 from qdqbert.targets.target import Target
-from qdqbert.task_kinds import TASK_KINDS
 
 # Classes of transformers' tokenizers that make token types. Others make none, although
 # tokenizer.json may have some.

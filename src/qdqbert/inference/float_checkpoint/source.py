@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.artifact import CONFIG
-from qdqbert.checkpoint.cross_encoder import ScoreHead, task_of_files
-from qdqbert.checkpoint.sentence import Layout, SentenceHead, folder_reader, join
-from qdqbert.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.common.cache import kept_digest
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.json_files import parse_object, read_json
@@ -24,13 +21,22 @@ from qdqbert.encoders.adapters import (
     has_adapter_weights,
     merged,
 )
+from qdqbert.encoders.checkpoint.cross_encoder import ScoreHead, task_of_files
+from qdqbert.encoders.checkpoint.sentence import Layout, SentenceHead, folder_reader, join
+from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import family_of
 from qdqbert.encoders.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from qdqbert.encoders.task_kinds import (
+    ENCODER,
+    TASK_KINDS,
+    TaskName,
+    architectures_of,
+    unknown_task,
+)
 from qdqbert.encoders.tensor_files import files_of, has_weights
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.instruction_sets import choose_set
-from qdqbert.task_kinds import ENCODER, TASK_KINDS, TaskName, architectures_of, unknown_task
 
 SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 

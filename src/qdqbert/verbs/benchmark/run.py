@@ -13,13 +13,13 @@ from qdqbert.common.choices import ENGINE_NAMES, EngineName
 from qdqbert.common.errors import CheckpointError, UserInputError, naming
 from qdqbert.common.options import is_onnx_file
 from qdqbert.common.progress import Progress
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.engines.providers import check_provider
 from qdqbert.engines.registry import check_engine, float_engine, is_installed
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.inference.load import open_folder
 from qdqbert.pipeline.settings import check_sequences
 from qdqbert.reporting.benchmark import BenchmarkReport
-from qdqbert.task_kinds import TASK_KINDS
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 
 # A file may not have the size of its vocabulary. Those of BERT models are larger.

@@ -17,6 +17,7 @@ from qdqbert.common.progress import Progress
 from qdqbert.data.rows.data import Dataset, fingerprint, without_rows
 from qdqbert.data.tables.outputs import write_objects
 from qdqbert.data.texts import heldout_examples
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.evidence.limits import check_limits_apply
 from qdqbert.evidence.predictions import (
     CHANGED,
@@ -37,7 +38,6 @@ from qdqbert.pipeline.versions import versions
 from qdqbert.reporting.evaluate import EvaluateReport
 from qdqbert.reporting.page import page
 from qdqbert.runtime.scheduler import Scheduler
-from qdqbert.task_kinds import TaskSettings
 from qdqbert.tasks.task import Predictions
 from qdqbert.verbs.evaluate.faults import find_storage
 from qdqbert.verbs.evaluate.options import EvaluateOptions

@@ -17,14 +17,15 @@ from qdqbert.artifact import (
     rows_of,
     size_bytes,
 )
-from qdqbert.checkpoint.body import GraphBody
-from qdqbert.checkpoint.folder import check_name
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.common.choices import EngineName, PoolingMode, ProviderName, TargetName
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.options import is_onnx_file
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.checkpoint.body import GraphBody
+from qdqbert.encoders.checkpoint.folder import check_name
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoders.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
+from qdqbert.encoders.task_kinds import TaskName, check_classes, head_of
 from qdqbert.engines.registry import check_engine
 from qdqbert.engines.runner import Runner
 from qdqbert.graph.imported.graph_runner import NO_NAMES, GivenNames, open_graph_file
@@ -34,7 +35,6 @@ from qdqbert.models.quantized import load_model
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.settings import input_length
 from qdqbert.runtime.scheduler import Scheduler
-from qdqbert.task_kinds import TaskName, check_classes, head_of
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task
 from qdqbert.verbs.evaluate.options import EvaluateOptions

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qdqbert.checkpoint.demo import DEMO_NAME
 from qdqbert.common.choices import CalibratorName, ScriptName, TargetChoice, VerificationData
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import OptionalData, OptionalModel, OptionalPath, Several
@@ -16,6 +15,7 @@ from qdqbert.common.options import (
     is_onnx_file,
     option,
 )
+from qdqbert.encoders.checkpoint.demo import DEMO_NAME
 from qdqbert.verbs.call import CalibratingCall
 
 

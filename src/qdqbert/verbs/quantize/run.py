@@ -9,12 +9,12 @@ import tempfile
 from pathlib import Path
 
 from qdqbert.artifact import Artifact, writing
-from qdqbert.checkpoint.card import CARD
-from qdqbert.checkpoint.demo import DEMO_NAME, demo_checkpoint
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.files import write_bytes, write_json
 from qdqbert.common.options import command_line
 from qdqbert.common.progress import Progress
+from qdqbert.encoders.checkpoint.card import CARD
+from qdqbert.encoders.checkpoint.demo import DEMO_NAME, demo_checkpoint
 from qdqbert.evidence.checksums import write_checksums
 from qdqbert.evidence.limits import check_limits_apply
 from qdqbert.pipeline.auto.candidates import candidate_targets

@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from qdqbert.artifact import read_training, rows_of
-from qdqbert.checkpoint.cross_encoder import activation_of
-from qdqbert.checkpoint.load import Checkpoint, infer_task, read_config
-from qdqbert.checkpoint.sentence import MODEL_SETTINGS, model_settings
-from qdqbert.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.common.errors import DataFileError, UserInputError, naming
 from qdqbert.common.progress import Progress
 from qdqbert.data.rows.columns import is_number
 from qdqbert.data.rows.data import Dataset, fingerprint, labels_place
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.encoding import Encoded, make_batches
+from qdqbert.encoders.checkpoint.cross_encoder import activation_of
+from qdqbert.encoders.checkpoint.load import Checkpoint, infer_task, read_config
+from qdqbert.encoders.checkpoint.sentence import MODEL_SETTINGS, model_settings
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoders.task_kinds import TASK_KINDS, TaskSettings, head_of, tasks_of
 from qdqbert.pipeline.settings import input_length, task_options_of
-from qdqbert.task_kinds import TASK_KINDS, TaskSettings, head_of, tasks_of
 from qdqbert.tasks.feature_extraction import ContrastExample
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.registry import TASKS, task_for

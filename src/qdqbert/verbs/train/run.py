@@ -15,15 +15,15 @@ from torch import nn
 
 from qdqbert.artifact import TRAINING, TRAINING_FORMAT, read_training, writing
 from qdqbert.calibration.reference.sited_model import sited_model
-from qdqbert.checkpoint.cross_encoder import write_cross_encoder
-from qdqbert.checkpoint.load import Checkpoint, finder_of
-from qdqbert.checkpoint.sentence import PooledHead, SentenceHead
-from qdqbert.checkpoint.tokenizer import write_tokenizer
 from qdqbert.common.errors import MissingExtraError, UserInputError, naming
 from qdqbert.common.files import json_values, write_json
 from qdqbert.common.options import command_line
 from qdqbert.common.progress import Progress, Silent
 from qdqbert.data.rows.lines import counted
+from qdqbert.encoders.checkpoint.cross_encoder import write_cross_encoder
+from qdqbert.encoders.checkpoint.load import Checkpoint, finder_of
+from qdqbert.encoders.checkpoint.sentence import PooledHead, SentenceHead
+from qdqbert.encoders.checkpoint.tokenizer import write_tokenizer
 from qdqbert.models.calibrate import calibrate
 from qdqbert.models.prepare import prepare_with_options
 from qdqbert.models.quantized import load_model

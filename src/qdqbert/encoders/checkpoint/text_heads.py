@@ -1,0 +1,75 @@
+"""Heads of sentence-transformers' models: the modules after the encoder."""
+
+from __future__ import annotations
+
+from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint.cross_encoder import (
+    CrossEncoderFiles,
+    ScoreHead,
+    read_cross_encoder,
+)
+from qdqbert.encoders.checkpoint.multi_vector import (
+    MultiVectorHead,
+    is_multi_vector,
+    read_multi_vector_head,
+)
+from qdqbert.encoders.checkpoint.sentence import (
+    ReadFile,
+    SentenceHead,
+    is_cross_encoder,
+    prompt_notices,
+    read_sentence_head,
+)
+from qdqbert.encoders.checkpoint.sparse_encoder import (
+    SpladeHead,
+    is_sparse_encoder,
+    read_splade_head,
+    splade_head,
+)
+from qdqbert.encoders.task_kinds import TASK_KINDS
+
+TextHead = SentenceHead | SpladeHead | MultiVectorHead | ScoreHead
+"""A head, which makes vectors or scores of token states, or of scores of words."""
+
+
+def read_layout(read: ReadFile) -> TextHead | CrossEncoderFiles | None:
+    """Read sentence-transformers' files of a checkpoint; `None` without such files.
+
+    Raises:
+        CheckpointError: It has a module or a setting that is not supported.
+    """
+    if is_cross_encoder(read):
+        return read_cross_encoder(read)
+    if is_multi_vector(read):
+        return read_multi_vector_head(read)
+    return read_splade_head(read) if is_sparse_encoder(read) else read_sentence_head(read)
+
+
+def own_head(
+    layout: object, name: str, task: str
+) -> tuple[SpladeHead | MultiVectorHead | ScoreHead | None, tuple[str, ...]]:
+    """Return the head of a model that is no plain embedder, if it has one, and notices.
+
+    Args:
+        layout: The files of sentence-transformers, if there are some.
+        name: Name of the checkpoint, for messages.
+        task: The task.
+
+    Raises:
+        UserInputError: The files of a multi-vector embedder are missing.
+    """
+    kind = TASK_KINDS[task]
+    if kind.is_sparse:
+        return splade_head(layout, name)
+    if isinstance(layout, ScoreHead) and layout.task == task:
+        # `used_files` has the notices of rerankers.
+        return layout, ()
+    if not kind.is_multi_vector:
+        return None, ()
+    if not isinstance(layout, MultiVectorHead):
+        raise UserInputError(
+            f"`task={task!r}`: {name!r} has no files of a multi-vector encoder. Save the model "
+            "with `MultiVectorEncoder` of sentence-transformers.",
+            argument="task",
+        )
+    return layout, tuple(prompt_notices(layout))

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from qdqbert.common.errors import CheckpointError
+from qdqbert.encoders.checkpoint.families import FAMILIES, family_of
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("encoder.layer.0", True),
+        ("bert.encoder.layer.11", True),
+        ("encoder.layer", False),
+        ("encoder.layer.0.attention", False),
+        ("myencoder.layer.0", False),
+    ],
+    ids=["bare-model", "under-a-head", "all-layers", "part-of-a-layer", "another-word"],
+)
+def test_layers_are_recognized_by_their_path(path, expected) -> None:
+    assert family_of("bert").is_layer(path) is expected
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_the_example_of_a_layer_is_recognized_with_and_without_a_head(name) -> None:
+    family = family_of(name)
+    assert family.is_layer(family.layer_example)
+    assert family.is_layer(f"model.{family.layer_example}")
+    assert not family.is_layer(f"{family.layer_example}.attention")
+
+
+def test_an_unknown_family_lists_the_known_ones() -> None:
+    with pytest.raises(CheckpointError, match=r"`t5` are not supported.*: bert, .* nomic_bert, "):
+        family_of("t5")
+
+
+@pytest.mark.parametrize("family", ["albert", "dpr"])
+def test_families_that_load_runs_alone_are_named(family) -> None:
+    with pytest.raises(CheckpointError, match=rf"`{family}`. `qdqbert.load` runs them in INT8"):
+        family_of(family)
+
+
+@pytest.mark.parametrize(
+    ("family", "pad"),
+    [
+        ("bert", 3),
+        ("camembert", 3),
+        ("mpnet", 3),
+        ("roberta", 0),
+        ("roberta", 3),
+        ("xlm-roberta", 3),
+    ],
+)
+def test_the_longest_input_is_the_longest_that_the_model_computes(make_model, family, pad) -> None:
+    model = make_model(family, transformers.AutoModel, num_hidden_layers=1, pad_token_id=pad)
+    longest = FAMILIES[family].longest_input(model.config)
+    with torch.inference_mode():
+        model(input_ids=torch.full((1, longest), 9))
+        with pytest.raises((IndexError, RuntimeError)):
+            model(input_ids=torch.full((1, longest + 1), 9))
+
+
+def test_positions_that_follow_an_unknown_padding_token_are_refused() -> None:
+    config = transformers.RobertaConfig(pad_token_id=None)
+    with pytest.raises(CheckpointError, match="no `pad_token_id`, after which `roberta` numbers"):
+        FAMILIES["roberta"].longest_input(config)
