@@ -78,12 +78,12 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     from qdqbert.encoders.checkpoint.load import load_checkpoint
     from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
     from qdqbert.encoders.task_kinds import TaskSettings
+    from qdqbert.graphs.targets import TARGETS
+    from qdqbert.graphs.targets.target import make_plan
     from qdqbert.insert.sited import insert_quantizers_
     from qdqbert.pipeline.predictions import encode_examples
     from qdqbert.quantization.numerics.ranges import Entropy, Max, Mse, Percentile
     from qdqbert.quantization.recipes import PERCENTILE
-    from qdqbert.targets import TARGETS
-    from qdqbert.targets.target import make_plan
     from qdqbert.tasks.registry import TASKS
 
     rules = {"max": Max(), "percentile": Percentile(PERCENTILE), "mse": Mse(), "entropy": Entropy()}

@@ -28,15 +28,15 @@ from qdqbert.calibration.passes import CalibrationPlan, Run, range_pass
 from qdqbert.calibration.reference.sited_model import SitedModel, linear_weights, quantizing
 from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
 from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.graphs.check import save_graph
+from qdqbert.graphs.of_checkpoint import encoder_of
+from qdqbert.graphs.targets import TARGETS
+from qdqbert.graphs.targets.files import choices_of
+from qdqbert.graphs.targets.lowering import lower
+from qdqbert.graphs.targets.target import Plan, make_plan
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.quantization.recipes import build_recipe
-from qdqbert.targets import TARGETS
-from qdqbert.targets.files import choices_of
-from qdqbert.targets.lowering import lower
-from qdqbert.targets.target import Plan, make_plan
 from scoring import CALIBRATION_EXAMPLES, TestSet
 
 CALIBRATORS: dict[str, Calibrator] = {

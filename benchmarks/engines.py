@@ -103,9 +103,9 @@ def make_ways(arguments: argparse.Namespace, root: Path) -> list[dict[str, Any]]
     import qdqbert
     from qdqbert.encoders.checkpoint.demo import demo_checkpoint
     from qdqbert.encoders.checkpoint.load import load_checkpoint
-    from qdqbert.graph.check import save_graph
-    from qdqbert.graph.of_checkpoint import encoder_of
-    from qdqbert.graph.writer import make_graph
+    from qdqbert.graphs.check import save_graph
+    from qdqbert.graphs.of_checkpoint import encoder_of
+    from qdqbert.graphs.writer import make_graph
 
     model = arguments.model
     if model == "demo":

@@ -41,8 +41,8 @@ from rich.console import Console
 from rich.table import Table
 
 from qdqbert.common.errors import QdqBertError
-from qdqbert.graph.imported.graph_runner import open_graph_file
-from qdqbert.graph.imported.imported_model import import_onnx
+from qdqbert.graphs.imported.graph_runner import open_graph_file
+from qdqbert.graphs.imported.imported_model import import_onnx
 
 TASK = "text-classification"
 

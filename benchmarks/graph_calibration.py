@@ -146,9 +146,9 @@ def run_ours(graph: Path, inputs: list[Any], _: str) -> None:
     from qdqbert.calibration.residual_clipping import ResidualErrorObserver, clip_residual_ranges
     from qdqbert.calibration.statistics import CombinedObserver, HistogramObserver, choose_ranges
     from qdqbert.data.tokenizing.encoding import Batch
-    from qdqbert.graph.encoder import read_encoder
-    from qdqbert.graph.imported.canonical_form import to_canonical_form
-    from qdqbert.graph.imported.onnx_file import read_graph
+    from qdqbert.graphs.encoder import read_encoder
+    from qdqbert.graphs.imported.canonical_form import to_canonical_form
+    from qdqbert.graphs.imported.onnx_file import read_graph
     from qdqbert.pipeline.sited import SitedSource
     from qdqbert.quantization.numerics.ranges import Entropy, Max, Mse, Percentile
 

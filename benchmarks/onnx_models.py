@@ -40,15 +40,15 @@ from qdqbert.common.choices import EngineName
 from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.lowering import Reference, check_lowering
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.imported.imported_model import import_onnx
+from qdqbert.graphs.check import save_graph
+from qdqbert.graphs.imported.imported_model import import_onnx
+from qdqbert.graphs.targets import TARGETS
+from qdqbert.graphs.targets.files import choices_of
+from qdqbert.graphs.targets.lowering import lower
+from qdqbert.graphs.targets.target import Plan, make_plan
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import WIDE_INPUTS
-from qdqbert.targets import TARGETS
-from qdqbert.targets.files import choices_of
-from qdqbert.targets.lowering import lower
-from qdqbert.targets.target import Plan, make_plan
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,

@@ -30,9 +30,9 @@ from qdqbert.data.rows.data import Columns
 from qdqbert.encoders.checkpoint.demo import demo_checkpoint
 from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.engines.registry import open_runner
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.graph.writer import make_graph
+from qdqbert.graphs.check import save_graph
+from qdqbert.graphs.of_checkpoint import encoder_of
+from qdqbert.graphs.writer import make_graph
 from rivals import calibration_inputs
 from scoring import TestSet
 

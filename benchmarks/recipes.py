@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 from calibration import calibrate
 from qdqbert.calibration.reference.sited_model import quantizing
+from qdqbert.graphs.targets import TARGETS
+from qdqbert.graphs.targets.target import Plan
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.quantization.recipes import WIDE_INPUTS, build_recipe
 from qdqbert.quantization.spec import Recipe, Site, Smoothing, TensorSpec, resolve
-from qdqbert.targets import TARGETS
-from qdqbert.targets.target import Plan
 from scoring import CALIBRATION_EXAMPLES, TestSet
 
 FFN_ONLY = Smoothing(sites=("*.intermediate.dense._input_quantizer",), alpha=0.7)

@@ -35,9 +35,9 @@ from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.graph.writer import make_graph
+from qdqbert.graphs.check import save_graph
+from qdqbert.graphs.of_checkpoint import encoder_of
+from qdqbert.graphs.writer import make_graph
 from qdqbert.pipeline.predictions import encode_examples
 from scoring import CALIBRATION_EXAMPLES, TestSet
 

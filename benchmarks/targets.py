@@ -16,7 +16,7 @@ from typing import cast
 
 import qdqbert
 from qdqbert.common.choices import EngineName
-from qdqbert.targets import TARGETS
+from qdqbert.graphs.targets import TARGETS
 from scoring import TestSet
 
 RUNNABLE = tuple(name for name, target in TARGETS.items() if target.engines)

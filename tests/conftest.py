@@ -51,14 +51,14 @@ from qdqbert.evidence.lowering import (
     check_lowering,
     make_references,
 )
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.graphs.check import save_graph
+from qdqbert.graphs.of_checkpoint import encoder_of
+from qdqbert.graphs.targets import TARGETS
+from qdqbert.graphs.targets.target import Plan, make_plan
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import RECIPES, WIDE_INPUTS, build_recipe
 from qdqbert.quantization.spec import Range, Smoothing
-from qdqbert.targets import TARGETS
-from qdqbert.targets.target import Plan, make_plan
 from task_files import HEADS, settings_of
 from third_party import write_float, write_quantized
 

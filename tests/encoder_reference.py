@@ -26,7 +26,7 @@ from qdqbert.encoders.model import (
     Table,
 )
 from qdqbert.evidence.fidelity import sqnr_db
-from qdqbert.graph.encoder import read_encoder
+from qdqbert.graphs.encoder import read_encoder
 
 # SQNR of two computations of the same codes, apart from rounding ties.
 LEAST_DB = 40.0

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from qdqbert.encoders.model import Floats
 from qdqbert.encoders.shared_table import STEPS, joined
-from qdqbert.graph.edit import constant_array, producer_of
+from qdqbert.graphs.edit import constant_array, producer_of
 
 _OPERATORS = ("Mul", "Mul", "Cast", "Add")
 

@@ -34,7 +34,7 @@ from qdqbert.common.options import Calibration
 from qdqbert.data.rows.data import Example, digest_examples
 from qdqbert.encoders.checkpoint.tokenizer import load_tokenizer
 from qdqbert.engines.registry import open_runner
-from qdqbert.targets import TARGETS
+from qdqbert.graphs.targets import TARGETS
 
 SENTENCE_TARGETS = (
     *("portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native", "native-dynamic"),

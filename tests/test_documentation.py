@@ -49,7 +49,7 @@ from qdqbert.common.options import declared_options
 from qdqbert.encoders.checkpoint.demo import demo_checkpoint
 from qdqbert.encoders.stored import FORMAT as CONFIG_FORMAT
 from qdqbert.engines.native.storage import FORMAT as NATIVE_FORMAT
-from qdqbert.graph.writer import IR_VERSION
+from qdqbert.graphs.writer import IR_VERSION
 from qdqbert.serving.metrics import Metrics
 from qdqbert.verbs.export.run import EXPORT_FORMAT
 from task_files import TAGS, plain, questions, sentence, tagged

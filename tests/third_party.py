@@ -21,9 +21,9 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from transformers import AutoTokenizer
 
 from qdqbert.encoders.checkpoint.load import load_checkpoint
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.graph.writer import make_graph
+from qdqbert.graphs.check import save_graph
+from qdqbert.graphs.of_checkpoint import encoder_of
+from qdqbert.graphs.writer import make_graph
 
 # A channel of this layer has weights that are 16 times as large as the others.
 LOUD = "bert.encoder.layer.0.output.dense"

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from calibrated import calibrate
+from qdqbert.graphs.targets import TARGETS
 from qdqbert.quantization.numerics.ranges import Entropy, Max, Percentile
 from qdqbert.quantization.recipes import WIDE_INPUTS, QuantizerOptions, build_recipe
 from qdqbert.quantization.spec import is_residual_input
-from qdqbert.targets import TARGETS
 
 FUSED = QuantizerOptions(fuse_qkv=True, quant_per_tensor=True)
 

@@ -15,7 +15,7 @@ from qdqbert.calibration.passes import CalibrationPlan, Run
 from qdqbert.calibration.reference.sited_encoder import SitedEncoder
 from qdqbert.calibration.reference.sited_model import linear_weights
 from qdqbert.common.errors import CalibrationError
-from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.graphs.of_checkpoint import encoder_of
 from qdqbert.quantization.numerics.ranges import Percentile
 from qdqbert.quantization.recipes import WIDE_INPUTS, QuantizerOptions
 from qdqbert.quantization.spec import Smoothing

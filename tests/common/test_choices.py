@@ -7,9 +7,9 @@ from qdqbert.common import choices
 from qdqbert.encoders.task_kinds import TASK_KINDS, TASK_NAMES
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
 from qdqbert.engines.providers import PROVIDERS
+from qdqbert.graphs.targets import TARGETS
 from qdqbert.quantization.numerics.ranges import Calibrator
 from qdqbert.quantization.recipes import RECIPES, QuantizerOptions
-from qdqbert.targets import TARGETS
 from qdqbert.tasks.registry import TASKS
 
 

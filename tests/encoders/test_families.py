@@ -19,7 +19,7 @@ from qdqbert.encoders.of_checkpoint import read_encoder
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
-from qdqbert.graph.writer import make_graph, write_graph
+from qdqbert.graphs.writer import make_graph, write_graph
 
 # Odd sizes, so that no axis can be taken for another.
 SIZES = {

@@ -15,14 +15,14 @@ from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.quantize import Choices, quantize_encoder
 from qdqbert.encoders.sites import linear_layers_of
 from qdqbert.evidence.lowering import check_lowering
-from qdqbert.graph.edit import constant_array
-from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.graphs.edit import constant_array
+from qdqbert.graphs.of_checkpoint import encoder_of
+from qdqbert.graphs.targets import TARGETS
+from qdqbert.graphs.targets.files import check_encoder, choices_of, save_encoder
+from qdqbert.graphs.targets.lowering import lower
+from qdqbert.graphs.targets.target import make_plan
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.recipes import QuantizerOptions
-from qdqbert.targets import TARGETS
-from qdqbert.targets.files import check_encoder, choices_of, save_encoder
-from qdqbert.targets.lowering import lower
-from qdqbert.targets.target import make_plan
 from shared_tables import read_shared_table
 
 

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from native_guard import run_apart
-from qdqbert.graph.check import save_graph
+from qdqbert.graphs.check import save_graph
 
 pytestmark = pytest.mark.openvino
 

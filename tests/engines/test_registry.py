@@ -9,7 +9,7 @@ import pytest
 
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.engines.registry import check_engine, is_installed, open_runner
-from qdqbert.graph.check import save_graph
+from qdqbert.graphs.check import save_graph
 
 SUM_AND_DIFFERENCE = """
 <ir_version: 10, opset_import: ["" : 21]>

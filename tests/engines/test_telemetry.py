@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from qdqbert.graph.check import save_graph
+from qdqbert.graphs.check import save_graph
 
 ROOT = Path(__file__).parents[2]
 IDENTITY = """

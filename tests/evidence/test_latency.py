@@ -6,7 +6,7 @@ import pytest
 from qdqbert.common.errors import QdqBertError
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.worker import answers
-from qdqbert.graph.check import save_graph
+from qdqbert.graphs.check import save_graph
 
 # Fails for a token at or above 20, and for a mask that is not all ones.
 PICKY = """

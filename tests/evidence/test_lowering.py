@@ -14,11 +14,11 @@ from qdqbert.engines.registry import open_runner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence import lowering
 from qdqbert.evidence.lowering import LoweringCheck, Reference, check_lowering, layer_fidelity
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.edit import tidy
-from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.targets.files import save_encoder
-from qdqbert.targets.lowering import lower
+from qdqbert.graphs.check import save_graph
+from qdqbert.graphs.edit import tidy
+from qdqbert.graphs.of_checkpoint import encoder_of
+from qdqbert.graphs.targets.files import save_encoder
+from qdqbert.graphs.targets.lowering import lower
 
 GOOD = LoweringCheck(
     engine="onnxruntime",

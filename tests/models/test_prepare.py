@@ -22,6 +22,7 @@ from qdqbert.calibration.reference.sited_model import SitedModel, quantizing, si
 from qdqbert.common.errors import QdqBertError, SpecError, UnmatchedRuleError, UserInputError
 from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.encoders.checkpoint.families import FAMILIES, family_of
+from qdqbert.graphs.targets import target_named
 from qdqbert.insert.modules import ATTENTION
 from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.models.quantized import load_model
@@ -35,7 +36,6 @@ from qdqbert.models.state import (
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import build_recipe
 from qdqbert.quantization.spec import TensorSpec, resolve
-from qdqbert.targets import target_named
 
 RECIPES = ("full", "full-smoothed", "linear")
 # Each recipe on BERT, and each other family once.

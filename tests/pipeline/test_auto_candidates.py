@@ -7,14 +7,14 @@ import dataclasses
 import pytest
 
 from qdqbert.common.errors import UserInputError
+from qdqbert.graphs.targets import TARGETS
+from qdqbert.graphs.targets.target import make_plan
 from qdqbert.pipeline.auto import candidates
 from qdqbert.pipeline.auto.candidates import (
     candidate_targets,
     distinct,
     missing_engines,
 )
-from qdqbert.targets import TARGETS
-from qdqbert.targets.target import make_plan
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.evidence.lowering import Reference
 from qdqbert.evidence.reports import LatencyReport
+from qdqbert.graphs.targets import TARGETS
+from qdqbert.graphs.targets.target import Plan
 from qdqbert.pipeline import measure, messages
-from qdqbert.targets import TARGETS
-from qdqbert.targets.target import Plan
 
 
 def test_targets_with_equal_specs_run_in_pytorch_once(prepared, monkeypatch) -> None:

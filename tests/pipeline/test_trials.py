@@ -14,12 +14,12 @@ from qdqbert.common.options import Limits
 from qdqbert.data.rows.data import Example
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.evidence.fidelity import compare
+from qdqbert.graphs.targets import TARGETS
+from qdqbert.graphs.targets.target import Plan
 from qdqbert.pipeline.predictions import Baseline
 from qdqbert.pipeline.trials import Trials, layer_sensitivity
 from qdqbert.quantization.recipes import build_recipe
 from qdqbert.quantization.spec import TensorSpec
-from qdqbert.targets import TARGETS
-from qdqbert.targets.target import Plan
 from qdqbert.tasks.registry import TASKS
 
 EXAMPLES = 400

@@ -24,8 +24,8 @@ from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.engines.registry import open_runner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import signal_and_noise, to_decibels
-from qdqbert.graph.check import add_teacher_forcing, save_graph
-from qdqbert.graph.writer import layer_input
+from qdqbert.graphs.check import add_teacher_forcing, save_graph
+from qdqbert.graphs.writer import layer_input
 
 # Layers that agree to 40 dB (`Target.agreement_db`) differ by rounding ties only. With a misplaced
 # scale or bias, agreement is far lower.

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from qdqbert.graph.imported.onnx_file import file_errors, load_graph, stored_bytes
+from qdqbert.graphs.imported.onnx_file import file_errors, load_graph, stored_bytes
 
 Codes = NDArray[np.int16]
 Scales = Literal["tensor", "channel", "block"]

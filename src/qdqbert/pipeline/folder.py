@@ -29,6 +29,7 @@ from qdqbert.encoders.checkpoint.tokenizer import write_tokenizer
 from qdqbert.evidence.lengths import TextLengths, text_lengths
 from qdqbert.evidence.reports import TargetReport
 from qdqbert.evidence.verification import write_rows
+from qdqbert.graphs.targets.target import Target
 from qdqbert.pipeline.graphs import WrittenGraph
 from qdqbert.pipeline.manifest import quantization_json
 from qdqbert.pipeline.measure import Evidence
@@ -46,7 +47,6 @@ from qdqbert.reporting.model_card import Origin, example_call, model_card
 from qdqbert.reporting.page import page
 from qdqbert.reporting.quantize import QuantizeReport
 from qdqbert.reporting.report import json_ready
-from qdqbert.targets.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

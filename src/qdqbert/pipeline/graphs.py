@@ -9,11 +9,11 @@ from pathlib import Path
 from qdqbert.artifact import MODEL, size_bytes
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.common.machine import release_memory
-from qdqbert.graph.check import save_graph
+from qdqbert.graphs.check import save_graph
+from qdqbert.graphs.targets.files import choices_of, limits_models, save_encoder
+from qdqbert.graphs.targets.lowering import lower
+from qdqbert.graphs.targets.target import Plan, measured_plan
 from qdqbert.pipeline.sited import SitedSource
-from qdqbert.targets.files import choices_of, limits_models, save_encoder
-from qdqbert.targets.lowering import lower
-from qdqbert.targets.target import Plan, measured_plan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

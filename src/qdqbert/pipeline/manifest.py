@@ -10,11 +10,11 @@ from qdqbert.artifact import QUANTIZATION_FORMAT
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.data.rows.data import digest_examples, fingerprint
 from qdqbert.encoders.task_kinds import TASK_KINDS
+from qdqbert.graphs.targets.target import Plan
 from qdqbert.pipeline.graphs import WrittenGraph
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.versions import versions
 from qdqbert.quantization.numerics.affine import parameters_of
-from qdqbert.targets.target import Plan
 
 
 def quantization_json(

@@ -20,15 +20,15 @@ from qdqbert.evidence.reports import LatencyReport, Sensitivity, TargetReport, l
 from qdqbert.evidence.saturation import Overflow, SaturationCheck
 from qdqbert.evidence.vector_recall import vector_recall
 from qdqbert.evidence.verification import VerificationRow, measure_rows
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.writer import make_graph
+from qdqbert.graphs.check import save_graph
+from qdqbert.graphs.targets import target_named
+from qdqbert.graphs.targets.target import Plan
+from qdqbert.graphs.writer import make_graph
 from qdqbert.pipeline.graphs import WrittenGraph
 from qdqbert.pipeline.predictions import Baseline, predict
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.trials import Trials, layer_sensitivity
 from qdqbert.pipeline.verification import make_rows
-from qdqbert.targets import target_named
-from qdqbert.targets.target import Plan
 
 # Name of the float graph among the graphs that are timed, which no target has.
 _REFERENCE = "reference"

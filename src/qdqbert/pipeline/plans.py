@@ -9,13 +9,13 @@ from qdqbert.common.choices import ENGINE_NAMES, RecipeName, TargetChoice, Weigh
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.options import Calibration, Quantizers
 from qdqbert.engines.registry import is_installed
+from qdqbert.graphs.targets import target_named
+from qdqbert.graphs.targets.files import check_encoder
+from qdqbert.graphs.targets.target import Plan, Target, make_plan, recipe_for
 from qdqbert.pipeline.settings import changes_of, quantizer_options_of
 from qdqbert.pipeline.source import Source, StoredQuantizers
 from qdqbert.quantization.recipes import QuantizerOptions
 from qdqbert.quantization.spec import Site, SiteGroup, TensorSpec
-from qdqbert.targets import target_named
-from qdqbert.targets.files import check_encoder
-from qdqbert.targets.target import Plan, Target, make_plan, recipe_for
 from qdqbert.tasks.registry import TASKS
 
 

@@ -21,6 +21,7 @@ from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.engines.runner import Outputs
+from qdqbert.graphs.targets.target import Plan, Target
 from qdqbert.pipeline.examples import ChosenExamples, Data, choose_examples
 from qdqbert.pipeline.messages import limit_warnings
 from qdqbert.pipeline.plans import Scheme, make_plans
@@ -44,7 +45,6 @@ from qdqbert.pipeline.settings import input_length, task_options_of
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.pipeline.source import Source
 from qdqbert.quantization.search.units import int8_percent
-from qdqbert.targets.target import Plan, Target
 from qdqbert.tasks.small_vectors import VectorRanges
 from qdqbert.tasks.task import Encoder, Prediction
 

@@ -20,13 +20,13 @@ from qdqbert.common.progress import Progress
 from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.stored import channels_of
+from qdqbert.graphs.targets.target import Plan
 from qdqbert.pipeline.cluster import cluster_run
 from qdqbert.pipeline.plans import Scheme
 from qdqbert.pipeline.sited import OnOutputs, SitedSource
 from qdqbert.pipeline.source import Source, StoredQuantizers
 from qdqbert.quantization.recipes import QuantizerOptions
 from qdqbert.quantization.spec import TensorSpec, is_weight
-from qdqbert.targets.target import Plan
 
 RangeKind = Literal["calibrated", "stored", "earlier"]
 """Where ranges come from: this call, the checkpoint, or an earlier call."""

@@ -25,13 +25,13 @@ from qdqbert.encoders.sites import linear_layers_of
 from qdqbert.engines.runner import Outputs, Runner
 from qdqbert.evidence.lowering import Reference, make_references
 from qdqbert.evidence.saturation import SaturationCheck
-from qdqbert.graph.edit import constant_array
-from qdqbert.graph.imported.graph_runner import check_token_ids
-from qdqbert.graph.tail import open_tail
-from qdqbert.graph.writer import make_graph
+from qdqbert.graphs.edit import constant_array
+from qdqbert.graphs.imported.graph_runner import check_token_ids
+from qdqbert.graphs.tail import open_tail
+from qdqbert.graphs.targets.target import Plan
+from qdqbert.graphs.writer import make_graph
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.quantization.spec import SiteGroup
-from qdqbert.targets.target import Plan
 
 Advance = Callable[[], None]
 OnOutputs = Callable[[Batch, Outputs], None]

@@ -38,9 +38,9 @@ from qdqbert.encoders.sites import sites_of
 from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.runner import Runner
-from qdqbert.graph.imported.graph_runner import GraphRunner
-from qdqbert.graph.imported.imported_model import import_onnx
-from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.graphs.imported.graph_runner import GraphRunner
+from qdqbert.graphs.imported.imported_model import import_onnx
+from qdqbert.graphs.of_checkpoint import encoder_of
 from qdqbert.insert.outputs import check_outputs
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.sited import SitedSource

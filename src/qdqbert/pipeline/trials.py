@@ -13,12 +13,12 @@ from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import signal_and_noise, to_decibels
 from qdqbert.evidence.reports import Sensitivity
+from qdqbert.graphs.targets.target import Plan
 from qdqbert.pipeline.predictions import Baseline, predict, predict_batches
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.quantization.search.greedy import fewest_units, float_order
 from qdqbert.quantization.search.units import Unit, int8_percent, make_units
-from qdqbert.targets.target import Plan
 from qdqbert.tasks.task import Predictions
 
 # Tokens, padding included, on which the gain of a unit is measured. Limits are checked on all.

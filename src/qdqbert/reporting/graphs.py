@@ -11,9 +11,9 @@ from qdqbert.engines.registry import float_engine
 from qdqbert.evidence.batch_invariance import BatchInvariance
 from qdqbert.evidence.lengths import TextLengths
 from qdqbert.evidence.reports import CandidateReport, LatencyReport, TargetReport
+from qdqbert.graphs.targets import target_named
 from qdqbert.reporting import comparison
 from qdqbert.reporting.document import MEGABYTE, Cell, Section, Table, bar, counted
-from qdqbert.targets import target_named
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

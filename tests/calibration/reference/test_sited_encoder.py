@@ -13,7 +13,7 @@ from qdqbert.encoders.checkpoint.body import GraphBody
 from qdqbert.encoders.checkpoint.families import FAMILIES
 from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.task_kinds import TASK_KINDS
-from qdqbert.graph.of_checkpoint import encoder_of
+from qdqbert.graphs.of_checkpoint import encoder_of
 from qdqbert.insert.sited import encoder_layers, insert_quantizers_
 from task_files import HEADS
 

@@ -14,7 +14,7 @@ from qdqbert.common.choices import POOLING_MODES
 from qdqbert.encoders.checkpoint.body import GraphBody, additive_mask, pool
 from qdqbert.encoders.checkpoint.families import FAMILIES
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
-from qdqbert.graph.writer import make_graph
+from qdqbert.graphs.writer import make_graph
 
 POOLINGS = (
     *((each,) for each in POOLING_MODES),

@@ -18,9 +18,9 @@ from qdqbert.engines.native.layers import LayerRunner
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import load_packed, save_packed
-from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.targets import TARGETS
-from qdqbert.targets.target import make_plan
+from qdqbert.graphs.of_checkpoint import encoder_of
+from qdqbert.graphs.targets import TARGETS
+from qdqbert.graphs.targets.target import make_plan
 
 
 def tail_of(model: EncoderModel, *, reads_states: bool) -> EncoderModel:

@@ -19,9 +19,9 @@ import qdqbert
 from qdqbert.cli import main
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.checkpoint.load import load_checkpoint
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.graph.writer import make_graph
+from qdqbert.graphs.check import save_graph
+from qdqbert.graphs.of_checkpoint import encoder_of
+from qdqbert.graphs.writer import make_graph
 from qdqbert.verbs.evaluate.subject import Request, load_subject
 
 CLASSES = "text,label\nthe cat sat on the book,positive\nrain,0\na dog in the city,NEUTRAL\nme,2\n"

@@ -21,9 +21,9 @@ from qdqbert.common.progress import Silent
 from qdqbert.data.tokenizing.encoding import encode, make_batches
 from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.graph.writer import make_graph
+from qdqbert.graphs.check import save_graph
+from qdqbert.graphs.of_checkpoint import encoder_of
+from qdqbert.graphs.writer import make_graph
 from qdqbert.pipeline.plans import Scheme, choose_targets, make_plans
 from qdqbert.pipeline.ranges import (
     choose_range_source,

@@ -20,11 +20,11 @@ from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.engines.registry import is_installed, open_runner
 from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.latency import Timing
+from qdqbert.graphs.targets.target import recipe_for
 from qdqbert.pipeline import measure, plans
 from qdqbert.pipeline.messages import fidelity_warnings, report_notices
 from qdqbert.pipeline.plans import choose_targets
 from qdqbert.reporting.page import page
-from qdqbert.targets.target import recipe_for
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 SENTENCE = "the cat sat on the book in the night and the dog had been to the river"

@@ -16,7 +16,7 @@ from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import to_decibels
-from qdqbert.graph.writer import write_graph
+from qdqbert.graphs.writer import write_graph
 from qdqbert.inference.float_checkpoint.closeness import Closeness
 from qdqbert.inference.float_checkpoint.folder import read_model
 from qdqbert.inference.float_checkpoint.source import FloatCheckpoint

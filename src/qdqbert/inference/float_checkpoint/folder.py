@@ -34,9 +34,9 @@ from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import Packed, save_packed
+from qdqbert.graphs.targets import TARGETS
+from qdqbert.graphs.targets.target import Target
 from qdqbert.inference.float_checkpoint.source import FloatCheckpoint, limits_pairs
-from qdqbert.targets import TARGETS
-from qdqbert.targets.target import Target
 
 # Classes of transformers' tokenizers that make token types. Others make none, although
 # tokenizer.json may have some.
@@ -207,7 +207,7 @@ def _packed(checkpoint: FloatCheckpoint, weights: Weights, model: EncoderModel) 
 
 def _write_float(model: EncoderModel, path: Path) -> None:
     # It loads onnx, which INT8 does not need.
-    from qdqbert.graph.writer import write_graph
+    from qdqbert.graphs.writer import write_graph
 
     write_graph(model, path)
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from qdqbert.common.choices import ENGINE_NAMES, EngineName, RecipeName, WeightsFor
 from qdqbert.engines.registry import is_installed
+from qdqbert.graphs.targets import target_named
+from qdqbert.graphs.targets.target import Plan, Target, runs_recipe
 from qdqbert.pipeline.plans import for_cpus
 from qdqbert.quantization.recipes import build_recipe
-from qdqbert.targets import target_named
-from qdqbert.targets.target import Plan, Target, runs_recipe
 
 # `onnxruntime-dynamic` is left out, as a result of it depends on the other texts of its batch.
 # The native engine computes attention in float, so that other recipes make it slower only.

@@ -22,6 +22,8 @@ from qdqbert.common.progress import Progress
 from qdqbert.data.rows.lines import counted
 from qdqbert.engines.registry import install_command
 from qdqbert.evidence.reports import LEAST_INT8_PERCENT, CandidateReport, TargetReport
+from qdqbert.graphs.targets import target_named
+from qdqbert.graphs.targets.target import Plan
 from qdqbert.pipeline.auto.candidates import distinct, missing_engines
 from qdqbert.pipeline.auto.halving import FINALISTS, Sample, rank, round_sizes, turns
 from qdqbert.pipeline.auto.timing import open_timers
@@ -36,8 +38,6 @@ from qdqbert.pipeline.trials import Trials, are_equal, can_be_met, meet_limits
 from qdqbert.reporting.candidates import reason_of
 from qdqbert.reporting.graphs import unmet_limits
 from qdqbert.reporting.quantize import QuantizeReport
-from qdqbert.targets import target_named
-from qdqbert.targets.target import Plan
 
 # Factor by which a candidate has to be faster to be worth the work of meeting limits. Two rankings
 # differ by less.

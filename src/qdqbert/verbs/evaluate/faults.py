@@ -14,9 +14,9 @@ from qdqbert.data.tokenizing.encoding import Batch, first_rows
 from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.findings import Storage, find_faults
 from qdqbert.evidence.stored_weights import read_stored_weights
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.imported.graph_runner import copy_to_run, engine_errors
-from qdqbert.graph.imported.onnx_file import file_errors, load_graph
+from qdqbert.graphs.check import save_graph
+from qdqbert.graphs.imported.graph_runner import copy_to_run, engine_errors
+from qdqbert.graphs.imported.onnx_file import file_errors, load_graph
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.evaluate.subject import names_of
 

@@ -24,8 +24,8 @@ from qdqbert.evidence.predictions import (
     PREDICTIONS,
     prediction_rows,
 )
-from qdqbert.graph.encoder.probe import INPUTS
-from qdqbert.graph.imported.input_output_names import task_outputs
+from qdqbert.graphs.encoder.probe import INPUTS
+from qdqbert.graphs.imported.input_output_names import task_outputs
 from qdqbert.pipeline.predictions import (
     Baseline,
     EncodedExamples,

@@ -11,10 +11,10 @@ from qdqbert.common.progress import Progress
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.evidence.latency import ROUNDS, Candidate, time_candidates, usual_shapes
 from qdqbert.evidence.reports import LatencyReport, latency_reports
-from qdqbert.graph.check import save_graph
-from qdqbert.graph.imported.graph_runner import GraphRunner, copy_to_run
-from qdqbert.graph.of_checkpoint import encoder_of
-from qdqbert.graph.writer import make_graph
+from qdqbert.graphs.check import save_graph
+from qdqbert.graphs.imported.graph_runner import GraphRunner, copy_to_run
+from qdqbert.graphs.of_checkpoint import encoder_of
+from qdqbert.graphs.writer import make_graph
 from qdqbert.models.quantized import load_model
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.evaluate.subject import Subject, names_of

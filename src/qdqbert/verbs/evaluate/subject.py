@@ -28,7 +28,7 @@ from qdqbert.encoders.checkpoint.tokenizer_and_config import choose_task, load_t
 from qdqbert.encoders.task_kinds import TaskName, check_classes, head_of
 from qdqbert.engines.registry import check_engine
 from qdqbert.engines.runner import Runner
-from qdqbert.graph.imported.graph_runner import NO_NAMES, GivenNames, open_graph_file
+from qdqbert.graphs.imported.graph_runner import NO_NAMES, GivenNames, open_graph_file
 from qdqbert.inference.engine_choice import choose_engine
 from qdqbert.inference.load import open_folder, open_graph
 from qdqbert.models.quantized import load_model
