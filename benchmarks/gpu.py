@@ -209,7 +209,7 @@ def step_compiled(settings: Settings) -> Iterator[Row]:
 def tensorrt(settings: Settings) -> Iterator[Row]:
     """Build the TensorRT engine of our graph, and time it."""
     need("tensorrt", "onnx", "onnxruntime", "onnxscript")
-    from qdqbert.artifact import open_artifact
+    from qdqbert.runtime.artifact import open_artifact
     from tensorrt_engines import build_engine, times_of
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -41,7 +41,6 @@ import qdqbert.verbs.train.run
 from conftest import save_multi_vector
 from jina_models import save_embedder
 from ports import free_port
-from qdqbert.artifact import QUANTIZATION_FORMAT, TRAINING_FORMAT
 from qdqbert.calibration.ranges_file import FORMAT as RANGES_FORMAT
 from qdqbert.cli import main
 from qdqbert.cli._commands import COMMANDS
@@ -50,6 +49,7 @@ from qdqbert.encoders.checkpoint.demo import demo_checkpoint
 from qdqbert.encoders.stored import FORMAT as CONFIG_FORMAT
 from qdqbert.engines.native.storage import FORMAT as NATIVE_FORMAT
 from qdqbert.graphs.writer import IR_VERSION
+from qdqbert.runtime.artifact import QUANTIZATION_FORMAT, TRAINING_FORMAT
 from qdqbert.serving.metrics import Metrics
 from qdqbert.verbs.export.run import EXPORT_FORMAT
 from task_files import TAGS, plain, questions, sentence, tagged

@@ -47,8 +47,8 @@ LAYERS = (
     "graphs",
     "graphs.targets",
     "common.progress",
-    "artifact_settings",
-    "artifact",
+    "runtime.artifact_settings",
+    "runtime.artifact",
     "runtime",
     "data.rows",
     "tasks",
@@ -76,7 +76,7 @@ ROOT_LAYER = "verbs"
 # What the command line, its help and the worker processes load before they need a model.
 LIGHT = (
     "qdqbert",
-    "qdqbert.artifact",
+    "qdqbert.runtime.artifact",
     "qdqbert.encoders.task_kinds",
     "qdqbert.common.choices",
     "qdqbert.engines.providers",

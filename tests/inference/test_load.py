@@ -15,13 +15,13 @@ import pytest
 
 import qdqbert
 from load_stub import STUB, stub
-from qdqbert.artifact import open_artifact
 from qdqbert.common.errors import CheckpointError, MissingExtraError, UserInputError
 from qdqbert.engines.native import instruction_sets
 from qdqbert.engines.registry import is_installed
 from qdqbert.inference import engine_choice
 from qdqbert.inference import load as load_module
 from qdqbert.inference.engine_choice import choose_engine
+from qdqbert.runtime.artifact import open_artifact
 from qdqbert.tasks.registry import TASKS
 
 FEATURES = ("avx2", "avx512_vnni")

@@ -12,7 +12,6 @@ import pytest
 
 import flat
 import qdqbert
-from qdqbert.artifact import open_artifact
 from qdqbert.cli.app import main
 from qdqbert.common.machine import cpu_features
 from qdqbert.common.progress import Silent
@@ -21,6 +20,7 @@ from qdqbert.pipeline.auto import candidates, choice
 from qdqbert.pipeline.auto.choice import TOO_SLOW
 from qdqbert.pipeline.auto.halving import Sample, turns
 from qdqbert.pipeline.auto.worker import answers, write_features
+from qdqbert.runtime.artifact import open_artifact
 
 ENGINES = ("onnxruntime", "native")
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import flat
-from qdqbert.artifact import RANGES
 from qdqbert.common.errors import CalibrationError, UserInputError
 from qdqbert.integrations import ray_cluster
 from qdqbert.pipeline import cluster
+from qdqbert.runtime.artifact import RANGES
 
 SETTINGS: dict[str, Any] = {"calibration_samples": 24, "batch_size": 5, "benchmark": False}
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from qdqbert.artifact import Artifact, open_artifact
 from qdqbert.common.choices import EngineName, ExportedOutputs, TargetName
 from qdqbert.common.errors import UserInputError
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
@@ -21,6 +20,7 @@ from qdqbert.encoders.checkpoint.sentence import (
     read_sentence_head,
 )
 from qdqbert.encoders.task_kinds import TASK_KINDS
+from qdqbert.runtime.artifact import Artifact, open_artifact
 from qdqbert.tasks.text_classification import usual_function
 
 LAST_HIDDEN_STATE: Literal["last_hidden_state"] = "last_hidden_state"

@@ -20,7 +20,6 @@ import numpy as np
 from huggingface_hub import ModelCardData
 from numpy.typing import NDArray
 
-from qdqbert.artifact import weights_of
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import write_json
 from qdqbert.common.json_files import read_json
@@ -37,6 +36,7 @@ from qdqbert.exporting.source import (
     Source,
     pooling_of,
 )
+from qdqbert.runtime.artifact import weights_of
 
 GRAPH = Path("onnx/model_quantized.onnx")
 

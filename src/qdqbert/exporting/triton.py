@@ -20,7 +20,6 @@ from typing import Any
 
 import tokenizers
 
-from qdqbert.artifact import weights_of
 from qdqbert.data.tokenizing.tokenizer_files import set_limits
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.exporting import triton_tokenizer
@@ -28,6 +27,7 @@ from qdqbert.exporting.checks import Item, check_graph, check_tokens, open_sessi
 from qdqbert.exporting.format import Format
 from qdqbert.exporting.source import SENTENCE_EMBEDDING, TASKS, Source, refuse_truncate_dim
 from qdqbert.exporting.triton_tokenizer import OFFSETS
+from qdqbert.runtime.artifact import weights_of
 
 MAX_BATCH = 64
 """Most texts of a batch."""

@@ -6,9 +6,9 @@ import os
 import re
 from pathlib import Path
 
-from qdqbert.artifact import Artifact
 from qdqbert.common.errors import CheckpointError
 from qdqbert.evidence.checksums import CHECKSUMS
+from qdqbert.runtime.artifact import Artifact
 
 # A model of the hub. Old ones have no owner: bert-base-uncased.
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")

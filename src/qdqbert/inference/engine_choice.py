@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qdqbert.artifact import REPORT, Artifact
 from qdqbert.common.choices import EngineName
 from qdqbert.common.errors import MissingExtraError
 from qdqbert.common.json_files import Fields, damaged, read_json
@@ -16,6 +15,7 @@ from qdqbert.common.machine import cpu_features
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.instruction_sets.portable import PORTABLE
 from qdqbert.engines.registry import check_engine, install_command, is_installed
+from qdqbert.runtime.artifact import REPORT, Artifact
 
 _LOGGER = logging.getLogger("qdqbert")
 

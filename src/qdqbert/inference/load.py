@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import QUANTIZATION, Artifact, is_artifact, open_artifact, weights_of
 from qdqbert.common.choices import EngineName, KernelName, Precision, ProviderName, TargetName
 from qdqbert.common.errors import CheckpointError, UserInputError, showing
 from qdqbert.common.files import digest_of
@@ -39,6 +38,7 @@ from qdqbert.inference.float_checkpoint import (
     open_float_checkpoint,
     weight_folders,
 )
+from qdqbert.runtime.artifact import QUANTIZATION, Artifact, is_artifact, open_artifact, weights_of
 from qdqbert.runtime.batches import BatchPlan
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.runners import Runners

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from qdqbert.artifact import open_artifact
 from qdqbert.common.choices import EngineName, KernelName
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.inference.load import load
+from qdqbert.runtime.artifact import open_artifact
 from qdqbert.runtime.model import Model
 
 if not all(map(importlib.util.find_spec, ("torch", "transformers"))):

@@ -7,16 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import (
-    QUANTIZATION,
-    RANGES,
-    REPORT,
-    REPORT_PAGE,
-    TRAINING,
-    TRAINING_FORMAT,
-    VERIFICATION,
-    size_bytes,
-)
 from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.common.files import write_bytes, write_json
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
@@ -47,6 +37,16 @@ from qdqbert.reporting.model_card import Origin, example_call, model_card
 from qdqbert.reporting.page import page
 from qdqbert.reporting.quantize import QuantizeReport
 from qdqbert.reporting.report import json_ready
+from qdqbert.runtime.artifact import (
+    QUANTIZATION,
+    RANGES,
+    REPORT,
+    REPORT_PAGE,
+    TRAINING,
+    TRAINING_FORMAT,
+    VERIFICATION,
+    size_bytes,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

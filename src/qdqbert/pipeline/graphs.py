@@ -6,7 +6,6 @@ import dataclasses
 import gc
 from pathlib import Path
 
-from qdqbert.artifact import MODEL, size_bytes
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.common.machine import release_memory
 from qdqbert.graphs.check import save_graph
@@ -14,6 +13,7 @@ from qdqbert.graphs.targets.files import choices_of, limits_models, save_encoder
 from qdqbert.graphs.targets.lowering import lower
 from qdqbert.graphs.targets.target import Plan, measured_plan
 from qdqbert.pipeline.sited import SitedSource
+from qdqbert.runtime.artifact import MODEL, size_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

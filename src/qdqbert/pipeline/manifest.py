@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qdqbert.artifact import QUANTIZATION_FORMAT
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.data.rows.data import digest_examples, fingerprint
 from qdqbert.encoders.task_kinds import TASK_KINDS
@@ -15,6 +14,7 @@ from qdqbert.pipeline.graphs import WrittenGraph
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.versions import versions
 from qdqbert.quantization.numerics.affine import parameters_of
+from qdqbert.runtime.artifact import QUANTIZATION_FORMAT
 
 
 def quantization_json(

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from qdqbert.artifact import MODEL, size_bytes
 from qdqbert.common.choices import ENGINE_NAMES, EngineName, VerificationData
 from qdqbert.common.machine import release_memory
 from qdqbert.common.options import Limits
@@ -29,6 +28,7 @@ from qdqbert.pipeline.predictions import Baseline, predict
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.trials import Trials, layer_sensitivity
 from qdqbert.pipeline.verification import make_rows
+from qdqbert.runtime.artifact import MODEL, size_bytes
 
 # Name of the float graph among the graphs that are timed, which no target has.
 _REFERENCE = "reference"

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from qdqbert.artifact import Artifact, rows_of
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.machine import release_memory
@@ -45,6 +44,7 @@ from qdqbert.pipeline.settings import input_length, task_options_of
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.pipeline.source import Source
 from qdqbert.quantization.search.units import int8_percent
+from qdqbert.runtime.artifact import Artifact, rows_of
 from qdqbert.tasks.small_vectors import VectorRanges
 from qdqbert.tasks.task import Encoder, Prediction
 

@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
-from qdqbert.artifact import RANGES, Artifact, open_artifact, rows_of
 from qdqbert.calibration.calibrate import count_passes, run_passes
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.passes import CalibrationPlan
@@ -27,6 +26,7 @@ from qdqbert.pipeline.sited import OnOutputs, SitedSource
 from qdqbert.pipeline.source import Source, StoredQuantizers
 from qdqbert.quantization.recipes import QuantizerOptions
 from qdqbert.quantization.spec import TensorSpec, is_weight
+from qdqbert.runtime.artifact import RANGES, Artifact, open_artifact, rows_of
 
 RangeKind = Literal["calibrated", "stored", "earlier"]
 """Where ranges come from: this call, the checkpoint, or an earlier call."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import is_artifact
 from qdqbert.common.choices import CalibratorName
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.objects import SavedModel
@@ -16,6 +15,7 @@ from qdqbert.data.rows.data import check_readable
 from qdqbert.encoders.checkpoint.folder import check_name
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.quantization.recipes import PERCENTILE, QuantizerOptions
+from qdqbert.runtime.artifact import is_artifact
 from qdqbert.tasks.task import Task
 
 # Options that name data.

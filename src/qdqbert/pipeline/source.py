@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import read_training
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.reference.sited_encoder import SitedEncoder
 from qdqbert.calibration.reference.sited_model import sited_model
@@ -46,6 +45,7 @@ from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.quantization.recipes import QuantizerOptions
 from qdqbert.quantization.spec import Site, SiteGroup, TensorSpec
+from qdqbert.runtime.artifact import read_training
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Task
 

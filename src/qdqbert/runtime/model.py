@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.artifact import Artifact
 from qdqbert.common.choices import EngineName
 from qdqbert.common.errors import ModelClosedError, UserInputError
 from qdqbert.common.forks import repair_in_child
@@ -22,6 +21,7 @@ from qdqbert.common.progress import Progress, Silent
 from qdqbert.data.tokenizing.encoding import Encoded, Inputs, feature_of, make_batch, padding_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.engines.runner import Outputs
+from qdqbert.runtime.artifact import Artifact
 from qdqbert.runtime.inputs import check_whole, listed, located, text_or_pair
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.runners import Runners

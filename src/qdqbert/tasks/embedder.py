@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
-from qdqbert.artifact import quantize_command
 from qdqbert.common.choices import OUTPUT_DTYPES, OutputDtype
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import plain, suggest_keywords
@@ -16,6 +15,7 @@ from qdqbert.common.progress import progress_of
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tables.rows import Column
 from qdqbert.encoders.heads import EMBEDDING
+from qdqbert.runtime.artifact import quantize_command
 from qdqbert.runtime.inputs import (
     check_device,
     check_whole,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import qdqbert
-from qdqbert.artifact import open_artifact
 from qdqbert.encoders.quantize import Choices
 from qdqbert.graphs.targets import TARGETS
 from qdqbert.graphs.targets.lowering import lower
 from qdqbert.graphs.targets.target import make_plan
 from qdqbert.graphs.writer import make_graph
+from qdqbert.runtime.artifact import open_artifact
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from huggingface_hub import ModelCard
 
 import flat
 from conftest import WORDS
-from qdqbert.artifact import open_artifact
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.progress import Silent
 from qdqbert.reporting.page import page
+from qdqbert.runtime.artifact import open_artifact
 
 LABELS = ("Negative", "Neutral", "Positive")
 # Texts that no calibration has seen.

@@ -12,7 +12,6 @@ import transformers
 from huggingface_hub import ModelCard
 
 import flat
-from qdqbert.artifact import RANGES
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.machine import cpu_features, usable_cores
 from qdqbert.data import texts as resources
@@ -25,6 +24,7 @@ from qdqbert.pipeline import measure, plans
 from qdqbert.pipeline.messages import fidelity_warnings, report_notices
 from qdqbert.pipeline.plans import choose_targets
 from qdqbert.reporting.page import page
+from qdqbert.runtime.artifact import RANGES
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 SENTENCE = "the cat sat on the book in the night and the dog had been to the river"

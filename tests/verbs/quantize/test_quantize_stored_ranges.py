@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 import flat
 import qdqbert
 from qdqbert import QuantizeReport
-from qdqbert.artifact import open_artifact, read_training
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.calibration.reference.sited_model import sited_model
@@ -34,6 +33,7 @@ from qdqbert.pipeline.plans import Scheme
 from qdqbert.pipeline.ranges import choose_range_source
 from qdqbert.pipeline.source import StoredQuantizers
 from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT
+from qdqbert.runtime.artifact import open_artifact, read_training
 
 TEXTS = [f"the cat is on the book and in the night {word}" for word in "abcdefgh"]
 HELDOUT = [f"{word} dog went to the river" for word in "ijklmnopqrstuvwx"]

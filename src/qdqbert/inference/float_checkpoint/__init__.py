@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from qdqbert.artifact import CONFIG, Artifact, open_artifact, quantize_command
 from qdqbert.common.cache import kept_folder
 from qdqbert.common.choices import Precision
 from qdqbert.common.errors import UserInputError
@@ -26,6 +25,7 @@ from qdqbert.inference.float_checkpoint.source import (
     limits_pairs,
     read_checkpoint,
 )
+from qdqbert.runtime.artifact import CONFIG, Artifact, open_artifact, quantize_command
 
 _LOGGER = logging.getLogger("qdqbert")
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import CONFIG, QUANTIZATION, QUANTIZATION_FORMAT
 from qdqbert.common.choices import Precision
 from qdqbert.common.errors import CalibrationError, CheckpointError, GraphError
 from qdqbert.common.files import write_json
@@ -37,6 +36,7 @@ from qdqbert.engines.native.storage import Packed, save_packed
 from qdqbert.graphs.targets import TARGETS
 from qdqbert.graphs.targets.target import Target
 from qdqbert.inference.float_checkpoint.source import FloatCheckpoint, limits_pairs
+from qdqbert.runtime.artifact import CONFIG, QUANTIZATION, QUANTIZATION_FORMAT
 
 # Classes of transformers' tokenizers that make token types. Others make none, although
 # tokenizer.json may have some.

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import CONFIG
 from qdqbert.common.cache import kept_digest
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.json_files import parse_object, read_json
@@ -37,6 +36,7 @@ from qdqbert.encoders.task_kinds import (
 from qdqbert.encoders.tensor_files import files_of, has_weights
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.instruction_sets import choose_set
+from qdqbert.runtime.artifact import CONFIG
 
 SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 

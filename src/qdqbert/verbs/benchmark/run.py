@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from qdqbert.artifact import Artifact, is_artifact, open_artifact
 from qdqbert.common.choices import ENGINE_NAMES, EngineName
 from qdqbert.common.errors import CheckpointError, UserInputError, naming
 from qdqbert.common.options import is_onnx_file
@@ -20,6 +19,7 @@ from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.inference.load import open_folder
 from qdqbert.pipeline.settings import check_sequences
 from qdqbert.reporting.benchmark import BenchmarkReport
+from qdqbert.runtime.artifact import Artifact, is_artifact, open_artifact
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 
 # A file may not have the size of its vocabulary. Those of BERT models are larger.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qdqbert.artifact import is_artifact
 from qdqbert.common.choices import EngineName, ProviderName, TargetName
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import (
@@ -15,6 +14,7 @@ from qdqbert.common.objects import (
     SavedModel,
 )
 from qdqbert.common.options import Limits, check_columns, check_onnx_options, is_onnx_file, option
+from qdqbert.runtime.artifact import is_artifact
 from qdqbert.verbs.call import BatchCall
 
 

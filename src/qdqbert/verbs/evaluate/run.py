@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import REPORT_PAGE, is_artifact
 from qdqbert.common.errors import DataFileError, UserInputError, naming
 from qdqbert.common.files import is_within, json_bytes, write_bytes
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
@@ -37,6 +36,7 @@ from qdqbert.pipeline.settings import task_options_of
 from qdqbert.pipeline.versions import versions
 from qdqbert.reporting.evaluate import EvaluateReport
 from qdqbert.reporting.page import page
+from qdqbert.runtime.artifact import REPORT_PAGE, is_artifact
 from qdqbert.runtime.scheduler import Scheduler
 from qdqbert.tasks.task import Predictions
 from qdqbert.verbs.evaluate.faults import find_storage

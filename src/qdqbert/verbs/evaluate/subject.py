@@ -8,15 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import (
-    CONFIG,
-    Artifact,
-    is_artifact,
-    open_artifact,
-    read_training,
-    rows_of,
-    size_bytes,
-)
 from qdqbert.common.choices import EngineName, PoolingMode, ProviderName, TargetName
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.options import is_onnx_file
@@ -34,6 +25,15 @@ from qdqbert.inference.load import open_folder, open_graph
 from qdqbert.models.quantized import load_model
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.settings import input_length
+from qdqbert.runtime.artifact import (
+    CONFIG,
+    Artifact,
+    is_artifact,
+    open_artifact,
+    read_training,
+    rows_of,
+    size_bytes,
+)
 from qdqbert.runtime.scheduler import Scheduler
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import EXPORT, check_output, writing
 from qdqbert.common.files import digest_of, json_values, write_json
 from qdqbert.common.progress import Progress
 from qdqbert.exporting.format import Format
@@ -15,6 +14,7 @@ from qdqbert.exporting.formats import format_named
 from qdqbert.exporting.source import Source, open_source
 from qdqbert.pipeline.versions import version_of, versions
 from qdqbert.reporting.export import ExportReport
+from qdqbert.runtime.artifact import EXPORT, check_output, writing
 from qdqbert.verbs.export.options import ExportOptions
 
 EXPORT_FORMAT = "qdqbert-export/1"

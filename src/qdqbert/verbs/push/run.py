@@ -7,13 +7,13 @@ from pathlib import Path
 from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
-from qdqbert.artifact import QUANTIZATION, REPORT, REPORT_PAGE, open_artifact
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.json_files import read_json
 from qdqbert.common.progress import Progress
 from qdqbert.data.rows.lines import counted
 from qdqbert.evidence.checksums import check_files
 from qdqbert.reporting.push import PushReport
+from qdqbert.runtime.artifact import QUANTIZATION, REPORT, REPORT_PAGE, open_artifact
 from qdqbert.verbs.push.options import PushOptions
 
 # Statuses of the hub if the user is not logged in, or may not write.

@@ -8,7 +8,6 @@ import os
 import tempfile
 from pathlib import Path
 
-from qdqbert.artifact import Artifact, writing
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.files import write_bytes, write_json
 from qdqbert.common.options import command_line
@@ -31,6 +30,7 @@ from qdqbert.pipeline.vocabulary import keep_vocabulary, with_changed_texts
 from qdqbert.reporting.page import page
 from qdqbert.reporting.quantize import QuantizeReport
 from qdqbert.reporting.report import json_ready
+from qdqbert.runtime.artifact import Artifact, writing
 from qdqbert.tasks.registry import TASKS
 from qdqbert.verbs.quantize.options import QuantizeOptions
 

@@ -15,7 +15,6 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from qdqbert.artifact import QUANTIZATION
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import check_output_place, is_within
 from qdqbert.common.options import overwrites
@@ -27,6 +26,7 @@ from qdqbert.data.tables.rows import BadRow, Row
 from qdqbert.inference.answers import load_model
 from qdqbert.integrations.ray_cluster import import_ray
 from qdqbert.reporting.run import RunReport
+from qdqbert.runtime.artifact import QUANTIZATION
 from qdqbert.verbs.run.cluster import cluster_blocks
 from qdqbert.verbs.run.columns import find_columns, refuse
 from qdqbert.verbs.run.options import RunOptions

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqbert.artifact import check_output
 from qdqbert.common.extras import QUANTIZE, require
 from qdqbert.common.progress import Progress
 from qdqbert.pipeline.settings import check_data, check_model
+from qdqbert.runtime.artifact import check_output
 from qdqbert.verbs.call import public
 from qdqbert.verbs.train.options import TrainOptions
 

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qdqbert.artifact import read_training, rows_of
 from qdqbert.common.errors import DataFileError, UserInputError, naming
 from qdqbert.common.progress import Progress
 from qdqbert.data.rows.columns import is_number
@@ -31,6 +30,7 @@ from qdqbert.encoders.checkpoint.sentence import MODEL_SETTINGS, model_settings
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TASK_KINDS, TaskSettings, head_of, tasks_of
 from qdqbert.pipeline.settings import input_length, task_options_of
+from qdqbert.runtime.artifact import read_training, rows_of
 from qdqbert.tasks.feature_extraction import ContrastExample
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.registry import TASKS, task_for

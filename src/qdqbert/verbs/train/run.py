@@ -13,7 +13,6 @@ from typing import Any
 import transformers
 from torch import nn
 
-from qdqbert.artifact import TRAINING, TRAINING_FORMAT, read_training, writing
 from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import MissingExtraError, UserInputError, naming
 from qdqbert.common.files import json_values, write_json
@@ -34,6 +33,7 @@ from qdqbert.quantization.numerics.threads import usable_torch_threads
 from qdqbert.reporting.comparison import metric_text
 from qdqbert.reporting.report import json_ready
 from qdqbert.reporting.train import TrainReport
+from qdqbert.runtime.artifact import TRAINING, TRAINING_FORMAT, read_training, writing
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.regression import REGRESSION

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from qdqbert.artifact import QUANTIZATION, REPORT, VERIFICATION, Artifact, open_artifact
 from qdqbert.common.choices import ENGINE_NAMES, EngineName
 from qdqbert.common.json_files import Fields
 from qdqbert.common.machine import cpu_features, cpu_name
@@ -16,6 +15,7 @@ from qdqbert.evidence.checksums import CHECKSUMS, check_files
 from qdqbert.evidence.verification import lowest_sqnr, measure_rows, read_rows
 from qdqbert.pipeline.versions import versions
 from qdqbert.reporting.verify import FidelityCheck, VerifyReport, VersionCheck
+from qdqbert.runtime.artifact import QUANTIZATION, REPORT, VERIFICATION, Artifact, open_artifact
 from qdqbert.verbs.verify.options import VerifyOptions
 
 

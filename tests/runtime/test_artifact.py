@@ -17,7 +17,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from qdqbert import quantize
-from qdqbert.artifact import (
+from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputError
+from qdqbert.common.files import write_json
+from qdqbert.common.options import Calibration
+from qdqbert.data.rows.data import Example, digest_examples
+from qdqbert.encoders.checkpoint.tokenizer import load_tokenizer
+from qdqbert.engines.registry import open_runner
+from qdqbert.graphs.targets import TARGETS
+from qdqbert.runtime.artifact import (
     QUANTIZATION,
     TRAINING,
     Artifact,
@@ -28,13 +35,6 @@ from qdqbert.artifact import (
     size_bytes,
     writing,
 )
-from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputError
-from qdqbert.common.files import write_json
-from qdqbert.common.options import Calibration
-from qdqbert.data.rows.data import Example, digest_examples
-from qdqbert.encoders.checkpoint.tokenizer import load_tokenizer
-from qdqbert.engines.registry import open_runner
-from qdqbert.graphs.targets import TARGETS
 
 SENTENCE_TARGETS = (
     *("portable", "onnxruntime", "onnxruntime-dynamic", "openvino", "native", "native-dynamic"),

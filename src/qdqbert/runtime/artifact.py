@@ -30,7 +30,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from qdqbert.artifact_settings import check_quantization, check_task_options
 from qdqbert.common.choices import ENGINE_NAMES, EngineName
 from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.common.files import check_output_place, followed, temporary_places
@@ -38,6 +37,7 @@ from qdqbert.common.json_files import Fields, damaged, read_json, shown
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.engines.registry import ENGINES
+from qdqbert.runtime.artifact_settings import check_quantization, check_task_options
 
 MODEL = "model.onnx"
 RANGES = "ranges.safetensors"
