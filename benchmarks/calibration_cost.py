@@ -73,18 +73,18 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     from calibration import calibrate
     from qdqbert.calibration.calibrate import as_tensors, run_observed
     from qdqbert.calibration.statistics import CombinedObserver
-    from qdqbert.encoders.checkpoint.body import GraphBody
     from qdqbert.encoders.checkpoint.demo import demo_checkpoint
     from qdqbert.encoders.checkpoint.load import load_checkpoint
     from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
     from qdqbert.encoders.task_kinds import TaskSettings
     from qdqbert.graphs.targets import TARGETS
     from qdqbert.graphs.targets.target import make_plan
-    from qdqbert.insert.sited import insert_quantizers_
     from qdqbert.pipeline.predictions import encode_examples
     from qdqbert.quantization.numerics.ranges import Entropy, Max, Mse, Percentile
     from qdqbert.quantization.recipes import PERCENTILE
     from qdqbert.tasks.registry import TASKS
+    from qdqbert.training.body import GraphBody
+    from qdqbert.training.insert.sited import insert_quantizers_
 
     rules = {"max": Max(), "percentile": Percentile(PERCENTILE), "mse": Mse(), "entropy": Entropy()}
     torch.set_num_threads(1)

@@ -34,9 +34,9 @@ from qdqbert.graphs.targets import TARGETS
 from qdqbert.graphs.targets.files import choices_of
 from qdqbert.graphs.targets.lowering import lower
 from qdqbert.graphs.targets.target import Plan, make_plan
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.quantization.recipes import build_recipe
+from qdqbert.training.insert.sited import insert_quantizers_
 from scoring import CALIBRATION_EXAMPLES, TestSet
 
 CALIBRATORS: dict[str, Calibrator] = {

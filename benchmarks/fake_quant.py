@@ -32,7 +32,7 @@ from rich.table import Table
 
 from qdqbert import QDQBertModel, calibrate
 from qdqbert.compat.nn import TensorQuantizer
-from qdqbert.models import QDQBertConfig
+from qdqbert.training.models import QDQBertConfig
 
 
 def main() -> None:

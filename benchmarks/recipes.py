@@ -16,10 +16,10 @@ from calibration import calibrate
 from qdqbert.calibration.reference.sited_model import quantizing
 from qdqbert.graphs.targets import TARGETS
 from qdqbert.graphs.targets.target import Plan
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Calibrator, Entropy, Max, Mse, Percentile
 from qdqbert.quantization.recipes import WIDE_INPUTS, build_recipe
 from qdqbert.quantization.spec import Recipe, Site, Smoothing, TensorSpec, resolve
+from qdqbert.training.insert.sited import insert_quantizers_
 from scoring import CALIBRATION_EXAMPLES, TestSet
 
 FFN_ONLY = Smoothing(sites=("*.intermediate.dense._input_quantizer",), alpha=0.7)

@@ -18,14 +18,12 @@ import torch
 from qdqbert.common.choices import EngineName
 from qdqbert.data import texts as resources
 from qdqbert.data.rows.data import Columns
-from qdqbert.encoders.checkpoint.body import GraphBody
 from qdqbert.encoders.checkpoint.demo import demo_checkpoint
 from qdqbert.encoders.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.engines.registry import open_runner
 from qdqbert.engines.runner import Runner
-from qdqbert.models.quantized import load_model
 from qdqbert.pipeline.predictions import (
     Baseline,
     EncodedExamples,
@@ -35,6 +33,8 @@ from qdqbert.pipeline.predictions import (
 )
 from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Predictions
+from qdqbert.training.body import GraphBody
+from qdqbert.training.models.quantized import load_model
 
 CALIBRATION_EXAMPLES = 300
 

@@ -14,9 +14,9 @@ from calibration import calibrate
 from qdqbert.calibration.reference.sited_model import quantizing
 from qdqbert.graphs.targets import TARGETS
 from qdqbert.graphs.targets.target import make_plan
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Mse
 from qdqbert.quantization.spec import Site, input_site_of
+from qdqbert.training.insert.sited import insert_quantizers_
 from scoring import CALIBRATION_EXAMPLES, TestSet
 
 

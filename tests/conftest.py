@@ -40,7 +40,6 @@ from qdqbert.common.choices import EngineName
 from qdqbert.common.options import Calibration, Quantizers, TaskOptions
 from qdqbert.compat.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.data.tokenizing.encoding import Batch, encode, make_batches
-from qdqbert.encoders.checkpoint.body import GraphBody
 from qdqbert.encoders.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.model import EncoderModel
@@ -55,10 +54,11 @@ from qdqbert.graphs.check import save_graph
 from qdqbert.graphs.of_checkpoint import encoder_of
 from qdqbert.graphs.targets import TARGETS
 from qdqbert.graphs.targets.target import Plan, make_plan
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import RECIPES, WIDE_INPUTS, build_recipe
 from qdqbert.quantization.spec import Range, Smoothing
+from qdqbert.training.body import GraphBody
+from qdqbert.training.insert.sited import insert_quantizers_
 from task_files import HEADS, settings_of
 from third_party import write_float, write_quantized
 

@@ -39,10 +39,11 @@ LAYERS = (
     "calibration.reference",
     "compat",
     "encoders.checkpoint",
+    "training.body",
     "data.tokenizing.encoding",
-    "insert",
+    "training.insert",
     "calibration",
-    "models",
+    "training.models",
     "engines",
     "graphs",
     "graphs.targets",
@@ -53,7 +54,7 @@ LAYERS = (
     "data.rows",
     "tasks",
     "data.texts",
-    "training",
+    "training.trainer",
     "evidence",
     "quantization.search",
     "inference",
@@ -67,7 +68,7 @@ LAYERS = (
     "__main__",
 )
 # QDQBERT models have quantizers with pytorch-quantization's interface.
-MAY_IMPORT_TOOLKIT = {"models/modeling.py"}
+MAY_IMPORT_TOOLKIT = {"training/models/modeling.py"}
 # Later layers that a file may import for annotations only.
 FOR_TYPES: dict[str, set[str]] = {}
 # `from qdqbert import quantize` counts as an import from `verbs`, where most public names are.
@@ -101,7 +102,7 @@ LIGHT = (
     "qdqbert.data.rows.columns",
     "qdqbert.data.rows.data",
     "qdqbert.tasks.task",
-    "qdqbert.training.distillation",
+    "qdqbert.training.trainer.distillation",
     "qdqbert.verbs.benchmark.options",
     "qdqbert.verbs.evaluate.options",
     "qdqbert.verbs.export",

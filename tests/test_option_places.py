@@ -16,8 +16,8 @@ SOURCE = Path(qdqbert.__file__).parent
 # Modules whose public functions and classes are not made of a class of options.
 OTHER = (
     "inference/load.py",
-    "models/calibrate.py",
-    "models/prepare.py",
+    "training/models/calibrate.py",
+    "training/models/prepare.py",
     *(path.relative_to(SOURCE).as_posix() for path in (SOURCE / "integrations").glob("*.py")),
 )
 MOST = 3

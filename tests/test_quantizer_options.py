@@ -13,9 +13,9 @@ import qdqbert
 from qdqbert.common.errors import QdqBertError, SpecError, UnmatchedRuleError
 from qdqbert.encoders.checkpoint.configuration import quantizer_options_of
 from qdqbert.encoders.checkpoint.families import FAMILIES, family_of
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.recipes import QKV_WEIGHTS, QuantizerOptions, build_recipe, fused_groups
 from qdqbert.quantization.spec import Range, Site, TensorSpec, resolve
+from qdqbert.training.insert.sited import insert_quantizers_
 
 LINEARS = (
     "attention.self.query",

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import flat
-from qdqbert.training.trainer import TaskTrainer
+from qdqbert.training.trainer.trainer import TaskTrainer
 
 # 16 examples make 4 steps.
 QUICK = {"batch_size": 4, "learning_rate": 1e-3, "epochs": 1.0, "calibration_samples": 8}

@@ -41,23 +41,6 @@ if TYPE_CHECKING:
     from qdqbert.evidence.reports import LatencyReport as LatencyReport
     from qdqbert.evidence.reports import TargetReport as TargetReport
     from qdqbert.inference.typed_load import load as load
-    from qdqbert.models.calibrate import calibrate as calibrate
-    from qdqbert.models.modeling import QDQBertForMaskedLM as QDQBertForMaskedLM
-    from qdqbert.models.modeling import QDQBertForMultipleChoice as QDQBertForMultipleChoice
-    from qdqbert.models.modeling import (
-        QDQBertForNextSentencePrediction as QDQBertForNextSentencePrediction,
-    )
-    from qdqbert.models.modeling import QDQBertForQuestionAnswering as QDQBertForQuestionAnswering
-    from qdqbert.models.modeling import (
-        QDQBertForSequenceClassification as QDQBertForSequenceClassification,
-    )
-    from qdqbert.models.modeling import (
-        QDQBertForTokenClassification as QDQBertForTokenClassification,
-    )
-    from qdqbert.models.modeling import QDQBertLMHeadModel as QDQBertLMHeadModel
-    from qdqbert.models.modeling import QDQBertModel as QDQBertModel
-    from qdqbert.models.modeling import QDQBertPreTrainedModel as QDQBertPreTrainedModel
-    from qdqbert.models.prepare import prepare as prepare
     from qdqbert.quantization.recipes import QuantizerOptions as QuantizerOptions
     from qdqbert.reporting.analyze import AnalyzeReport as AnalyzeReport
     from qdqbert.reporting.benchmark import BenchmarkReport as BenchmarkReport
@@ -85,7 +68,28 @@ if TYPE_CHECKING:
     from qdqbert.tasks.task import Metric as Metric
     from qdqbert.tasks.text_classification import TextClassifier as TextClassifier
     from qdqbert.tasks.token_classification import TokenClassifier as TokenClassifier
-    from qdqbert.training.distillation import Distillation as Distillation
+    from qdqbert.training.models.calibrate import calibrate as calibrate
+    from qdqbert.training.models.modeling import QDQBertForMaskedLM as QDQBertForMaskedLM
+    from qdqbert.training.models.modeling import (
+        QDQBertForMultipleChoice as QDQBertForMultipleChoice,
+    )
+    from qdqbert.training.models.modeling import (
+        QDQBertForNextSentencePrediction as QDQBertForNextSentencePrediction,
+    )
+    from qdqbert.training.models.modeling import (
+        QDQBertForQuestionAnswering as QDQBertForQuestionAnswering,
+    )
+    from qdqbert.training.models.modeling import (
+        QDQBertForSequenceClassification as QDQBertForSequenceClassification,
+    )
+    from qdqbert.training.models.modeling import (
+        QDQBertForTokenClassification as QDQBertForTokenClassification,
+    )
+    from qdqbert.training.models.modeling import QDQBertLMHeadModel as QDQBertLMHeadModel
+    from qdqbert.training.models.modeling import QDQBertModel as QDQBertModel
+    from qdqbert.training.models.modeling import QDQBertPreTrainedModel as QDQBertPreTrainedModel
+    from qdqbert.training.models.prepare import prepare as prepare
+    from qdqbert.training.trainer.distillation import Distillation as Distillation
     from qdqbert.verbs.analyze import analyze as analyze
     from qdqbert.verbs.benchmark import benchmark as benchmark
     from qdqbert.verbs.doctor import doctor as doctor
@@ -104,14 +108,14 @@ _MODULES = {
     "AnalyzeReport": "qdqbert.reporting.analyze",
     "benchmark": "qdqbert.verbs.benchmark",
     "BenchmarkReport": "qdqbert.reporting.benchmark",
-    "calibrate": "qdqbert.models.calibrate",
+    "calibrate": "qdqbert.training.models.calibrate",
     "Calibration": "qdqbert.common.options",
     "CalibrationError": "qdqbert.common.errors",
     "CheckpointError": "qdqbert.common.errors",
     "ChoiceSelector": "qdqbert.tasks.multiple_choice",
     "Columns": "qdqbert.common.options",
     "DataFileError": "qdqbert.common.errors",
-    "Distillation": "qdqbert.training.distillation",
+    "Distillation": "qdqbert.training.trainer.distillation",
     "doctor": "qdqbert.verbs.doctor",
     "DoctorReport": "qdqbert.reporting.doctor",
     "Embedder": "qdqbert.tasks.embedder",
@@ -134,21 +138,21 @@ _MODULES = {
     "Onnx": "qdqbert.common.options",
     "Optimization": "qdqbert.verbs.train.options",
     "OutputExistsError": "qdqbert.common.errors",
-    "prepare": "qdqbert.models.prepare",
+    "prepare": "qdqbert.training.models.prepare",
     "Progress": "qdqbert.common.progress",
     "push": "qdqbert.verbs.push",
     "PushReport": "qdqbert.reporting.push",
     "QDQBertConfig": "qdqbert.encoders.checkpoint.configuration",
     "QdqBertError": "qdqbert.common.errors",
-    "QDQBertForMaskedLM": "qdqbert.models.modeling",
-    "QDQBertForMultipleChoice": "qdqbert.models.modeling",
-    "QDQBertForNextSentencePrediction": "qdqbert.models.modeling",
-    "QDQBertForQuestionAnswering": "qdqbert.models.modeling",
-    "QDQBertForSequenceClassification": "qdqbert.models.modeling",
-    "QDQBertForTokenClassification": "qdqbert.models.modeling",
-    "QDQBertLMHeadModel": "qdqbert.models.modeling",
-    "QDQBertModel": "qdqbert.models.modeling",
-    "QDQBertPreTrainedModel": "qdqbert.models.modeling",
+    "QDQBertForMaskedLM": "qdqbert.training.models.modeling",
+    "QDQBertForMultipleChoice": "qdqbert.training.models.modeling",
+    "QDQBertForNextSentencePrediction": "qdqbert.training.models.modeling",
+    "QDQBertForQuestionAnswering": "qdqbert.training.models.modeling",
+    "QDQBertForSequenceClassification": "qdqbert.training.models.modeling",
+    "QDQBertForTokenClassification": "qdqbert.training.models.modeling",
+    "QDQBertLMHeadModel": "qdqbert.training.models.modeling",
+    "QDQBertModel": "qdqbert.training.models.modeling",
+    "QDQBertPreTrainedModel": "qdqbert.training.models.modeling",
     "QuantDescriptor": "qdqbert.compat.tensor_quant",
     "quantize": "qdqbert.verbs.quantize",
     "QuantizeReport": "qdqbert.reporting.quantize",

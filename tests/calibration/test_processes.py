@@ -18,9 +18,9 @@ from qdqbert import QuantizerOptions
 from qdqbert.calibration.processes import is_shared, max_over_processes_, shared_statistics
 from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import CalibrationError
-from qdqbert.models.prepare import prepare_with_options
-from qdqbert.models.state import stored_calibration
 from qdqbert.quantization.numerics import histogram
+from qdqbert.training.models.prepare import prepare_with_options
+from qdqbert.training.models.state import stored_calibration
 
 WORLD = 2
 # Recipe and switches of each calibration, by its name.

@@ -13,10 +13,10 @@ from qdqbert.calibration.reference.sited_model import SitedModel
 from qdqbert.calibration.smoothing import ChannelObserver, choose_pre_quant_scales
 from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.encoders.checkpoint.families import family_of
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.channel_scales import least_noise_scale
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.spec import Site, Smoothing
+from qdqbert.training.insert.sited import insert_quantizers_
 
 MASK = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]])
 ATTENTION = "encoder.layer.0.attention.self"

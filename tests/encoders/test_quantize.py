@@ -21,8 +21,8 @@ from qdqbert.graphs.targets import TARGETS
 from qdqbert.graphs.targets.files import check_encoder, choices_of, save_encoder
 from qdqbert.graphs.targets.lowering import lower
 from qdqbert.graphs.targets.target import make_plan
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.recipes import QuantizerOptions
+from qdqbert.training.insert.sited import insert_quantizers_
 from shared_tables import read_shared_table
 
 

@@ -15,7 +15,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from models.test_stored_checkpoints import CLASSES, DATA
 from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import CheckpointError, GraphError
 from qdqbert.encoders.config import Config
@@ -24,7 +23,8 @@ from qdqbert.encoders.of_checkpoint import read_encoder
 from qdqbert.encoders.quantize import Choices, Specs
 from qdqbert.encoders.stored import read_stored
 from qdqbert.encoders.weights import Weights
-from qdqbert.models.state import stored_calibration, stored_specs
+from qdqbert.training.models.state import stored_calibration, stored_specs
+from training.models.test_stored_checkpoints import CLASSES, DATA
 
 QUERY = "encoder.layer.0.attention.self.query"
 

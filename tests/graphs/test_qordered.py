@@ -18,7 +18,6 @@ from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.reference.sited_model import SitedModel, quantizing
 from qdqbert.common.errors import UserInputError
 from qdqbert.data.tokenizing.encoding import Batch, encode, make_batches
-from qdqbert.encoders.checkpoint.body import GraphBody
 from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.model import EncoderModel
@@ -30,10 +29,11 @@ from qdqbert.graphs.of_checkpoint import encoder_of
 from qdqbert.graphs.targets import TARGETS
 from qdqbert.graphs.targets.target import make_plan
 from qdqbert.graphs.writer import make_graph
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import QuantizerOptions
 from qdqbert.quantization.spec import QdqStyle, TensorSpec
+from qdqbert.training.body import GraphBody
+from qdqbert.training.insert.sited import insert_quantizers_
 from qordered_reference import run_reference
 
 # Without its check of recipes, so that the rewrite can be given graphs of other recipes too.

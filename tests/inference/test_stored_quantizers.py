@@ -19,9 +19,9 @@ from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.affine import quantize_weight
 from qdqbert.evidence.fidelity import sqnr_db
-from qdqbert.models.quantized import class_for
-from qdqbert.models.state import learn_ranges_
 from qdqbert.quantization.spec import TensorSpec
+from qdqbert.training.models.quantized import class_for
+from qdqbert.training.models.state import learn_ranges_
 
 TEXTS = ["the old house", "a train to the city and a good book for the night", "dog"]
 QUERY = "encoder.layer.0.attention.self.query"

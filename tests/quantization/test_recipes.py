@@ -7,7 +7,6 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.checkpoint.families import family_of
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.recipes import (
     AFFINE,
     PROBABILITIES,
@@ -17,6 +16,7 @@ from qdqbert.quantization.recipes import (
     build_recipe,
 )
 from qdqbert.quantization.spec import Site, resolve
+from qdqbert.training.insert.sited import insert_quantizers_
 
 # QDQBERT's names, as transformers 4.40's modeling_qdqbert.py has them.
 LINEARS = (

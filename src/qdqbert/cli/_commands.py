@@ -7,7 +7,7 @@ from typing import Any
 
 import qdqbert
 from qdqbert.cli._command import Command
-from qdqbert.training.checkpoints import checkpoints_of, last_checkpoint
+from qdqbert.training.trainer.checkpoints import checkpoints_of, last_checkpoint
 
 
 def _after_run(given: Mapping[str, Any]) -> str:

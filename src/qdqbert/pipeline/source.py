@@ -40,7 +40,6 @@ from qdqbert.engines.runner import Runner
 from qdqbert.graphs.imported.graph_runner import GraphRunner
 from qdqbert.graphs.imported.imported_model import import_onnx
 from qdqbert.graphs.of_checkpoint import encoder_of
-from qdqbert.insert.outputs import check_outputs
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.quantization.recipes import QuantizerOptions
@@ -48,6 +47,7 @@ from qdqbert.quantization.spec import Site, SiteGroup, TensorSpec
 from qdqbert.runtime.artifact import read_training
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Task
+from qdqbert.training.insert.outputs import check_outputs
 
 # Groups of sites that graphs have.
 _GROUPS_OF_GRAPHS: frozenset[SiteGroup] = frozenset({"layer", "table"})
@@ -254,8 +254,8 @@ def _read_stored(model: ModelPath, found: Description) -> Source:
     """Read the weights and the quantizers of a checkpoint, by the classes that trained them."""
     # These load transformers' models.
     from qdqbert.encoders.checkpoint.configuration import quantizer_options_of, recipe_of
-    from qdqbert.models.quantized import class_for
-    from qdqbert.models.state import stored_calibration, stored_specs
+    from qdqbert.training.models.quantized import class_for
+    from qdqbert.training.models.state import stored_calibration, stored_specs
 
     checkpoint: Checkpoint = load_described(found, class_for=class_for)
     sited = sited_model(checkpoint.model)

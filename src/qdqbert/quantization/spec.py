@@ -159,7 +159,7 @@ Source = Literal["norm", "attention", "activation", "gate", "encoder"]
 # Groups of sites:
 # - `layer`: the sites of QDQBERT's encoder layers, which most recipes place
 # - `table`: embedding tables
-# - `output`: outputs that no site of `layer` reads; see `qdqbert.insert.outputs`
+# - `output`: outputs that no site of `layer` reads; see `qdqbert.training.insert.outputs`
 SiteGroup = Literal["layer", "table", "output"]
 
 

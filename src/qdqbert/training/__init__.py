@@ -1,1 +1,1 @@
-"""Train float and quantized models with transformers' Trainer."""
+"""Quantizers in modules of transformers: QAT and the QDQBERT classes."""

@@ -9,12 +9,12 @@ import transformers
 
 from qdqbert.calibration.reference.sited_encoder import SitedEncoder
 from qdqbert.calibration.reference.sited_model import observing, quantizing
-from qdqbert.encoders.checkpoint.body import GraphBody
 from qdqbert.encoders.checkpoint.families import FAMILIES
 from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.graphs.of_checkpoint import encoder_of
-from qdqbert.insert.sited import encoder_layers, insert_quantizers_
+from qdqbert.training.body import GraphBody
+from qdqbert.training.insert.sited import encoder_layers, insert_quantizers_
 from task_files import HEADS
 
 LAYOUTS = [name for name in sorted(FAMILIES) if name not in ("camembert", "xlm-roberta")]

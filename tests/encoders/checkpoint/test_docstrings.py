@@ -24,7 +24,7 @@ def test_models_are_imported_without_docstrings() -> None:
     code = (
         "from transformers import utils\n"
         "complete = utils.auto_docstring\n"
-        "from qdqbert.models import QDQBertForSequenceClassification\n"
+        "from qdqbert.training.models import QDQBertForSequenceClassification\n"
         "assert utils.auto_docstring is complete"
     )
     subprocess.run([sys.executable, "-OO", "-c", code], check=True)

@@ -20,7 +20,6 @@ from encoder_reference import check_read, random_inputs
 from qdqbert.calibration.reference.sited_encoder import SitedEncoder
 from qdqbert.common.choices import POOLING_MODES
 from qdqbert.data.tokenizing.encoding import Batch
-from qdqbert.encoders.checkpoint.body import pool
 from qdqbert.encoders.checkpoint.families import family_of
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.heads import POOLINGS
@@ -29,9 +28,10 @@ from qdqbert.graphs.encoder import read_encoder
 from qdqbert.graphs.imported.canonical_form import to_canonical_form
 from qdqbert.graphs.imported.onnx_file import read_graph
 from qdqbert.graphs.writer import make_graph
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import WIDE_INPUTS
+from qdqbert.training.body import pool
+from qdqbert.training.insert.sited import insert_quantizers_
 
 # Exports of `exported`: family, kind of attention, opset and exporter.
 EXPORTS = [

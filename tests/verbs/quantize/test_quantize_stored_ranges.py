@@ -27,13 +27,13 @@ from qdqbert.calibration.ranges_file import read_ranges
 from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.evidence.fidelity import sqnr_db
-from qdqbert.models.quantized import load_model
-from qdqbert.models.state import fix_ranges_, learn_ranges_, stored_calibration
 from qdqbert.pipeline.plans import Scheme
 from qdqbert.pipeline.ranges import choose_range_source
 from qdqbert.pipeline.source import StoredQuantizers
 from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT
 from qdqbert.runtime.artifact import open_artifact, read_training
+from qdqbert.training.models.quantized import load_model
+from qdqbert.training.models.state import fix_ranges_, learn_ranges_, stored_calibration
 
 TEXTS = [f"the cat is on the book and in the night {word}" for word in "abcdefgh"]
 HELDOUT = [f"{word} dog went to the river" for word in "ijklmnopqrstuvwx"]

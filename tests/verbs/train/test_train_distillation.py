@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 
 import flat
 from qdqbert.common.errors import UserInputError
-from qdqbert.models.quantized import load_model
+from qdqbert.training.models.quantized import load_model
 from task_files import SENTIMENT, plain
 from training_files import QUICK, files_left
 

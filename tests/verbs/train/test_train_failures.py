@@ -18,9 +18,9 @@ from qdqbert.common.errors import (
     TrainingError,
     UserInputError,
 )
-from qdqbert.models.quantized import load_model
-from qdqbert.training.checkpoints import last_checkpoint
-from qdqbert.training.trainer import TaskTrainer
+from qdqbert.training.models.quantized import load_model
+from qdqbert.training.trainer.checkpoints import last_checkpoint
+from qdqbert.training.trainer.trainer import TaskTrainer
 from qdqbert.verbs.train import run as train_run
 from training_files import Interrupted, assert_same_weights, before_batch, files_left
 

@@ -14,12 +14,12 @@ import torch
 
 import flat
 from qdqbert.calibration.reference.sited_model import sited_model
-from qdqbert.models.quantized import load_model
+from qdqbert.training.models.quantized import load_model
 from training_files import files_left
 
 KILLED = """
 import os, signal
-from qdqbert.training.trainer import TaskTrainer
+from qdqbert.training.trainer.trainer import TaskTrainer
 from qdqbert import cli
 
 original = TaskTrainer.training_step

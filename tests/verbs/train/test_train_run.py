@@ -24,12 +24,12 @@ from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.checkpoint import tokenizer as tokenizers_of_transformers
 from qdqbert.encoders.checkpoint.sentence import read_sentence_head
-from qdqbert.models.quantized import load_model
-from qdqbert.models.state import fix_ranges_
 from qdqbert.runtime.artifact import TRAINING_FORMAT
 from qdqbert.tasks.task import Metric
-from qdqbert.training.curves import plot_curves
-from qdqbert.training.trainer import TaskTrainer
+from qdqbert.training.models.quantized import load_model
+from qdqbert.training.models.state import fix_ranges_
+from qdqbert.training.trainer.curves import plot_curves
+from qdqbert.training.trainer.trainer import TaskTrainer
 from qdqbert.verbs.evaluate import run as evaluate_run
 from qdqbert.verbs.train import run as train_run
 from qdqbert.verbs.train import scorer

@@ -56,8 +56,8 @@ class Quantizer(nn.Module):
         site: The place in the model. `None` outside of a model.
         moving: Share of each training batch in the running average that moves the range. `None`
             keeps the range fixed.
-        action: Replaces all this while a context manager of `qdqbert.insert.sited` is active. These
-            restore the previous action.
+        action: Replaces all this while a context manager of `qdqbert.training.insert.sited` is
+            active. These restore the previous action.
         clip: Clips to the learned ends of the range. `None` unless the range is learned.
         sizes: Shape of the weight that is quantized, or `(channels,)` of an activation. `None` if
             it is not known.

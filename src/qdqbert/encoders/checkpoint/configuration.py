@@ -23,8 +23,8 @@ class QDQBertConfig(transformers.BertConfig):  # type: ignore[misc]
         quantizer_options: Options that differ from their defaults, see `QuantizerOptions.to_dict`.
             A `QuantizerOptions` is accepted too. `None` leaves quantizers as they were placed.
         exclude: Regular expressions. Sites that one of them finds stay in float.
-        quantizers: State of the quantizers of a saved model, as `qdqbert.models.state` writes it.
-            `None` for a float checkpoint.
+        quantizers: State of the quantizers of a saved model, as `qdqbert.training.models.state`
+            writes it. `None` for a float checkpoint.
         qdqbert_format: Version of these keys.
 
     Source: transformers 4.40's `QDQBertConfig`. Differs from upstream: `pad_token_id` is BERT's 0

@@ -227,7 +227,7 @@ FAMILIES = {
 
 
 QDQBERT = "qdqbert"
-"""`model_type` of BERT models with quantizers; see `qdqbert.models`."""
+"""`model_type` of BERT models with quantizers; see `qdqbert.training.models`."""
 
 # Families that only `load` runs: layers of ALBERT share their weights, which ONNX Runtime refuses
 # in INT8 on some CPUs, encoders of DPR have no token states, and transformers has no Jina v2.

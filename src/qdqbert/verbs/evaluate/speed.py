@@ -15,7 +15,7 @@ from qdqbert.graphs.check import save_graph
 from qdqbert.graphs.imported.graph_runner import GraphRunner, copy_to_run
 from qdqbert.graphs.of_checkpoint import encoder_of
 from qdqbert.graphs.writer import make_graph
-from qdqbert.models.quantized import load_model
+from qdqbert.training.models.quantized import load_model
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.evaluate.subject import Subject, names_of
 

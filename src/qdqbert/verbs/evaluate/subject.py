@@ -12,7 +12,6 @@ from qdqbert.common.choices import EngineName, PoolingMode, ProviderName, Target
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.options import is_onnx_file
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.encoders.checkpoint.body import GraphBody
 from qdqbert.encoders.checkpoint.folder import check_name
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
@@ -22,7 +21,6 @@ from qdqbert.engines.runner import Runner
 from qdqbert.graphs.imported.graph_runner import NO_NAMES, GivenNames, open_graph_file
 from qdqbert.inference.engine_choice import choose_engine
 from qdqbert.inference.load import open_folder, open_graph
-from qdqbert.models.quantized import load_model
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.settings import input_length
 from qdqbert.runtime.artifact import (
@@ -37,6 +35,8 @@ from qdqbert.runtime.artifact import (
 from qdqbert.runtime.scheduler import Scheduler
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task
+from qdqbert.training.body import GraphBody
+from qdqbert.training.models.quantized import load_model
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 
 _NOTICES = {

@@ -39,9 +39,9 @@ from qdqbert.tasks.reranking import RERANKING
 from qdqbert.tasks.scores import scaled_scores, score_of
 from qdqbert.tasks.task import Features, Labels, Task
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
-from qdqbert.training.dataset import TrainingDataset
-from qdqbert.training.losses import Objective
-from qdqbert.training.trainer import SCORES
+from qdqbert.training.trainer.dataset import TrainingDataset
+from qdqbert.training.trainer.losses import Objective
+from qdqbert.training.trainer.trainer import SCORES
 from qdqbert.verbs.train.options import TrainOptions
 
 # What is said of examples if the model was trained before.

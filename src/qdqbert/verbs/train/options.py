@@ -23,7 +23,7 @@ from qdqbert.common.options import (
     declared_options,
     option,
 )
-from qdqbert.training.distillation import Distillation
+from qdqbert.training.trainer.distillation import Distillation
 from qdqbert.verbs.call import TaskCall
 
 _FLOAT_SCHEDULE = {"epochs": 3.0, "learning_rate": 3e-5, "lr_scheduler": "linear"}

@@ -23,10 +23,6 @@ from qdqbert.encoders.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.encoders.checkpoint.load import Checkpoint, finder_of
 from qdqbert.encoders.checkpoint.sentence import PooledHead, SentenceHead
 from qdqbert.encoders.checkpoint.tokenizer import write_tokenizer
-from qdqbert.models.calibrate import calibrate
-from qdqbert.models.prepare import prepare_with_options
-from qdqbert.models.quantized import load_model
-from qdqbert.models.state import fix_ranges_, learn_ranges_
 from qdqbert.pipeline.settings import quantizer_options_of
 from qdqbert.pipeline.versions import versions
 from qdqbert.quantization.numerics.threads import usable_torch_threads
@@ -39,16 +35,20 @@ from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.regression import REGRESSION
 from qdqbert.tasks.task import Metric, Task
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
-from qdqbert.training.checkpoints import (
+from qdqbert.training.models.calibrate import calibrate
+from qdqbert.training.models.prepare import prepare_with_options
+from qdqbert.training.models.quantized import load_model
+from qdqbert.training.models.state import fix_ranges_, learn_ranges_
+from qdqbert.training.trainer.checkpoints import (
     check_folder,
     checkpoint_folder,
     checkpoints_of,
     step_of,
 )
-from qdqbert.training.curves import plot_curves
-from qdqbert.training.dataset import collator
-from qdqbert.training.teacher import Teacher, check_teacher, load_teacher
-from qdqbert.training.trainer import TaskTrainer
+from qdqbert.training.trainer.curves import plot_curves
+from qdqbert.training.trainer.dataset import collator
+from qdqbert.training.trainer.teacher import Teacher, check_teacher, load_teacher
+from qdqbert.training.trainer.trainer import TaskTrainer
 from qdqbert.verbs.train.arguments import keep_best_, set_steps_, training_arguments
 from qdqbert.verbs.train.data import (
     Examples,

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 
 from qdqbert.data.tokenizing.encoding import make_batches
-from qdqbert.encoders.checkpoint.body import GraphBody
 from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.pipeline.predictions import EncodedExamples, TorchRunner, predict
 from qdqbert.tasks.task import Features, Metric, Task
+from qdqbert.training.body import GraphBody
 
 
 class Scorer:

@@ -15,7 +15,7 @@ import transformers
 from qdqbert.compat.factory import ToolkitFactory
 from qdqbert.encoders.checkpoint.configuration import QDQBertConfig, register_config
 from qdqbert.encoders.checkpoint.docstrings import importing_models
-from qdqbert.models.quantized import QuantizedModel
+from qdqbert.training.models.quantized import QuantizedModel
 
 with importing_models():
     from transformers.models.bert import modeling_bert as bert

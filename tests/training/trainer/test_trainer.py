@@ -14,20 +14,16 @@ from torch.nn import functional
 
 from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import TrainingError
-from qdqbert.models.calibrate import calibrate
-from qdqbert.models.prepare import prepare
-from qdqbert.models.quantized import load_model
-from qdqbert.models.state import learn_ranges_
 from qdqbert.tasks.task import Metric
-from qdqbert.training.dataset import BucketSampler, TrainingDataset
-from qdqbert.training.distillation import Distillation
-from qdqbert.training.losses import (
-    embedding_distance,
-    logits_distance,
-    states_distance,
-)
-from qdqbert.training.teacher import Teacher
-from qdqbert.training.trainer import SCORES, TaskTrainer
+from qdqbert.training.models.calibrate import calibrate
+from qdqbert.training.models.prepare import prepare
+from qdqbert.training.models.quantized import load_model
+from qdqbert.training.models.state import learn_ranges_
+from qdqbert.training.trainer.dataset import BucketSampler, TrainingDataset
+from qdqbert.training.trainer.distillation import Distillation
+from qdqbert.training.trainer.losses import embedding_distance, logits_distance, states_distance
+from qdqbert.training.trainer.teacher import Teacher
+from qdqbert.training.trainer.trainer import SCORES, TaskTrainer
 
 LENGTHS = torch.tensor([6, 4])
 INPUTS = {

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import qdqbert
 from qdqbert.calibration.reference.sited_model import sited_model
-from qdqbert.models.quantized import quantized_class
-from qdqbert.models.state import stored_calibration
+from qdqbert.training.models.quantized import quantized_class
+from qdqbert.training.models.state import stored_calibration
 
 DATA = Path(__file__).parent / "data"
 CLASSES = {

@@ -12,8 +12,14 @@ from qdqbert.calibration.reference.modules import QuantEmbedding
 from qdqbert.calibration.reference.sited_model import SitedModel, sited_model
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.checkpoint.families import Family, LayerSites
-from qdqbert.insert.blocks import BLOCKS, quantized_block
-from qdqbert.insert.modules import (
+from qdqbert.quantization.spec import (
+    CROSS_SEQUENCE_AXES,
+    MATMUL_SEQUENCE_AXES,
+    SiteGroup,
+    is_residual_input,
+)
+from qdqbert.training.insert.blocks import BLOCKS, quantized_block
+from qdqbert.training.insert.modules import (
     ATTENTION,
     QuantResidualOutput,
     add_matmul_quantizers_,
@@ -21,13 +27,7 @@ from qdqbert.insert.modules import (
     quantized_linear,
     register_attention,
 )
-from qdqbert.insert.outputs import add_output_quantizers_, check_outputs
-from qdqbert.quantization.spec import (
-    CROSS_SEQUENCE_AXES,
-    MATMUL_SEQUENCE_AXES,
-    SiteGroup,
-    is_residual_input,
-)
+from qdqbert.training.insert.outputs import add_output_quantizers_, check_outputs
 
 
 def insert_quantizers_(

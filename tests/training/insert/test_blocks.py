@@ -8,8 +8,8 @@ import transformers
 
 from qdqbert.calibration.reference.sited_model import SitedModel, observing
 from qdqbert.encoders.checkpoint.families import FAMILIES
-from qdqbert.insert.blocks import BLOCKS
-from qdqbert.insert.sited import insert_quantizers_
+from qdqbert.training.insert.blocks import BLOCKS
+from qdqbert.training.insert.sited import insert_quantizers_
 
 # The same float32 kernels, with scores scaled in another order.
 TOLERANCE = 1e-6

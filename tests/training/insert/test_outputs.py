@@ -12,8 +12,8 @@ import transformers
 import qdqbert
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.checkpoint.families import family_of
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.recipes import SYMMETRIC, WEIGHT, build_recipe
+from qdqbert.training.insert.sited import insert_quantizers_
 
 LAYERS = 2
 # As in `test_qordered_target`, so that these tests share exported graphs.

@@ -9,7 +9,7 @@ import torch
 
 from qdqbert.data.tokenizing.encoding import Encoded
 from qdqbert.tasks.task import IGNORED, Features
-from qdqbert.training.dataset import BucketSampler, TrainingDataset, collator
+from qdqbert.training.trainer.dataset import BucketSampler, TrainingDataset, collator
 
 PADDING = {"input_ids": 9, "attention_mask": 0}
 LENGTHS = [3 + (7 * index) % 31 for index in range(203)]

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from qdqbert.common.errors import MissingExtraError
-from qdqbert.training.curves import curves_of, plot_curves
+from qdqbert.training.trainer.curves import curves_of, plot_curves
 
 HISTORY = [
     {"loss": 2.0, "grad_norm": 1.5, "learning_rate": 1e-3, "epoch": 0.5, "step": 1},

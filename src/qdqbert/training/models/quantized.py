@@ -26,9 +26,11 @@ from qdqbert.encoders.checkpoint.families import family_of
 from qdqbert.encoders.checkpoint.load import Checkpoint, check_positions, load_checkpoint
 from qdqbert.encoders.checkpoint.weights import check_shapes
 from qdqbert.encoders.stored import BUFFERS, ENDS, check_format, quantizes_like_graphs, wrong_range
-from qdqbert.insert.modules import ATTENTION, register_attention
-from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.models.state import (
+from qdqbert.quantization.recipes import QuantizerOptions, build_recipe
+from qdqbert.quantization.spec import SiteGroup
+from qdqbert.training.insert.modules import ATTENTION, register_attention
+from qdqbert.training.insert.sited import insert_quantizers_
+from qdqbert.training.models.state import (
     adjust_,
     calibrate_weights_,
     configure_,
@@ -36,8 +38,6 @@ from qdqbert.models.state import (
     restore_,
     stored_state,
 )
-from qdqbert.quantization.recipes import QuantizerOptions, build_recipe
-from qdqbert.quantization.spec import SiteGroup
 
 _RANGES = tuple(f"_quantizer.{buffer}" for buffer in BUFFERS)
 _LEARNED = tuple(f"_quantizer.{end}" for end in ENDS)

@@ -14,9 +14,9 @@ from qdqbert import QuantizerOptions, TensorQuantizer
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.common.errors import CalibrationError, SpecError, UnmatchedRuleError
 from qdqbert.encoders.checkpoint.families import family_of
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics import histogram
 from qdqbert.quantization.numerics.ranges import choose_range
+from qdqbert.training.insert.sited import insert_quantizers_
 
 CALIBRATORS = {
     "max": QuantizerOptions(),

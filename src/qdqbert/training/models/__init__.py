@@ -4,7 +4,7 @@ Importing this module registers it with `AutoModel`, `AutoModelFor...`, `AutoCon
 """
 
 from qdqbert.encoders.checkpoint.configuration import QDQBertConfig
-from qdqbert.models.modeling import (
+from qdqbert.training.models.modeling import (
     QDQBertForMaskedLM,
     QDQBertForMultipleChoice,
     QDQBertForNextSentencePrediction,

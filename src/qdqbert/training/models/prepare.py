@@ -16,8 +16,8 @@ from qdqbert.common.errors import SpecError, UnmatchedRuleError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.options import Quantizers
 from qdqbert.encoders.stored import FORMAT
-from qdqbert.models.quantized import put_quantizers_in_, quantized_class
 from qdqbert.quantization.recipes import QuantizerOptions
+from qdqbert.training.models.quantized import put_quantizers_in_, quantized_class
 
 _Model = TypeVar("_Model", bound=nn.Module)
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.encoders.checkpoint.body import pool
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.tasks.task import IGNORED
+from qdqbert.training.body import pool
 
 Objective = Literal["labels", "relevance", "similarity", "in-batch"]
 """What a model learns: transformers' loss of labels, or one of the losses below."""

@@ -19,9 +19,9 @@ from qdqbert.common.choices import CalibratorName
 from qdqbert.common.errors import SpecError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.encoders.checkpoint.configuration import quantizer_options_of, recipe_of
-from qdqbert.models.quantized import set_options_
-from qdqbert.models.state import apply_calibration_
 from qdqbert.quantization.recipes import PERCENTILE, QuantizerOptions, build_recipe
+from qdqbert.training.models.quantized import set_options_
+from qdqbert.training.models.state import apply_calibration_
 
 _Model = TypeVar("_Model", bound=nn.Module)
 

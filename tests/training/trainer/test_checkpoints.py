@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.training.checkpoints import checkpoint_folder, last_checkpoint, step_of
+from qdqbert.training.trainer.checkpoints import checkpoint_folder, last_checkpoint, step_of
 
 SETTINGS = {"learning_rate": 0.001, "seed": 0, "qat": False, "epochs": 1.0, "words": ("a", "b")}
 

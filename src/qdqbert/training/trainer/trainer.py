@@ -15,10 +15,10 @@ from qdqbert.calibration.quantizers.clip import Clip
 from qdqbert.common.errors import TrainingError
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.tasks.task import Metric
-from qdqbert.training.checkpoints import last_checkpoint
-from qdqbert.training.dataset import BucketSampler, TrainingDataset
-from qdqbert.training.distillation import Distillation
-from qdqbert.training.losses import (
+from qdqbert.training.trainer.checkpoints import last_checkpoint
+from qdqbert.training.trainer.dataset import BucketSampler, TrainingDataset
+from qdqbert.training.trainer.distillation import Distillation
+from qdqbert.training.trainer.losses import (
     Objective,
     embed,
     embedding_distance,
@@ -28,7 +28,7 @@ from qdqbert.training.losses import (
     similarity_loss,
     states_distance,
 )
-from qdqbert.training.teacher import Teacher
+from qdqbert.training.trainer.teacher import Teacher
 
 SCORES = "scores"
 """The label of an example that is a score, which models of transformers do not read."""

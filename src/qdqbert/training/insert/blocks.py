@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from qdqbert.encoders.checkpoint.docstrings import importing_models
-from qdqbert.insert.modules import quantized_attention, residual_sum
+from qdqbert.training.insert.modules import quantized_attention, residual_sum
 
 with importing_models():
     from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention

@@ -12,10 +12,10 @@ from qdqbert.calibration.reference.sited_model import linear_weights, observing,
 from qdqbert.common.errors import CalibrationError, CheckpointError
 from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.encoders.checkpoint.families import FAMILIES
-from qdqbert.insert.sited import insert_quantizers_
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import WIDE_INPUTS
 from qdqbert.quantization.spec import Range, TensorSpec
+from qdqbert.training.insert.sited import insert_quantizers_
 
 LINEAR = "encoder.layer.0.intermediate.dense"
 # Equal sums in another order: attention is a different kernel in each implementation.

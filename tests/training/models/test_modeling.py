@@ -18,7 +18,7 @@ from qdqbert import QuantDescriptor, QuantizerOptions, TensorQuantizer
 from qdqbert.common.errors import CheckpointError
 from qdqbert.compat.calibrators import HistogramCalibrator
 from qdqbert.compat.nn import QuantLinear
-from qdqbert.models.modeling import AUTO_CLASSES
+from qdqbert.training.models.modeling import AUTO_CLASSES
 
 # transformers 4.40's modeling_qdqbert.py, by the path below `bert.encoder.layer.N.`.
 LAYER = {

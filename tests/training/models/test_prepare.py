@@ -23,19 +23,19 @@ from qdqbert.common.errors import QdqBertError, SpecError, UnmatchedRuleError, U
 from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.encoders.checkpoint.families import FAMILIES, family_of
 from qdqbert.graphs.targets import target_named
-from qdqbert.insert.modules import ATTENTION
-from qdqbert.insert.sited import insert_quantizers_
-from qdqbert.models.quantized import load_model
-from qdqbert.models.state import (
+from qdqbert.quantization.numerics.ranges import Max
+from qdqbert.quantization.recipes import build_recipe
+from qdqbert.quantization.spec import TensorSpec, resolve
+from qdqbert.training.insert.modules import ATTENTION
+from qdqbert.training.insert.sited import insert_quantizers_
+from qdqbert.training.models.quantized import load_model
+from qdqbert.training.models.state import (
     MOVING,
     fix_ranges_,
     learn_ranges_,
     stored_calibration,
     stored_specs,
 )
-from qdqbert.quantization.numerics.ranges import Max
-from qdqbert.quantization.recipes import build_recipe
-from qdqbert.quantization.spec import TensorSpec, resolve
 
 RECIPES = ("full", "full-smoothed", "linear")
 # Each recipe on BERT, and each other family once.

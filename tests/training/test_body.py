@@ -11,10 +11,10 @@ from torch import nn
 
 from qdqbert.calibration.reference.body import to_numpy
 from qdqbert.common.choices import POOLING_MODES
-from qdqbert.encoders.checkpoint.body import GraphBody, additive_mask, pool
 from qdqbert.encoders.checkpoint.families import FAMILIES
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.graphs.writer import make_graph
+from qdqbert.training.body import GraphBody, additive_mask, pool
 
 POOLINGS = (
     *((each,) for each in POOLING_MODES),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.tasks.task import IGNORED
-from qdqbert.training.losses import (
+from qdqbert.training.trainer.losses import (
     embed,
     embedding_distance,
     logits_distance,

@@ -12,10 +12,10 @@ from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint.sentence import PooledHead
-from qdqbert.models.quantized import load_model
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Task
-from qdqbert.training.distillation import Distillation
+from qdqbert.training.models.quantized import load_model
+from qdqbert.training.trainer.distillation import Distillation
 
 
 class Teacher:

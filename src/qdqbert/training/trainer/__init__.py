@@ -1,0 +1,1 @@
+"""Train float and quantized models with transformers' Trainer."""
