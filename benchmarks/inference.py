@@ -54,7 +54,7 @@ import qdqbert
 from qdqbert.common.choices import EngineName
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.data.tokenizing.encoding import feature_of
-from qdqbert.inference import load as loading
+from qdqbert.loading import load as loading
 from qdqbert.runtime.batches import stack
 
 ENGINES: tuple[EngineName, ...] = ("onnxruntime", "openvino", "native")

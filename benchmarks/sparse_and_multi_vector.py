@@ -328,7 +328,7 @@ def write_graph(checkpoint: Path, folder: Path, *, is_sparse: bool) -> None:
     """
     from transformers import AutoTokenizer
 
-    from qdqbert.inference.float_checkpoint import open_float_checkpoint
+    from qdqbert.loading.float_checkpoint import open_float_checkpoint
 
     task: Kind | Literal["fill-mask"] = "multi-vector-embedding"
     if is_sparse:

@@ -14,7 +14,7 @@ import textwrap
 from pathlib import Path
 
 import qdqbert
-from qdqbert.inference import load as module
+from qdqbert.loading import load as module
 from qdqbert.tasks.registry import TASKS
 
 STUB = Path(qdqbert.__file__).parent / "inference" / "typed_load.pyi"

@@ -57,7 +57,7 @@ LAYERS = (
     "training.trainer",
     "evidence",
     "quantization.search",
-    "inference",
+    "loading",
     "serving",
     "exporting",
     "integrations",

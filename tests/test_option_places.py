@@ -15,7 +15,7 @@ from qdqbert.common.options import Options, declared_options
 SOURCE = Path(qdqbert.__file__).parent
 # Modules whose public functions and classes are not made of a class of options.
 OTHER = (
-    "inference/load.py",
+    "loading/load.py",
     "training/models/calibrate.py",
     "training/models/prepare.py",
     *(path.relative_to(SOURCE).as_posix() for path in (SOURCE / "integrations").glob("*.py")),

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from qdqbert.evidence.lowering import LoweringCheck as LoweringCheck
     from qdqbert.evidence.reports import LatencyReport as LatencyReport
     from qdqbert.evidence.reports import TargetReport as TargetReport
-    from qdqbert.inference.typed_load import load as load
+    from qdqbert.loading.typed_load import load as load
     from qdqbert.quantization.recipes import QuantizerOptions as QuantizerOptions
     from qdqbert.reporting.analyze import AnalyzeReport as AnalyzeReport
     from qdqbert.reporting.benchmark import BenchmarkReport as BenchmarkReport
@@ -127,7 +127,7 @@ _MODULES = {
     "GraphError": "qdqbert.common.errors",
     "LatencyReport": "qdqbert.evidence.reports",
     "Limits": "qdqbert.common.options",
-    "load": "qdqbert.inference.load",
+    "load": "qdqbert.loading.load",
     "LoweringCheck": "qdqbert.evidence.lowering",
     "MaskFiller": "qdqbert.tasks.fill_mask",
     "Metric": "qdqbert.tasks.task",

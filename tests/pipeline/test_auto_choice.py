@@ -15,7 +15,7 @@ import qdqbert
 from qdqbert.cli.app import main
 from qdqbert.common.machine import cpu_features
 from qdqbert.common.progress import Silent
-from qdqbert.inference.engine_choice import choose_engine
+from qdqbert.loading.engine_choice import choose_engine
 from qdqbert.pipeline.auto import candidates, choice
 from qdqbert.pipeline.auto.choice import TOO_SLOW
 from qdqbert.pipeline.auto.halving import Sample, turns

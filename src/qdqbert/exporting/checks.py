@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-import qdqbert.inference.load
+import qdqbert.loading.load
 from qdqbert.common.errors import UserInputError
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.sample_texts import HARD
@@ -90,7 +90,7 @@ def expected_results(
         `(dimensions,)` for embeddings, and `(classes,)`, `(tokens, classes)` or `(tokens,)` for
         logits.
     """
-    loaded = qdqbert.inference.load.load(
+    loaded = qdqbert.loading.load.load(
         source.artifact.directory,
         engine=source.engine,
         target=source.target,  # type: ignore[arg-type]

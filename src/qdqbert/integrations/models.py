@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import plain
 from qdqbert.common.objects import ModelLike
-from qdqbert.inference.load import load
+from qdqbert.loading.load import load
 from qdqbert.runtime.model import Model
 
 _M = TypeVar("_M", bound=Model)

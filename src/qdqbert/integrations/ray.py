@@ -18,14 +18,8 @@ from qdqbert.common.choices import (
 )
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
-from qdqbert.inference.answers import (
-    answer_columns,
-    entry_of,
-    load_model,
-    read_item,
-    text_columns,
-)
 from qdqbert.integrations.batches import BatchKind, kind_of
+from qdqbert.loading.answers import answer_columns, entry_of, load_model, read_item, text_columns
 from qdqbert.runtime.options import RowOptions
 from qdqbert.runtime.rows import RowFormat
 

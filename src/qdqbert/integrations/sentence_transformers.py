@@ -23,7 +23,7 @@ from typing import Any
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.encoders.checkpoint.sentence import read_model_settings
 from qdqbert.encoders.checkpoint.tokenizer import load_tokenizer
-from qdqbert.inference import load as inference
+from qdqbert.loading import load as inference
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.reranking import Reranker
 

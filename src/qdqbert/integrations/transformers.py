@@ -20,7 +20,7 @@ import numpy as np
 
 from qdqbert.common.choices import EngineName, KernelName
 from qdqbert.common.errors import MissingExtraError, UserInputError
-from qdqbert.inference.load import load
+from qdqbert.loading.load import load
 from qdqbert.runtime.artifact import open_artifact
 from qdqbert.runtime.model import Model
 

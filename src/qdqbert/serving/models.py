@@ -9,7 +9,7 @@ from pathlib import Path
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.progress import Progress
-from qdqbert.inference.load import load
+from qdqbert.loading.load import load
 from qdqbert.runtime.model import Model
 from qdqbert.serving.options import ServerOptions
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import qdqbert
-from qdqbert.inference import load
+from qdqbert.loading import load
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import RowOptions
 from qdqbert.verbs.run import pipeline

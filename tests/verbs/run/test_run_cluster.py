@@ -16,7 +16,7 @@ import pytest
 import qdqbert
 from qdqbert.common.errors import UserInputError
 from qdqbert.data.tables.inputs import open_source
-from qdqbert.inference.answers import load_model
+from qdqbert.loading.answers import load_model
 from qdqbert.verbs.run import cluster, pipeline
 from qdqbert.verbs.run.cluster import WindowWorker, read_windows, slices
 from qdqbert.verbs.run.windows import Block
@@ -168,7 +168,7 @@ from pathlib import Path
 import ray
 
 import qdqbert
-from qdqbert.inference import load
+from qdqbert.loading import load
 
 model, rows, output = sys.argv[1:]
 for engine, schedule in load._SCHEDULES.items():

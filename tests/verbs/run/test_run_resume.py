@@ -352,7 +352,7 @@ SCRIPT = """
 import dataclasses, os, signal, sys
 from qdqbert.cli.app import main
 from qdqbert.common.extras import QUANTIZE
-from qdqbert.inference import load
+from qdqbert.loading import load
 from qdqbert.verbs.run import parts
 for engine, schedule in load._SCHEDULES.items():
     load._SCHEDULES[engine] = dataclasses.replace(schedule, window=4)

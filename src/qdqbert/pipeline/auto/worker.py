@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from qdqbert.evidence.processes import serve
-from qdqbert.inference.load import load
+from qdqbert.loading.load import load
 from qdqbert.runtime.batches import Feature, Results
 from qdqbert.runtime.scheduler import EncodedItem
 

@@ -19,8 +19,8 @@ from qdqbert.encoders.task_kinds import TaskName, check_classes, head_of
 from qdqbert.engines.registry import check_engine
 from qdqbert.engines.runner import Runner
 from qdqbert.graphs.imported.graph_runner import NO_NAMES, GivenNames, open_graph_file
-from qdqbert.inference.engine_choice import choose_engine
-from qdqbert.inference.load import open_folder, open_graph
+from qdqbert.loading.engine_choice import choose_engine
+from qdqbert.loading.load import open_folder, open_graph
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.settings import input_length
 from qdqbert.runtime.artifact import (

@@ -22,9 +22,9 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.data.tables.inputs import Source
 from qdqbert.data.tables.outputs import Writer
 from qdqbert.data.tables.rows import BadRow, Row
-from qdqbert.inference.answers import load_model
-from qdqbert.inference.download import is_hub_name
 from qdqbert.integrations.ray_cluster import ANY_CLUSTER, alive_nodes, divide, open_ray, reporting
+from qdqbert.loading.answers import load_model
+from qdqbert.loading.download import is_hub_name
 from qdqbert.runtime.batches import chunks
 from qdqbert.verbs.run.columns import Columns
 from qdqbert.verbs.run.options import RunOptions

@@ -14,7 +14,7 @@ from qdqbert.data.rows.columns import is_header, quoted
 from qdqbert.data.tables.inputs import Source, Start
 from qdqbert.data.tables.rows import BadRow, Header, Layout, Row
 from qdqbert.data.tables.values import repeated_field
-from qdqbert.inference.answers import answer_columns, entry_of, read_item, text_columns
+from qdqbert.loading.answers import answer_columns, entry_of, read_item, text_columns
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.verbs.run.options import RunOptions

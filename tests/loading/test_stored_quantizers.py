@@ -39,7 +39,7 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def weights_are_not_limited(monkeypatch):
     """Scales of weights are those of the checkpoint, on CPUs without VNNI too."""
-    monkeypatch.setattr("qdqbert.inference.float_checkpoint.folder.limits_pairs", lambda: False)
+    monkeypatch.setattr("qdqbert.loading.float_checkpoint.folder.limits_pairs", lambda: False)
 
 
 def calibrated(model: Any, source: Path, **options: Any) -> Any:

@@ -26,13 +26,9 @@ from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.registry import open_runner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.checksums import CHECKSUMS, require_intact
-from qdqbert.inference.download import (
-    download_graph,
-    download_settings,
-    is_hub_name,
-)
-from qdqbert.inference.engine_choice import choose_engine, warn_of_slow_kernel
-from qdqbert.inference.float_checkpoint import (
+from qdqbert.loading.download import download_graph, download_settings, is_hub_name
+from qdqbert.loading.engine_choice import choose_engine, warn_of_slow_kernel
+from qdqbert.loading.float_checkpoint import (
     has_settings,
     is_float_checkpoint,
     open_float_checkpoint,

@@ -22,8 +22,8 @@ from qdqbert.common.errors import CheckpointError
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.load import describe_checkpoint
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer, write_tokenizer
-from qdqbert.inference.float_checkpoint import open_float_checkpoint
-from qdqbert.inference.float_checkpoint.folder import WITH_TYPES
+from qdqbert.loading.float_checkpoint import open_float_checkpoint
+from qdqbert.loading.float_checkpoint.folder import WITH_TYPES
 
 GONE = object()
 LONGEST = 40

@@ -18,8 +18,8 @@ from qdqbert.encoders.checkpoint.folder import refuse_old_pickles
 from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.encoders.tensor_files import has_weights_below
 from qdqbert.engines.native.storage import FORMAT
-from qdqbert.inference.float_checkpoint.closeness import keep_closeness, kept_closeness
-from qdqbert.inference.float_checkpoint.source import (
+from qdqbert.loading.float_checkpoint.closeness import keep_closeness, kept_closeness
+from qdqbert.loading.float_checkpoint.source import (
     FloatCheckpoint,
     key_of,
     limits_pairs,
@@ -89,7 +89,7 @@ def open_float_checkpoint(
 
     def write(new: Path) -> None:
         # Code that reads families and writes models is needed once for a checkpoint.
-        from qdqbert.inference.float_checkpoint.folder import write_folder
+        from qdqbert.loading.float_checkpoint.folder import write_folder
 
         write_folder(checkpoint, new, key=key, precision=precision)
 
@@ -119,7 +119,7 @@ def _log_closeness(checkpoint: FloatCheckpoint, artifact: Artifact, name: str) -
     found = kept_closeness(artifact.directory)
     if found is None:
         # It loads onnx and ONNX Runtime.
-        from qdqbert.inference.float_checkpoint.comparison import measure_closeness
+        from qdqbert.loading.float_checkpoint.comparison import measure_closeness
 
         try:
             found = measure_closeness(checkpoint, artifact.model_for("native"))

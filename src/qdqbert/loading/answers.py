@@ -10,7 +10,7 @@ from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.data.rows.columns import Columns as Requested
 from qdqbert.data.rows.columns import Table, check_names, quoted, resolve_columns
 from qdqbert.data.tables.rows import Column
-from qdqbert.inference.load import load
+from qdqbert.loading.load import load
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import AnswerOptions, RowOptions
 from qdqbert.runtime.rows import RowFormat, Texts

@@ -35,7 +35,7 @@ from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import Packed, save_packed
 from qdqbert.graphs.targets import TARGETS
 from qdqbert.graphs.targets.target import Target
-from qdqbert.inference.float_checkpoint.source import FloatCheckpoint, limits_pairs
+from qdqbert.loading.float_checkpoint.source import FloatCheckpoint, limits_pairs
 from qdqbert.runtime.artifact import CONFIG, QUANTIZATION, QUANTIZATION_FORMAT
 
 # Classes of transformers' tokenizers that make token types. Others make none, although

@@ -18,9 +18,9 @@ from load_stub import STUB, stub
 from qdqbert.common.errors import CheckpointError, MissingExtraError, UserInputError
 from qdqbert.engines.native import instruction_sets
 from qdqbert.engines.registry import is_installed
-from qdqbert.inference import engine_choice
-from qdqbert.inference import load as load_module
-from qdqbert.inference.engine_choice import choose_engine
+from qdqbert.loading import engine_choice
+from qdqbert.loading import load as load_module
+from qdqbert.loading.engine_choice import choose_engine
 from qdqbert.runtime.artifact import open_artifact
 from qdqbert.tasks.registry import TASKS
 

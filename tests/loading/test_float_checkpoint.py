@@ -21,7 +21,7 @@ import transformers
 import qdqbert
 from qdqbert.common import cache
 from qdqbert.common.errors import CheckpointError, UserInputError
-from qdqbert.inference.float_checkpoint.source import read_checkpoint
+from qdqbert.loading.float_checkpoint.source import read_checkpoint
 from torch_files import to_torch
 
 TEXTS = ["the old house", "a train to the city and a good book for the night", "dog"]
@@ -185,7 +185,7 @@ def test_files_of_torch_are_read_without_torch(checkpoints, checkpoint_copy) -> 
 def test_the_second_load_uses_the_cache(checkpoints, monkeypatch) -> None:
     with qdqbert.load(checkpoints("sentence")) as model:
         first = model.encode(TEXTS)
-    monkeypatch.setattr("qdqbert.inference.float_checkpoint.folder.pack_model", None)
+    monkeypatch.setattr("qdqbert.loading.float_checkpoint.folder.pack_model", None)
     with qdqbert.load(checkpoints("sentence")) as model:
         np.testing.assert_array_equal(model.encode(TEXTS), first)
 
@@ -232,7 +232,7 @@ def test_the_check_can_be_left_out(checkpoints, caplog) -> None:
             ["cannot be written (Permission denied)"],
         ),
         (
-            "qdqbert.inference.float_checkpoint.comparison.write_graph",
+            "qdqbert.loading.float_checkpoint.comparison.write_graph",
             OSError(28, "No space left on device"),
             ["was not compared with float", "No space left on device"],
         ),
@@ -303,7 +303,7 @@ def test_weights_that_cannot_be_read_are_named(checkpoints, monkeypatch) -> None
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("qdqbert.inference.float_checkpoint.source.kept_digest", refuse)
+    monkeypatch.setattr("qdqbert.loading.float_checkpoint.source.kept_digest", refuse)
     with pytest.raises(CheckpointError, match=r"model.safetensors' cannot be read: Permission"):
         qdqbert.load(checkpoints("sentence"))
 
@@ -405,7 +405,7 @@ def test_digests_of_large_files_are_kept_until_they_change(tmp_path, monkeypatch
     ],
 )
 def test_another_engine_needs_quantize(checkpoints, monkeypatch, options) -> None:
-    monkeypatch.setattr("qdqbert.inference.load.open_float_checkpoint", None)
+    monkeypatch.setattr("qdqbert.loading.load.open_float_checkpoint", None)
     name, value = next(iter(options.items()))
     folder = checkpoints("sentence")
     with pytest.raises(UserInputError) as caught:

@@ -17,9 +17,9 @@ from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import to_decibels
 from qdqbert.graphs.writer import write_graph
-from qdqbert.inference.float_checkpoint.closeness import Closeness
-from qdqbert.inference.float_checkpoint.folder import read_model
-from qdqbert.inference.float_checkpoint.source import FloatCheckpoint
+from qdqbert.loading.float_checkpoint.closeness import Closeness
+from qdqbert.loading.float_checkpoint.folder import read_model
+from qdqbert.loading.float_checkpoint.source import FloatCheckpoint
 
 # Texts that are compared, and their longest length in tokens.
 _TEXTS, _LONGEST_TEXT = 16, 128
