@@ -18,7 +18,7 @@ EXCEPTIONS = {
     "exporting/source.py": "whether an exported classifier takes pairs",
     "integrations/transformers.py": "transformers' names of its pipelines",
     "pipeline/manifest.py": "facts that only the examples of a task show",
-    "reporting/model_card.py": "example calls that depend on the model",
+    "evidence/reporting/model_card.py": "example calls that depend on the model",
     "tasks/multi_label_classification.py": "the second task of text classifiers",
     "tasks/regression.py": "the third task of text classifiers",
     "tasks/registry.py": "which of the tasks of text classifiers a config means",

@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from qdqbert.evidence.fidelity import Fidelity as Fidelity
     from qdqbert.evidence.latency import Timing as Timing
     from qdqbert.evidence.lowering import LoweringCheck as LoweringCheck
+    from qdqbert.evidence.reporting.analyze import AnalyzeReport as AnalyzeReport
+    from qdqbert.evidence.reporting.benchmark import BenchmarkReport as BenchmarkReport
+    from qdqbert.evidence.reporting.doctor import DoctorReport as DoctorReport
+    from qdqbert.evidence.reporting.evaluate import EvaluateReport as EvaluateReport
+    from qdqbert.evidence.reporting.export import ExportReport as ExportReport
+    from qdqbert.evidence.reporting.push import PushReport as PushReport
+    from qdqbert.evidence.reporting.quantize import QuantizeReport as QuantizeReport
+    from qdqbert.evidence.reporting.run import RunReport as RunReport
+    from qdqbert.evidence.reporting.serve import ServeReport as ServeReport
+    from qdqbert.evidence.reporting.train import TrainReport as TrainReport
+    from qdqbert.evidence.reporting.verify import VerifyReport as VerifyReport
     from qdqbert.evidence.reports import LatencyReport as LatencyReport
     from qdqbert.evidence.reports import TargetReport as TargetReport
     from qdqbert.loading.typed_load import load as load
     from qdqbert.quantization.recipes import QuantizerOptions as QuantizerOptions
-    from qdqbert.reporting.analyze import AnalyzeReport as AnalyzeReport
-    from qdqbert.reporting.benchmark import BenchmarkReport as BenchmarkReport
-    from qdqbert.reporting.doctor import DoctorReport as DoctorReport
-    from qdqbert.reporting.evaluate import EvaluateReport as EvaluateReport
-    from qdqbert.reporting.export import ExportReport as ExportReport
-    from qdqbert.reporting.push import PushReport as PushReport
-    from qdqbert.reporting.quantize import QuantizeReport as QuantizeReport
-    from qdqbert.reporting.run import RunReport as RunReport
-    from qdqbert.reporting.serve import ServeReport as ServeReport
-    from qdqbert.reporting.train import TrainReport as TrainReport
-    from qdqbert.reporting.verify import VerifyReport as VerifyReport
     from qdqbert.tasks.embedder import Embedder as Embedder
     from qdqbert.tasks.fill_mask import MaskFiller as MaskFiller
     from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder as MultiVectorEmbedder
@@ -105,9 +105,9 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "analyze": "qdqbert.verbs.analyze",
-    "AnalyzeReport": "qdqbert.reporting.analyze",
+    "AnalyzeReport": "qdqbert.evidence.reporting.analyze",
     "benchmark": "qdqbert.verbs.benchmark",
-    "BenchmarkReport": "qdqbert.reporting.benchmark",
+    "BenchmarkReport": "qdqbert.evidence.reporting.benchmark",
     "calibrate": "qdqbert.training.models.calibrate",
     "Calibration": "qdqbert.common.options",
     "CalibrationError": "qdqbert.common.errors",
@@ -117,12 +117,12 @@ _MODULES = {
     "DataFileError": "qdqbert.common.errors",
     "Distillation": "qdqbert.training.trainer.distillation",
     "doctor": "qdqbert.verbs.doctor",
-    "DoctorReport": "qdqbert.reporting.doctor",
+    "DoctorReport": "qdqbert.evidence.reporting.doctor",
     "Embedder": "qdqbert.tasks.embedder",
     "evaluate": "qdqbert.verbs.evaluate",
-    "EvaluateReport": "qdqbert.reporting.evaluate",
+    "EvaluateReport": "qdqbert.evidence.reporting.evaluate",
     "export": "qdqbert.verbs.export",
-    "ExportReport": "qdqbert.reporting.export",
+    "ExportReport": "qdqbert.evidence.reporting.export",
     "Fidelity": "qdqbert.evidence.fidelity",
     "GraphError": "qdqbert.common.errors",
     "LatencyReport": "qdqbert.evidence.reports",
@@ -141,7 +141,7 @@ _MODULES = {
     "prepare": "qdqbert.training.models.prepare",
     "Progress": "qdqbert.common.progress",
     "push": "qdqbert.verbs.push",
-    "PushReport": "qdqbert.reporting.push",
+    "PushReport": "qdqbert.evidence.reporting.push",
     "QDQBertConfig": "qdqbert.encoders.checkpoint.configuration",
     "QdqBertError": "qdqbert.common.errors",
     "QDQBertForMaskedLM": "qdqbert.training.models.modeling",
@@ -155,16 +155,16 @@ _MODULES = {
     "QDQBertPreTrainedModel": "qdqbert.training.models.modeling",
     "QuantDescriptor": "qdqbert.compat.tensor_quant",
     "quantize": "qdqbert.verbs.quantize",
-    "QuantizeReport": "qdqbert.reporting.quantize",
+    "QuantizeReport": "qdqbert.evidence.reporting.quantize",
     "QuantizerOptions": "qdqbert.quantization.recipes",
     "Quantizers": "qdqbert.common.options",
     "QuestionAnswerer": "qdqbert.tasks.question_answerer",
     "Regressor": "qdqbert.tasks.regression",
     "Reranker": "qdqbert.tasks.reranking",
     "run": "qdqbert.verbs.run",
-    "RunReport": "qdqbert.reporting.run",
+    "RunReport": "qdqbert.evidence.reporting.run",
     "serve": "qdqbert.verbs.serve",
-    "ServeReport": "qdqbert.reporting.serve",
+    "ServeReport": "qdqbert.evidence.reporting.serve",
     "SparseEmbedder": "qdqbert.tasks.sparse_embedding",
     "SparseEmbeddings": "qdqbert.tasks.sparse_embedding",
     "SpecError": "qdqbert.common.errors",
@@ -176,12 +176,12 @@ _MODULES = {
     "TokenClassifier": "qdqbert.tasks.token_classification",
     "train": "qdqbert.verbs.train",
     "TrainingError": "qdqbert.common.errors",
-    "TrainReport": "qdqbert.reporting.train",
+    "TrainReport": "qdqbert.evidence.reporting.train",
     "UncalibratedError": "qdqbert.common.errors",
     "UnmatchedRuleError": "qdqbert.common.errors",
     "UserInputError": "qdqbert.common.errors",
     "verify": "qdqbert.verbs.verify",
-    "VerifyReport": "qdqbert.reporting.verify",
+    "VerifyReport": "qdqbert.evidence.reporting.verify",
 }
 
 __all__ = sorted(_MODULES, key=str.casefold)

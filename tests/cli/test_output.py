@@ -12,9 +12,9 @@ from qdqbert.cli._errors import fail
 from qdqbert.cli._output import print_report
 from qdqbert.cli.app import main
 from qdqbert.common.options import declared_options
-from qdqbert.reporting.doctor import Cache, DoctorReport, Part
-from qdqbert.reporting.document import Document
-from qdqbert.reporting.report import Report
+from qdqbert.evidence.reporting.doctor import Cache, DoctorReport, Part
+from qdqbert.evidence.reporting.document import Document
+from qdqbert.evidence.reporting.report import Report
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 

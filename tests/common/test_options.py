@@ -27,7 +27,7 @@ from qdqbert.common.options import (
     option,
 )
 from qdqbert.encoders.task_kinds import TaskSettings
-from qdqbert.reporting.serve import ServeReport
+from qdqbert.evidence.reporting.serve import ServeReport
 from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions

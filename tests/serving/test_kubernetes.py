@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 import qdqbert.verbs.serve.run
 from qdqbert.cli import main
-from qdqbert.reporting.serve import ServeReport
+from qdqbert.evidence.reporting.serve import ServeReport
 from qdqbert.serving.app import build_app
 from qdqbert.verbs.serve.options import ServeOptions
 from qdqbert.verbs.serve.workers import END_SECONDS

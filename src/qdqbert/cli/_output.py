@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from qdqbert.cli._console import PlainConsole
 from qdqbert.cli._errors import in_flags
 from qdqbert.common.options import Declared
-from qdqbert.reporting.report import Report, json_ready
-from qdqbert.reporting.terminal import WIDTH, rendered
+from qdqbert.evidence.reporting.report import Report, json_ready
+from qdqbert.evidence.reporting.terminal import WIDTH, rendered
 
 
 def print_report(report: Report, options: Sequence[Declared], *, as_json: bool) -> None:

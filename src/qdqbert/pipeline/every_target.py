@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 
 from qdqbert.common.progress import Progress
+from qdqbert.evidence.reporting.graphs import unmet_limits
+from qdqbert.evidence.reporting.quantize import QuantizeReport
 from qdqbert.graphs.targets.target import Plan
 from qdqbert.pipeline.folder import Output, make_report, write_model
 from qdqbert.pipeline.graphs import with_measurable_graph, write_graph
 from qdqbert.pipeline.measure import Evidence, measure
 from qdqbert.pipeline.trials import Trials, can_be_met, meet_limits
-from qdqbert.reporting.graphs import unmet_limits
-from qdqbert.reporting.quantize import QuantizeReport
 
 
 def write_every_target(

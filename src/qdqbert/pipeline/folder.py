@@ -17,6 +17,10 @@ from qdqbert.encoders.checkpoint.load import finder_of
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.tokenizer import write_tokenizer
 from qdqbert.evidence.lengths import TextLengths, text_lengths
+from qdqbert.evidence.reporting.model_card import Origin, example_call, model_card
+from qdqbert.evidence.reporting.page import page
+from qdqbert.evidence.reporting.quantize import QuantizeReport
+from qdqbert.evidence.reporting.report import json_ready
 from qdqbert.evidence.reports import TargetReport
 from qdqbert.evidence.verification import write_rows
 from qdqbert.graphs.targets.target import Target
@@ -33,10 +37,6 @@ from qdqbert.pipeline.messages import (
 )
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.versions import versions
-from qdqbert.reporting.model_card import Origin, example_call, model_card
-from qdqbert.reporting.page import page
-from qdqbert.reporting.quantize import QuantizeReport
-from qdqbert.reporting.report import json_ready
 from qdqbert.runtime.artifact import (
     QUANTIZATION,
     RANGES,

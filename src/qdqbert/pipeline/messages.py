@@ -10,12 +10,12 @@ from qdqbert.evidence.closeness import FAR_DB
 from qdqbert.evidence.fidelity import MANY_CHANGED_PERCENT
 from qdqbert.evidence.limits import LimitCheck
 from qdqbert.evidence.lowering import LoweringCheck
+from qdqbert.evidence.reporting.comparison import examples_needed, limit_text
 from qdqbert.evidence.reports import TargetReport
 from qdqbert.evidence.saturation import Overflow
 from qdqbert.graphs.targets import target_named
 from qdqbert.graphs.targets.target import Target
 from qdqbert.pipeline.ranges import RangeKind
-from qdqbert.reporting.comparison import examples_needed, limit_text
 from qdqbert.tasks.task import Metric
 
 # With fewer calibration examples than this, the report warns.

@@ -13,7 +13,7 @@ from scipy import stats
 import flat
 import qdqbert
 from qdqbert.common.errors import CheckpointError, DataFileError, MissingExtraError, UserInputError
-from qdqbert.reporting.page import page
+from qdqbert.evidence.reporting.page import page
 
 CLASSES = "text,label\nthe cat sat on the book,positive\nrain,0\na dog in the city,NEUTRAL\nme,2\n"
 PAIRS = """sentence1,sentence2,score

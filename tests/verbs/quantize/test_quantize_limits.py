@@ -15,7 +15,7 @@ import flat
 from conftest import WORDS
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.progress import Silent
-from qdqbert.reporting.page import page
+from qdqbert.evidence.reporting.page import page
 from qdqbert.runtime.artifact import open_artifact
 
 LABELS = ("Negative", "Neutral", "Positive")

@@ -19,11 +19,11 @@ from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.engines.registry import is_installed, open_runner
 from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.latency import Timing
+from qdqbert.evidence.reporting.page import page
 from qdqbert.graphs.targets.target import recipe_for
 from qdqbert.pipeline import measure, plans
 from qdqbert.pipeline.messages import fidelity_warnings, report_notices
 from qdqbert.pipeline.plans import choose_targets
-from qdqbert.reporting.page import page
 from qdqbert.runtime.artifact import RANGES
 from qdqbert.verbs.quantize.options import QuantizeOptions
 

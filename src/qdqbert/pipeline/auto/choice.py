@@ -21,6 +21,9 @@ from qdqbert.common.options import Limits
 from qdqbert.common.progress import Progress
 from qdqbert.data.rows.lines import counted
 from qdqbert.engines.registry import install_command
+from qdqbert.evidence.reporting.candidates import reason_of
+from qdqbert.evidence.reporting.graphs import unmet_limits
+from qdqbert.evidence.reporting.quantize import QuantizeReport
 from qdqbert.evidence.reports import LEAST_INT8_PERCENT, CandidateReport, TargetReport
 from qdqbert.graphs.targets import target_named
 from qdqbert.graphs.targets.target import Plan
@@ -35,9 +38,6 @@ from qdqbert.pipeline.messages import fidelity_warnings
 from qdqbert.pipeline.prepare import Ready
 from qdqbert.pipeline.ranges import RangeKind
 from qdqbert.pipeline.trials import Trials, are_equal, can_be_met, meet_limits
-from qdqbert.reporting.candidates import reason_of
-from qdqbert.reporting.graphs import unmet_limits
-from qdqbert.reporting.quantize import QuantizeReport
 
 # Factor by which a candidate has to be faster to be worth the work of meeting limits. Two rankings
 # differ by less.

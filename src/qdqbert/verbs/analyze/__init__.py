@@ -11,7 +11,7 @@ from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.call import public
 
 if TYPE_CHECKING:
-    from qdqbert.reporting.analyze import AnalyzeReport
+    from qdqbert.evidence.reporting.analyze import AnalyzeReport
 
 
 @public(AnalyzeOptions)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.common.files import write_bytes
-from qdqbert.reporting.analyze import AnalyzeReport
+from qdqbert.evidence.reporting.analyze import AnalyzeReport
 
 FORMATS = (".svg", ".png", ".pdf")
 # Units that are shown. Those after them cost hardly anything.

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from qdqbert.common.files import temporary_folder
 from qdqbert.common.progress import Progress
+from qdqbert.evidence.reporting.analyze import AnalyzeReport, Cost, UnitReport
 from qdqbert.pipeline.examples import Data
 from qdqbert.pipeline.plans import Scheme, choose_targets
 from qdqbert.pipeline.prepare import Lengths, prepare
 from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.pipeline.trials import Trials
 from qdqbert.quantization.search.units import Unit, make_units
-from qdqbert.reporting.analyze import AnalyzeReport, Cost, UnitReport
 from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.analyze.plot import check_plot, plot_costs
 

@@ -10,7 +10,7 @@ from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.call import public
 
 if TYPE_CHECKING:
-    from qdqbert.reporting.benchmark import BenchmarkReport
+    from qdqbert.evidence.reporting.benchmark import BenchmarkReport
 
 
 @public(BenchmarkOptions)

@@ -16,9 +16,9 @@ from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.engines.providers import check_provider
 from qdqbert.engines.registry import check_engine, float_engine, is_installed
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
+from qdqbert.evidence.reporting.benchmark import BenchmarkReport
 from qdqbert.loading.load import open_folder
 from qdqbert.pipeline.settings import check_sequences
-from qdqbert.reporting.benchmark import BenchmarkReport
 from qdqbert.runtime.artifact import Artifact, is_artifact, open_artifact
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 

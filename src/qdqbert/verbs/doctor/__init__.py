@@ -8,7 +8,7 @@ from qdqbert.common.progress import Progress
 from qdqbert.verbs.call import Call, public
 
 if TYPE_CHECKING:
-    from qdqbert.reporting.doctor import DoctorReport
+    from qdqbert.evidence.reporting.doctor import DoctorReport
 
 
 @public(Call)

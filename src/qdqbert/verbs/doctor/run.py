@@ -12,8 +12,8 @@ from qdqbert.common import cache
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.engines.providers import PROVIDERS
 from qdqbert.engines.registry import ENGINES, install_command, is_installed
+from qdqbert.evidence.reporting.doctor import Cache, DoctorReport, Part
 from qdqbert.pipeline.versions import version_of
-from qdqbert.reporting.doctor import Cache, DoctorReport, Part
 
 # Meanings of the features of `machine.cpu_features`.
 _MEANINGS: Mapping[str, str] = {

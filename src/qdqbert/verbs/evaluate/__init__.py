@@ -11,7 +11,7 @@ from qdqbert.verbs.call import public
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 
 if TYPE_CHECKING:
-    from qdqbert.reporting.evaluate import EvaluateReport
+    from qdqbert.evidence.reporting.evaluate import EvaluateReport
 
 
 @public(EvaluateOptions)

@@ -23,6 +23,8 @@ from qdqbert.evidence.predictions import (
     PREDICTIONS,
     prediction_rows,
 )
+from qdqbert.evidence.reporting.evaluate import EvaluateReport
+from qdqbert.evidence.reporting.page import page
 from qdqbert.graphs.encoder.probe import INPUTS
 from qdqbert.graphs.imported.input_output_names import task_outputs
 from qdqbert.pipeline.predictions import (
@@ -34,8 +36,6 @@ from qdqbert.pipeline.predictions import (
 )
 from qdqbert.pipeline.settings import task_options_of
 from qdqbert.pipeline.versions import versions
-from qdqbert.reporting.evaluate import EvaluateReport
-from qdqbert.reporting.page import page
 from qdqbert.runtime.artifact import REPORT_PAGE, is_artifact
 from qdqbert.runtime.scheduler import Scheduler
 from qdqbert.tasks.task import Predictions

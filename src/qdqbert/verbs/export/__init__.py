@@ -12,7 +12,7 @@ from qdqbert.verbs.call import public
 from qdqbert.verbs.export.options import ExportOptions
 
 if TYPE_CHECKING:
-    from qdqbert.reporting.export import ExportReport
+    from qdqbert.evidence.reporting.export import ExportReport
 
 PACKAGES: Mapping[ExportFormat, Sequence[str]] = {
     "openvino": ("openvino", "openvino_genai", "openvino_tokenizers", "transformers"),

@@ -9,7 +9,7 @@ from qdqbert.verbs.call import public
 from qdqbert.verbs.push.options import PushOptions
 
 if TYPE_CHECKING:
-    from qdqbert.reporting.push import PushReport
+    from qdqbert.evidence.reporting.push import PushReport
 
 
 @public(PushOptions)

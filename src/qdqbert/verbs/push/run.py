@@ -12,7 +12,7 @@ from qdqbert.common.json_files import read_json
 from qdqbert.common.progress import Progress
 from qdqbert.data.rows.lines import counted
 from qdqbert.evidence.checksums import check_files
-from qdqbert.reporting.push import PushReport
+from qdqbert.evidence.reporting.push import PushReport
 from qdqbert.runtime.artifact import QUANTIZATION, REPORT, REPORT_PAGE, open_artifact
 from qdqbert.verbs.push.options import PushOptions
 

@@ -12,7 +12,7 @@ from qdqbert.verbs.call import public
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 if TYPE_CHECKING:
-    from qdqbert.reporting.quantize import QuantizeReport
+    from qdqbert.evidence.reporting.quantize import QuantizeReport
 
 
 @public(QuantizeOptions)

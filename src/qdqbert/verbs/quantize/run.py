@@ -16,6 +16,9 @@ from qdqbert.encoders.checkpoint.card import CARD
 from qdqbert.encoders.checkpoint.demo import DEMO_NAME, demo_checkpoint
 from qdqbert.evidence.checksums import write_checksums
 from qdqbert.evidence.limits import check_limits_apply
+from qdqbert.evidence.reporting.page import page
+from qdqbert.evidence.reporting.quantize import QuantizeReport
+from qdqbert.evidence.reporting.report import json_ready
 from qdqbert.pipeline.auto.candidates import candidate_targets
 from qdqbert.pipeline.auto.choice import write_fastest
 from qdqbert.pipeline.every_target import write_every_target
@@ -27,9 +30,6 @@ from qdqbert.pipeline.prepare import Lengths, prepare
 from qdqbert.pipeline.ranges import open_earlier
 from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.pipeline.vocabulary import keep_vocabulary, with_changed_texts
-from qdqbert.reporting.page import page
-from qdqbert.reporting.quantize import QuantizeReport
-from qdqbert.reporting.report import json_ready
 from qdqbert.runtime.artifact import Artifact, writing
 from qdqbert.tasks.registry import TASKS
 from qdqbert.verbs.quantize.options import QuantizeOptions

@@ -9,7 +9,7 @@ from qdqbert.verbs.call import public
 from qdqbert.verbs.run.options import RunOptions
 
 if TYPE_CHECKING:
-    from qdqbert.reporting.run import RunReport
+    from qdqbert.evidence.reporting.run import RunReport
 
 
 @public(RunOptions)

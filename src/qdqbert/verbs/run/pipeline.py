@@ -23,9 +23,9 @@ from qdqbert.data.rows.columns import quoted
 from qdqbert.data.tables.inputs import STDIN, Source, open_source
 from qdqbert.data.tables.outputs import STDOUT, Writer, format_of, is_folder
 from qdqbert.data.tables.rows import BadRow, Row
+from qdqbert.evidence.reporting.run import RunReport
 from qdqbert.integrations.ray_cluster import import_ray
 from qdqbert.loading.answers import load_model
-from qdqbert.reporting.run import RunReport
 from qdqbert.runtime.artifact import QUANTIZATION
 from qdqbert.verbs.run.cluster import cluster_blocks
 from qdqbert.verbs.run.columns import find_columns, refuse

@@ -9,7 +9,7 @@ from qdqbert.verbs.call import public
 from qdqbert.verbs.serve.options import ServeOptions
 
 if TYPE_CHECKING:
-    from qdqbert.reporting.serve import ServeReport
+    from qdqbert.evidence.reporting.serve import ServeReport
 
 
 @public(ServeOptions)

@@ -15,7 +15,7 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.common.extras import require
 from qdqbert.common.machine import usable_cores
 from qdqbert.common.progress import Progress
-from qdqbert.reporting.serve import ServeReport
+from qdqbert.evidence.reporting.serve import ServeReport
 from qdqbert.runtime.model import Model
 from qdqbert.verbs.serve.options import ServeOptions
 from qdqbert.verbs.serve.process import serve_here

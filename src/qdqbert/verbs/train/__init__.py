@@ -13,7 +13,7 @@ from qdqbert.verbs.call import public
 from qdqbert.verbs.train.options import TrainOptions
 
 if TYPE_CHECKING:
-    from qdqbert.reporting.train import TrainReport
+    from qdqbert.evidence.reporting.train import TrainReport
 
 
 @public(TrainOptions)

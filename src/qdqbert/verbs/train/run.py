@@ -23,12 +23,12 @@ from qdqbert.encoders.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.encoders.checkpoint.load import Checkpoint, finder_of
 from qdqbert.encoders.checkpoint.sentence import PooledHead, SentenceHead
 from qdqbert.encoders.checkpoint.tokenizer import write_tokenizer
+from qdqbert.evidence.reporting.comparison import metric_text
+from qdqbert.evidence.reporting.report import json_ready
+from qdqbert.evidence.reporting.train import TrainReport
 from qdqbert.pipeline.settings import quantizer_options_of
 from qdqbert.pipeline.versions import versions
 from qdqbert.quantization.numerics.threads import usable_torch_threads
-from qdqbert.reporting.comparison import metric_text
-from qdqbert.reporting.report import json_ready
-from qdqbert.reporting.train import TrainReport
 from qdqbert.runtime.artifact import TRAINING, TRAINING_FORMAT, read_training, writing
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.registry import task_for

@@ -9,7 +9,7 @@ from qdqbert.verbs.call import public
 from qdqbert.verbs.verify.options import VerifyOptions
 
 if TYPE_CHECKING:
-    from qdqbert.reporting.verify import VerifyReport
+    from qdqbert.evidence.reporting.verify import VerifyReport
 
 
 @public(VerifyOptions)

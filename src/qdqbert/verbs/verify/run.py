@@ -12,9 +12,9 @@ from qdqbert.common.machine import cpu_features, cpu_name
 from qdqbert.common.progress import Progress
 from qdqbert.engines.registry import install_command, is_installed, open_runner
 from qdqbert.evidence.checksums import CHECKSUMS, check_files
+from qdqbert.evidence.reporting.verify import FidelityCheck, VerifyReport, VersionCheck
 from qdqbert.evidence.verification import lowest_sqnr, measure_rows, read_rows
 from qdqbert.pipeline.versions import versions
-from qdqbert.reporting.verify import FidelityCheck, VerifyReport, VersionCheck
 from qdqbert.runtime.artifact import QUANTIZATION, REPORT, VERIFICATION, Artifact, open_artifact
 from qdqbert.verbs.verify.options import VerifyOptions
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from qdqbert.reporting.document import Cell, Document, Section, Table
-from qdqbert.reporting.report import Report
-from qdqbert.reporting.train import TrainReport
+from qdqbert.evidence.reporting.document import Cell, Document, Section, Table
+from qdqbert.evidence.reporting.report import Report
+from qdqbert.evidence.reporting.train import TrainReport
 from qdqbert.tasks.task import Metric
 
 METRIC = Metric(name="accuracy", value=50.0, examples=1)

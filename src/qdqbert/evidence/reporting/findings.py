@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from qdqbert.evidence.findings import Finding, FindingKind, Storage
-from qdqbert.reporting.document import MEGABYTE, Section, Table, counted
+from qdqbert.evidence.reporting.document import MEGABYTE, Section, Table, counted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from qdqbert.engines.registry import float_engine
 from qdqbert.evidence.batch_invariance import BatchInvariance
 from qdqbert.evidence.lengths import TextLengths
+from qdqbert.evidence.reporting import comparison
+from qdqbert.evidence.reporting.document import MEGABYTE, Cell, Section, Table, bar, counted
 from qdqbert.evidence.reports import CandidateReport, LatencyReport, TargetReport
 from qdqbert.graphs.targets import target_named
-from qdqbert.reporting import comparison
-from qdqbert.reporting.document import MEGABYTE, Cell, Section, Table, bar, counted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

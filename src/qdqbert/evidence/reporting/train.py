@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.reporting.comparison import metric_text
-from qdqbert.reporting.document import Cell, Document, Section, Table, counted, short_name
-from qdqbert.reporting.report import Report
+from qdqbert.evidence.reporting.comparison import metric_text
+from qdqbert.evidence.reporting.document import Cell, Document, Section, Table, counted, short_name
+from qdqbert.evidence.reporting.report import Report
 from qdqbert.tasks.task import Metric
 
 

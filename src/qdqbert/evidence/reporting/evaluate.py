@@ -9,8 +9,7 @@ from qdqbert.evidence.fidelity import Fidelity
 from qdqbert.evidence.findings import Storage
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
 from qdqbert.evidence.predictions import ChangedExample
-from qdqbert.evidence.reports import LatencyReport
-from qdqbert.reporting.comparison import (
+from qdqbert.evidence.reporting.comparison import (
     TERMS,
     changed_sections,
     closeness,
@@ -21,7 +20,7 @@ from qdqbert.reporting.comparison import (
     quality,
     unmet_text,
 )
-from qdqbert.reporting.document import (
+from qdqbert.evidence.reporting.document import (
     MEGABYTE,
     Document,
     Level,
@@ -31,9 +30,10 @@ from qdqbert.reporting.document import (
     short_name,
     span,
 )
-from qdqbert.reporting.findings import findings_section
-from qdqbert.reporting.graphs import latency_row
-from qdqbert.reporting.report import Report
+from qdqbert.evidence.reporting.findings import findings_section
+from qdqbert.evidence.reporting.graphs import latency_row
+from qdqbert.evidence.reporting.report import Report
+from qdqbert.evidence.reports import LatencyReport
 from qdqbert.tasks.task import Metric
 
 

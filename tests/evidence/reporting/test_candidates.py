@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from qdqbert.evidence.reporting.candidates import candidate_name, candidate_sections, reason_of
 from qdqbert.evidence.reports import CandidateReport
-from qdqbert.reporting.candidates import candidate_name, candidate_sections, reason_of
 
 
 def candidate(engine: str, time: float, verdict: str, **changes) -> CandidateReport:

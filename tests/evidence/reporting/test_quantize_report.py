@@ -10,11 +10,11 @@ import pytest
 from qdqbert.evidence.fidelity import EntityAgreement
 from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.predictions import ChangedExample
+from qdqbert.evidence.reporting.candidates import reason_of
+from qdqbert.evidence.reporting.document import span
+from qdqbert.evidence.reporting.graphs import by_speed
 from qdqbert.evidence.reports import CandidateReport, LatencyReport
 from qdqbert.evidence.vector_recall import VectorRecall
-from qdqbert.reporting.candidates import reason_of
-from qdqbert.reporting.document import span
-from qdqbert.reporting.graphs import by_speed
 
 FAST = "How fast and how large is it?"
 

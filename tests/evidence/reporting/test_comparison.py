@@ -8,7 +8,7 @@ import pytest
 
 from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.limits import MetricDifference
-from qdqbert.reporting.comparison import difference_text, metric_text
+from qdqbert.evidence.reporting.comparison import difference_text, metric_text
 from qdqbert.tasks.task import Metric
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from qdqbert.encoders.task_kinds import TASK_KINDS
-from qdqbert.reporting.document import Section, counted
-from qdqbert.reporting.graphs import graph_name
-from qdqbert.reporting.quantize import QuantizeReport
+from qdqbert.evidence.reporting.document import Section, counted
+from qdqbert.evidence.reporting.graphs import graph_name
+from qdqbert.evidence.reporting.quantize import QuantizeReport
 
 _MOST_LABELS = 20
 # Fields of a source's card that also hold for the quantized model.

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from qdqbert.common.files import json_values
-from qdqbert.reporting.document import Document
+from qdqbert.evidence.reporting.document import Document
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,12 @@ class Report(abc.ABC):
 
     def __str__(self) -> str:
         # rich takes longer to import than most reports take to make.
-        from qdqbert.reporting.terminal import plain_text
+        from qdqbert.evidence.reporting.terminal import plain_text
 
         return plain_text(self)
 
     def _repr_html_(self) -> str:
-        from qdqbert.reporting.page import fragment
+        from qdqbert.evidence.reporting.page import fragment
 
         return fragment(self)
 

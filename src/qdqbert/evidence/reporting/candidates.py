@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qdqbert.evidence.reporting.document import Cell, Level, Section, Table, bar
+from qdqbert.evidence.reporting.graphs import Winner, graph_name
 from qdqbert.evidence.reports import CandidateReport
-from qdqbert.reporting.document import Cell, Level, Section, Table, bar
-from qdqbert.reporting.graphs import Winner, graph_name
 
 _VERDICTS: dict[str, Level] = {"chosen": "good", "rejected": "bad", "slower": "plain"}
 

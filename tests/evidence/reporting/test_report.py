@@ -11,16 +11,16 @@ import pytest
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.evidence.checksums import FileCheck
 from qdqbert.evidence.latency import Timing
-from qdqbert.reporting.analyze import AnalyzeReport, Cost, UnitReport
-from qdqbert.reporting.benchmark import BenchmarkReport
-from qdqbert.reporting.doctor import Cache, DoctorReport, Part
-from qdqbert.reporting.export import ExportReport
-from qdqbert.reporting.push import PushReport
-from qdqbert.reporting.report import Report, json_ready
-from qdqbert.reporting.run import RunReport
-from qdqbert.reporting.serve import ServeReport
-from qdqbert.reporting.train import TrainReport
-from qdqbert.reporting.verify import FidelityCheck, VerifyReport, VersionCheck
+from qdqbert.evidence.reporting.analyze import AnalyzeReport, Cost, UnitReport
+from qdqbert.evidence.reporting.benchmark import BenchmarkReport
+from qdqbert.evidence.reporting.doctor import Cache, DoctorReport, Part
+from qdqbert.evidence.reporting.export import ExportReport
+from qdqbert.evidence.reporting.push import PushReport
+from qdqbert.evidence.reporting.report import Report, json_ready
+from qdqbert.evidence.reporting.run import RunReport
+from qdqbert.evidence.reporting.serve import ServeReport
+from qdqbert.evidence.reporting.train import TrainReport
+from qdqbert.evidence.reporting.verify import FidelityCheck, VerifyReport, VersionCheck
 from qdqbert.tasks.task import Metric
 
 COST = Cost(sqnr_db=31.25, flips_percent=1.5, drop=-0.25)

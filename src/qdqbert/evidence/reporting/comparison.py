@@ -10,8 +10,7 @@ from qdqbert.evidence.fidelity import MANY_CHANGED_PERCENT, EntityAgreement, Fid
 from qdqbert.evidence.intervals import proportion_interval
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
 from qdqbert.evidence.predictions import ChangedExample
-from qdqbert.evidence.word_agreement import WordAgreement
-from qdqbert.reporting.document import (
+from qdqbert.evidence.reporting.document import (
     Cell,
     Level,
     Section,
@@ -22,6 +21,7 @@ from qdqbert.reporting.document import (
     interval_text,
     span,
 )
+from qdqbert.evidence.word_agreement import WordAgreement
 from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Metric
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.reporting.document import (
+from qdqbert.evidence.reporting.document import (
     Document,
     Section,
     Table,
@@ -13,7 +13,7 @@ from qdqbert.reporting.document import (
     digits_of,
     short_name,
 )
-from qdqbert.reporting.report import Report
+from qdqbert.evidence.reporting.report import Report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from qdqbert.reporting.document import (
+from qdqbert.evidence.reporting.document import (
     MEGABYTE,
     Document,
     Section,
@@ -15,7 +15,7 @@ from qdqbert.reporting.document import (
     decibels,
     short_name,
 )
-from qdqbert.reporting.report import Report
+from qdqbert.evidence.reporting.report import Report
 
 if TYPE_CHECKING:
     from qdqbert.evidence.agreement import Agreement

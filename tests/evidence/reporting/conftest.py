@@ -13,10 +13,10 @@ from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.lengths import text_lengths
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
 from qdqbert.evidence.lowering import LayerFidelity, LoweringCheck
+from qdqbert.evidence.reporting.evaluate import EvaluateReport
+from qdqbert.evidence.reporting.quantize import QuantizeReport
 from qdqbert.evidence.reports import CandidateReport, LatencyReport, Sensitivity, TargetReport
 from qdqbert.evidence.saturation import Overflow
-from qdqbert.reporting.evaluate import EvaluateReport
-from qdqbert.reporting.quantize import QuantizeReport
 from qdqbert.tasks.task import Metric
 
 MACHINE: dict[str, Any] = {

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from qdqbert.reporting.document import Cell, HasDocument, Section, Table
+from qdqbert.evidence.reporting.document import Cell, HasDocument, Section, Table
 
 _HEAD = """<!DOCTYPE html>
 <html lang="en">

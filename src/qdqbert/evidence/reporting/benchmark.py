@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from qdqbert.evidence.latency import Timing
-from qdqbert.reporting.document import Document, Section, Table, bar, counted
-from qdqbert.reporting.report import Report
+from qdqbert.evidence.reporting.document import Document, Section, Table, bar, counted
+from qdqbert.evidence.reporting.report import Report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from huggingface_hub import ModelCard
 
-from qdqbert.reporting import model_card as cards
-from qdqbert.reporting.model_card import Origin, example_call
+from qdqbert.evidence.reporting import model_card as cards
+from qdqbert.evidence.reporting.model_card import Origin, example_call
 from qdqbert.tasks.registry import TASKS
 
 LOCAL = Origin(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from qdqbert.reporting.document import MEGABYTE, Document, Section, Table
-from qdqbert.reporting.report import Report
+from qdqbert.evidence.reporting.document import MEGABYTE, Document, Section, Table
+from qdqbert.evidence.reporting.report import Report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ import re
 import pytest
 
 from browsers import PHONE
-from qdqbert.reporting.document import Document, Section, Table, bar
-from qdqbert.reporting.page import page
-from qdqbert.reporting.report import Report
+from qdqbert.evidence.reporting.document import Document, Section, Table, bar
+from qdqbert.evidence.reporting.page import page
+from qdqbert.evidence.reporting.report import Report
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from qdqbert.evidence.lengths import TextLengths
-from qdqbert.evidence.reports import CandidateReport, TargetReport
-from qdqbert.reporting import graphs
-from qdqbert.reporting.candidates import candidate_sections, chosen_winner
-from qdqbert.reporting.comparison import (
+from qdqbert.evidence.reporting import graphs
+from qdqbert.evidence.reporting.candidates import candidate_sections, chosen_winner
+from qdqbert.evidence.reporting.comparison import (
     TERMS,
     can_show_closeness,
     changed_sections,
@@ -20,7 +19,7 @@ from qdqbert.reporting.comparison import (
     metric_text,
     quality,
 )
-from qdqbert.reporting.document import (
+from qdqbert.evidence.reporting.document import (
     MEGABYTE,
     Document,
     Level,
@@ -30,8 +29,9 @@ from qdqbert.reporting.document import (
     short_name,
     span,
 )
-from qdqbert.reporting.graphs import Winner, by_speed, find_winner, graph_name
-from qdqbert.reporting.report import Report
+from qdqbert.evidence.reporting.graphs import Winner, by_speed, find_winner, graph_name
+from qdqbert.evidence.reporting.report import Report
+from qdqbert.evidence.reports import CandidateReport, TargetReport
 from qdqbert.tasks.task import Metric
 
 

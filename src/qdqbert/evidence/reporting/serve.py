@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.reporting.document import Document, counted
-from qdqbert.reporting.report import Report
+from qdqbert.evidence.reporting.document import Document, counted
+from qdqbert.evidence.reporting.report import Report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

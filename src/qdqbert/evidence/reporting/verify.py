@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from qdqbert.evidence.checksums import FileCheck
-from qdqbert.reporting.document import Cell, Document, Section, Table, counted
-from qdqbert.reporting.report import Report
+from qdqbert.evidence.reporting.document import Cell, Document, Section, Table, counted
+from qdqbert.evidence.reporting.report import Report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

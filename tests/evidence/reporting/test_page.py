@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import qdqbert.reporting
+import qdqbert.evidence.reporting
 from qdqbert.evidence.intervals import Interval
-from qdqbert.reporting.document import Cell, Document, Section, Table, bar
-from qdqbert.reporting.page import page
-from qdqbert.reporting.report import Report
+from qdqbert.evidence.reporting.document import Cell, Document, Section, Table, bar
+from qdqbert.evidence.reporting.page import page
+from qdqbert.evidence.reporting.report import Report
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 HOSTILE = """</style></pre><script>alert("1")</script><img src=x onerror='alert(2)'>`{{ 7 * 7 }}"""
@@ -129,7 +129,7 @@ def test_hostile_names_are_text(report) -> None:
 
 
 def test_the_styles_of_a_page_leave_a_notebook_around_it_as_it_is() -> None:
-    styles = (Path(qdqbert.reporting.__file__).parent / "page.css").read_text()
+    styles = (Path(qdqbert.evidence.reporting.__file__).parent / "page.css").read_text()
     selectors = re.findall(r"([^{};]+)\{", re.sub(r"@\w+[^{]*\{", "", styles).replace("}", ";"))
     assert len(selectors) > 20
     parts = [part.strip() for each in selectors for part in each.split(",")]

@@ -10,7 +10,7 @@ import rich.table
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from qdqbert.reporting.document import HasDocument, Section, Table
+from qdqbert.evidence.reporting.document import HasDocument, Section, Table
 
 WIDTH = 110
 """Width where there is no terminal."""
