@@ -59,7 +59,7 @@ LAYERS = (
     "quantization.search",
     "loading",
     "serving",
-    "exporting",
+    "integrations.exporting",
     "integrations",
     "evidence.reporting",
     "pipeline",

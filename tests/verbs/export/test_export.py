@@ -17,7 +17,7 @@ from qdqbert.common.errors import (
     OutputExistsError,
     UserInputError,
 )
-from qdqbert.exporting.formats import format_named
+from qdqbert.integrations.exporting.formats import format_named
 from qdqbert.verbs.export import PACKAGES
 
 
@@ -107,8 +107,10 @@ def test_each_format_names_its_packages_and_an_engine() -> None:
 
 
 def test_a_failed_check_leaves_nothing(classifier, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("qdqbert.exporting.checks.LEAST_SQNR_DB", 1e9)
-    monkeypatch.setattr("qdqbert.exporting.checks.to_decibels", lambda signal, noise: 30.0)
+    monkeypatch.setattr("qdqbert.integrations.exporting.checks.LEAST_SQNR_DB", 1e9)
+    monkeypatch.setattr(
+        "qdqbert.integrations.exporting.checks.to_decibels", lambda signal, noise: 30.0
+    )
     with pytest.raises(UserInputError, match="has an SQNR of 30"):
         qdqbert.export(classifier, to="triton", output=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -10,9 +10,9 @@ from typing import Any
 from qdqbert.common.files import digest_of, json_values, write_json
 from qdqbert.common.progress import Progress
 from qdqbert.evidence.reporting.export import ExportReport
-from qdqbert.exporting.format import Format
-from qdqbert.exporting.formats import format_named
-from qdqbert.exporting.source import Source, open_source
+from qdqbert.integrations.exporting.format import Format
+from qdqbert.integrations.exporting.formats import format_named
+from qdqbert.integrations.exporting.source import Source, open_source
 from qdqbert.pipeline.versions import version_of, versions
 from qdqbert.runtime.artifact import EXPORT, check_output, writing
 from qdqbert.verbs.export.options import ExportOptions

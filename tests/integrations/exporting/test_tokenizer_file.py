@@ -8,7 +8,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from conftest import BERT_SPECIAL, make_tokenizer
 from qdqbert.encoders.checkpoint.sample_texts import HARD, SPECIAL_TOKENS
-from qdqbert.exporting.tokenizer_file import equivalent_tokenizer
+from qdqbert.integrations.exporting.tokenizer_file import equivalent_tokenizer
 
 
 def bert() -> tokenizers.Tokenizer:

@@ -16,8 +16,8 @@ from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.sample_texts import HARD
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.evidence.fidelity import to_decibels
-from qdqbert.exporting.samples import check_pairs, check_texts
-from qdqbert.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Source
+from qdqbert.integrations.exporting.samples import check_pairs, check_texts
+from qdqbert.integrations.exporting.source import LAST_HIDDEN_STATE, SENTENCE_EMBEDDING, Source
 
 LEAST_SQNR_DB = 15.0
 """Lowest `Agreement.worst_sqnr_db` of an exported model.

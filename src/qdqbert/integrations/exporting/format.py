@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qdqbert.common.choices import EngineName, ExportedOutputs
 from qdqbert.evidence.agreement import Agreement
-from qdqbert.exporting.source import Source
+from qdqbert.integrations.exporting.source import Source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

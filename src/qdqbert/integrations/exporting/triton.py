@@ -22,11 +22,16 @@ import tokenizers
 
 from qdqbert.data.tokenizing.tokenizer_files import set_limits
 from qdqbert.evidence.agreement import Agreement
-from qdqbert.exporting import triton_tokenizer
-from qdqbert.exporting.checks import Item, check_graph, check_tokens, open_session
-from qdqbert.exporting.format import Format
-from qdqbert.exporting.source import SENTENCE_EMBEDDING, TASKS, Source, refuse_truncate_dim
-from qdqbert.exporting.triton_tokenizer import OFFSETS
+from qdqbert.integrations.exporting import triton_tokenizer
+from qdqbert.integrations.exporting.checks import Item, check_graph, check_tokens, open_session
+from qdqbert.integrations.exporting.format import Format
+from qdqbert.integrations.exporting.source import (
+    SENTENCE_EMBEDDING,
+    TASKS,
+    Source,
+    refuse_truncate_dim,
+)
+from qdqbert.integrations.exporting.triton_tokenizer import OFFSETS
 from qdqbert.runtime.artifact import weights_of
 
 MAX_BATCH = 64

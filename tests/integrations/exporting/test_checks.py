@@ -9,9 +9,9 @@ import pytest
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.checkpoint.sample_texts import HARD
-from qdqbert.exporting.checks import check_results, check_tokens, expected_results
-from qdqbert.exporting.samples import check_pairs, check_texts
-from qdqbert.exporting.source import open_source
+from qdqbert.integrations.exporting.checks import check_results, check_tokens, expected_results
+from qdqbert.integrations.exporting.samples import check_pairs, check_texts
+from qdqbert.integrations.exporting.source import open_source
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
-from qdqbert.exporting.triton import Name, text_proto
-from qdqbert.exporting.triton_tokenizer import TextTokenizer
+from qdqbert.integrations.exporting.triton import Name, text_proto
+from qdqbert.integrations.exporting.triton_tokenizer import TextTokenizer
 
 TEXTS = ["the cat sat on the book", "", "naïve 中文 😀 \x07", "music in the night " * 30]
 

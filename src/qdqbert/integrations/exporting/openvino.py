@@ -10,15 +10,15 @@ import numpy as np
 
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
 from qdqbert.evidence.agreement import Agreement
-from qdqbert.exporting.checks import (
+from qdqbert.integrations.exporting.checks import (
     Item,
     Result,
     check_results,
     check_tokens,
     expected_results,
 )
-from qdqbert.exporting.format import Format
-from qdqbert.exporting.openvino_files import (
+from qdqbert.integrations.exporting.format import Format
+from qdqbert.integrations.exporting.openvino_files import (
     CompiledTokenizer,
     instructions_of,
     pooling_of,
@@ -27,8 +27,8 @@ from qdqbert.exporting.openvino_files import (
     write_settings,
     write_tokenizer,
 )
-from qdqbert.exporting.samples import check_pairs, check_texts
-from qdqbert.exporting.source import (
+from qdqbert.integrations.exporting.samples import check_pairs, check_texts
+from qdqbert.integrations.exporting.source import (
     LAST_HIDDEN_STATE,
     SENTENCE_EMBEDDING,
     WHOLE_TEXTS,

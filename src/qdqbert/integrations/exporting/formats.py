@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqbert.common.choices import ExportFormat
-from qdqbert.exporting.format import Format
+from qdqbert.integrations.exporting.format import Format
 
 
 def format_named(name: ExportFormat) -> Format:
@@ -11,14 +11,14 @@ def format_named(name: ExportFormat) -> Format:
     # Each of these files imports a library that the others do not need.
     match name:
         case "openvino":
-            from qdqbert.exporting.openvino import OPENVINO
+            from qdqbert.integrations.exporting.openvino import OPENVINO
 
             return OPENVINO
         case "triton":
-            from qdqbert.exporting.triton import TRITON
+            from qdqbert.integrations.exporting.triton import TRITON
 
             return TRITON
         case "transformers-js":
-            from qdqbert.exporting.transformers_js import TRANSFORMERS_JS
+            from qdqbert.integrations.exporting.transformers_js import TRANSFORMERS_JS
 
             return TRANSFORMERS_JS

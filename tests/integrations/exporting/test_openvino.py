@@ -168,9 +168,9 @@ def test_a_score_of_single_texts_is_a_tokenizer_and_a_graph(quantized, logits_of
 
 @pytest.mark.parametrize("kind", ["bpe", "bpe with a space before", "unigram", "unigram with NFKC"])
 def test_tokens_of_other_kinds_of_tokenizers_are_equal(kind, with_tokenizer, tmp_path) -> None:
-    from qdqbert.exporting.checks import check_tokens
-    from qdqbert.exporting.openvino_files import CompiledTokenizer, write_tokenizer
-    from qdqbert.exporting.source import open_source
+    from qdqbert.integrations.exporting.checks import check_tokens
+    from qdqbert.integrations.exporting.openvino_files import CompiledTokenizer, write_tokenizer
+    from qdqbert.integrations.exporting.source import open_source
 
     source = open_source(
         with_tokenizer(kind),

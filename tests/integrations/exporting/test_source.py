@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.exporting.source import open_source
-from qdqbert.exporting.transformers_js import TRANSFORMERS_JS
+from qdqbert.integrations.exporting.source import open_source
+from qdqbert.integrations.exporting.transformers_js import TRANSFORMERS_JS
 
 
 @pytest.fixture

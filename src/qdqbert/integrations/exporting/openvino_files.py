@@ -22,10 +22,10 @@ import numpy as np
 from qdqbert.common.errors import UserInputError
 from qdqbert.data.tokenizing.tokenizer_files import set_limits
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
-from qdqbert.exporting.checks import Item
-from qdqbert.exporting.source import LAST_HIDDEN_STATE, Source
-from qdqbert.exporting.source import pooling_of as pipeline_pooling
-from qdqbert.exporting.tokenizer_file import equivalent_tokenizer
+from qdqbert.integrations.exporting.checks import Item
+from qdqbert.integrations.exporting.source import LAST_HIDDEN_STATE, Source
+from qdqbert.integrations.exporting.source import pooling_of as pipeline_pooling
+from qdqbert.integrations.exporting.tokenizer_file import equivalent_tokenizer
 
 with openvino_telemetry_disabled():
     import openvino

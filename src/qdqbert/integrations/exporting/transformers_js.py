@@ -27,9 +27,9 @@ from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER_CONFIG, set_limits
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.evidence.agreement import Agreement
-from qdqbert.exporting.checks import Item, check_graph
-from qdqbert.exporting.format import Format
-from qdqbert.exporting.source import (
+from qdqbert.integrations.exporting.checks import Item, check_graph
+from qdqbert.integrations.exporting.format import Format
+from qdqbert.integrations.exporting.source import (
     LAST_HIDDEN_STATE,
     SENTENCE_EMBEDDING,
     TASKS,

@@ -21,8 +21,8 @@ from browsers import SEND, Browser, npm_install
 from conftest import TEXTS
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
-from qdqbert.exporting.source import open_source
-from qdqbert.exporting.transformers_js import TRANSFORMERS_JS
+from qdqbert.integrations.exporting.source import open_source
+from qdqbert.integrations.exporting.transformers_js import TRANSFORMERS_JS
 
 PACKAGE = "@huggingface/transformers@4.3.1"
 SETTINGS = {"engine": "onnxruntime", "batch_invariant": True}
