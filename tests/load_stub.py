@@ -17,7 +17,7 @@ import qdqbert
 from qdqbert.loading import load as module
 from qdqbert.tasks.registry import TASKS
 
-STUB = Path(qdqbert.__file__).parent / "inference" / "typed_load.pyi"
+STUB = Path(qdqbert.__file__).parent / "loading" / "typed_load.pyi"
 HEAD = '''"""Types of `qdqbert.load` for type checkers: the class that it returns for each task.
 
 Written by tests/load_stub.py. It has one signature for each task, as type checkers read no tables.

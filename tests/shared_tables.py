@@ -15,7 +15,7 @@ _OPERATORS = ("Mul", "Mul", "Cast", "Add")
 def read_shared_table(value: ir.Value) -> Floats | None:
     """Return the table `(rows, width)` that a value is.
 
-    Return `None` for other values than the matrices of decoders that `graph.qdq` writes.
+    Return `None` for other values than the matrices of decoders that `graphs.qdq` writes.
     """
     nodes: list[ir.Node] = []
     current: ir.Value | None = value

@@ -23,9 +23,9 @@ class CalibrationResult:
             one, or were trained with a fixed one. By site name, `()` or `(channels,)`, float32.
         means: Mean of the inputs of linear layers whose biases are corrected, before any
             multiplication. By site name, `(channels,)`, float32. See
-            `numerics.affine.rounding_shift`.
+            `quantization.numerics.affine.rounding_shift`.
         roundings: How the weights of linear layers are rounded, where it is not to the nearest
-            code. See `numerics.weight_rounding`.
+            code. See `quantization.numerics.weight_rounding`.
         without_smoothing: The same without any `pre_quant_scale`, for recipes that do not smooth.
             `None` if no recipe needs it.
     """

@@ -1,7 +1,7 @@
 """Quantize a tensor in the toolkit's terms: a `QuantDescriptor`, an `amax`, bits.
 
-Rounding is `numerics.affine.round_trip`, as everywhere in this package. Names, arguments and errors
-are as in pytorch-quantization's `tensor_quant`.
+Rounding is `quantization.numerics.affine.round_trip`, as everywhere in this package. Names,
+arguments and errors are as in pytorch-quantization's `tensor_quant`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Uniform affine quantization of constants with numpy.
 
-The codes and scales are, bit for bit, those that `numerics.affine` computes with torch.
+The codes and scales are, bit for bit, those that `quantization.numerics.affine` computes with
+torch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _ROWS = 4096
 def parameters_of(chosen: Range, spec: TensorSpec) -> tuple[float, int]:
     """Return scale and zero point of a calibrated activation, symmetric or affine.
 
-    Source: see `numerics.affine.parameters_of`.
+    Source: see `quantization.numerics.affine.parameters_of`.
     """
     if chosen.covers_only_zero(spec):
         return DEAD_STEP, 0 if spec.symmetric else spec.qmin
@@ -50,7 +51,8 @@ def quantize_weight(
         rounds_up: Whether each weight becomes the code above it instead of the one below it,
             `(out, in)`. `None` rounds to the nearest code.
         fits_closely: Enlarge scales for an `adjacent_sum_limit` only as far as the nearest codes
-            need it. `numerics.affine` leaves room for weights that round to either side.
+            need it. `quantization.numerics.affine` leaves room for weights that round to either
+            side.
     """
     if amax is not None:
         limit = _along(amax, None if amax.ndim == 0 else spec.axis or 0)
@@ -74,7 +76,7 @@ def rounding_shift(weight: Floats, rounded: Floats, mean: Floats) -> Floats:
         rounded: The weight after it was rounded, `(out, in)`.
         mean: Mean over tokens of the input that the weight is multiplied with, `(in,)`.
 
-    Source: see `numerics.affine.rounding_shift`.
+    Source: see `quantization.numerics.affine.rounding_shift`.
     """
     errors = weight.astype(np.float64) - rounded
     return (errors @ mean.astype(np.float64)).astype(np.float32)

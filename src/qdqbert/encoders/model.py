@@ -1,6 +1,6 @@
 """An encoder as data: embeddings, linear layers, LayerNorms, attention and heads.
 
-`families/` reads it from a checkpoint, and `graph.encoder` from an .onnx file. Graphs are written
+`families/` reads it from a checkpoint, and `graphs.encoder` from an .onnx file. Graphs are written
 from it, and the native engine packs and runs it. Weights have the layout of PyTorch, `(out, in)`.
 """
 

@@ -142,7 +142,7 @@ def quantize_encoder(
 ) -> EncoderModel:
     """Return a model in INT8. Heads stay in float.
 
-    The codes, scales and biases are those that `graph.qdq` writes for the same specs.
+    The codes, scales and biases are those that `graphs.qdq` writes for the same specs.
 
     Args:
         model: The model in float. It is not changed.

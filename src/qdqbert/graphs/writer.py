@@ -1,7 +1,7 @@
 """Write an `EncoderModel` as an ONNX graph, in float or with Q/DQ pairs.
 
 The operators are those that ONNX Runtime and OpenVINO fuse: LayerNormalization and Gelu whole,
-MatMul with a constant right side and an Add for a linear layer. `graph.qdq` writes what stands at
+MatMul with a constant right side and an Add for a linear layer. `graphs.qdq` writes what stands at
 the sites.
 """
 

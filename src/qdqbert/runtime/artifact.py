@@ -84,7 +84,7 @@ class Artifact:
 
     @property
     def calibration_fingerprints(self) -> frozenset[str]:
-        """Fingerprints of the examples that ranges were taken from; see `tasks.data`."""
+        """Fingerprints of the examples that ranges were taken from; see `data.rows.data`."""
         return frozenset(self.quantization["calibration"].get("fingerprints", ()))
 
     @property

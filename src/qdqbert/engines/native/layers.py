@@ -17,7 +17,7 @@ from qdqbert.engines.runner import Outputs
 
 
 class LayerRunner(NativeRunner):
-    """A packed model whose layers read given states; see `graph.check.add_teacher_forcing`.
+    """A packed model whose layers read given states; see `graphs.check.add_teacher_forcing`.
 
     For each name of a state `v`, the input `v.forced` is read by a layer, and the output `v` is the
     result of the layer before it, or of the embeddings.

@@ -1,4 +1,4 @@
-"""Rewrite an existing ONNX model into the canonical form that `graph.encoder` reads.
+"""Rewrite an existing ONNX model into the canonical form that `graphs.encoder` reads.
 
 In canonical form constants are initializers, floats are float32, there is no Dropout,
 onnxruntime's fused operators and ONNX's Attention are decomposed, a Gemm is a MatMul and an Add,

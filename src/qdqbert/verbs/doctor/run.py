@@ -15,7 +15,7 @@ from qdqbert.engines.registry import ENGINES, install_command, is_installed
 from qdqbert.evidence.reporting.doctor import Cache, DoctorReport, Part
 from qdqbert.pipeline.versions import version_of
 
-# Meanings of the features of `machine.cpu_features`.
+# Meanings of the features of `common.machine.cpu_features`.
 _MEANINGS: Mapping[str, str] = {
     "avx2": "256-bit vectors",
     "avx512f": "512-bit vectors",

@@ -351,7 +351,7 @@ class Sample:
 
     Attributes:
         batches: Arguments of the model; with several processes, the batches of this one.
-        fingerprints: `tasks.data.fingerprint` of each example in the batches of all processes.
+        fingerprints: `data.rows.data.fingerprint` of each example in the batches of all processes.
     """
 
     batches: list[dict[str, Tensor]]
