@@ -13,7 +13,7 @@ _ITEM = re.compile(r"^\* `([^`]+)`: (.*)$", re.MULTILINE)
 
 
 # The page that lists the commands.
-_PAGE = "calibration/reference/command-line"
+_PAGE = "reference/command-line"
 
 
 def _describe_commands() -> str:

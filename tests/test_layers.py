@@ -1,4 +1,4 @@
-"""Check the order of the rooms: a module imports only from rooms above its own, and in no circle."""
+"""Check the order of the rooms: imports point to rooms above, and make no circle."""
 
 from __future__ import annotations
 

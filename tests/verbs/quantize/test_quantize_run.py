@@ -297,9 +297,9 @@ def test_a_text_generator_is_quantized_for_any_runtime_by_default() -> None:
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        ("training/models/my-classifier", "my-classifier-int8"),
+        ("models/my-classifier", "my-classifier-int8"),
         ("organization/model.v2", "model.v2-int8"),
-        ("training/models/encoder.onnx", "encoder-int8"),
+        ("models/encoder.onnx", "encoder-int8"),
         (None, "qdqbert-all-MiniLM-L6-v2"),
     ],
     ids=["folder", "hub", "onnx", "demo"],
