@@ -137,6 +137,59 @@ def test_what_no_file_says_is_logged(save_tiny, tmp_path, caplog, task, message)
     assert re.search(message or "", "".join(guesses))
 
 
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+
+
+@pytest.mark.parametrize("call", [qdqbert.load, lambda folder: load_checkpoint(str(folder))])
+@pytest.mark.parametrize("files", [{}, {"tokenizer_config.json": "{}"}, {"vocab.json": "{}"}])
+def test_a_folder_without_a_vocabulary_needs_that_of_its_base(checkpoint_copy, call, files) -> None:
+    folder = checkpoint_copy("classifier")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for each in folder.glob("*token*"):
+        each.unlink()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="base_model") as caught:
+            call(folder)
+        assert str(folder) in str(caught.value)
+        # What transformers makes of the config alone has no words.
+        transformers.BertTokenizer().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    call(folder)
+
+
+def test_the_advice_for_a_vocabulary_works(checkpoint_copy) -> None:
+    folder = checkpoint_copy("classifier")
+    vocabulary = transformers.AutoTokenizer.from_pretrained(folder).get_vocab()
+    for each in folder.glob("*token*"):
+        each.unlink()
+    (folder / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.get)))
+    with pytest.raises(CheckpointError, match="has no tokenizer") as caught:
+        qdqbert.load(folder)
+    [advice] = re.findall("`(.*)`", str(caught.value))
+    eval(advice, {"AutoTokenizer": transformers.AutoTokenizer, "folder": folder})
+    qdqbert.load(folder, check=False).close()
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_vocabulary_that_was_cut_off_is_logged(save_tiny, tmp_path, caplog, is_cut) -> None:
+    size = 4000
+    folder = save_tiny(tmp_path / "m", "bert", vocab_size=size)
+    words = [*WORDS, *(f"##{each}" for each in WORDS[5:]), *map(str, range(size))]
+    count = 2000 if is_cut else size - 64
+    (tmp_path / "vocab.txt").write_text("\n".join(words[:count]))
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(folder)
+    said = "has 2000 tokens, and the model has 4000 embeddings"
+    for _ in range(2):
+        caplog.clear()
+        qdqbert.load(folder, check=False).close()
+        warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert [str(folder) in each and said in each for each in warnings] == [True] * is_cut
+    notices = load_checkpoint(str(folder)).notices
+    assert any(said in each for each in notices) == is_cut
+
+
 def test_a_huge_weight_is_named_by_transformers_models_too(checkpoint_copy) -> None:
     folder = checkpoint_copy("bert")
     path = folder / "model.safetensors"

@@ -244,7 +244,7 @@ def _read_float(model: ModelPath, found: Description) -> Source:
             notices=notices,
         )
     encoder = with_expansion(encoder, config, found.unattended_id)
-    check_vocabulary(found.name, found.tokenizer, len(encoder.embeddings.words.rows))
+    notices += check_vocabulary(found.name, found.tokenizer, len(encoder.embeddings.words.rows))
     return _of_checkpoint(
         model, found, dataclasses.replace(encoder, input_names=found.input_names), notices=notices
     )

@@ -35,11 +35,22 @@ _BERTS = (
     *("Electra", "Funnel", "LayoutLM", "LayoutLMv2", "Lxmert", "MPNet", "MobileBert"),
     *("RetriBert", "SqueezeBert"),
 )
+_OF_BASE = (
+    "Load the tokenizer of the model that it was fine-tuned from, and save it into the folder: "
+    "`AutoTokenizer.from_pretrained(base_model).save_pretrained(folder)`."
+)
 _NORMALIZER_SETTINGS = (
     ("do_lower_case", True, "lowercase"),
     ("tokenize_chinese_chars", True, "handle_chinese_chars"),
     ("strip_accents", None, "strip_accents"),
 )
+
+# Files that transformers makes a tokenizer of.
+_VOCABULARIES = (("vocab.txt",), ("vocab.json", "merges.txt"), ("*.model",))
+# Every tokenizer has tokens of some of its letters, whatever its language is.
+_LETTERS = "The quick brown fox jumps over the lazy dog. ABCDEFGHIJKLMNOPQRSTUVWXYZ 0123456789"
+# Tables of embeddings are padded, to a multiple of 128 rows at most.
+_MANY_ROWS = 1000
 
 # The library counts from 0 to the largest id when it copies a tokenizer.
 _MOST_IDS = 2**24
@@ -118,6 +129,57 @@ def check_rows(largest: int, token: str | None, rows: int, name: str) -> None:
             f"model has only {rows} embeddings, for ids up to {rows - 1}. Use the tokenizer that "
             "the model was trained with."
         )
+
+
+def check_tokens(tokenizer: tokenizers.Tokenizer, rows: int, name: str) -> str | None:
+    """Refuse a tokenizer without words, as transformers makes it if the vocabulary is missing.
+
+    Args:
+        tokenizer: The tokenizer.
+        rows: Number of embeddings.
+        name: Folder or hub id of the checkpoint, for messages.
+
+    Returns:
+        What to say of a tokenizer that lacks many tokens of the model; `None` for others.
+
+    Raises:
+        CheckpointError: It has no tokens of common letters, and the model has embeddings of more
+            tokens than it has.
+    """
+    count = tokenizer.get_vocab_size()
+    lacking = f"has {count} tokens, and the model has {rows} embeddings"
+    with raising(Path(name, TOKENIZER)):
+        ids = {*tokenizer.encode(_LETTERS, add_special_tokens=False).ids}
+    # An unknown word and a space have tokens of their own.
+    if len(ids) <= 2 and 2 * count < rows:
+        raise CheckpointError(
+            f"The tokenizer of {name!r} {lacking}: it knows no words, because it was made without "
+            f"a vocabulary. {_OF_BASE}"
+        )
+    if rows - count >= _MANY_ROWS and count < 0.9 * rows:
+        return f"{lacking}. If its vocabulary was cut off, answers are wrong. {_OF_BASE}"
+    return None
+
+
+def no_tokenizer(folder: Path, name: str) -> CheckpointError:
+    """Return the error about a checkpoint without tokenizer.json.
+
+    Args:
+        folder: The folder in which it is missing.
+        name: Folder or hub id of the checkpoint. Vocabularies are not downloaded from the hub.
+    """
+    can_make = not Path(name).is_dir() or any(
+        all(any(folder.glob(each)) for each in files) for files in _VOCABULARIES
+    )
+    advice = (
+        "Write it with transformers: "
+        "`AutoTokenizer.from_pretrained(folder).save_pretrained(folder)`."
+    )
+    none = f"{TOKENIZER} or a vocabulary"
+    return CheckpointError(
+        f"{str(folder)!r} has no {TOKENIZER if can_make else none}. "
+        f"{advice if can_make else _OF_BASE}"
+    )
 
 
 def add_tokens_(tokenizer: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> None:

@@ -18,7 +18,12 @@ from transformers.utils.hub import cached_file
 
 from qdqbert.common.choices import POOLING_MODES, PoolingMode
 from qdqbert.common.errors import CheckpointError, UserInputError, showing
-from qdqbert.data.tokenizing.tokenizer_files import check_rows
+from qdqbert.data.tokenizing.tokenizer_files import (
+    TOKENIZER,
+    check_rows,
+    check_tokens,
+    no_tokenizer,
+)
 from qdqbert.encoders.adapters import check_adapter, merged
 from qdqbert.encoders.checkpoint.configuration import register_config
 from qdqbert.encoders.checkpoint.cross_encoder import (
@@ -256,7 +261,7 @@ def load_described(
         ignore_mismatched_sizes=True,
     )
     notices = check_weights(name, model, found.model_task, info, needs_head=needs_head)
-    check_vocabulary(name, found.tokenizer, model.get_input_embeddings().weight.shape[0])
+    notices += check_vocabulary(name, found.tokenizer, model.get_input_embeddings().weight.shape[0])
     fields = {each.name: getattr(found, each.name) for each in dataclasses.fields(found)}
     fields |= {"config": model.config, "notices": (*found.notices, *left_out, *notices)}
     return Checkpoint(model=model.eval(), **fields)
@@ -437,24 +442,36 @@ def _load_tokenizer(
 ) -> LoadedTokenizer:
     loaded: LoadedTokenizer = _call(name, load_tokenizer, name, subfolder=subfolder)
     tokenizer = loaded.tokenizer
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise CheckpointError(
-            f"Checkpoint {name!r} has no tokenizer; expected tokenizer.json or a vocabulary."
-        )
+    has_file = Path(name, subfolder, TOKENIZER).is_file()
+    if len(tokenizer) <= len(tokenizer.all_special_tokens) and not has_file:
+        raise no_tokenizer(Path(name, subfolder), name)
     # `runtime_tokenizer` refuses tokenizers in Python, by name.
     if tokenizer.is_fast:
         prepare_(tokenizer.backend_tokenizer)
     return loaded
 
 
-def check_vocabulary(name: str, tokenizer: Any, embeddings: int) -> None:
+def check_vocabulary(name: str, tokenizer: Any, embeddings: int) -> tuple[str, ...]:
     """Refuse a tokenizer with ids that have no embedding. Unused embeddings are allowed.
 
+    Returns:
+        Sentences for the user, if it has much fewer tokens.
+
     Raises:
-        CheckpointError: There is such an id.
+        CheckpointError: There is such an id, or it has no words.
     """
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     check_rows(largest, token, embeddings, name)
+    return lacking_tokens(tokenizer, embeddings, name)
+
+
+def lacking_tokens(tokenizer: Any, embeddings: int, name: str) -> tuple[str, ...]:
+    """Return sentences about a tokenizer that lacks tokens of a model; see `check_tokens`."""
+    # `runtime_tokenizer` refuses tokenizers in Python, by name.
+    lacking = (
+        check_tokens(tokenizer.backend_tokenizer, embeddings, name) if tokenizer.is_fast else None
+    )
+    return (f"The tokenizer {lacking}",) if lacking else ()
 
 
 def _input_names(tokenizer: Any, config: Any) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from qdqbert.common.errors import UserInputError, naming, one_line
 from qdqbert.encoders.checkpoint.cross_encoder import CrossEncoderFiles, task_of_files, used_files
 from qdqbert.encoders.checkpoint.families import FAMILIES
 from qdqbert.encoders.checkpoint.hub import check_hub_model
-from qdqbert.encoders.checkpoint.load import known_task, reader_of, set_classes_
+from qdqbert.encoders.checkpoint.load import known_task, lacking_tokens, reader_of, set_classes_
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.text_heads import TextHead, read_layout
 from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
@@ -160,6 +160,9 @@ def load_tokenizer_and_config(
     # The tokenizer has to return the graph's inputs: RoBERTa's returns no token types.
     loaded.model_input_names = list(graph.input_names)
     _check_vocabulary(path, graph.vocabulary_size, config)
+    with naming("tokenizer"):
+        # Whether there are enough embeddings is checked when texts are read.
+        lacking = lacking_tokens(loaded, graph.vocabulary_size or 0, tokenizer or str(path.parent))
     classes = graph.outputs if TASK_KINDS[task].has_classes else None
     notices: tuple[str, ...] = ()
     model_type = getattr(config, "model_type", None)
@@ -198,7 +201,7 @@ def load_tokenizer_and_config(
         model_type=model_type,
         max_length=min(filter(None, lengths)),
         cross_encoder=cross_encoder,
-        notices=(*notices, *pooling_notices, *pair_notices, *token_notices),
+        notices=(*notices, *pooling_notices, *pair_notices, *token_notices, *lacking),
     )
 
 
@@ -247,10 +250,7 @@ def _max_length(tokenizer: Any, config: Any) -> int:
 
 
 def _check_vocabulary(path: Path, rows: int | None, config: Any) -> None:
-    """Refuse a config with another vocabulary.
-
-    Whether there are enough embeddings is checked when texts are read.
-    """
+    """Refuse a config with another vocabulary."""
     size = getattr(config, "vocab_size", None)
     if rows is None or size is None or 0 <= rows - size < _ROW_PADDING:
         return

@@ -30,7 +30,7 @@ from qdqbert.runtime.artifact import CONFIG, Artifact, open_artifact, quantize_c
 _LOGGER = logging.getLogger("qdqbert")
 
 # Versions of the folders that are written for a checkpoint.
-_VERSIONS = {"int8": f"5.{FORMAT}", "float": "float 3"}
+_VERSIONS = {"int8": f"6.{FORMAT}", "float": "float 4"}
 
 
 def is_float_checkpoint(folder: Path) -> bool:
@@ -101,6 +101,8 @@ def open_float_checkpoint(
     artifact = open_artifact(made)
     for guess in checkpoint.guesses(name, is_named=task is not None):
         _LOGGER.info("%s", guess)
+    if lacking := artifact.quantization.get("lacking_tokens"):
+        _LOGGER.warning("The tokenizer of %s %s", name, lacking)
     if settings_of_class := artifact.quantization.get("contradictions"):
         _LOGGER.warning(
             "tokenizer_config.json of %s has %s, and its tokenizer.json says something else. "

@@ -17,7 +17,9 @@ from qdqbert.data.tokenizing.tokenizer_files import (
     TOKENIZER_CONFIG,
     TokenizerFile,
     check_rows,
+    check_tokens,
     contradictions,
+    no_tokenizer,
     read_tokenizer,
     token_text,
     with_named_tokens,
@@ -85,10 +87,7 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
         UserInputError: The family has no head for the checkpoint's task.
     """
     if not (checkpoint.encoder_folder / TOKENIZER).is_file():
-        raise CheckpointError(
-            f"{str(checkpoint.encoder_folder)!r} has no {TOKENIZER}. Write it with transformers: "
-            "`AutoTokenizer.from_pretrained(folder).save_pretrained(folder)`."
-        )
+        raise no_tokenizer(checkpoint.encoder_folder, str(Path(checkpoint.config.path).parent))
     head = checkpoint.head
     is_embedding = TASK_KINDS[checkpoint.task].is_embedding
     usual: tuple[Pooling, ...] = ("mean",) if is_embedding else ()
@@ -139,6 +138,7 @@ def write_folder(
     backend, largest = tokenizer.tokenizer, tokenizer.largest_id
     rows = len(model.embeddings.words.rows)
     check_rows(largest, backend.id_to_token(max(largest, 0)), rows, str(named))
+    lacking = check_tokens(backend, rows, str(named))
     contradicted = contradictions(checkpoint.tokenizer_config, backend)
     if checkpoint.layout is not None:
         checkpoint.layout.prepare_tokenizer_(backend)
@@ -159,7 +159,7 @@ def write_folder(
     if checkpoint.head is not None:
         checkpoint.head.write_settings(folder, file_finder(checkpoint.folder))
     description = _description(checkpoint, model, length, target, key)
-    description["contradictions"] = contradicted
+    description |= {"contradictions": contradicted, "lacking_tokens": lacking}
     write_json(folder / QUANTIZATION, description)
 
 
