@@ -49,7 +49,7 @@ def test_arguments_have_the_names_of_hugging_face_embeddings(prompted, capsys) -
             "engine": "onnxruntime",
             "revision": None,
         },
-        encode_kwargs={"batch_size": 2, "prompt_name": "own"},
+        encode_kwargs={"batch_size": 2, "prompt_name": "own", "convert_to_numpy": False},
         query_encode_kwargs={"normalize_embeddings": True, "truncate_dim": 10},
         cache_folder=None,
         multi_process=False,
@@ -97,6 +97,11 @@ REFUSED = [
     ({"multi_process": True}, "Pass `threads`"),
     ({"model_kwargs": {"max_seq_length": 1}}, "`max_seq_length` must be above"),
     ({"model_kwargs": {"truncate_dim": 5000}}, "have 32 dimensions"),
+    ({"model_kwargs": "x"}, "`model_kwargs` must be a dict with the names .* got str 'x'"),
+    ({"encode_kwargs": {1: 2}}, "`encode_kwargs` must be a dict with the names"),
+    ({"model_kwargs": {"threads": 1}, "threads": 2}, "`threads=1` in `model_kwargs` contradict"),
+    ({"encode_kwargs": {"output_value": "token_embeddings"}}, "`output_value='token_embeddings'`"),
+    ({"query_encode_kwargs": {"output_value": None}}, "`output_value=None` in `query_encode_kw"),
 ]
 
 
@@ -106,12 +111,10 @@ def test_what_cannot_be_obeyed_is_refused_by_name(checkpoints, options, message)
         integration.QdqbertEmbeddings(checkpoints("sentence"), check=False, **options)
 
 
-def test_arguments_that_nobody_knows_or_that_are_given_twice_are_refused(checkpoints) -> None:
+def test_arguments_that_nobody_knows_are_refused(checkpoints) -> None:
     folder = checkpoints("sentence")
     with pytest.raises(TypeError, match="Did you mean `engine`"):
         integration.QdqbertEmbeddings(folder, model_kwargs={"engin": "native"})
-    with pytest.raises(TypeError, match="multiple values for keyword argument 'engine'"):
-        integration.QdqbertEmbeddings(folder, model_kwargs={"engine": "native"}, engine="native")
     found = integration.QdqbertEmbeddings(folder, encode_kwargs={"normalise": True}, check=False)
     with pytest.raises(TypeError, match="'normalise'"):
         found.embed_query("a")
@@ -130,6 +133,9 @@ def test_a_cross_encoder_scores_pairs(checkpoints) -> None:
     assert found.score(PAIRS) == scores.tolist()
     assert plain.score(PAIRS) == logits.tolist()
     assert found.score([]) == []
+    for one, message in ((PAIRS[0], "must be a list of pairs, got one"), (["ab"], "got str 'ab'")):
+        with pytest.raises(UserInputError, match=message):
+            found.score(one)
     for again in (pickle.loads(pickle.dumps(plain)), copy.deepcopy(plain)):
         assert again.score(PAIRS) == plain.score(PAIRS)
 

@@ -10,6 +10,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
@@ -78,7 +79,11 @@ def embedding(integration, prompted):
 def reranking(integration, checkpoints):
     folder = str(checkpoints("reranker"))
     return integration.QdqbertRerank(
-        model=folder, top_n=np.int64(2), keep_retrieval_score=True, max_length=16, threads=1
+        model=folder,
+        top_n=np.int64(2),
+        keep_retrieval_score=True,
+        threads=1,
+        cross_encoder_kwargs={"max_length": 16, "activation_fn": torch.nn.Identity()},
     )
 
 
@@ -143,6 +148,16 @@ def test_a_pickle_leaves_out_callbacks_that_cannot_be_pickled(integration, check
     assert again.get_text_embedding("a") == found.get_text_embedding("a")
 
 
+def test_a_limit_that_is_set_later_is_obeyed(embedding) -> None:
+    found = copy.deepcopy(embedding)
+    found.max_length = 5
+    assert (found.max_length, found._model.max_length) == (5, 5)
+    assert type(found).from_dict(found.to_dict()).max_length == 5
+    for name in ("model_name", "model_kwargs"):
+        with pytest.raises(UserInputError, match=f"`{name}` is that of the loaded model"):
+            setattr(found, name, getattr(found, name))
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_workers_of_a_pipeline_embed(embedding) -> None:
     from llama_index.core import Document
@@ -181,6 +196,7 @@ def test_what_cannot_be_obeyed_is_refused_by_name(integration, checkpoints) -> N
         ({"parallel_process": True}, "Pass `threads`"),
         ({"pooling": "cls"}, "TaskOptions"),
         ({"max_length": 1}, "`max_seq_length` must be above"),
+        ({"max_length": 8, "model_kwargs": {"max_seq_length": 10}}, "contradict each other"),
     ):
         with pytest.raises(UserInputError, match=message):
             integration.QdqbertEmbedding(folder, **options)
@@ -189,6 +205,7 @@ def test_what_cannot_be_obeyed_is_refused_by_name(integration, checkpoints) -> N
         ({"top_n": 0}, "`top_n` must be at least 1"),
         ({"top_n": 1.5}, "`top_n` must be a whole number"),
         ({"truncate_dim": 3}, "does not apply"),
+        ({"cross_encoder_kwargs": {"automodel_args": {"a": 1}}}, "`automodel_args={'a': 1}`"),
     ):
         with pytest.raises(UserInputError, match=message):
             integration.QdqbertRerank(reranker, **options)

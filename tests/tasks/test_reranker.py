@@ -52,7 +52,13 @@ def test_scores_are_those_of_the_cross_encoder(both) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"top_k": 2, "return_documents": True}, {"convert_to_tensor": True}]
+    "options",
+    [
+        {},
+        {"top_k": 2, "return_documents": True},
+        {"convert_to_tensor": True},
+        {"apply_softmax": True, "num_workers": 0, "activation_fct": torch.nn.Identity()},
+    ],
 )
 def test_documents_are_ranked_as_by_the_cross_encoder(both, options) -> None:
     model, theirs = both
@@ -73,6 +79,12 @@ def test_activations_can_be_those_of_torch(both, options) -> None:
     np.testing.assert_allclose(
         model.predict(PAIRS, **options), theirs.predict(PAIRS, **options), atol=1e-5
     )
+
+
+@pytest.mark.parametrize("inputs", ["ab", ["ab"], [PAIRS[0], "ab"], [{"text": "ab"}]])
+def test_a_text_is_no_pair(both, inputs) -> None:
+    with pytest.raises(UserInputError, match=r"has to be a pair of texts.* got str 'ab'"):
+        both[0].predict(inputs)
 
 
 def test_an_activation_that_is_not_known_is_refused(both) -> None:

@@ -12,10 +12,13 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 # Names of parameters in sentence-transformers before version 6, by the names of today.
-_OLD_NAMES = {"inputs": "sentences"}
+_OLD_NAMES = {"inputs": "sentences", "activation_fn": "activation_fct"}
 # Keywords that sentence-transformers and transformers take, and that change no result here: how
 # inputs are padded, and how the work is divided.
-_WITHOUT_EFFECT = {"inputs": ("padding", "num_workers", "pool", "chunk_size")}
+_WITHOUT_EFFECT = {
+    "inputs": ("padding", "num_workers", "pool", "chunk_size", "save_to_cpu"),
+    "documents": ("num_workers", "pool", "chunk_size", "apply_softmax"),
+}
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import temporary_folder
 
+IN_MEMORY = " (in memory)"
+"""End of the name of a model that was in memory."""
+
 _Item = TypeVar("_Item")
 _Given = TypeVar("_Given", contravariant=True)
 _Read = TypeVar("_Read", covariant=True)
@@ -172,7 +175,7 @@ def saved(value: Any, argument: str) -> Iterator[Any]:
         folder = str(root / Path(name).resolve().name)
         for each in parts:
             each.save_pretrained(folder, **_save_options(each))
-        yield SavedModel(folder=folder, name=f"{name} (in memory)")
+        yield SavedModel(folder=folder, name=f"{name}{IN_MEMORY}")
 
 
 def _parts(value: Any, argument: str) -> tuple[Any, ...]:

@@ -17,7 +17,8 @@ from typing import Any
 
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.common.objects import ModelLike
-from qdqbert.integrations.models import open_model
+from qdqbert.integrations.models import encode_options, joined, open_model
+from qdqbert.runtime.inputs import is_pair
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.pair_scores import PairScorer
 
@@ -54,7 +55,8 @@ class QdqbertEmbeddings(Embeddings):
                 or its name on the hub.
             model_kwargs: Options of `qdqbert.load`, such as `engine`, and `max_seq_length`,
                 `prompts` and `truncate_dim`, as `SentenceTransformer` has them.
-            encode_kwargs: Options of `Embedder.encode`, such as `normalize_embeddings`.
+            encode_kwargs: Options of `Embedder.encode`, such as `normalize_embeddings`. The result
+                is a list of numbers, whatever `convert_to_numpy` and `convert_to_tensor` say.
             query_encode_kwargs: The same for queries, instead of `encode_kwargs`.
             show_progress: Whether to show a bar on stderr.
             options: The same as `model_kwargs`.
@@ -63,10 +65,12 @@ class QdqbertEmbeddings(Embeddings):
             UserInputError: It is not an embedder, or an option cannot be obeyed.
             CheckpointError: See `qdqbert.load`.
         """
-        given = dict(**(model_kwargs or {}), **options)
+        given = joined(options, model_kwargs=model_kwargs)
         shared = {"show_progress_bar": show_progress}
-        self._encode_kwargs = {**shared, **(encode_kwargs or {})}
-        self._query_encode_kwargs = {**shared, **(query_encode_kwargs or encode_kwargs or {})}
+        documents = encode_options(encode_kwargs=encode_kwargs)
+        queries = encode_options(query_encode_kwargs=query_encode_kwargs)
+        self._encode_kwargs = {**shared, **documents}
+        self._query_encode_kwargs = {**shared, **(queries or documents)}
         wanted = "embeddings need an embedder"
         self.model = open_model(model_name, Embedder, "LangChain", wanted, given)
 
@@ -105,8 +109,7 @@ class QdqbertCrossEncoder(BaseCrossEncoder):
             UserInputError: It is for another task, or an option cannot be obeyed.
             CheckpointError: See `qdqbert.load`.
         """
-        given = dict(**(model_kwargs or {}), **options)
-        self._activation_fn = given.pop("activation_fn", None)
+        given = joined(options, model_kwargs=model_kwargs)
         wanted = "cross-encoders need a reranker"
         self.model = open_model(model_name, PairScorer, "LangChain", wanted, given)
         if self.model.num_labels > 2:
@@ -118,7 +121,17 @@ class QdqbertCrossEncoder(BaseCrossEncoder):
             )
 
     def score(self, text_pairs: list[tuple[str, str]]) -> list[float]:
-        """Return a score for each pair of a query and a document."""
-        scores = self.model.predict(text_pairs, activation_fn=self._activation_fn)
+        """Return a score for each pair of a query and a document.
+
+        Raises:
+            UserInputError: `text_pairs` is not a list of pairs of texts.
+        """
+        if is_pair(text_pairs):
+            raise UserInputError(
+                f"`text_pairs` must be a list of pairs, got one pair: {text_pairs!r:.60}. Pass it "
+                "in a list.",
+                argument="text_pairs",
+            )
+        scores = self.model.predict(text_pairs)
         found: list[float] = (scores if scores.ndim == 1 else scores[:, 1]).tolist()
         return found

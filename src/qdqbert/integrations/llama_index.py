@@ -19,7 +19,7 @@ from typing import Any
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.common.keywords import plain
 from qdqbert.common.objects import ModelLike
-from qdqbert.integrations.models import open_model
+from qdqbert.integrations.models import encode_options, joined, open_model
 from qdqbert.runtime.inputs import check_whole
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.reranking import Reranker
@@ -40,6 +40,7 @@ class _Component(BaseComponent):  # type: ignore[misc]
     """A component whose pickle loads the model again, without the callbacks of this process."""
 
     model_kwargs: dict[str, Any]
+    _model: Any = PrivateAttr()
 
     # LlamaIndex's methods take what cannot be pickled away from the object, and load models twice.
     def __getstate__(self) -> dict[str, Any]:
@@ -48,6 +49,19 @@ class _Component(BaseComponent):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         BaseModel.__setstate__(self, state)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("model", "model_name", "model_kwargs"):
+            raise UserInputError(
+                f"`{name}` is that of the loaded model. Make a new {type(self).__name__}.",
+                argument=name,
+            )
+        if name == "max_length":
+            self._model.max_seq_length = value
+            value = self._model.max_seq_length
+        if name == "encode_kwargs":
+            value = encode_options(encode_kwargs=value)
+        super().__setattr__(name, value)
 
 
 class QdqbertEmbedding(_Component, BaseEmbedding):  # type: ignore[misc]
@@ -107,10 +121,12 @@ class QdqbertEmbedding(_Component, BaseEmbedding):  # type: ignore[misc]
             UserInputError: It is not an embedder, or an option cannot be obeyed.
             CheckpointError: See `qdqbert.load`.
         """
-        given = dict(**(model_kwargs or {}), **options)
+        given = joined({"max_length": max_length, **options}, model_kwargs=model_kwargs)
+        own = encode_options(encode_kwargs=encode_kwargs)
         wanted = "embeddings need an embedder"
-        limited = {"max_length": max_length, **given}
-        model = open_model(model_name, Embedder, "LlamaIndex", wanted, limited)
+        model = open_model(model_name, Embedder, "LlamaIndex", wanted, given)
+        for each in ("max_length", "max_seq_length"):
+            given.pop(each, None)
         super().__init__(
             model_name=model.name,
             max_length=model.max_length,
@@ -119,7 +135,7 @@ class QdqbertEmbedding(_Component, BaseEmbedding):  # type: ignore[misc]
             normalize=normalize,
             embed_batch_size=plain(embed_batch_size),
             show_progress_bar=show_progress_bar,
-            encode_kwargs=dict(encode_kwargs or {}),
+            encode_kwargs=own,
             model_kwargs=given,
             callback_manager=callback_manager,
             num_workers=plain(num_workers),
@@ -180,6 +196,7 @@ class QdqbertRerank(_Component, BaseNodePostprocessor):  # type: ignore[misc]
         top_n: int = 2,
         keep_retrieval_score: bool = False,
         model_kwargs: Mapping[str, Any] | None = None,
+        cross_encoder_kwargs: Mapping[str, Any] | None = None,
         callback_manager: Any = None,
         **options: Any,
     ) -> None:
@@ -191,7 +208,9 @@ class QdqbertRerank(_Component, BaseNodePostprocessor):  # type: ignore[misc]
             top_n: Number of nodes to return.
             keep_retrieval_score: Whether the metadata of the nodes gets the score that they had,
                 as `retrieval_score`.
-            model_kwargs: Options of `qdqbert.load`, such as `engine`, and `max_length`.
+            model_kwargs: Options of `qdqbert.load`, such as `engine`, and `max_length`, `prompts`
+                and `activation_fn`, as `CrossEncoder` of sentence-transformers has them.
+            cross_encoder_kwargs: The same as `model_kwargs`.
             callback_manager: Callbacks of LlamaIndex.
             options: The same as `model_kwargs`.
 
@@ -201,9 +220,14 @@ class QdqbertRerank(_Component, BaseNodePostprocessor):  # type: ignore[misc]
         """
         top_n = plain(top_n)
         check_whole("top_n", top_n, at_least=1)
-        given = dict(**(model_kwargs or {}), **options)
+        given = joined(
+            options, model_kwargs=model_kwargs, cross_encoder_kwargs=cross_encoder_kwargs
+        )
         wanted = "postprocessor needs a reranker"
         reranker = open_model(model, Reranker, "LlamaIndex", wanted, given)
+        for each in given.keys() & {"activation_fn", "default_activation_function"}:
+            # A function of torch is no JSON.
+            given[each] = reranker.activation
         super().__init__(
             model=reranker.name,
             top_n=top_n,

@@ -7,25 +7,45 @@ from typing import Any, TypeVar
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import plain
-from qdqbert.common.objects import ModelLike
+from qdqbert.common.objects import IN_MEMORY, ModelLike
 from qdqbert.loading.load import load
+from qdqbert.runtime.inputs import described
 from qdqbert.runtime.model import Model
+from qdqbert.tasks.pair_scores import PairScorer
 
 _M = TypeVar("_M", bound=Model)
 
 _IN_FOLDER = "The folder has this setting. Leave it out."
+_BY_NAME = "Pass the model itself, or its folder, as the first argument."
 _CORES = "One process uses all cores. Pass `threads`."
-# Arguments of sentence-transformers that are attributes of a model.
-_SET = ("max_seq_length", "prompts", "default_prompt_name", "truncate_dim")
+_OF_TEXTS = "sentence_embedding"
+# Attributes of a model, by arguments of sentence-transformers.
+_SET: Mapping[str, str] = {
+    "activation_fn": "activation",
+    "default_activation_function": "activation",
+    "default_prompt_name": "default_prompt_name",
+    "max_length": "max_seq_length",
+    "max_seq_length": "max_seq_length",
+    "prompts": "prompts",
+    "truncate_dim": "truncate_dim",
+}
 # What to do instead, by arguments of sentence-transformers, LangChain and LlamaIndex.
 _ADVICE: Mapping[str, str] = {
+    "automodel_args": _IN_FOLDER,
     "backend": "Pass `engine`.",
     "cache_dir": "Set the environment variable HF_HUB_CACHE.",
     "cache_folder": "Set the environment variable HF_HUB_CACHE.",
+    "classifier_dropout": "It is for training. Leave it out.",
+    "config_args": _IN_FOLDER,
     "config_kwargs": _IN_FOLDER,
     "device": "Pass `provider` for another device than the CPU.",
+    "keep_in_fp32_modules": "Pass `quantize` a recipe that leaves them in float.",
     "local_files_only": "Set the environment variable HF_HUB_OFFLINE=1.",
+    "model": _BY_NAME,
+    "model_card_data": "It is for models that are saved. Leave it out.",
     "model_kwargs": _IN_FOLDER,
+    "model_name_or_path": _BY_NAME,
+    "modules": _BY_NAME,
     "multi_process": _CORES,
     "num_labels": _IN_FOLDER,
     "parallel_process": _CORES,
@@ -36,10 +56,61 @@ _ADVICE: Mapping[str, str] = {
     "target_devices": _CORES,
     "token": "Set the environment variable HF_TOKEN.",
     "tokenizer": _IN_FOLDER,
+    "tokenizer_args": _IN_FOLDER,
     "tokenizer_kwargs": _IN_FOLDER,
     "tokenizer_name": _IN_FOLDER,
     "use_auth_token": "Set the environment variable HF_TOKEN.",
 }
+
+
+def joined(options: Mapping[str, Any], **groups: Any) -> dict[str, Any]:
+    """Return the arguments of a call with those in its dicts, such as `model_kwargs`.
+
+    `None` is as good as not given, and numbers of NumPy become Python's.
+
+    Raises:
+        UserInputError: A group is not a dict with names, or an argument has two values.
+    """
+    found = {each: plain(value) for each, value in options.items()}
+    for name, group in groups.items():
+        given = {} if group is None else group
+        if not isinstance(given, Mapping) or not all(isinstance(each, str) for each in given):
+            raise UserInputError(
+                f"`{name}` must be a dict with the names of arguments, got {described(group)}.",
+                argument=name,
+            )
+        for each, value in given.items():
+            _check_same(found.get(each), plain(value), each, each, f" in `{name}`")
+            found[each] = plain(value) if found.get(each) is None else found[each]
+    return found
+
+
+def encode_options(**group: Any) -> dict[str, Any]:
+    """Return options of `encode` for embeddings that become lists of numbers.
+
+    Raises:
+        UserInputError: They are not a dict, or ask for something else than embeddings.
+    """
+    found = joined({}, **group)
+    wanted = found.pop("output_value", _OF_TEXTS)
+    if wanted != _OF_TEXTS:
+        (name,) = group
+        raise UserInputError(
+            f"`output_value={wanted!r:.100}` in `{name}`: the result is an embedding of each text. "
+            "Leave it out, or call `encode` of `qdqbert.load`.",
+            argument=name,
+        )
+    return {each: found[each] for each in found if not each.startswith("convert_to_")}
+
+
+def _check_same(one: Any, other: Any, name: str, again: str, place: str = "") -> None:
+    """Refuse two different values for one thing."""
+    if one is not None and other is not None and one != other:
+        raise UserInputError(
+            f"`{name}={one!r:.100}` and `{again}={other!r:.100}`{place} contradict each other. "
+            "Pass one of them.",
+            argument=name,
+        )
 
 
 def open_model(
@@ -54,13 +125,19 @@ def open_model(
         wanted: What its class needs, for errors.
         given: Options of `load`, and arguments of models in sentence-transformers. Those that ask
             for what is done anyway change nothing; `trust_remote_code` too, as no code of a
-            checkpoint is run.
+            checkpoint is run. Prompts are added to those of the folder, as there.
 
     Raises:
         UserInputError: The model is of another kind, or an argument cannot be obeyed.
         CheckpointError: See `qdqbert.load`.
     """
-    options = {each: plain(value) for each, value in given.items() if each != "trust_remote_code"}
+    if isinstance(name, str) and name.endswith(IN_MEMORY):
+        raise UserInputError(
+            f"`model_name={name!r}` was a model in memory, which is gone. Save it with "
+            "`save_pretrained`, with its tokenizer, and pass the folder.",
+            argument="model_name",
+        )
+    options = {each: value for each, value in given.items() if each != "trust_remote_code"}
     for each in _ADVICE.keys() & options.keys():
         value = options.pop(each)
         if value and (each, str(value)) != ("device", "cpu"):
@@ -69,8 +146,15 @@ def open_model(
                 f"{_ADVICE[each]}",
                 argument=each,
             )
-    names = {"max_length": "max_seq_length", **dict(zip(_SET, _SET, strict=True))}
-    changes = {each: options.pop(each, None) for each in names}
+    changes: dict[str, tuple[str, Any]] = {}
+    for each in [each for each in _SET if each in options]:
+        value = options.pop(each)
+        other, before = changes.get(_SET[each], (each, None))
+        _check_same(before, value, other, each)
+        if value is not None:
+            changes[_SET[each]] = each, value
+    if "prompts" in changes:
+        _check_prompts(changes["prompts"][1])
     model = load(name, **options)
     try:
         if not isinstance(model, kind):
@@ -79,16 +163,43 @@ def open_model(
                 f"{wanted}.",
                 argument="model_name",
             )
-        for each, value in changes.items():
-            if value is not None and not hasattr(model, names[each]):
+        for attribute, (each, value) in changes.items():
+            if not hasattr(model, attribute):
                 raise UserInputError(
                     f"`{each}={value!r:.100}` does not apply to {model.name!r}, a model for "
                     f"{model.task!r}. Leave it out.",
                     argument=each,
                 )
-            if value is not None:
-                setattr(model, names[each], value)
+            if attribute == "prompts":
+                own = vars(model)["prompts"]
+                value = own | {k: own.get(k, "") if v is None else v for k, v in value.items()}
+            setattr(model, attribute, value)
+        _check_default_prompt(model)
     except UserInputError:
         model.close()
         raise
     return model
+
+
+def _check_prompts(prompts: Any) -> None:
+    texts = [*prompts, *prompts.values()] if isinstance(prompts, Mapping) else [prompts, 0]
+    if not all(isinstance(each, str | None) for each in texts):
+        raise UserInputError(
+            "`prompts` must be a dict of texts by their names, as {'query': 'query: '}, got "
+            f"{described(prompts)}.",
+            argument="prompts",
+        )
+
+
+def _check_default_prompt(model: Any) -> None:
+    name = getattr(model, "default_prompt_name", None)
+    # These two are names in any embedder of sentence-transformers.
+    if name in ("query", "document") and not isinstance(model, PairScorer):
+        model.prompts.setdefault(name, "")
+    if name is not None and name not in model.prompts:
+        known = ", ".join(map(repr, model.prompts)) or "none"
+        raise UserInputError(
+            f"`default_prompt_name={name!r:.100}` is unknown; {model.name!r} has: {known}. Add it "
+            "to `prompts`.",
+            argument="default_prompt_name",
+        )

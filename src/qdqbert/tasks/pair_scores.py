@@ -19,6 +19,7 @@ from qdqbert.runtime.inputs import (
     Text,
     check_device,
     check_whole,
+    described,
     is_pair,
     listed,
     text_or_pair,
@@ -80,13 +81,13 @@ class _Score(Classify):
 
     def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
         """Return the model inputs of each pair."""
-        if not self.prompt:
-            return super().encode(items)
         return super().encode([self._prompted(text_or_pair(item)) for item in items])
 
     def _prompted(self, item: Text) -> Text:
         if isinstance(item, str):
-            return self.prompt + item
+            raise UserInputError(
+                f"Each input has to be a pair of texts, as (first, second); got {described(item)}."
+            )
         return self.prompt + item[0], item[1]
 
 
@@ -241,5 +242,10 @@ class PairScorer(Model):
 
     @property
     def activation(self) -> Activation:
-        """The function from logits to scores, unless a call names another."""
+        """The function from logits to scores, unless a call names another. It can be set."""
         return self._activation
+
+    @activation.setter
+    def activation(self, value: Any) -> None:
+        is_name = isinstance(value, str)
+        self._activation = self._chosen(value if is_name else None, None if is_name else value)
