@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+import re
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
@@ -110,3 +113,89 @@ def test_classes_whose_scores_round_to_one_are_in_the_order_of_their_logits(tiny
     close(classify(TEXTS, top_k=None), expected)
     close(classify(TEXTS, top_k=3), [each[:3] for each in expected])
     close(classify(TEXTS), [each[0] for each in expected])
+
+
+@pytest.fixture(scope="module")
+def folders(checkpoints, tiny_artifact):
+    heads = ("SequenceClassification", "TokenClassification", "MaskedLM")
+    made = {name: tiny_artifact(f"AutoModelFor{name}")[1] for name in heads}
+    return {**made, "float": checkpoints("classifier"), "encoder": checkpoints("sentence")}
+
+
+KINDS = ("SequenceClassification", "TokenClassification", "MaskedLM", "float", "encoder")
+
+
+@pytest.mark.parametrize("kind", ["float", "encoder"])
+@pytest.mark.parametrize("options", [{"precision": "float"}, {"target": "float"}])
+def test_options_of_load_are_served(folders, kind, options) -> None:
+    run = pipeline(folders[kind], check=False, threads=np.int64(1), **options)
+    with qdqbert.load(folders[kind], **options) as model:
+        ids = run.tokenizer(TEXTS[0], return_tensors="np")
+        expected = next(iter(model.forward(ids).values()))
+    found = run.model(**run.tokenizer(TEXTS[0], return_tensors="pt"))[0]
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [("engin", "engine"), ("precison", "precision"), ("batchsize", "batch_size"), ("bogus", None)],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_one(folders, kind, option, meant) -> None:
+    advice = f" Did you mean `{meant}`?" if meant else ""
+    message = f"pipeline() got an unexpected keyword argument {option!r}.{advice}"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        pipeline(folders[kind], **{option: 1})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("options", "is_obeyed"),
+    [
+        ({"device": "cpu", "device_map": "auto", "framework": "pt", "use_fast": True}, True),
+        ({"device": -1, "dtype": torch.float32, "trust_remote_code": True}, True),
+        ({"device": torch.device("cpu"), "torch_dtype": "auto", "model_kwargs": {}}, True),
+        ({"device": 0}, False),
+        ({"device": "cuda"}, False),
+        ({"device_map": "cuda"}, False),
+        ({"dtype": "float16"}, False),
+        ({"revision": "v2"}, False),
+        ({"tokenizer": "no-such-folder"}, False),
+    ],
+)
+def test_what_the_engine_decides_is_accepted_or_refused_by_name(
+    folders, kind, options, is_obeyed
+) -> None:
+    if is_obeyed:
+        assert pipeline(folders[kind], **options).device == torch.device("cpu")
+        return
+    [(name, value)] = options.items()
+    with pytest.raises(UserInputError, match=f"^`{name}={value!r}`") as caught:
+        pipeline(folders[kind], **options)
+    assert caught.value.argument == name
+
+
+def test_arguments_have_the_names_of_transformers(folders) -> None:
+    folder = folders["float"]
+    expected = pipeline(folder)(TEXTS)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for run in (
+        pipeline("sentiment-analysis", model=folder),
+        pipeline(model=folder, task="text-classification"),
+        pipeline(folder, tokenizer=tokenizer),
+        pipeline(folder, tokenizer=str(folder)),
+    ):
+        assert run(TEXTS) == expected
+    assert pipeline(folders["TokenClassification"], "ner").task == "token-classification"
+    with pytest.raises(UserInputError, match="`path` is missing"):
+        pipeline(task="ner")
+
+
+def test_the_encoder_of_a_classifier_makes_features(folders) -> None:
+    """As in transformers, for which a head is not needed."""
+    found = pipeline(folders["float"], "feature-extraction", precision="float")(TEXTS)
+    expected = transformers.pipeline(
+        "feature-extraction", str(folders["float"]), dtype=torch.float32, device="cpu"
+    )(TEXTS[:2])
+    for one, other in zip(found, expected, strict=False):
+        np.testing.assert_allclose(one, other, atol=1e-5)

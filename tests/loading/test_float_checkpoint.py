@@ -400,6 +400,7 @@ def test_digests_of_large_files_are_kept_until_they_change(tmp_path, monkeypatch
     [
         {"engine": "onnxruntime"},
         {"engine": "openvino"},
+        {"provider": "cpu"},
         {"target": "openvino"},
         {"engine": "native", "target": "float"},
     ],

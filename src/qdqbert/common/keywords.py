@@ -26,6 +26,13 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
+def unknown(keyword: str, function: str, known: Iterable[str]) -> TypeError:
+    """Return the error about a keyword that a function does not have, with the nearest one."""
+    meant = nearest(keyword, known)
+    advice = f" Did you mean `{meant}`?" if meant else ""
+    return TypeError(f"{function}() got an unexpected keyword argument {keyword!r}.{advice}")
+
+
 def plain(value: Any) -> Any:
     """Return a number of NumPy or torch as one of Python's, and other values as they are."""
     is_scalar = getattr(value, "shape", None) == () and callable(getattr(value, "item", None))
@@ -51,12 +58,7 @@ def suggest_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
             del kwargs[keyword]
         for keyword in kwargs:
             if keyword not in names:
-                meant = nearest(keyword, names)
-                advice = f" Did you mean `{meant}`?" if meant else ""
-                raise TypeError(
-                    f"{function.__qualname__.removesuffix('.__init__')}() got an unexpected "
-                    f"keyword argument {keyword!r}.{advice}"
-                )
+                raise unknown(keyword, function.__qualname__.removesuffix(".__init__"), names)
         values: Any = {name: plain(value) for name, value in kwargs.items()}
         given: Any = map(plain, args)
         return function(*given, **values)

@@ -165,6 +165,7 @@ def load(
             target=target,
             task=task,
             adapter=adapter,
+            provider=provider,
         )
     with showing(called, artifact.directory):
         config = artifact.read_config()
@@ -297,6 +298,7 @@ def open_folder(
     target: TargetName | None = None,
     task: TaskName | None = None,
     adapter: str | None = None,
+    provider: ProviderName | None = None,
 ) -> Artifact:
     """Return the folder that runs a model: of `quantize`, or of the cache for a float checkpoint.
 
@@ -308,6 +310,7 @@ def open_folder(
         target: As in `load`, and refused in the same way.
         task: As in `load`, without the check.
         adapter: As in `load`.
+        provider: As in `load`, and refused for a float checkpoint in INT8.
 
     Raises:
         CheckpointError: As in `load`.
@@ -333,7 +336,7 @@ def open_folder(
             str(path), weight_folders(folder, str(path), task=task), commit=folder.name
         )
     if is_float_checkpoint(folder):
-        _check_float(str(path), precision, engine, target)
+        _check_float(str(path), precision, engine=engine, target=target, provider=provider)
         with showing(str(path), folder):
             return open_float_checkpoint(
                 folder,
@@ -367,15 +370,17 @@ def open_folder(
     return open_artifact(folder)
 
 
-def _check_float(
-    name: str, precision: Precision, engine: EngineName | None, target: TargetName | None
-) -> None:
-    """Refuse engines and targets that a float checkpoint is not made for, before it is made."""
-    runs_on = "native" if precision == "int8" else "onnxruntime"
-    given = {"engine": engine not in (None, runs_on), "target": target not in _FLOAT_TARGETS}
-    argument = next((each for each, is_wrong in given.items() if is_wrong), None)
+def _check_float(name: str, precision: Precision, **given: str | None) -> None:
+    """Refuse options of `load` that a float checkpoint is not made for, before it is made."""
+    is_int8 = precision == "int8"
+    allowed: Mapping[str, tuple[str | None, ...]] = {
+        "engine": (None, "native" if is_int8 else "onnxruntime"),
+        "target": _FLOAT_TARGETS,
+        "provider": (None,) if is_int8 else (given["provider"],),
+    }
+    argument = next((each for each, values in allowed.items() if given[each] not in values), None)
     if argument is not None:
-        value = engine if argument == "engine" else target
+        value = given[argument]
         raise UserInputError(
             f"`{argument}={value!r}`: {name!r} is a float checkpoint, which runs in INT8 on engine "
             "'native', and as target 'float' on 'onnxruntime'. To run it otherwise, quantize it.",
