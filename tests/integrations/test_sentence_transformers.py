@@ -61,6 +61,49 @@ def test_an_embedder_has_the_options_of_encode(encoder) -> None:
     assert model.similarity(found, found).shape == (5, 5)
 
 
+@pytest.mark.parametrize("inputs", [TEXTS, TEXTS[0]])
+def test_all_outputs_of_encode_are_served(checkpoints, inputs) -> None:
+    model = integration.load(checkpoints("sentence"), precision="float")
+    theirs = library.SentenceTransformer(str(checkpoints("sentence")), device="cpu")
+    options = {"batch_size": 2, "prompt": "the "}
+    found, expected = (
+        each.encode(inputs, output_value=None, **options) for each in (model, theirs)
+    )
+    for one, other in zip(
+        *([each] if inputs is TEXTS[0] else each for each in (found, expected)), strict=True
+    ):
+        for name in ("sentence_embedding", "token_embeddings", "input_ids", "attention_mask"):
+            mask = other["attention_mask"].bool() if name == "token_embeddings" else ...
+            np.testing.assert_allclose(one[name][mask], other[name][mask], atol=1e-4)
+    found, expected = (
+        each.encode_query(inputs, output_value="token_embeddings", **options)
+        for each in (model, theirs)
+    )
+    for one, other in zip(
+        *([each] if inputs is TEXTS[0] else each for each in (found, expected)), strict=True
+    ):
+        assert type(one) is type(other)
+        np.testing.assert_allclose(one, other, atol=1e-4)
+    with pytest.raises(UserInputError, match="`output_value='states'` is unknown"):
+        model.encode(TEXTS, output_value="states")
+
+
+@pytest.mark.parametrize("inputs", ["ab", ("ab",), ["ab"], np.array(["ab"])])
+def test_a_text_is_no_pair(checkpoints, inputs) -> None:
+    with pytest.raises(UserInputError, match=r"has to be a .*pair.* got .*ab"):
+        integration.load(checkpoints("reranker"), check=False).predict(inputs)
+
+
+def test_old_arguments_of_rank_have_no_effect(checkpoints) -> None:
+    model = integration.load(checkpoints("reranker"), check=False)
+    options = {"apply_softmax": True, "num_workers": 0, "convert_to_tensor": True}
+    expected = model.rank("a dog", TEXTS, activation_fn=torch.nn.Identity())
+    found = model.rank("a dog", TEXTS, **options, activation_fct=torch.nn.Identity())
+    assert found == expected
+    with pytest.raises(TypeError, match="'other'"):
+        model.rank("a dog", TEXTS, other=3)
+
+
 def test_embeddings_are_near_those_of_the_checkpoint(encoder, quantized) -> None:
     made = quantized("sentence")
     theirs = library.SentenceTransformer(str(made.checkpoint), device="cpu").encode(TEXTS)

@@ -281,6 +281,16 @@ def test_an_unknown_similarity_is_refused(quantized, tmp_path) -> None:
         model.similarity([1.0], [1.0])
 
 
+def test_a_pool_of_processes_changes_nothing(plain) -> None:
+    _, model = plain
+    pool = model.start_multi_process_pool(["cpu", "cpu"])
+    found = model.encode(["a dog"], pool=pool, chunk_size=2)
+    np.testing.assert_array_equal(found, model.encode(["a dog"], device=["cpu", "cpu"]))
+    model.stop_multi_process_pool(pool)
+    with pytest.raises(UserInputError, match="takes no other device"):
+        model.start_multi_process_pool(["cuda:0"])
+
+
 def test_the_dimension_is_that_of_an_embedding(plain) -> None:
     vector = plain[1].encode("music")
     assert plain[1].get_embedding_dimension() == len(vector)

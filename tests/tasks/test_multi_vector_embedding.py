@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import sentence_transformers
+import torch
 from safetensors.numpy import load_file, save_file
 
 import qdqbert
@@ -212,6 +213,18 @@ def test_checkpoints_of_stanford_are_read_as_sentence_transformers_reads_them(
 def test_wrong_options_are_refused(model, options, message) -> None:
     with pytest.raises(UserInputError, match=message):
         model.encode(TEXTS, **options)
+
+
+@pytest.mark.parametrize("as_array", [np.asarray, torch.from_numpy])
+def test_pairs_are_compared_as_by_sentence_transformers(model, theirs, as_array) -> None:
+    queries, documents = model.encode_query(TEXTS), model.encode_document(TEXTS)
+    sides = [[as_array(each) for each in side] for side in (queries, documents)]
+    expected = theirs.similarity_pairwise(queries, documents)
+    np.testing.assert_allclose(model.similarity_pairwise(*sides), expected, rtol=1e-5)
+    one = model.similarity_pairwise(*(side[0] for side in sides))
+    np.testing.assert_allclose(one, expected[:1], rtol=1e-5)
+    with pytest.raises(UserInputError, match="`documents` must be as many as the others"):
+        model.similarity_pairwise(queries, documents[:1])
 
 
 def test_vectors_of_other_shapes_are_refused(model) -> None:

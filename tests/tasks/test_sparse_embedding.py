@@ -100,6 +100,63 @@ def test_words_and_similarities_are_those_of_sentence_transformers(model, theirs
     assert len(model.decode(found)[0]) == np.diff(found.indptr)[0]
 
 
+FORMS = {
+    "matrix": lambda model, texts: model.encode(texts),
+    "row": lambda model, texts: model.encode(texts)[0],
+    "rows": lambda model, texts: list(model.encode(texts)),
+    "array": lambda model, texts: model.encode(texts).to_dense(),
+    "row of an array": lambda model, texts: model.encode(texts).to_dense()[0],
+    "dense by option": lambda model, texts: model.encode(texts, convert_to_sparse_tensor=False),
+    "tensor": lambda model, texts: model.encode(texts, convert_to_tensor=True, save_to_cpu=True),
+    "row of a tensor": lambda model, texts: model.encode(texts, convert_to_tensor=True)[0],
+    "dense tensor": lambda model, texts: model.encode(
+        texts, convert_to_tensor=True, convert_to_sparse_tensor=False
+    ),
+    "list of tensors": lambda model, texts: list(model.encode(texts, convert_to_tensor=True)),
+    "csr": lambda model, texts: model.encode(texts, convert_to_tensor=True).to_sparse_csr(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:Sparse invariant checks")
+@pytest.mark.parametrize("form", FORMS)
+def test_embeddings_are_taken_in_each_form(model, theirs, form) -> None:
+    given, whole = FORMS[form](model, TEXTS), theirs.encode(TEXTS)
+    expected = whole[0] if "row " in f"{form} " else whole
+    np.testing.assert_allclose(
+        model.similarity(given, model.encode(TEXTS)), theirs.similarity(expected, whole), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        model.similarity_pairwise(given, given),
+        theirs.similarity_pairwise(expected, expected).to_dense(),
+        rtol=1e-4,
+    )
+    for found, wanted in (
+        (model.decode(given, 3), theirs.decode(expected, 3)),
+        (
+            model.decode(model.intersection(model.encode(TEXTS[0]), given), 3),
+            theirs.decode(theirs.intersection(whole[0], expected), 3),
+        ),
+    ):
+        names, weights = np.split(np.array(found, object), 2, axis=-1)
+        own_names, own_weights = np.split(np.array(wanted, object), 2, axis=-1)
+        assert names.tolist() == own_names.tolist()
+        np.testing.assert_allclose(weights.astype(float), own_weights.astype(float), rtol=1e-4)
+    assert model.sparsity(given) == pytest.approx(theirs.sparsity(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("wrong", ["a", None, 3, [[1], [1, 2]], np.zeros((1, 2, 3)), ["a"], {}])
+def test_what_is_no_embedding_is_refused_by_name(model, wrong) -> None:
+    found = model.encode(TEXTS)
+    for call in (model.decode, model.sparsity):
+        with pytest.raises(UserInputError, match="`embeddings` must be embeddings as `encode`"):
+            call(wrong)
+    for call in (model.similarity, model.similarity_pairwise):
+        with pytest.raises(UserInputError, match="`embeddings2` must be embeddings as `encode`"):
+            call(found, wrong)
+    with pytest.raises(UserInputError, match="`embeddings_1` must be embeddings as `encode`"):
+        model.intersection(wrong, found)
+
+
 def test_a_folder_may_compare_by_cosine(checkpoint_copy) -> None:
     folder = checkpoint_copy("sparse")
     path = folder / "config_sentence_transformers.json"
@@ -210,6 +267,10 @@ def test_embeddings_of_another_vocabulary_and_wrong_counts_are_refused(model) ->
         model.similarity(found, other)
     with pytest.raises(UserInputError, match="`top_k` must be at least 1, got 0"):
         model.decode(found, top_k=0)
+    with pytest.raises(UserInputError, match="`embeddings2` must be as many as the others, 5"):
+        model.similarity_pairwise(found, found[:2])
+    with pytest.raises(UserInputError, match="`embeddings_1` must be the embedding of one text"):
+        model.intersection(found, found)
     with pytest.raises(IndexError, match="5 embeddings, and none with number 5"):
         found.row(5)
 

@@ -18,7 +18,7 @@ import importlib.util
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.encoders.checkpoint.sentence import read_model_settings
@@ -109,15 +109,52 @@ class _EngineModule(InputModule):
 class QuantizedEncoder(_EngineModule):
     """Computes embeddings of texts."""
 
+    # Arguments of `encode` that sentence-transformers passes on to `forward`.
+    forward_kwargs = frozenset({"outputs"})  # type: ignore[assignment]  # it is only read
+
     def get_embedding_dimension(self) -> int:
         """Return the number of dimensions of an embedding."""
         return len(self.engine_model.encode("", prompt=""))
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Add the embeddings, float32 `(texts, dimensions)`."""
-        del kwargs
-        vectors = self.engine_model.encode(features["items"], prompt=features["prompt"])
-        return {**features, "sentence_embedding": torch.from_numpy(vectors)}
+        """Add the embeddings, float32 `(texts, dimensions)`.
+
+        If all `outputs` are asked for, there are also the token ids of the texts, and the states
+        of tokens, float32 `(texts, tokens, hidden)`.
+        """
+        model, texts, prompt = self.engine_model, features["items"], features["prompt"]
+        vectors = torch.from_numpy(model.encode(texts, prompt=prompt))
+        if not kwargs.get("outputs"):
+            return {**features, "sentence_embedding": vectors}
+        states = model.encode(texts, prompt=prompt, output_value="token_embeddings")
+        ids = model.tokenize([prompt + each for each in texts])
+        return {
+            **{name: torch.from_numpy(each) for name, each in ids.items()},
+            "token_embeddings": torch.nn.utils.rnn.pad_sequence(
+                list(map(torch.from_numpy, states)), batch_first=True
+            ),
+            "sentence_embedding": vectors,
+        }
+
+
+class _SentenceTransformer(SentenceTransformer):
+    """An embedder that computes the states of tokens only if they are asked for."""
+
+    @functools.wraps(SentenceTransformer.encode)
+    def encode(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Compute embeddings, or other outputs by `output_value`."""
+        encode, module = functools.partial(SentenceTransformer.encode, self), cast(Any, self[0])
+        given = inspect.signature(encode).bind_partial(*args, **kwargs).arguments
+        if given.get("output_value", "sentence_embedding") == "sentence_embedding":
+            return encode(*args, **kwargs)
+        known = "sentence_embedding", "token_embeddings", *module.engine_model.tokenize([]), None
+        if given["output_value"] not in known:
+            raise UserInputError(
+                f"`output_value={given['output_value']!r:.100}` is unknown. Known: "
+                f"{', '.join(map(str, known))}.",
+                argument="output_value",
+            )
+        return encode(*args, **kwargs, outputs=True)
 
 
 class QuantizedCrossEncoder(_EngineModule):
@@ -126,8 +163,9 @@ class QuantizedCrossEncoder(_EngineModule):
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Add the logits, float32 `(pairs, classes)`."""
         del kwargs
-        pairs = [tuple(each) for each in features["items"]]
-        found = self.engine_model.predict(pairs, prompt=features["prompt"], activation="none")
+        found = self.engine_model.predict(
+            features["items"], prompt=features["prompt"], activation="none"
+        )
         scores = torch.from_numpy(found)
         return {**features, "scores": scores if scores.dim() > 1 else scores[:, None]}
 
@@ -143,11 +181,16 @@ class _CrossEncoder(CrossEncoder):
 
     def rank(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Sort documents, those whose scores round to the same number by their logits."""
-        given = inspect.signature(CrossEncoder.rank).bind(self, *args, **kwargs)
+        if "activation_fct" in kwargs:
+            kwargs["activation_fn"] = kwargs.pop("activation_fct")
+        signature = inspect.signature(CrossEncoder.rank)
+        # Old arguments without effect, which sentence-transformers leaves out with a warning.
+        old = {each: kwargs.pop(each) for each in kwargs.keys() - signature.parameters.keys()}
+        given = signature.bind(self, *args, **kwargs)
         top_k = given.arguments.pop("top_k", None)
         function: Any = given.arguments.get("activation_fn") or self.activation_fn
         given.arguments["activation_fn"] = torch.nn.Identity()
-        found: list[Any] = CrossEncoder.rank(*given.args, **given.kwargs)
+        found: list[Any] = CrossEncoder.rank(*given.args, **given.kwargs, **old)
         logits = torch.tensor([[each["score"]] for each in found])
         for each, score in zip(found, function(logits).flatten().tolist(), strict=True):
             each["score"] = score
@@ -179,7 +222,7 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
     model: Any = inference.load(path, **options)
     settings = read_model_settings(model.directory)
     if isinstance(model, Embedder):
-        encoder: SentenceTransformer = SentenceTransformer(
+        encoder: SentenceTransformer = _SentenceTransformer(
             modules=[QuantizedEncoder(model)],
             device="cpu",
             prompts=dict(settings.prompts),

@@ -146,9 +146,10 @@ def check_device(value: Any) -> None:
     """Check the argument `device` of calls, which code for sentence-transformers passes.
 
     Raises:
-        UserInputError: It is neither `None` nor the CPU.
+        UserInputError: It is neither `None` nor the CPU, once or in a list.
     """
-    if value is not None and str(value) != "cpu":
+    devices = value if isinstance(value, list | tuple) else [value]
+    if any(each is not None and str(each) != "cpu" for each in devices):
         raise UserInputError(
             f"`device={value!s:.100}`: a model runs where it was loaded, and takes no other device "
             "in a call. Leave it out.",

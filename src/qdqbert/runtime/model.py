@@ -22,7 +22,7 @@ from qdqbert.data.tokenizing.encoding import Encoded, Inputs, feature_of, make_b
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.engines.runner import Outputs
 from qdqbert.runtime.artifact import Artifact
-from qdqbert.runtime.inputs import check_whole, listed, located, text_or_pair
+from qdqbert.runtime.inputs import check_device, check_whole, listed, located, text_or_pair
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import Done, EncodedItem, Job, Scheduler
@@ -160,6 +160,21 @@ class Model:
     def device(self) -> str:
         """The device of the results, as torch names it."""
         return "cpu"
+
+    def start_multi_process_pool(self, target_devices: Any = None) -> dict[str, Any]:
+        """Return a pool without processes, for code for sentence-transformers.
+
+        Calls take it as `pool`. It changes nothing: the threads of a model use all cores.
+
+        Raises:
+            UserInputError: `target_devices` has another device than the CPU.
+        """
+        check_device(target_devices)
+        return {"input": None, "output": None, "processes": []}
+
+    @staticmethod
+    def stop_multi_process_pool(pool: Any) -> None:
+        """Do nothing: the pool has no processes."""
 
     def _cutting(self, limit: int, argument: str) -> Tokenizer:
         """Return the tokenizer with another limit in tokens.

@@ -39,6 +39,7 @@ from qdqbert.tasks.prompts import (
     Prompted,
     PromptedModel,
     Texts,
+    check_as_many,
     check_kind,
     first_prompt,
 )
@@ -263,6 +264,25 @@ class MultiVectorEmbedder(PromptedModel[Any]):
             )
         return max_sim(*sides, is_mean=self.similarity_fn_name == "meanmaxsim")
 
+    def similarity_pairwise(self, queries: Many, documents: Many) -> NDArray[np.float32]:
+        """Compare each query with the document in its place; see `similarity`.
+
+        Args:
+            queries: Vectors of queries.
+            documents: Vectors of as many documents.
+
+        Returns:
+            float32 `(queries,)`.
+
+        Raises:
+            UserInputError: The numbers differ, or as in `similarity`.
+        """
+        one, other = _listed(queries, "queries"), _listed(documents, "documents")
+        check_as_many(one, other, "documents")
+        return np.array(
+            [self.similarity([a], [b])[0, 0] for a, b in zip(one, other, strict=True)], np.float32
+        )
+
     @suggest_keywords
     def rank(
         self,
@@ -432,7 +452,7 @@ def _skipped_ids(rules: TokenRules, tokenizer: Tokenizer) -> NDArray[np.int64]:
 
 def _listed(given: Any, name: str) -> list[Vectors]:
     """Return the vectors of texts as a list of arrays, which has one array for a single text."""
-    is_one = isinstance(given, np.ndarray) and given.ndim == 2
+    is_one = getattr(given, "ndim", None) == 2
     found = [np.asarray(each, np.float32) for each in ([given] if is_one else given)]
     if wrong := [each.shape for each in found if each.ndim != 2]:
         raise UserInputError(

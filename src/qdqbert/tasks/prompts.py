@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -141,6 +141,16 @@ def check_kind(task: Any) -> None:
     if task not in (None, *get_args(Kind)):
         raise UserInputError(
             f"`task={task!r}` is unknown. Known: {', '.join(get_args(Kind))}.", argument="task"
+        )
+
+
+def check_as_many(one: Sized, other: Sized, argument: str) -> None:
+    """Refuse embeddings that are compared in pairs, and are not as many."""
+    if len(one) != len(other):
+        raise UserInputError(
+            f"`{argument}` must be as many as the others, {len(one)}, to be compared with them in "
+            f"pairs; got {len(other)}.",
+            argument=argument,
         )
 
 

@@ -30,18 +30,21 @@ from qdqbert.runtime.inputs import (
     check_device,
     check_text,
     check_whole,
+    described,
     listed_texts,
 )
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem, Job
+from qdqbert.runtime.tensors import converted
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION
 from qdqbert.tasks.prompts import (
     CallOptions,
     Prompted,
     PromptedModel,
     Texts,
+    check_as_many,
     check_kind,
 )
 from qdqbert.tasks.task import Prediction
@@ -175,6 +178,59 @@ def stack_vectors(vectors: Sequence[SparseVector], dimensions: int) -> SparseEmb
     )
 
 
+def as_matrix(given: Any, argument: str, dimensions: int) -> SparseEmbeddings:
+    """Return embeddings of any form as a matrix.
+
+    Args:
+        given: The result of `encode` or of sentence-transformers, one embedding of it, a sparse or
+            dense tensor of torch or an array, `(texts, words)` or `(words,)`, or a list of these.
+        argument: Name of the parameter, for errors.
+        dimensions: Number of words of the vocabulary, which a `SparseVector` does not say.
+
+    Raises:
+        UserInputError: They are something else.
+    """
+    if isinstance(given, SparseEmbeddings):
+        return given
+    if isinstance(given, SparseVector):
+        return stack_vectors([given], dimensions)
+    if isinstance(given, list) and all(_is_one(each) for each in given):
+        rows = [as_matrix(each, argument, dimensions) for each in given]
+        widths = {each.dimensions for each in rows} or {dimensions}
+        if len(widths) == 1:
+            return stack_vectors([each.row(0) for each in rows], *widths)
+    try:
+        if hasattr(given, "to_sparse"):
+            tensor = given.detach().cpu().float().to_sparse().coalesce()
+            shape, places, values = tensor.shape, tensor.indices().numpy(), tensor.values().numpy()
+        else:
+            dense = np.asarray(given, np.float32)
+            shape, places = dense.shape, np.array(dense.nonzero())
+            values = dense[tuple(places)]
+    except (TypeError, ValueError):
+        shape = ()
+    if len(shape) not in (1, 2):
+        raise UserInputError(
+            f"`{argument}` must be embeddings as `encode` returns them, or a tensor or an array "
+            f"`(texts, words)`, got {described(given)}.",
+            argument=argument,
+        )
+    count, width = (1, *shape)[-2:]
+    places = places[:, values != 0]
+    counts = np.bincount(places[0], minlength=count) if len(shape) == 2 else [places.shape[1]]
+    return SparseEmbeddings(
+        indptr=np.cumsum([0, *counts], dtype=np.int64),
+        indices=places[-1].astype(np.int32),
+        values=values[values != 0],
+        dimensions=width,
+    )
+
+
+def _is_one(given: Any) -> bool:
+    """Return whether it is the embedding of one text."""
+    return isinstance(given, SparseVector) or getattr(given, "ndim", None) == 1
+
+
 def largest_weights(
     indices: NDArray[np.integer[Any]], values: Floats, count: int | None
 ) -> SparseVector:
@@ -292,6 +348,16 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
         **options: Unpack[EncodeOptions],
     ) -> Tensor: ...
 
+    @overload
+    def encode(
+        self,
+        inputs: Texts,
+        *,
+        convert_to_tensor: bool = False,
+        convert_to_sparse_tensor: bool,
+        **options: Unpack[EncodeOptions],
+    ) -> Any: ...
+
     @suggest_keywords
     def encode(
         self,
@@ -304,6 +370,7 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
         task: Kind | None = None,
         max_active_dims: int | None = None,
         convert_to_tensor: bool = False,
+        convert_to_sparse_tensor: bool = True,
         device: str | None = None,
     ) -> Any:
         """Compute sparse embeddings, as `SparseEncoder.encode` of sentence-transformers does.
@@ -320,7 +387,9 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
                 no model.
             max_active_dims: Most words of a text that have a weight: the largest weights are kept.
                 The folder's setting by default, or all.
-            convert_to_tensor: Whether the result is a sparse tensor of torch.
+            convert_to_tensor: Whether the result is a tensor of torch.
+            convert_to_sparse_tensor: Whether the result is sparse. Otherwise it is an array or a
+                tensor with all words, float32 `(texts, words)`.
             device: Has no effect, and can be "cpu" only.
 
         Returns:
@@ -343,38 +412,42 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
         texts = [inputs] if isinstance(inputs, str) else listed_texts(inputs, "inputs")
         vectors = self._all(job, texts, progress=progress_of(bool(show_progress_bar)))
         found = stack_vectors(vectors, self.dimensions)
+        if not convert_to_sparse_tensor:
+            dense = found.to_dense()
+            return converted(dense, convert_to_numpy=True, convert_to_tensor=convert_to_tensor)
         return found.to_tensor() if convert_to_tensor else found
 
     @suggest_keywords
-    def decode(
-        self, embeddings: SparseEmbeddings, *, top_k: int | None = None
-    ) -> list[list[tuple[str | None, float]]]:
+    def decode(self, embeddings: Any, top_k: int | None = None) -> list[Any]:
         """Return the words of embeddings with their weights, the largest first.
 
         Args:
-            embeddings: Embeddings of this model.
+            embeddings: Embeddings of this model, as `similarity` takes them.
             top_k: Most words of each; `None` for all.
 
         Returns:
             For each embedding, pairs of a token of the vocabulary and its weight. The token is
-            `None` for an id that is not in the vocabulary of the tokenizer.
+            `None` for an id that is not in the vocabulary of the tokenizer. For one embedding, as
+            `encode(texts)[0]`, its pairs alone.
 
         Raises:
-            UserInputError: `top_k` is below 1.
+            UserInputError: `top_k` is below 1, or `embeddings` is something else.
         """
         check_whole("top_k", top_k, at_least=1)
         decoded = []
-        for row in embeddings:
+        for row in as_matrix(embeddings, "embeddings", self.dimensions):
             order = np.argsort(-row.values, kind="stable")[:top_k]
             tokens = self._loaded.tokenizer.tokens(row.indices[order].tolist())
             decoded.append(list(zip(tokens, row.values[order].tolist(), strict=True)))
-        return decoded
+        return decoded[0] if _is_one(embeddings) else decoded
 
-    def similarity(self, embeddings1: SparseEmbeddings, embeddings2: SparseEmbeddings) -> Floats:
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Floats:
         """Compare all pairs of embeddings, as `SparseEncoder.similarity` does.
 
         Args:
-            embeddings1: Embeddings of this model, of queries for example.
+            embeddings1: Embeddings of this model, of queries for example: what `encode` returns,
+                one embedding of it, a tensor of torch or an array `(texts, words)`, or a list of
+                embeddings.
             embeddings2: The same, of documents.
 
         Returns:
@@ -384,18 +457,13 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
         Raises:
             UserInputError: The numbers of dimensions differ, or the folder's function is another.
         """
-        if embeddings1.dimensions != embeddings2.dimensions:
-            raise UserInputError(
-                "`embeddings1` and `embeddings2` must have the same number of dimensions; got "
-                f"{embeddings1.dimensions} and {embeddings2.dimensions}.",
-                argument="embeddings2",
-            )
-        products = embeddings1.dot(embeddings2)
+        one, other = self._both(embeddings1=embeddings1, embeddings2=embeddings2)
+        products = one.dot(other)
         match self.similarity_fn_name:
             case "dot":
                 return products
             case "cosine":
-                lengths = np.outer(embeddings1.lengths(), embeddings2.lengths())
+                lengths = np.outer(one.lengths(), other.lengths())
                 return np.asarray(products / np.maximum(lengths, 1e-12), np.float32)
             case name:
                 raise UserInputError(
@@ -403,6 +471,79 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
                     "config_sentence_transformers.json is not supported for sparse embeddings. "
                     "Known: dot, cosine."
                 )
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Floats:
+        """Compare embeddings with those in the same places; see `similarity`.
+
+        Args:
+            embeddings1: Embeddings of this model.
+            embeddings2: As many others.
+
+        Returns:
+            float32 `(texts,)`.
+
+        Raises:
+            UserInputError: The numbers differ, or as in `similarity`.
+        """
+        one, other = self._both(embeddings1=embeddings1, embeddings2=embeddings2)
+        check_as_many(one, other, "embeddings2")
+        pairs = zip(one, other, strict=True)
+        return np.array([self.similarity(a, b)[0, 0] for a, b in pairs], np.float32)
+
+    def intersection(self, embeddings_1: Any, embeddings_2: Any) -> SparseVector | SparseEmbeddings:
+        """Return the products of the weights that two texts share, if they are above 0.
+
+        Args:
+            embeddings_1: Embedding of one text.
+            embeddings_2: Embeddings as `similarity` takes them.
+
+        Returns:
+            A row for each of `embeddings_2`; a `SparseVector` for one, as `encode(texts)[0]`.
+
+        Raises:
+            UserInputError: `embeddings_1` has several texts, or the numbers of dimensions differ.
+        """
+        one, other = self._both(embeddings_1=embeddings_1, embeddings_2=embeddings_2)
+        if len(one) != 1:
+            raise UserInputError(
+                f"`embeddings_1` must be the embedding of one text, got {len(one)}.",
+                argument="embeddings_1",
+            )
+        (weights,) = one.to_dense()
+        shared = [
+            largest_weights(each.indices, np.maximum(weights[each.indices] * each.values, 0), None)
+            for each in other
+        ]
+        return shared[0] if _is_one(embeddings_2) else stack_vectors(shared, other.dimensions)
+
+    def sparsity(self, embeddings: Any) -> dict[str, float]:
+        """Return the mean number of words with a weight, and the mean share of those without.
+
+        Args:
+            embeddings: Embeddings as `similarity` takes them.
+
+        Returns:
+            `active_dims` and `sparsity_ratio`.
+
+        Raises:
+            UserInputError: `embeddings` is something else.
+        """
+        found = as_matrix(embeddings, "embeddings", self.dimensions)
+        active = len(found.values) / max(len(found), 1)
+        return {"active_dims": active, "sparsity_ratio": 1 - active / max(found.dimensions, 1)}
+
+    def _both(self, **given: Any) -> list[SparseEmbeddings]:
+        """Return two arguments as matrices with the same number of dimensions."""
+        found = [as_matrix(each, name, self.dimensions) for name, each in given.items()]
+        one, other = (each.dimensions for each in found)
+        if one != other:
+            names = list(given)
+            raise UserInputError(
+                f"`{names[0]}` and `{names[1]}` must have the same number of dimensions; got {one} "
+                f"and {other}.",
+                argument=names[1],
+            )
+        return found
 
     @suggest_keywords
     def job(
