@@ -76,6 +76,13 @@ def test_a_default_prompt_by_name_is_that_of_the_documents(checkpoints) -> None:
     np.testing.assert_array_equal(found.model.encode(["a"]), expected)
 
 
+def test_one_text_and_a_list_are_not_mixed_up(checkpoints) -> None:
+    found = integration.QdqbertEmbeddings(checkpoints("sentence"), check=False)
+    for call, wrong in ((found.embed_documents, "a"), (found.embed_query, ["a"])):
+        with pytest.raises(UserInputError, match="has to be a"):
+            call(wrong)
+
+
 def test_a_vector_store_finds_the_nearest_text(prompted) -> None:
     from langchain_core.vectorstores import InMemoryVectorStore
 

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+import scipy.sparse
 import sentence_transformers
 import torch
 import transformers
@@ -113,6 +114,8 @@ FORMS = {
         texts, convert_to_tensor=True, convert_to_sparse_tensor=False
     ),
     "list of tensors": lambda model, texts: list(model.encode(texts, convert_to_tensor=True)),
+    "list of matrices": lambda model, texts: tuple(map(model.encode, texts)),
+    "scipy": lambda model, texts: scipy.sparse.coo_array(model.encode(texts).to_dense()),
     "csr": lambda model, texts: model.encode(texts, convert_to_tensor=True).to_sparse_csr(),
 }
 

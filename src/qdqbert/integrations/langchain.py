@@ -18,7 +18,7 @@ from typing import Any
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.common.objects import ModelLike
 from qdqbert.integrations.models import encode_options, joined, open_model
-from qdqbert.runtime.inputs import is_pair
+from qdqbert.runtime.inputs import check_text, is_pair, listed_texts
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.pair_scores import PairScorer
 
@@ -75,13 +75,23 @@ class QdqbertEmbeddings(Embeddings):
         self.model = open_model(model_name, Embedder, "LangChain", wanted, given)
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Return an embedding for each text."""
-        found: list[list[float]] = self.model.encode_document(texts, **self._encode_kwargs).tolist()
+        """Return an embedding for each text.
+
+        Raises:
+            UserInputError: `texts` is not a list of texts.
+        """
+        given = listed_texts(texts, "texts", takes_one=False)
+        found: list[list[float]] = self.model.encode_document(given, **self._encode_kwargs).tolist()
         return found
 
     def embed_query(self, text: str) -> list[float]:
-        """Return the embedding of a query."""
-        found: list[float] = self.model.encode_query(text, **self._query_encode_kwargs).tolist()
+        """Return the embedding of a query.
+
+        Raises:
+            UserInputError: `text` is not a text.
+        """
+        given = check_text(text)
+        found: list[float] = self.model.encode_query(given, **self._query_encode_kwargs).tolist()
         return found
 
 

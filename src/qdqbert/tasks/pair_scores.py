@@ -81,7 +81,7 @@ class _Score(Classify):
 
     def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
         """Return the model inputs of each pair."""
-        return super().encode([self._prompted(text_or_pair(item)) for item in items])
+        return TextEncoder.encode(self, [self._prompted(text_or_pair(item)) for item in items])
 
     def _prompted(self, item: Text) -> Text:
         if isinstance(item, str):

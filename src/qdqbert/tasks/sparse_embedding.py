@@ -182,8 +182,9 @@ def as_matrix(given: Any, argument: str, dimensions: int) -> SparseEmbeddings:
     """Return embeddings of any form as a matrix.
 
     Args:
-        given: The result of `encode` or of sentence-transformers, one embedding of it, a sparse or
-            dense tensor of torch or an array, `(texts, words)` or `(words,)`, or a list of these.
+        given: The result of `encode` or of sentence-transformers, one embedding of it, a tensor of
+            torch, a matrix of SciPy or an array, sparse or dense, `(texts, words)` or `(words,)`,
+            or a list of these.
         argument: Name of the parameter, for errors.
         dimensions: Number of words of the vocabulary, which a `SparseVector` does not say.
 
@@ -194,15 +195,20 @@ def as_matrix(given: Any, argument: str, dimensions: int) -> SparseEmbeddings:
         return given
     if isinstance(given, SparseVector):
         return stack_vectors([given], dimensions)
-    if isinstance(given, list) and all(_is_one(each) for each in given):
+    if isinstance(given, list | tuple) and all(map(_is_embedding, given)):
         rows = [as_matrix(each, argument, dimensions) for each in given]
         widths = {each.dimensions for each in rows} or {dimensions}
         if len(widths) == 1:
-            return stack_vectors([each.row(0) for each in rows], *widths)
+            return stack_vectors([vector for each in rows for vector in each], *widths)
     try:
         if hasattr(given, "to_sparse"):
             tensor = given.detach().cpu().float().to_sparse().coalesce()
             shape, places, values = tensor.shape, tensor.indices().numpy(), tensor.values().numpy()
+        elif hasattr(given, "tocsr"):
+            matrix = given.tocsr(copy=True)
+            matrix.sum_duplicates()
+            made = matrix.tocoo()
+            shape, places, values = made.shape, np.array([made.row, made.col]), made.data
         else:
             dense = np.asarray(given, np.float32)
             shape, places = dense.shape, np.array(dense.nonzero())
@@ -221,9 +227,13 @@ def as_matrix(given: Any, argument: str, dimensions: int) -> SparseEmbeddings:
     return SparseEmbeddings(
         indptr=np.cumsum([0, *counts], dtype=np.int64),
         indices=places[-1].astype(np.int32),
-        values=values[values != 0],
+        values=values[values != 0].astype(np.float32),
         dimensions=width,
     )
+
+
+def _is_embedding(given: Any) -> bool:
+    return isinstance(given, SparseEmbeddings) or _is_one(given)
 
 
 def _is_one(given: Any) -> bool:
