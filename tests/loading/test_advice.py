@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ import torch
 import transformers
 
 import qdqbert
-from qdqbert.common.errors import CheckpointError, QdqBertError, UserInputError
+from qdqbert.common.errors import CheckpointError, DataFileError, QdqBertError, UserInputError
+from qdqbert.data.rows.lines import read_records
+from qdqbert.data.tables.inputs import open_source
 from qdqbert.encoders.checkpoint.load import load_checkpoint
+from qdqbert.graphs.imported.onnx_file import load_graph
 
 TEXTS = ["the old house", "a good book"]
 
@@ -188,6 +192,69 @@ def test_a_vocabulary_that_was_cut_off_is_logged(save_tiny, tmp_path, caplog, is
         assert [str(folder) in each and said in each for each in warnings] == [True] * is_cut
     notices = load_checkpoint(str(folder)).notices
     assert any(said in each for each in notices) == is_cut
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+IS_POINTER = "is a pointer of Git LFS.*`git lfs install && git lfs pull`"
+
+
+@pytest.mark.parametrize("call", [qdqbert.load, lambda folder: load_checkpoint(str(folder))])
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("model.safetensors", None),
+        ("pytorch_model.bin", "model.safetensors"),
+        ("config.json", None),
+        ("tokenizer.json", None),
+        ("tokenizer_config.json", None),
+    ],
+)
+def test_a_pointer_of_git_lfs_is_named_in_a_checkpoint(
+    checkpoint_copy, call, name, instead
+) -> None:
+    folder = checkpoint_copy("classifier")
+    if instead:
+        (folder / instead).unlink()
+    (folder / name).write_text(POINTER)
+    with pytest.raises(CheckpointError, match=f"{name}' {IS_POINTER}"):
+        call(folder)
+
+
+def test_a_pointer_to_a_vocabulary_is_named(checkpoint_copy) -> None:
+    folder = checkpoint_copy("classifier")
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text(POINTER)
+    with pytest.raises(CheckpointError, match=f"vocab.txt' {IS_POINTER}"):
+        load_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("has_checksums", [True, False])
+@pytest.mark.parametrize("engine", ["native", "onnxruntime", "openvino"])
+def test_a_pointer_is_named_in_a_quantized_folder(
+    quantized, tmp_path, engine, has_checksums
+) -> None:
+    folder = shutil.copytree(quantized("sentence").directory, tmp_path / "int8")
+    if not has_checksums:
+        (folder / "SHA256SUMS").unlink()
+    for each in (*folder.rglob("*.onnx"), *folder.rglob("*.safetensors")):
+        each.write_text(POINTER)
+    with pytest.raises(CheckpointError, match=IS_POINTER):
+        qdqbert.load(folder, engine=engine).encode(TEXTS)
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.tsv", "d.txt", "d.jsonl", "d.parquet", "d.txt.gz"])
+def test_a_pointer_is_named_in_data(tmp_path, name) -> None:
+    data = tmp_path / name
+    data.write_text(POINTER)
+    for read in (read_records, lambda path: open_source(path).rows()):
+        with pytest.raises(DataFileError, match=f"{name}' {IS_POINTER}"):
+            list(read(str(data)))
+
+
+def test_a_pointer_is_named_instead_of_a_graph(tmp_path) -> None:
+    (tmp_path / "m.onnx").write_text(POINTER)
+    with pytest.raises(UserInputError, match=IS_POINTER):
+        load_graph(tmp_path / "m.onnx")
 
 
 def test_a_huge_weight_is_named_by_transformers_models_too(checkpoint_copy) -> None:

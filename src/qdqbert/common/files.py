@@ -17,8 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.common.errors import UserInputError
+from qdqbert.common.errors import CheckpointError, UserInputError
 
+# The first bytes of a file that stands for one which Git LFS has not downloaded.
+_POINTER = "version https://git-lfs"
 MEMORY = Path("/dev/shm")
 """The folder that Linux keeps in memory."""
 
@@ -136,6 +138,34 @@ def followed(path: Path) -> Path:
     """Return the target of a symbolic link, and the folder that `.` or `..` stands for."""
     is_indirect = path.is_symlink() or path.name in ("", "..")
     return Path(os.path.realpath(path)) if is_indirect else path
+
+
+def refuse_pointer(path: str | Path, kind: type[UserInputError] = CheckpointError) -> None:
+    """Refuse a file that Git LFS has not downloaded; nothing is said of one that is not there.
+
+    Raises:
+        UserInputError: It is a pointer to the file. The error is of the class `kind`.
+    """
+    try:
+        if not Path(path).is_file():
+            return
+        with open(path, "rb") as file:
+            start = file.read(len(_POINTER))
+    except (OSError, ValueError):
+        # Who reads the file says so.
+        return
+    refuse_pointer_text(start.decode(errors="replace"), path, kind)
+
+
+def refuse_pointer_text(
+    text: str, name: str | Path, kind: type[UserInputError] = CheckpointError
+) -> None:
+    """Refuse the start of a file that Git LFS has not downloaded; see `refuse_pointer`."""
+    if text.startswith(_POINTER):
+        raise kind(
+            f"{str(name)!r} is a pointer of Git LFS: the file itself was not downloaded. Run "
+            "`git lfs install && git lfs pull` in its repository."
+        )
 
 
 def digest_of(path: Path) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.common.errors import CheckpointError
+from qdqbert.common.files import refuse_pointer, refuse_pointer_text
 
 # The largest vocabularies of today are files of 35 MB.
 _LARGEST_FILE = 100_000_000
@@ -80,6 +81,7 @@ def parse_json(text: str, name: str | Path, *, unique: bool = True) -> Any:
     except UnicodeEncodeError as error:
         raise damaged(name, "it has a character that is no character of Unicode") from error
     except ValueError as error:
+        refuse_pointer_text(text, name)
         raise damaged(name, f"it is not JSON ({error})") from error
     return content
 
@@ -103,7 +105,12 @@ def repeated(names: Sequence[str]) -> str | None:
 
 
 def damaged(name: str | Path, reason: str) -> CheckpointError:
-    """Return the error about a file of a folder."""
+    """Return the error about a file of a folder.
+
+    Raises:
+        CheckpointError: Git LFS has not downloaded the file.
+    """
+    refuse_pointer(name)
     return CheckpointError(
         f"{str(name)!r} is damaged: {reason}. Restore the file, or make the folder again."
     )

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError
+from qdqbert.common.files import refuse_pointer
 from qdqbert.common.json_files import Fields
 from qdqbert.common.safetensors_header import are_sizes, read_header
 from qdqbert.encoders.torch_file import read_torch
@@ -82,6 +83,7 @@ def read_tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any] | None]]:
     Raises:
         CheckpointError: The file is missing or damaged, or has more than tensors.
     """
+    refuse_pointer(path)
     try:
         data = np.asarray(np.memmap(path, np.uint8, mode="r"))
     except (OSError, ValueError) as error:

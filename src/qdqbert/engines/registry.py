@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qdqbert.common.choices import ENGINE_NAMES, EngineName
 from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.common.files import refuse_pointer
 from qdqbert.engines.providers import check_provider
 from qdqbert.engines.runner import Runner
 
@@ -137,6 +138,8 @@ def open_runner(
         MissingExtraError: The engine or the provider is not installed.
     """
     check_engine(engine, provider=provider, kernel=kernel)
+    for each in (model, model.with_name(f"{model.name}.data")):
+        refuse_pointer(each)
     if engine == "native":
         return _open_native(model, threads=threads, streams=streams, kernel=kernel)
     if engine == "onnxruntime":

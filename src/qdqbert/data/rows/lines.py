@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qdqbert.common.errors import DataFileError
+from qdqbert.common.files import refuse_pointer
 from qdqbert.data.tables.lines import bad_byte, json_value, kind_of, numbered_lines
 from qdqbert.data.tables.parquet import read_parquet
 from qdqbert.data.tables.rows import Row
@@ -58,6 +59,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
     Raises:
         DataFileError: The file cannot be opened, or is not UTF-8.
     """
+    refuse_pointer(path, DataFileError)
     try:
         with Path(path).open("rb") as file:
             for number, text, _ in numbered_lines(str(path), file, file):

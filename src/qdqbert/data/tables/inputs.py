@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from qdqbert.common.choices import INPUT_FORMATS, InputFormat
 from qdqbert.common.errors import DataFileError, UserInputError
-from qdqbert.common.files import is_utf8
+from qdqbert.common.files import is_utf8, refuse_pointer
 from qdqbert.data.tables.delimited import read_csv, read_tsv
 from qdqbert.data.tables.lines import read_objects, read_texts
 from qdqbert.data.tables.parquet import count_rows, read_parquet, schema_of
@@ -147,6 +147,7 @@ class Source:
         if self.format == "parquet":
             yield from read_parquet(path)
             return
+        refuse_pointer(path, DataFileError)
         with path.open("rb") as file:
             stream = gzip.GzipFile(fileobj=file) if path.suffix.lower() == ".gz" else file
             yield from self._reader(str(path), stream, file)  # type: ignore[arg-type]

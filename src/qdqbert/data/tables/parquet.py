@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qdqbert.common.errors import DataFileError, MissingExtraError
+from qdqbert.common.files import refuse_pointer
 from qdqbert.data.tables.rows import Column, Header, Kind, Layout, Row, to_json
 from qdqbert.data.tables.values import as_json, has_empty_object, is_text, levels
 
@@ -130,6 +131,7 @@ def schema_of(path: Path) -> Any:
 
 def _open(path: Path) -> Any:
     pyarrow = import_pyarrow()
+    refuse_pointer(path, DataFileError)
     try:
         return pyarrow.parquet.ParquetFile(path)
     except pyarrow.ArrowException as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.common.errors import CheckpointError
+from qdqbert.common.files import refuse_pointer
 from qdqbert.common.json_files import parse_object
 from qdqbert.encoders.checkpoint.families import QDQBERT, family_of
 from qdqbert.encoders.checkpoint.hub import check_hub_model
@@ -75,6 +76,7 @@ def refuse_old_pickles(folder: Path, name: str) -> None:
     if any(folder.rglob("*.safetensors")):
         return
     for path in sorted(each for each in folder.rglob(WEIGHTS[TORCH]) if each.is_file()):
+        refuse_pointer(path)
         with path.open("rb") as file:
             is_old = file.read(len(OLD_PICKLE)) == OLD_PICKLE
         if is_old:

@@ -19,7 +19,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils.hub import cached_file
 
 from qdqbert.common.errors import CheckpointError, showing
-from qdqbert.common.files import write_json
+from qdqbert.common.files import refuse_pointer, write_json
 from qdqbert.common.json_files import read_json
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.data.tokenizing.tokenizer_files import (
@@ -36,6 +36,8 @@ from qdqbert.encoders.checkpoint.sample_texts import HARD, SPECIAL_TOKENS
 _AS_STORED = "PreTrainedTokenizerFast"
 # A difference in these may show only in other texts than the samples. Other parts act on all texts.
 _STEPS = frozenset({"normalizer", "pre-tokenizer"})
+# The last ones are vocabularies, of which tokenizer.json has the content.
+_READ_BY_TRANSFORMERS = ("*token*.json", "vocab.*", "merges.txt", "*.model")
 _SAMPLES: Sequence[str] = (*HARD.values(), SPECIAL_TOKENS)
 
 
@@ -60,6 +62,9 @@ def load_tokenizer(name: str, *, subfolder: str = "") -> LoadedTokenizer:
         name, TOKENIZER, subfolder=subfolder, _raise_exceptions_for_missing_entries=False
     )
     places = {"subfolder": subfolder, "trust_remote_code": False}
+    for files in _READ_BY_TRANSFORMERS if path is None else _READ_BY_TRANSFORMERS[:1]:
+        for each in Path(name, subfolder).glob(files):
+            refuse_pointer(each)
     if path is None:
         return LoadedTokenizer(transformers.AutoTokenizer.from_pretrained(name, **places))
     with showing(str(Path(name, subfolder)), Path(path).parent):

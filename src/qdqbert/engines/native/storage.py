@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.common.files import write_parts
+from qdqbert.common.files import refuse_pointer, write_parts
 from qdqbert.common.safetensors_header import are_sizes, read_header
 from qdqbert.engines.native.memory import LINE
 
@@ -73,6 +73,7 @@ def load_packed(path: Path) -> Packed:
     Raises:
         CheckpointError: The file does not exist, is damaged, or has another format.
     """
+    refuse_pointer(path)
     try:
         data: NDArray[np.uint8] = np.memmap(path, np.uint8, mode="r")
     except (OSError, ValueError) as error:

@@ -17,6 +17,7 @@ from onnx import version_converter
 from onnx_ir.passes import common
 
 from qdqbert.common.errors import QdqBertError, UserInputError, one_line
+from qdqbert.common.files import refuse_pointer
 from qdqbert.graphs.edit import MICROSOFT, apply_passes
 from qdqbert.graphs.writer import OPSET
 
@@ -129,6 +130,7 @@ def stored_bytes(model: ir.Model, path: Path) -> int:
 def _parse(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise UserInputError("there is no such file.")
+    refuse_pointer(path)
     try:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, EncodeError, UnicodeDecodeError, ValueError) as error:
@@ -273,6 +275,7 @@ def _locate(tensor: onnx.TensorProto, path: Path) -> tuple[Path, int, int]:
             f"weight {tensor.name!r} is in the file {location!r}, which is missing; put it next to "
             "the graph."
         )
+    refuse_pointer(file)
     size = _size(tensor)
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", size))

@@ -137,8 +137,8 @@ def _log_closeness(checkpoint: FloatCheckpoint, artifact: Artifact, name: str) -
     if found.is_far:
         _LOGGER.warning(
             "INT8 of %s is far from float: %s. Its answers are not those of the model. Quantize it "
-            "with `min_sqnr=20`, which calibrates and leaves layers in float if need be: %s. Or "
-            "load it with precision='float'.",
+            "with `min_sqnr=20`, which calibrates and leaves layers in float if need be: %s "
+            "--min-sqnr 20. Or run it with `target='float'`.",
             name,
             found,
             quantize_command(name),
