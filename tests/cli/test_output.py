@@ -125,8 +125,18 @@ def test_a_command_ends_quietly_if_nobody_reads_its_output(monkeypatch, capsys, 
         ),
         (
             ["quantize", "--outptu", "x"],
-            "Error: Unknown option: --outptu. Did you mean --output?\n",
+            "Error: `--outptu` is no option of `qdqbert quantize`. Did you mean `--output`?\n",
         ),
+        (
+            # Its name would be missing, too.
+            ["run", "m", "x.txt", "--ouput", "x.csv"],
+            "Error: `--ouput` is no option of `qdqbert run`. Did you mean `--output`?\n",
+        ),
+        (
+            ["run", "m", "--precision=float"],
+            "Error: `--precision` is no option of `qdqbert run`. Did you mean `--target float`?\n",
+        ),
+        (["run", "m", "--qqq"], "Error: `--qqq` is no option of `qdqbert run`.\n"),
     ],
 )
 def test_an_option_of_another_command_is_recognized(capsys, words, message) -> None:

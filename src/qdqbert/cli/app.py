@@ -24,12 +24,16 @@ from qdqbert.cli._commands import COMMANDS
 from qdqbert.cli._console import PlainConsole
 from qdqbert.cli._errors import ExitCode, Terminated, fail
 from qdqbert.common.files import temporary_error, temporary_places
+from qdqbert.common.keywords import nearest
 from qdqbert.common.options import declared_options
 
 # Names that options of other commands have in a command.
 _MEANT = {
     "quantize": {"--engine": "--target", "--data": "--calibration-data"},
     "train": {"--max-steps": "--max-train-examples"},
+    "run": {"--precision": "--target float"},
+    # Other words are no more like it.
+    "serve": {"--precision": ""},
 }
 
 # How long PyTorch's threads wait for each other before they sleep. With the default of some
@@ -98,16 +102,22 @@ def _call(words: list[str]) -> None:
         app(words, exit_on_error=False, print_error=False, console=PlainConsole(sys.stdout))
     except CycloptsError as error:
         name = None if error.argument is None else error.argument.name
-        message = _message(error, called)
+        message = _message(error, called, words)
         fail(message, ExitCode.USAGE, as_json="--json" in words, argument=name)
 
 
-def _message(error: CycloptsError, command: Command | None) -> str:
+def _message(error: CycloptsError, command: Command | None, words: Sequence[str]) -> str:
     """Return the error in a command line, in the style of this package's messages."""
     argument = error.argument
     text = " ".join(str(error).split())
     if isinstance(error, UnknownOptionError) and command is not None:
-        return _unknown_option(error.token.keyword or error.token.value, command) or text
+        return _unknown_option(error.token.keyword or error.token.value, command)
+    if isinstance(error, MissingArgumentError) and command is not None:
+        # A misspelled option looks like one that is missing.
+        flags = _flags(command)
+        for word in (each.partition("=")[0] for each in words):
+            if word.startswith("--") and word not in flags:
+                return _unknown_option(word, command)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         name = "" if command is None else f" of `qdqbert {command.name}`"
         return f"`{error.unused_tokens[0]}` is one argument{name} too many. Leave it out."
@@ -122,18 +132,26 @@ def _message(error: CycloptsError, command: Command | None) -> str:
     return f"`{argument.name}` is missing. {argument.parameter.help}"
 
 
-def _unknown_option(flag: str, command: Command) -> str | None:
-    """Return what replaces an option of another command or tool; `None` if nothing is known."""
+def _flags(command: Command) -> dict[str, None]:
+    """Return the names of a command's options, in their order."""
+    own = [option.flag for option in declared_options(command.options)]
+    every = ("--", "--help", "--version", "--json", *(f"--no-{each}" for each in own))
+    return dict.fromkeys([*(f"--{each}" for each in own), *every])
+
+
+def _unknown_option(flag: str, command: Command) -> str:
+    """Return what replaces an option of another command or tool, or one that is misspelled."""
     name = flag.partition("=")[0]
     owners = [
         f"`qdqbert {each.name}`"
         for each in COMMANDS
         if name in {f"--{option.flag}" for option in declared_options(each.options)}
     ]
-    meant = _MEANT.get(command.name, {}).get(name)
+    similar = None if owners else nearest(name, _flags(command))
+    meant = _MEANT.get(command.name, {}).get(name, similar)
     advice = f" Did you mean `{meant}`?" if meant else ""
     if not owners:
-        return f"`{name}` is no option of `qdqbert {command.name}`.{advice}" if meant else None
+        return f"`{name}` is no option of `qdqbert {command.name}`.{advice}"
     return f"`{name}` is an option of {', '.join(owners)}, not of `qdqbert {command.name}`.{advice}"
 
 

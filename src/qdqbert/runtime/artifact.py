@@ -258,15 +258,17 @@ def rows_of(
     return frozenset(training.get(part, {}).get("fingerprints", ()))
 
 
-def quantize_command(model: str) -> str:
+def quantize_command(model: str, **options: float) -> str:
     """Return the command line that quantizes a float model.
 
     Args:
         model: A folder, an .onnx file, or a name on the hub.
+        options: Other options of `quantize`.
     """
     path = Path(model).resolve()
     output = f"./{path.stem if path.suffix == '.onnx' else path.name}-int8"
-    return f"qdqbert quantize {shlex.quote(model)} -o {shlex.quote(output)}"
+    words = [f"--{name.replace('_', '-')} {value}" for name, value in options.items()]
+    return " ".join(["qdqbert quantize", shlex.quote(model), "-o", shlex.quote(output), *words])
 
 
 def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:

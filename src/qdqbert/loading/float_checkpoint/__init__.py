@@ -137,11 +137,11 @@ def _log_closeness(checkpoint: FloatCheckpoint, artifact: Artifact, name: str) -
     if found.is_far:
         _LOGGER.warning(
             "INT8 of %s is far from float: %s. Its answers are not those of the model. Quantize it "
-            "with `min_sqnr=20`, which calibrates and leaves layers in float if need be: %s "
-            "--min-sqnr 20. Or run it with `target='float'`.",
+            "with `min_sqnr=20`, which calibrates and leaves layers in float if need be: %s. "
+            "Or run it in float, which `qdqbert.load` and `qdqbert run` do with `target='float'`.",
             name,
             found,
-            quantize_command(name),
+            quantize_command(name, min_sqnr=20),
         )
     else:
         _LOGGER.info("INT8 of %s compared with float: %s.", name, found)
