@@ -25,7 +25,9 @@ def names_of(*classes):
 
 
 OLD = ["automodel_args", "tokenizer_args", "config_args", "tokenizer_kwargs", "cache_dir"]
-OLD += ["default_activation_function", "classifier_dropout"]
+OLD += ["default_activation_function", "classifier_dropout", "model_name", "path", "dtype"]
+OLD += ["torch_dtype", "attn_implementation", "batch_size", "activation"]
+OLD += ["query_instruction", "embed_instruction"]
 
 
 @pytest.mark.parametrize("name", [*names_of(library.CrossEncoder), *OLD])

@@ -21,6 +21,7 @@ _CORES = "One process uses all cores. Pass `threads`."
 _OF_TEXTS = "sentence_embedding"
 # Attributes of a model, by arguments of sentence-transformers.
 _SET: Mapping[str, str] = {
+    "activation": "activation",
     "activation_fn": "activation",
     "default_activation_function": "activation",
     "default_prompt_name": "default_prompt_name",
@@ -31,26 +32,33 @@ _SET: Mapping[str, str] = {
 }
 # What to do instead, by arguments of sentence-transformers, LangChain and LlamaIndex.
 _ADVICE: Mapping[str, str] = {
+    "attn_implementation": _IN_FOLDER,
     "automodel_args": _IN_FOLDER,
     "backend": "Pass `engine`.",
+    "batch_size": "Texts are put into batches by their tokens. Leave it out.",
     "cache_dir": "Set the environment variable HF_HUB_CACHE.",
     "cache_folder": "Set the environment variable HF_HUB_CACHE.",
     "classifier_dropout": "It is for training. Leave it out.",
     "config_args": _IN_FOLDER,
     "config_kwargs": _IN_FOLDER,
     "device": "Pass `provider` for another device than the CPU.",
+    "dtype": _IN_FOLDER,
+    "embed_instruction": "Pass `prompts={'document': ...}`.",
     "keep_in_fp32_modules": "Pass `quantize` a recipe that leaves them in float.",
     "local_files_only": "Set the environment variable HF_HUB_OFFLINE=1.",
     "model": _BY_NAME,
     "model_card_data": "It is for models that are saved. Leave it out.",
     "model_kwargs": _IN_FOLDER,
+    "model_name": _BY_NAME,
     "model_name_or_path": _BY_NAME,
     "modules": _BY_NAME,
     "multi_process": _CORES,
     "num_labels": _IN_FOLDER,
     "parallel_process": _CORES,
+    "path": _BY_NAME,
     "pooling": "Pass `qdqbert.TaskOptions(pooling=...)` to `quantize`.",
     "processor_kwargs": _IN_FOLDER,
+    "query_instruction": "Pass `prompts={'query': ...}`.",
     "revision": "Download it with `huggingface_hub.snapshot_download`, and pass the folder.",
     "similarity_fn_name": "The vector store compares embeddings. Leave it out.",
     "target_devices": _CORES,
@@ -59,6 +67,7 @@ _ADVICE: Mapping[str, str] = {
     "tokenizer_args": _IN_FOLDER,
     "tokenizer_kwargs": _IN_FOLDER,
     "tokenizer_name": _IN_FOLDER,
+    "torch_dtype": _IN_FOLDER,
     "use_auth_token": "Set the environment variable HF_TOKEN.",
 }
 
