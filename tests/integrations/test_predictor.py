@@ -243,7 +243,9 @@ def test_a_series_of_polars_is_a_list_of_texts(classifier) -> None:
 )
 def test_a_single_row_is_refused(predict, row) -> None:
     """Its letters or numbers would be taken for rows: Ray's `map` calls with rows."""
-    with pytest.raises(UserInputError, match=r"got a row: .* call `map_batches` instead"):
+    with pytest.raises(
+        UserInputError, match=r"got a row: .* call `map_batches` instead.* `batched=True`"
+    ):
         predict(row)
 
 

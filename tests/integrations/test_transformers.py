@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.pipelines.text_classification import ClassificationFunction
+from transformers.pipelines.token_classification import AggregationStrategy
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
@@ -199,3 +201,16 @@ def test_the_encoder_of_a_classifier_makes_features(folders) -> None:
     )(TEXTS[:2])
     for one, other in zip(found, expected, strict=False):
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_names_of_choices_are_taken_in_any_case_as_by_transformers(tiny_artifact) -> None:
+    cases = [
+        ("TokenClassification", "aggregation_strategy", AggregationStrategy.SIMPLE),
+        ("SequenceClassification", "function_to_apply", ClassificationFunction.SIGMOID),
+    ]
+    for head, name, value in cases:
+        folder = tiny_artifact(f"AutoModelFor{head}")[1]
+        run = pipeline(folder)
+        with qdqbert.load(folder) as model:
+            for each in (value.name, value.name.lower(), value):
+                close(run(TEXTS[:2], **{name: each}), model(TEXTS[:2], **{name: each}))

@@ -16,6 +16,7 @@ import pytest
 import qdqbert
 from load_stub import STUB, stub
 from qdqbert.common.errors import CheckpointError, MissingExtraError, UserInputError
+from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.engines.native import instruction_sets
 from qdqbert.engines.registry import is_installed
 from qdqbert.loading import engine_choice
@@ -235,6 +236,16 @@ def test_what_is_no_model_is_refused(tmp_path) -> None:
     (tmp_path / "model.onnx").touch()
     with pytest.raises(CheckpointError, match="quantize it first: qdqbert quantize"):
         qdqbert.load(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("call", [qdqbert.load, lambda path: load_checkpoint(str(path))])
+def test_a_url_and_a_file_get_what_to_pass_instead(checkpoints, call) -> None:
+    with pytest.raises(CheckpointError, match=r"is a URL\. Pass .* OWNER/NAME, as 'a/b'"):
+        call("https://huggingface.co/a/b/tree/main")
+    folder = checkpoints("classifier")
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        with pytest.raises(CheckpointError, match=f"is a file; .* Pass its folder, '{folder}'"):
+            call(folder / name)
 
 
 def test_type_checkers_see_the_class_of_each_task() -> None:

@@ -12,6 +12,7 @@ import pandas
 import pyarrow
 import pytest
 import torch
+from transformers.pipelines.pt_utils import KeyDataset
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
@@ -112,6 +113,7 @@ def test_inputs_can_be_any_sequence(opened, name) -> None:
     sequences: list[Any] = [
         (each for each in (right, right)),
         pandas.Series([right, right], index=[7, 3]),
+        KeyDataset([{"text": right}, {"text": right}], "text"),
     ]
     if isinstance(right, str):
         sequences += [np.array([right, right]), pyarrow.array([right, right])]

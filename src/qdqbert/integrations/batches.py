@@ -46,7 +46,8 @@ def _check_arrays(batch: Mapping[str, Any]) -> Mapping[str, Any]:
         if is_scalar or isinstance(values, str | bytes | Mapping) or not isinstance(values, Sized):
             raise UserInputError(
                 f"A batch has columns, got a row: {name!r} is {type(values).__name__}. With Ray, "
-                "call `map_batches` instead of `map`. Put the values of a row in lists."
+                "call `map_batches` instead of `map`; with `datasets`, pass `batched=True` to "
+                "`map`. Put the values of a row in lists."
             )
     lengths = {name: len(values) for name, values in batch.items()}
     if len(set(lengths.values())) > 1:

@@ -352,7 +352,13 @@ def open_folder(
             "the model with `save_pretrained`, with its tokenizer, and load that folder."
         )
     if not folder.exists():
-        raise CheckpointError(f"Folder {str(path)!r} does not exist. Check the path.")
+        from qdqbert.encoders.checkpoint.hub import no_folder
+
+        raise no_folder(str(path))
+    if folder.is_file() and folder.suffix != ".onnx":
+        from qdqbert.encoders.checkpoint.folder import is_a_file
+
+        raise is_a_file(folder)
     if (folder / ADAPTER_CONFIG).is_file():
         from qdqbert.encoders.checkpoint.folder import only_an_adapter
 

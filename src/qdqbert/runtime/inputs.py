@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from typing import Any
 
 from qdqbert.common.errors import UserInputError
@@ -18,7 +18,8 @@ def listed(inputs: Any, argument: str, wanted: str) -> list[Any]:
     """Return the inputs of a call as a list. The items are not checked.
 
     Args:
-        inputs: A list, a tuple, an iterator, a numpy array, or a column of a table.
+        inputs: A list, a tuple, an iterator, a numpy array, a column of a table, or what else has a
+            length and items, as a `KeyDataset` of transformers.
         argument: Name of the parameter.
         wanted: The accepted kinds of `inputs`, for the message.
 
@@ -37,6 +38,8 @@ def listed(inputs: Any, argument: str, wanted: str) -> list[Any]:
         # Items of numpy, pandas and Arrow become objects of Python.
         if not isinstance(found, _NO_LISTS) and callable(getattr(found, name, None)):
             found = getattr(found, name)()
+    if not isinstance(found, Iterable) and is_indexed(found):
+        found = [found[index] for index in range(len(found))]
     if isinstance(found, _NO_LISTS) or not isinstance(found, Iterable):
         raise UserInputError(
             f"`{argument}` has to be {wanted}, got {described(inputs)}.", argument=argument
@@ -66,6 +69,17 @@ def listed_texts(inputs: Any, argument: str, *, takes_one: bool = True) -> list[
             argument=argument,
         )
     return texts
+
+
+def is_indexed(value: Any) -> bool:
+    """Return whether a value has a length and items, as a dataset of PyTorch."""
+    return isinstance(value, Sized) and hasattr(type(value), "__getitem__")
+
+
+def lower_case(value: Any) -> Any:
+    """Return the name of a choice as transformers takes it: in any case, or an enumeration's."""
+    name = getattr(value, "name", value)
+    return name.lower() if isinstance(name, str) else value
 
 
 def check_text(value: Any) -> str:

@@ -13,6 +13,7 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.checkpoint.cross_encoder import Activation
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
+from qdqbert.runtime.inputs import lower_case
 from qdqbert.tasks.metrics import accuracy
 from qdqbert.tasks.task import (
     Answer,
@@ -64,9 +65,10 @@ def apply(function: Activation, logits: NDArray[Any]) -> NDArray[Any]:
 
 def check_function(function: Activation | None, argument: str) -> Activation | None:
     """Return the name of a function; raise `UserInputError` if it is unknown."""
+    given, function = function, lower_case(function)
     if function is not None and function not in get_args(Activation):
         raise UserInputError(
-            f"`{argument}={function!r}` is unknown. Known: {', '.join(get_args(Activation))}.",
+            f"`{argument}={given!r}` is unknown. Known: {', '.join(get_args(Activation))}.",
             argument=argument,
         )
     return function

@@ -26,7 +26,7 @@ from qdqbert.data.tokenizing.encoding import Encoded, feature_of, padding_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_whole, listed
+from qdqbert.runtime.inputs import check_whole, listed, lower_case
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute
@@ -411,6 +411,7 @@ class TokenClassifier(Model):
         is_split_into_words: bool = False,
     ) -> Tag:
         """Return the job of a call with these options, for `stream`."""
+        aggregation_strategy = lower_case(aggregation_strategy)
         if aggregation_strategy not in get_args(Strategy):
             raise UserInputError(
                 f"`aggregation_strategy={aggregation_strategy!r}` is unknown. Known: "

@@ -44,7 +44,7 @@ def check_name(name: str) -> None:
         check_hub_model(name)
         return
     if not folder.is_dir():
-        raise CheckpointError(f"{name!r} is a file; expected a checkpoint folder or a hub id.")
+        raise is_a_file(folder)
     files = {path.name for path in folder.rglob("*") if path.is_file()}
     if ADAPTER_CONFIG in files and _CONFIG not in files:
         raise only_an_adapter(name)
@@ -52,6 +52,15 @@ def check_name(name: str) -> None:
         refuse_old_pickles(folder, name)
         return
     raise without_weights(folder)
+
+
+def is_a_file(path: Path) -> CheckpointError:
+    """Return the error about a file that is passed instead of its folder."""
+    is_checkpoint = (path.parent / _CONFIG).is_file() or (path.parent / MODULES).is_file()
+    advice = f"Pass its folder, {str(path.parent)!r}." if is_checkpoint else "Pass a folder."
+    return CheckpointError(
+        f"{str(path)!r} is a file; expected a checkpoint folder or a hub id. {advice}"
+    )
 
 
 def without_weights(folder: Path) -> CheckpointError:

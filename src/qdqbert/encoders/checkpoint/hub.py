@@ -27,6 +27,19 @@ _CONFIG = "config.json"
 _TIMEOUT_SECONDS = 5
 
 
+def no_folder(name: str) -> CheckpointError:
+    """Return the error about a path that does not exist, and is no name on the hub."""
+    _, scheme, path = name.partition("://")
+    if not scheme:
+        return CheckpointError(f"Folder {name!r} does not exist. Check the path.")
+    parts = [part for part in path.split("/")[1:3] if part]
+    example = f", as {'/'.join(parts)!r}" if parts else ""
+    return CheckpointError(
+        f"{name!r} is a URL. Pass the name of the model on the hub, OWNER/NAME{example}, or a "
+        "folder."
+    )
+
+
 def check_hub_model(name: str) -> None:
     """Check that the hub or its local cache has a model. Asks once, without repetitions.
 
@@ -37,10 +50,12 @@ def check_hub_model(name: str) -> None:
             cannot be reached.
     """
     if name.startswith((".", "/", "~")):
-        raise CheckpointError(f"Folder {name!r} does not exist. Check the path.")
+        raise no_folder(name)
     try:
         url = hf_hub_url(name, _CONFIG)
     except HFValidationError as error:
+        if "://" in name:
+            raise no_folder(name) from error
         raise CheckpointError(
             f"Folder {name!r} does not exist, and the hub cannot have a model of this "
             "name: its ids are NAME or OWNER/NAME, of letters, digits, '.', '_' and '-'. Check "
