@@ -3,6 +3,9 @@
 A whole model runs once for each pass, because the tensors inside of it do not fit into memory. The
 tensors of one layer that several passes need do fit. So each layer runs once over all batches, and
 the passes after the first one read the recorded tensors.
+
+Decoders, existing ONNX models, models in your own loop and nodes of a Ray cluster run the whole
+model once for each pass. The results are equal, bit for bit.
 """
 
 from __future__ import annotations

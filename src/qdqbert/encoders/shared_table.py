@@ -7,6 +7,9 @@ its weights. So the rest of each weight is stored as 8 bits more:
     weight = (256 * code + rest) / 256 * scale
 
 Embeddings read the codes only.
+
+ONNX runtimes compute the decoder when they load the graph (`graphs/qdq.py`), and the native engine
+when it binds the arrays.
 """
 
 from __future__ import annotations

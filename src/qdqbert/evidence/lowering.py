@@ -1,4 +1,7 @@
-"""Check that an engine agrees with the fake-quantized PyTorch model, layer by layer."""
+"""Check that an engine agrees with the fake-quantized PyTorch model, layer by layer.
+
+End to end, rounding ties make two correct implementations diverge (decision 4).
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 The operators are those that ONNX Runtime and OpenVINO fuse: LayerNormalization and Gelu whole,
 MatMul with a constant right side and an Add for a linear layer. `graphs.qdq` writes what stands at
 the sites.
+
+For ONNX Runtime, a residual add is written as `Sum`: its fusion of `Add` and `LayerNormalization`
+is slower than the two operators.
 """
 
 from __future__ import annotations

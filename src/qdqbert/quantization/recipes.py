@@ -4,6 +4,8 @@ The names of sites are QDQBERT's, so the globs below read as its paper does. `._
 `._weight_quantizer` belong to linear layers, `matmul_*` to the two attention matmuls, and `add_*`
 to the residual adds. No glob names a module of one family: `Site.source` is the kind of a linear
 layer's input, whatever the layer is called.
+
+Probabilities have unsigned codes, which are symmetric too: they are never negative (decision 17).
 """
 
 from __future__ import annotations

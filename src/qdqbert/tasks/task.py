@@ -1,4 +1,8 @@
-"""The interface of a task: what training and evaluation need to know about it."""
+"""The interface of a task: what training and evaluation need to know about it.
+
+A task defines what a prediction is, and what the model decides by it. Metrics, changed predictions
+and SQNR of all tasks and engines are computed from these two.
+"""
 
 from __future__ import annotations
 

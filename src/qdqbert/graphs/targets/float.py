@@ -1,6 +1,8 @@
 """The float model, with nothing quantized.
 
 OpenVINO computes it in bf16 on CPUs that have it, which can be faster than any INT8 graph.
+
+It has no recipe: a recipe of the call applies to the other targets only.
 """
 
 from __future__ import annotations

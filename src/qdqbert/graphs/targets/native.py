@@ -2,6 +2,11 @@
 
 It runs an `EncoderModel`, whose weights are packed once, in the order in which the kernels read
 them, so that loading maps the file into memory and changes nothing.
+
+There is no graph. Linear layers run in int8, attention's products in 16-bit integers where the CPU
+has VNNI, and everything else in float32; inputs of attention's matmuls and of residual adds are
+fake-quantized there if the recipe quantizes them. The layer-by-layer check runs each layer of the
+packed file on PyTorch's states (`engines/native/layers.py`).
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 TensorRT 11 builds only strongly typed networks. Other operations than int8 ones run in the type
 that the graph specifies, so a float32 graph with Q/DQ would run in float32 between its int8
 matmuls.
+
+Where float16 gives wrong results, the graph stays in float32. Its numbers are checked on ONNX
+Runtime, as a proxy: no TensorRT has run it (decision 7).
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Each is a subclass of transformers' block with another `forward`. So parameters 
 and transformers still finds the block for hidden states and for gradient checkpointing. Each calls
 quantizers that it or its parts have already. A family whose attention uses transformers' attention
 interface needs no block here, since `quantized_attention` is enough.
+
+The quantizers of a residual add belong to the module that makes its local input, even if the module
+around it adds: DistilBERT's are `transformer.layer.0.ffn.add_local_input_quantizer` and so on.
 """
 
 from __future__ import annotations
