@@ -37,7 +37,9 @@ from qdqbert import QuantizeReport, quantize
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.reference.sited_model import SitedModel, quantizing
 from qdqbert.common.choices import EngineName
-from qdqbert.common.options import Calibration, Quantizers, TaskOptions
+from qdqbert.common.options.calibration import Calibration
+from qdqbert.common.options.quantizers import Quantizers
+from qdqbert.common.options.tasks import TaskOptions
 from qdqbert.compat.nn import QuantInputMixin, QuantMixin, TensorQuantizer
 from qdqbert.data.tokenizing.encoding import Batch, encode, make_batches
 from qdqbert.encoders.checkpoint.load import Checkpoint, load_checkpoint

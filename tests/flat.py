@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import qdqbert
-from qdqbert.common.options import in_groups
+from qdqbert.common.options.declared import in_groups
 from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.quantize.options import QuantizeOptions

@@ -44,7 +44,7 @@ from ports import free_port
 from qdqbert.calibration.ranges_file import FORMAT as RANGES_FORMAT
 from qdqbert.cli import main
 from qdqbert.cli._commands import COMMANDS
-from qdqbert.common.options import declared_options
+from qdqbert.common.options.declared import declared_options
 from qdqbert.encoders.checkpoint.demo import demo_checkpoint
 from qdqbert.encoders.stored import FORMAT as CONFIG_FORMAT
 from qdqbert.engines.native.storage import FORMAT as NATIVE_FORMAT

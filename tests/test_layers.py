@@ -51,7 +51,7 @@ LIGHT = (
     "qdqbert.common.errors",
     "qdqbert.evidence.worker",
     "qdqbert.integrations.ray",
-    "qdqbert.common.options",
+    "qdqbert.common.options.calibration",
     "qdqbert.quantization.recipes",
     "qdqbert.evidence.reporting.doctor",
     "qdqbert.evidence.reporting.export",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import qdqbert
 from qdqbert.cli._commands import COMMANDS
-from qdqbert.common.options import Options, declared_options
+from qdqbert.common.options.declared import Options, declared_options
 
 SOURCE = Path(qdqbert.__file__).parent
 # Modules whose public functions and classes are not made of a class of options.

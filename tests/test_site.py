@@ -15,7 +15,7 @@ import pytest
 
 import qdqbert
 from qdqbert.cli._commands import COMMANDS
-from qdqbert.common.options import declared_options
+from qdqbert.common.options.declared import declared_options
 
 DOCS = Path(__file__).parent.parent / "docs"
 # The attributes that a browser loads a file for, by tag.

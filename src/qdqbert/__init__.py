@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from qdqbert.common.errors import UncalibratedError as UncalibratedError
     from qdqbert.common.errors import UnmatchedRuleError as UnmatchedRuleError
     from qdqbert.common.errors import UserInputError as UserInputError
-    from qdqbert.common.options import Calibration as Calibration
-    from qdqbert.common.options import Columns as Columns
-    from qdqbert.common.options import Limits as Limits
-    from qdqbert.common.options import Onnx as Onnx
-    from qdqbert.common.options import Quantizers as Quantizers
-    from qdqbert.common.options import TaskOptions as TaskOptions
+    from qdqbert.common.options.calibration import Calibration as Calibration
+    from qdqbert.common.options.columns import Columns as Columns
+    from qdqbert.common.options.limits import Limits as Limits
+    from qdqbert.common.options.onnx import Onnx as Onnx
+    from qdqbert.common.options.quantizers import Quantizers as Quantizers
+    from qdqbert.common.options.tasks import TaskOptions as TaskOptions
     from qdqbert.common.progress import Progress as Progress
     from qdqbert.compat.nn.tensor_quantizer import TensorQuantizer as TensorQuantizer
     from qdqbert.compat.tensor_quant import QuantDescriptor as QuantDescriptor
@@ -109,11 +109,11 @@ _MODULES = {
     "benchmark": "qdqbert.verbs.benchmark",
     "BenchmarkReport": "qdqbert.evidence.reporting.benchmark",
     "calibrate": "qdqbert.training.models.calibrate",
-    "Calibration": "qdqbert.common.options",
+    "Calibration": "qdqbert.common.options.calibration",
     "CalibrationError": "qdqbert.common.errors",
     "CheckpointError": "qdqbert.common.errors",
     "ChoiceSelector": "qdqbert.tasks.multiple_choice",
-    "Columns": "qdqbert.common.options",
+    "Columns": "qdqbert.common.options.columns",
     "DataFileError": "qdqbert.common.errors",
     "Distillation": "qdqbert.training.trainer.distillation",
     "doctor": "qdqbert.verbs.doctor",
@@ -126,7 +126,7 @@ _MODULES = {
     "Fidelity": "qdqbert.evidence.fidelity",
     "GraphError": "qdqbert.common.errors",
     "LatencyReport": "qdqbert.evidence.reports",
-    "Limits": "qdqbert.common.options",
+    "Limits": "qdqbert.common.options.limits",
     "load": "qdqbert.loading.load",
     "LoweringCheck": "qdqbert.evidence.lowering",
     "MaskFiller": "qdqbert.tasks.fill_mask",
@@ -135,7 +135,7 @@ _MODULES = {
     "NextSentencePredictor": "qdqbert.tasks.next_sentence_prediction",
     "ModelClosedError": "qdqbert.common.errors",
     "MultiVectorEmbedder": "qdqbert.tasks.multi_vector_embedding",
-    "Onnx": "qdqbert.common.options",
+    "Onnx": "qdqbert.common.options.onnx",
     "Optimization": "qdqbert.verbs.train.options",
     "OutputExistsError": "qdqbert.common.errors",
     "prepare": "qdqbert.training.models.prepare",
@@ -157,7 +157,7 @@ _MODULES = {
     "quantize": "qdqbert.verbs.quantize",
     "QuantizeReport": "qdqbert.evidence.reporting.quantize",
     "QuantizerOptions": "qdqbert.quantization.recipes",
-    "Quantizers": "qdqbert.common.options",
+    "Quantizers": "qdqbert.common.options.quantizers",
     "QuestionAnswerer": "qdqbert.tasks.question_answerer",
     "Regressor": "qdqbert.tasks.regression",
     "Reranker": "qdqbert.tasks.reranking",
@@ -169,7 +169,7 @@ _MODULES = {
     "SparseEmbeddings": "qdqbert.tasks.sparse_embedding",
     "SpecError": "qdqbert.common.errors",
     "TargetReport": "qdqbert.evidence.reports",
-    "TaskOptions": "qdqbert.common.options",
+    "TaskOptions": "qdqbert.common.options.tasks",
     "TensorQuantizer": "qdqbert.compat.nn.tensor_quantizer",
     "TextClassifier": "qdqbert.tasks.text_classification",
     "Timing": "qdqbert.evidence.latency",

@@ -11,7 +11,7 @@ import qdqbert
 from qdqbert.cli._commands import COMMANDS
 from qdqbert.cli._errors import ExitCode, exit_code_of, in_flags, run_safely
 from qdqbert.common.errors import CalibrationError, GraphError, QdqBertError, UserInputError
-from qdqbert.common.options import declared_options
+from qdqbert.common.options.declared import declared_options
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.quantize.options import QuantizeOptions
 

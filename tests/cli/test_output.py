@@ -11,7 +11,7 @@ import pytest
 from qdqbert.cli._errors import fail
 from qdqbert.cli._output import print_report
 from qdqbert.cli.app import main
-from qdqbert.common.options import declared_options
+from qdqbert.common.options.declared import declared_options
 from qdqbert.evidence.reporting.doctor import Cache, DoctorReport, Part
 from qdqbert.evidence.reporting.document import Document
 from qdqbert.evidence.reporting.report import Report

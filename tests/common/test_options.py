@@ -18,7 +18,7 @@ from qdqbert.cli import main
 from qdqbert.cli._commands import COMMANDS
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import Rows
-from qdqbert.common.options import (
+from qdqbert.common.options.declared import (
     Options,
     command_line,
     declared_options,

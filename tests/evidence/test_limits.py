@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.options import Limits
+from qdqbert.common.options.limits import Limits
 from qdqbert.evidence.fidelity import compare
 from qdqbert.evidence.intervals import Interval, proportion_interval
 from qdqbert.evidence.limits import Measurement, check_limits, loss, metric_differences

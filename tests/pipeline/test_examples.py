@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.options import Limits
+from qdqbert.common.options.limits import Limits
 from qdqbert.data import texts as resources
 from qdqbert.data.rows.data import Columns, fingerprint
 from qdqbert.pipeline.examples import ChosenExamples, Data, choose_examples

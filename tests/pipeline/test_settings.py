@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.options import TaskOptions
+from qdqbert.common.options.tasks import TaskOptions
 from qdqbert.pipeline.settings import check_model, check_sequences, input_length, task_options_of
 from qdqbert.tasks.registry import TASKS
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qdqbert.calibration.calibration import CalibrationResult
-from qdqbert.common.options import Limits
+from qdqbert.common.options.limits import Limits
 from qdqbert.data.rows.data import Example
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.evidence.fidelity import compare

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from qdqbert import quantize
 from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.common.files import write_json
-from qdqbert.common.options import Calibration
+from qdqbert.common.options.calibration import Calibration
 from qdqbert.data.rows.data import Example, digest_examples
 from qdqbert.encoders.checkpoint.tokenizer import load_tokenizer
 from qdqbert.engines.registry import open_runner

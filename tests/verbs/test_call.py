@@ -14,7 +14,8 @@ import qdqbert
 from qdqbert.cli._commands import COMMANDS
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import OptionalModel, PathOption, SavedModel, Several
-from qdqbert.common.options import Limits, described, docstring, option
+from qdqbert.common.options.declared import described, docstring, option
+from qdqbert.common.options.limits import Limits
 from qdqbert.common.progress import Progress, Silent
 from qdqbert.verbs.call import Call, public
 

@@ -22,7 +22,7 @@ from qdqbert.cli._errors import (
 from qdqbert.cli._output import print_report
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import explaining_places
-from qdqbert.common.options import Declared, declared_options, in_groups
+from qdqbert.common.options.declared import Declared, declared_options, in_groups
 from qdqbert.common.progress import Bars
 
 # What the help of an option says about values that a command line cannot have.

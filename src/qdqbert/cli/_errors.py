@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 
 from qdqbert.cli._console import PlainConsole
 from qdqbert.common.errors import GraphError, QdqBertError, shortened
-from qdqbert.common.options import Declared, declared_options
+from qdqbert.common.options.declared import Declared, declared_options
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 _Report = TypeVar("_Report")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from qdqbert.cli._console import PlainConsole
 from qdqbert.cli._errors import in_flags
-from qdqbert.common.options import Declared
+from qdqbert.common.options.declared import Declared
 from qdqbert.evidence.reporting.report import Report, json_ready
 from qdqbert.evidence.reporting.terminal import WIDTH, rendered
 

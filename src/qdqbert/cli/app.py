@@ -25,7 +25,7 @@ from qdqbert.cli._console import PlainConsole
 from qdqbert.cli._errors import ExitCode, Terminated, fail
 from qdqbert.common.files import temporary_error, temporary_places
 from qdqbert.common.keywords import nearest
-from qdqbert.common.options import declared_options
+from qdqbert.common.options.declared import declared_options
 
 # Names that options of other commands have in a command.
 _MEANT = {

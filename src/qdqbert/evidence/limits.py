@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.options import Limits
+from qdqbert.common.options.limits import Limits
 from qdqbert.evidence.fidelity import Keys
 from qdqbert.evidence.intervals import Interval, difference_interval, times_needed
 from qdqbert.tasks.task import Score

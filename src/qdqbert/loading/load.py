@@ -16,7 +16,7 @@ from qdqbert.common.files import digest_of
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.machine import usable_cores
 from qdqbert.common.objects import ModelLike, SavedModel, saved
-from qdqbert.common.options import check_arguments
+from qdqbert.common.options.declared import check_arguments
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER
 from qdqbert.encoders.peft import ADAPTER_CONFIG

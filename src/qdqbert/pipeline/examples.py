@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from qdqbert.common.errors import DataFileError, UserInputError, naming
 from qdqbert.common.objects import Rows
-from qdqbert.common.options import Columns, Limits
+from qdqbert.common.options.columns import Columns
+from qdqbert.common.options.limits import Limits
 from qdqbert.data import texts as resources
 from qdqbert.data.rows.data import Dataset, fingerprint, without_rows
 from qdqbert.evidence.intervals import fewest_trials

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qdqbert.common.choices import ENGINE_NAMES, EngineName, VerificationData
 from qdqbert.common.machine import release_memory
-from qdqbert.common.options import Limits
+from qdqbert.common.options.limits import Limits
 from qdqbert.common.progress import Progress
 from qdqbert.data.tokenizing.encoding import Batch, first_rows
 from qdqbert.encoders.task_kinds import TASK_KINDS

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from qdqbert.common.choices import ENGINE_NAMES, RecipeName, TargetChoice, WeightsFor
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.options import Calibration, Quantizers
+from qdqbert.common.options.calibration import Calibration
+from qdqbert.common.options.quantizers import Quantizers
 from qdqbert.engines.registry import is_installed
 from qdqbert.graphs.targets import target_named
 from qdqbert.graphs.targets.files import check_encoder

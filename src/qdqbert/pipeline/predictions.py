@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from qdqbert.calibration.reference.body import Body, to_numpy
-from qdqbert.common.options import Limits
+from qdqbert.common.options.limits import Limits
 from qdqbert.data.rows.data import fingerprint
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.encoding import Batch, make_batch, make_batches

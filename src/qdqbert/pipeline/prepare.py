@@ -13,7 +13,7 @@ import numpy as np
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.machine import release_memory
-from qdqbert.common.options import TaskOptions
+from qdqbert.common.options.tasks import TaskOptions
 from qdqbert.common.progress import Progress
 from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.data.tokenizing.tokenizer import Tokenizer

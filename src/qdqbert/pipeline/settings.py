@@ -10,7 +10,9 @@ from typing import Any
 from qdqbert.common.choices import CalibratorName
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.objects import SavedModel
-from qdqbert.common.options import Calibration, Quantizers, TaskOptions
+from qdqbert.common.options.calibration import Calibration
+from qdqbert.common.options.quantizers import Quantizers
+from qdqbert.common.options.tasks import TaskOptions
 from qdqbert.data.rows.data import check_readable
 from qdqbert.encoders.checkpoint.folder import check_name
 from qdqbert.encoders.task_kinds import TaskSettings

@@ -16,7 +16,7 @@ from qdqbert.calibration.reference.sited_encoder import SitedEncoder
 from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.choices import PoolingMode
 from qdqbert.common.errors import UserInputError, naming
-from qdqbert.common.options import Onnx, is_onnx_file
+from qdqbert.common.options.onnx import Onnx, is_onnx_file
 from qdqbert.common.progress import Progress
 from qdqbert.encoders.adapters import merged
 from qdqbert.encoders.checkpoint.cross_encoder import CrossEncoderFiles

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from qdqbert.calibration.calibration import CalibrationResult
-from qdqbert.common.options import Limits
+from qdqbert.common.options.limits import Limits
 from qdqbert.common.progress import Progress
 from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.engines.runner import Runner

@@ -17,7 +17,8 @@ from typing import Any, Self
 
 from qdqbert.common.choices import CalibratorName, Embeddings
 from qdqbert.common.errors import SpecError, UnmatchedRuleError, UserInputError
-from qdqbert.common.options import QuantizerChanges, option
+from qdqbert.common.options.declared import option
+from qdqbert.common.options.quantizers import QuantizerChanges
 from qdqbert.quantization.spec import (
     Range,
     Recipe,

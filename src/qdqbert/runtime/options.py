@@ -12,7 +12,7 @@ from qdqbert.common.choices import (
 )
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import Column, PathOption
-from qdqbert.common.options import Options, option
+from qdqbert.common.options.declared import Options, option
 
 
 class TextColumnOptions(Options):

@@ -9,7 +9,7 @@ import re
 from qdqbert.common.choices import EngineName, KernelName
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import Several
-from qdqbert.common.options import Options, option
+from qdqbert.common.options.declared import Options, option
 
 # As browsers send it.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")

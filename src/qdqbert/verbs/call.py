@@ -14,14 +14,11 @@ from qdqbert.common.choices import RecipeName
 from qdqbert.common.files import explaining_places
 from qdqbert.common.keywords import nearest
 from qdqbert.common.objects import OptionalData, SavedModel, saved
-from qdqbert.common.options import (
-    Calibration,
-    Columns,
+from qdqbert.common.options.calibration import Calibration
+from qdqbert.common.options.columns import Columns
+from qdqbert.common.options.declared import (
     Declared,
-    Onnx,
     Options,
-    Quantizers,
-    TaskOptions,
     declared_options,
     docstring,
     groups_of,
@@ -29,6 +26,9 @@ from qdqbert.common.options import (
     option,
     own_options,
 )
+from qdqbert.common.options.onnx import Onnx
+from qdqbert.common.options.quantizers import Quantizers
+from qdqbert.common.options.tasks import TaskOptions
 from qdqbert.common.progress import Progress, progress_of
 from qdqbert.encoders.task_kinds import TaskName
 

@@ -7,7 +7,9 @@ import pytest
 import flat
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.options import Calibration, TaskOptions, command_line
+from qdqbert.common.options.calibration import Calibration
+from qdqbert.common.options.declared import command_line
+from qdqbert.common.options.tasks import TaskOptions
 from qdqbert.pipeline.plans import Scheme
 from qdqbert.pipeline.settings import task_options_of
 from qdqbert.quantization.numerics.ranges import Entropy, Max, Mse, Percentile

@@ -14,7 +14,8 @@ import flat
 from qdqbert.cli import main
 from qdqbert.common.choices import SchedulerName
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.options import TaskOptions, command_line, declared_options
+from qdqbert.common.options.declared import command_line, declared_options
+from qdqbert.common.options.tasks import TaskOptions
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.pipeline.settings import task_options_of
 from qdqbert.tasks.question_answering import QUESTION_ANSWERING as QUESTIONS

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from qdqbert.common.errors import DataFileError
-from qdqbert.common.options import Columns as Columns
+from qdqbert.common.options.columns import Columns as Columns
 from qdqbert.data.rows.lines import source_name
 from qdqbert.data.tables.delimited import INDEX_NAMES
 

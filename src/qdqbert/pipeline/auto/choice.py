@@ -17,7 +17,7 @@ from typing import Protocol
 
 from qdqbert.common.choices import EngineName
 from qdqbert.common.machine import cpu_features
-from qdqbert.common.options import Limits
+from qdqbert.common.options.limits import Limits
 from qdqbert.common.progress import Progress
 from qdqbert.data.rows.lines import counted
 from qdqbert.engines.registry import install_command

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import SpecError, UnmatchedRuleError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
-from qdqbert.common.options import Quantizers
+from qdqbert.common.options.quantizers import Quantizers
 from qdqbert.encoders.stored import FORMAT
 from qdqbert.quantization.recipes import QuantizerOptions
 from qdqbert.training.models.quantized import put_quantizers_in_, quantized_class

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from qdqbert.common.objects import OptionalPath
-from qdqbert.common.options import Options, option
+from qdqbert.common.options.declared import Options, option
 
 
 class Distillation(Options):

@@ -8,7 +8,9 @@ from typing import Any
 from qdqbert.common.choices import Granularity, TargetName
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import ModelOption, OptionalData, OptionalPath
-from qdqbert.common.options import Calibration, Quantizers, option
+from qdqbert.common.options.calibration import Calibration
+from qdqbert.common.options.declared import option
+from qdqbert.common.options.quantizers import Quantizers
 from qdqbert.verbs.call import CalibratingCall
 from qdqbert.verbs.quantize.options import QuantizeOptions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qdqbert.common.choices import EngineName, ProviderName
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import Several, SeveralModels
-from qdqbert.common.options import option
+from qdqbert.common.options.declared import option
 from qdqbert.verbs.call import Call
 
 _SEQUENCES = (32, 128)

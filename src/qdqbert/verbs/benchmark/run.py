@@ -10,7 +10,7 @@ from typing import cast
 
 from qdqbert.common.choices import ENGINE_NAMES, EngineName
 from qdqbert.common.errors import CheckpointError, UserInputError, naming
-from qdqbert.common.options import is_onnx_file
+from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.common.progress import Progress
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.engines.providers import check_provider

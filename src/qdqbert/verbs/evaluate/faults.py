@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.files import temporary_folder
-from qdqbert.common.options import is_onnx_file
+from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.data.tokenizing.encoding import Batch, first_rows
 from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.findings import Storage, find_faults

@@ -13,7 +13,10 @@ from qdqbert.common.objects import (
     OptionalPath,
     SavedModel,
 )
-from qdqbert.common.options import Limits, check_columns, check_onnx_options, is_onnx_file, option
+from qdqbert.common.options.columns import check_columns
+from qdqbert.common.options.declared import option
+from qdqbert.common.options.limits import Limits
+from qdqbert.common.options.onnx import check_onnx_options, is_onnx_file
 from qdqbert.runtime.artifact import is_artifact
 from qdqbert.verbs.call import BatchCall
 

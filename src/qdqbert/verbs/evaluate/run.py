@@ -11,7 +11,9 @@ from typing import Any
 from qdqbert.common.errors import DataFileError, UserInputError, naming
 from qdqbert.common.files import is_within, json_bytes, write_bytes
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
-from qdqbert.common.options import Columns, command_line, is_onnx_file, overwrites
+from qdqbert.common.options.columns import Columns
+from qdqbert.common.options.declared import command_line, overwrites
+from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.common.progress import Progress
 from qdqbert.data.rows.data import Dataset, fingerprint, without_rows
 from qdqbert.data.tables.outputs import write_objects

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from qdqbert.common.files import temporary_folder
-from qdqbert.common.options import is_onnx_file
+from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.common.progress import Progress
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.evidence.latency import ROUNDS, Candidate, time_candidates, usual_shapes

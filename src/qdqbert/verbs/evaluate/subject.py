@@ -10,7 +10,7 @@ from typing import Any
 
 from qdqbert.common.choices import EngineName, PoolingMode, ProviderName, TargetName
 from qdqbert.common.errors import UserInputError, naming
-from qdqbert.common.options import is_onnx_file
+from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.folder import check_name
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer

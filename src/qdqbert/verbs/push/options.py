@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqbert.common.objects import PathOption
-from qdqbert.common.options import option
+from qdqbert.common.options.declared import option
 from qdqbert.verbs.call import Call
 
 

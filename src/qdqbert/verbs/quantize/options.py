@@ -7,14 +7,11 @@ from pathlib import Path
 from qdqbert.common.choices import CalibratorName, ScriptName, TargetChoice, VerificationData
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import OptionalData, OptionalModel, OptionalPath, Several
-from qdqbert.common.options import (
-    Limits,
-    check_columns,
-    check_onnx_options,
-    check_percentile,
-    is_onnx_file,
-    option,
-)
+from qdqbert.common.options.calibration import check_percentile
+from qdqbert.common.options.columns import check_columns
+from qdqbert.common.options.declared import option
+from qdqbert.common.options.limits import Limits
+from qdqbert.common.options.onnx import check_onnx_options, is_onnx_file
 from qdqbert.encoders.checkpoint.demo import DEMO_NAME
 from qdqbert.verbs.call import CalibratingCall
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.files import write_bytes, write_json
-from qdqbert.common.options import command_line
+from qdqbert.common.options.declared import command_line
 from qdqbert.common.progress import Progress
 from qdqbert.encoders.checkpoint.card import CARD
 from qdqbert.encoders.checkpoint.demo import DEMO_NAME, demo_checkpoint

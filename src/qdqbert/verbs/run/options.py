@@ -5,7 +5,7 @@ from __future__ import annotations
 from qdqbert.common.choices import InputFormat, OnError, OutputFormat
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import PathOption
-from qdqbert.common.options import option
+from qdqbert.common.options.declared import option
 from qdqbert.data.tables.inputs import STDIN
 from qdqbert.data.tables.outputs import STDOUT
 from qdqbert.runtime.options import RowOptions

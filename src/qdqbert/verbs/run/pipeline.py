@@ -17,7 +17,7 @@ from typing import Any
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import check_output_place, is_within
-from qdqbert.common.options import overwrites
+from qdqbert.common.options.declared import overwrites
 from qdqbert.common.progress import Progress
 from qdqbert.data.rows.columns import quoted
 from qdqbert.data.tables.inputs import STDIN, Source, open_source

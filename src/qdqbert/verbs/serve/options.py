@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.options import option
+from qdqbert.common.options.declared import option
 from qdqbert.serving.options import ServerOptions
 from qdqbert.verbs.call import Call
 

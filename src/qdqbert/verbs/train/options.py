@@ -15,14 +15,9 @@ from qdqbert.common.objects import (
     Rows,
     SavedModel,
 )
-from qdqbert.common.options import (
-    Calibration,
-    Options,
-    Quantizers,
-    check_percentile,
-    declared_options,
-    option,
-)
+from qdqbert.common.options.calibration import Calibration, check_percentile
+from qdqbert.common.options.declared import Options, declared_options, option
+from qdqbert.common.options.quantizers import Quantizers
 from qdqbert.training.trainer.distillation import Distillation
 from qdqbert.verbs.call import TaskCall
 

@@ -16,7 +16,7 @@ from torch import nn
 from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import MissingExtraError, UserInputError, naming
 from qdqbert.common.files import json_values, write_json
-from qdqbert.common.options import command_line
+from qdqbert.common.options.declared import command_line
 from qdqbert.common.progress import Progress, Silent
 from qdqbert.data.rows.lines import counted
 from qdqbert.encoders.checkpoint.cross_encoder import write_cross_encoder

@@ -25,16 +25,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform, get_args, get_origin
 
-from qdqbert.common.choices import CalibratorName, Embeddings, PoolingMode, WeightsFor
 from qdqbert.common.errors import OutputExistsError, UserInputError
 from qdqbert.common.files import check_output_place, is_utf8, is_within
 from qdqbert.common.keywords import plain, suggest_keywords
 from qdqbert.common.objects import (
-    Column,
     Converted,
     Rows,
     SavedModel,
-    Several,
     as_given,
     as_rows,
     rows_hint,
@@ -42,8 +39,6 @@ from qdqbert.common.objects import (
 
 Number = int | float
 
-# Ranges that cover fewer than half of the values are of no use.
-_LEAST_PERCENTILE = 50
 _BOUNDS: Mapping[str, Callable[[Any, Any], bool]] = {
     "at_least": operator.ge,
     "above": operator.gt,
@@ -197,218 +192,6 @@ class Options:
             for field in dataclasses.fields(self)
             if (value := getattr(self, field.name)) != field.default
         }
-
-
-class Columns(Options):
-    """Columns of the data.
-
-    A column is given by its name or, if no column has that name, by its number from 0. In a result
-    of reading, `None` means that there is none.
-
-    Attributes:
-        text: Column of the text: a name, or a number that counts from 0. Guessed from the names of
-            the columns by default.
-        text_pair: Column of the second text of a pair.
-        label: Column of the label or score.
-    """
-
-    text: Column = option(default=None, flat="text_column")
-    text_pair: Column = option(default=None, flat="text_pair_column")
-    label: Column = option(default=None, flat="label_column")
-
-    @property
-    def requested(self) -> dict[str, str]:
-        """The columns that are not `None`, by their names in messages."""
-        return {f"{role}_column": name for role, name in self.given().items()}
-
-
-class Limits(Options):
-    """Limits.
-
-    A limit is met if it holds for the whole 95 % interval of what was measured. With few examples,
-    it is not shown: even if none of 100 predictions changes, 3.6 % of others may.
-
-    Attributes:
-        max_drop: Largest loss of the main metric against the reference, in the unit of the metric.
-        max_flips: Largest percentage of predictions that differ from the reference's.
-        min_sqnr: Lowest SQNR to the reference, in dB.
-        min_cosine: Lowest cosine of the embedding of any text to the reference's.
-    """
-
-    max_drop: float | None = option(default=None, at_least=0)
-    max_flips: float | None = option(default=None, at_least=0, at_most=100)
-    min_sqnr: float | None = None
-    min_cosine: float | None = option(default=None, at_least=-1, at_most=1)
-
-
-class TaskOptions(Options):
-    """Tasks.
-
-    By default, values that the model was trained or quantized with, if there are any.
-
-    Attributes:
-        pooling: How an embedder makes one vector of a text's tokens. Read from the checkpoint by
-            default.
-        adapter: Adapter of the checkpoint that is merged into its weights, by its name, such as
-            "retrieval.query" of jina-embeddings-v3. By default none is.
-        doc_stride: Tokens that neighboring windows of a long context share, in question answering;
-            128 by default.
-        n_best_size: Number of start and end positions that are combined, in question answering;
-            20 by default.
-        max_answer_length: Longest answer in tokens, in question answering; 30 by default.
-        null_score_diff_threshold: Margin by which the score of "no answer" has to exceed the best
-            answer's, in question answering with unanswerable questions; 0 by default.
-        mlm_probability: Fraction of tokens that are masked, in fill-mask; 0.15 by default.
-    """
-
-    pooling: PoolingMode | None = None
-    adapter: str | None = None
-    doc_stride: int | None = option(default=None, at_least=0)
-    n_best_size: int | None = option(default=None, at_least=1)
-    max_answer_length: int | None = option(default=None, at_least=1)
-    null_score_diff_threshold: float | None = None
-    mlm_probability: float | None = option(default=None, above=0, below=1)
-
-
-class QuantizerChanges(Options):
-    """Quantizers.
-
-    Most are options of QDQBERT's SQuAD example, which change the quantizers of a recipe.
-
-    Attributes:
-        weights_for: CPUs that the weights are encoded for: "vnni" uses all 8 bits, which is exact
-            only on CPUs with VNNI and on GPUs; "any" is exact on all of them. By default "any", or
-            what a checkpoint with quantizers was trained for.
-        embeddings: How embedding tables are stored. By default "int8", or as a checkpoint with
-            quantizers was trained.
-        wprec: Bits of weights, 2 to 8. Embedding tables keep 8.
-        aprec: Bits of activations, 2 to 8.
-        quant_per_tensor: Use one scale per weight instead of one per output channel.
-        quant_disable: Leave everything in float, except for `quant_enable_layer_module`.
-        quant_disable_keyword: Regular expressions. Quantizers whose name matches stay in float.
-        quant_disable_layer_module: Regular expression that follows `layer.N.` in the name.
-            Quantizers that match stay in float in every layer.
-        quant_enable_layer_module: Regular expression that follows `layer.N.` in the name.
-            Quantizers that match are quantized in every layer, whatever disables them.
-        fuse_qkv: Use one range for query, key and value. With `quant_per_tensor`, also for their
-            weights.
-        clip_gelu: Largest value that the output of a GELU can take.
-    """
-
-    weights_for: WeightsFor | None = None
-    embeddings: Embeddings | None = None
-    wprec: int = option(default=8, at_least=2, at_most=8)
-    aprec: int = option(default=8, at_least=2, at_most=8)
-    quant_per_tensor: bool = False
-    quant_disable: bool = False
-    quant_disable_keyword: Several[str] = option(default=())
-    quant_disable_layer_module: str | None = None
-    quant_enable_layer_module: str | None = None
-    fuse_qkv: bool = False
-    clip_gelu: float | None = option(default=None, above=0)
-
-
-class Quantizers(QuantizerChanges):
-    """Quantizers.
-
-    Most are options of QDQBERT's SQuAD example, which change the quantizers of a recipe.
-
-    Attributes:
-        dedicated_qdq_pairs: Write one Q/DQ pair for each reader of an activation instead of one
-            per activation.
-    """
-
-    dedicated_qdq_pairs: bool = False
-
-
-class Onnx(Options):
-    """Existing ONNX models.
-
-    Attributes:
-        tokenizer: Folder or hub id of the tokenizer and config of an .onnx file. The folder of
-            the file by default.
-        input_names: Names of the inputs of an .onnx file by transformers' names, where they
-            differ: `{"input_ids": "tokens"}`.
-        output_names: Names of the outputs of an .onnx file by transformers' names, where they
-            differ: `{"logits": "scores"}`.
-    """
-
-    tokenizer: str | None = None
-    input_names: Mapping[str, str] | None = option(default=None, flag="input-name")
-    output_names: Mapping[str, str] | None = option(default=None, flag="output-name")
-
-
-class Calibration(Options):
-    """Calibration.
-
-    Attributes:
-        calibrator: Rule that turns statistics into ranges. The default is "percentile" when
-            quantizing and "mse" when training.
-        percentile: Percentage of magnitudes that a range covers, for the calibrator "percentile";
-            99.999 by default.
-        samples: Number of examples to calibrate on.
-        seed: Seed that draws the calibration examples.
-        ranges_from: Folder that an earlier call wrote for the same model. Its ranges are used
-            again, for other targets or settings.
-        recalibrate: Calibrate again, even if the checkpoint's own quantizers have ranges.
-        recalibrate_weights: Take the ranges of weights from the weights, even if the checkpoint
-            stores some.
-        ray: Calibrate on the Ray cluster with this address, such as "10.0.0.1:6379". For "auto",
-            the one that `RAY_ADDRESS` or a running Ray on this machine names. If there is none, or
-            for "local", Ray is started on this machine.
-    """
-
-    calibrator: CalibratorName | None = None
-    percentile: float | None = option(default=None, above=0, at_most=100)
-    samples: int = option(default=300, flat="calibration_samples", at_least=1)
-    seed: int = 0
-    ranges_from: str | None = None
-    recalibrate: bool = False
-    recalibrate_weights: bool = False
-    ray: str | None = None
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        super().__post_init__()
-        if self.ranges_from is None:
-            return
-        for field in ("calibrator", "percentile", "samples", "recalibrate", "ray"):
-            if field in self.given():
-                name = "calibration_samples" if field == "samples" else field
-                raise UserInputError(
-                    f"`{name}` applies to a new calibration, and "
-                    f"`ranges_from={self.ranges_from!r}` uses an earlier one. Leave one of the two "
-                    "out.",
-                    argument=name,
-                )
-
-
-def check_percentile(options: Calibration, calibrator: CalibratorName) -> None:
-    """Refuse a percentile that another calibrator does not read, or that looks like a fraction.
-
-    Args:
-        options: Options of the call.
-        calibrator: The calibrator that it uses.
-
-    Raises:
-        UserInputError: The percentile cannot be used.
-    """
-    value = options.percentile
-    if value is None:
-        return
-    if calibrator != "percentile":
-        raise UserInputError(
-            f"`percentile={value}` requires `calibrator='percentile'`, got "
-            f"`calibrator={calibrator!r}`.",
-            argument="percentile",
-        )
-    if value < _LEAST_PERCENTILE:
-        example = f"{100 * value:g}" if value <= 1 else "99.99"
-        raise UserInputError(
-            f"`percentile={value}` is too small: it is in percent, so `percentile={example}` "
-            f"covers {example} % of the magnitudes. Pass at least {_LEAST_PERCENTILE}.",
-            argument="percentile",
-        )
 
 
 class Declared(NamedTuple):
@@ -772,45 +555,3 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
         kind = functools.reduce(operator.or_, kinds)
         return kind, len(kinds) < len(get_args(hint))
     return hint, False
-
-
-def check_columns(columns: Columns, data: Iterable[object], names: str) -> None:
-    """Refuse names of columns in a call without data.
-
-    Args:
-        columns: Options of the call.
-        data: Its data, each `None` if it was not given.
-        names: Names of the parameters of data, for the message.
-
-    Raises:
-        UserInputError: There are names and no data.
-    """
-    for name, value in columns.requested.items():
-        if all(each is None for each in data):
-            raise UserInputError(
-                f"`{name}={value}` names a column, and the call has no data. Pass {names}.",
-                argument=name,
-            )
-
-
-def is_onnx_file(model: str | os.PathLike[str]) -> bool:
-    """Return whether a model is an .onnx file rather than a checkpoint or a folder."""
-    return str(model).lower().endswith(".onnx") and not Path(model).is_dir()
-
-
-def check_onnx_options(options: Onnx, model: str | SavedModel | None) -> None:
-    """Refuse options for .onnx files in a call without one.
-
-    Args:
-        options: Options of the call.
-        model: Name of its model, for the message.
-
-    Raises:
-        UserInputError: One of them was given.
-    """
-    for name in options.given():
-        raise UserInputError(
-            f"`{name}` applies to .onnx files only, and `model={model!r}` is not one. Leave it "
-            "out.",
-            argument=name,
-        )

@@ -1,0 +1,1 @@
+"""Options of the public functions: how they are declared, and one file for each group."""
