@@ -198,9 +198,9 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(_MODULES[name])
     except ModuleNotFoundError:
-        from qdqbert.common.extras import require_quantize
+        from qdqbert.common.extras import require
 
-        require_quantize(f"`qdqbert.{name}`")
+        require(f"`qdqbert.{name}`", "quantize")
         raise
     return getattr(module, name)
 

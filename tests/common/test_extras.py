@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from qdqbert.common.extras import QUANTIZE
+from qdqbert.common.extras import EXTRAS
 
 # An import of a module that is `None` here fails, as if it were not installed.
-WITHOUT = f"import sys\nsys.modules.update(dict.fromkeys({QUANTIZE!r}))\n"
-ROOT = Path(__file__).parent.parent
+WITHOUT = f"import sys\nsys.modules.update(dict.fromkeys({EXTRAS['quantize'].modules!r}))\n"
+ROOT = Path(__file__).parents[2]
 INSTALL = "Install them with: pip install 'qdqbert[quantize]'"
 
 
@@ -77,8 +77,17 @@ def test_the_command_line_names_the_extra_in_one_line() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_modules_are_those_of_the_extra() -> None:
+# Extras for working on this package, and one with its own message.
+OTHERS = {"benchmarks", "demo", "dev", "docs", "openvino"}
+
+
+def test_the_modules_are_those_of_the_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    required = project["optional-dependencies"]["quantize"]
-    names = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in required}
-    assert names == set(QUANTIZE)
+    extras = project["optional-dependencies"]
+    assert set(EXTRAS) == set(extras) - OTHERS
+    for name, extra in EXTRAS.items():
+        parts = re.findall(r"qdqbert\[([\w,-]+)\]", " ".join(extras[name]))
+        inside = [each for part in parts for key in part.split(",") for each in extras[key]]
+        required = [*extras[name], *inside]
+        packages = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in required}
+        assert {each.replace(".", "_") for each in extra.modules} <= packages | {"aiohttp"}, name

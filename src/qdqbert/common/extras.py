@@ -2,46 +2,77 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from qdqbert.common.errors import MissingExtraError
 
-QUANTIZE = (
-    "onnxscript",
-    "safetensors",
-    "torch",
-    "transformers",
-)
-"""Modules of the extra `quantize`, which all but running a quantized model needs."""
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extra:
+    """An extra of this package.
 
-def require_quantize(what: str) -> None:
-    """Refuse a feature that needs the extra `quantize` if a part of the extra is missing.
-
-    Args:
-        what: Name of the feature, for the message.
-
-    Raises:
-        MissingExtraError: A module of the extra is not installed.
+    Attributes:
+        modules: What it installs that the package imports, the most important one first.
+        purpose: What it is for, in words.
     """
-    require(what, "quantize", QUANTIZE)
+
+    modules: tuple[str, ...]
+    purpose: str
 
 
-def require(what: str, extra: str, modules: Sequence[str]) -> None:
+_QUANTIZE = ("torch", "onnxscript", "safetensors", "transformers")
+_SERVE = ("uvicorn", "httptools", "orjson", "prometheus_client", "pydantic")
+
+EXTRAS: Mapping[str, Extra] = {
+    "quantize": Extra(
+        modules=_QUANTIZE, purpose="`quantize`, `evaluate`, `analyze` and `benchmark`"
+    ),
+    "train": Extra(modules=("accelerate", "matplotlib", *_QUANTIZE), purpose="`train`, and plots"),
+    "tensorboard": Extra(modules=("tensorboard",), purpose="logs of `train` for TensorBoard"),
+    "datasets": Extra(modules=("datasets",), purpose="data sets of the hub: `hub:NAME@SPLIT`"),
+    "parquet": Extra(modules=("pyarrow",), purpose="`run` on .parquet files"),
+    "ray": Extra(modules=("ray", "pyarrow"), purpose="`run` and `quantize` on a Ray cluster"),
+    "serve": Extra(modules=_SERVE, purpose="`serve`"),
+    "ray-serve": Extra(modules=("ray", "aiohttp", *_SERVE[2:]), purpose="servers on a cluster"),
+    "export": Extra(
+        modules=("openvino_genai", "openvino", "openvino_tokenizers", "transformers"),
+        purpose="`export` to OpenVINO's format",
+    ),
+    "langchain": Extra(modules=("langchain_core",), purpose="models for LangChain"),
+    "llama-index": Extra(modules=("llama_index.core",), purpose="models for LlamaIndex"),
+    "sentence-transformers": Extra(
+        modules=("sentence_transformers",), purpose="models for sentence-transformers"
+    ),
+}
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        # A package around it is missing.
+        return False
+
+
+def require(what: str, extra: str, *modules: str, argument: str | None = None) -> None:
     """Refuse a feature that needs an extra if a part of the extra is missing.
 
     Args:
         what: Name of the feature, for the message.
         extra: Name of the extra.
-        modules: Modules that it installs.
+        modules: Modules that the feature needs; all of the extra by default.
+        argument: The argument that asks for the feature, if there is one.
 
     Raises:
-        MissingExtraError: A module of the extra is not installed.
+        MissingExtraError: A module is not installed.
     """
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    missing = [each for each in modules or EXTRAS[extra].modules if not is_installed(each)]
     if missing:
         raise MissingExtraError(
             f"{what} needs packages that are not installed: {', '.join(missing)}. Install them "
-            f"with: pip install 'qdqbert[{extra}]'"
+            f"with: pip install 'qdqbert[{extra}]'",
+            argument=argument,
         )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from qdqbert.common import extras
 from qdqbert.common.choices import ENGINE_NAMES, EngineName
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.common.files import refuse_pointer
@@ -55,7 +55,7 @@ def float_engine(engine: str) -> str:
 
 def is_installed(engine: str) -> bool:
     """Return whether an engine can be imported."""
-    return importlib.util.find_spec(ENGINES[engine].package) is not None
+    return extras.is_installed(ENGINES[engine].package)
 
 
 def install_command(engine: str) -> str:

@@ -101,7 +101,7 @@ def _extend_table(batch: Any, answers: Answers) -> Any:
 
 
 def _extend_polars(batch: Any, answers: Answers) -> Any:
-    require("An answer as columns of polars", "parquet", ("pyarrow",))
+    require("An answer as columns of polars", "parquet")
     columns = {column.name: answer_array(column, values) for column, values in answers}
     return batch.hstack(type(batch)(import_pyarrow().table(columns)))
 

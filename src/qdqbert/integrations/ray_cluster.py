@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.extras import require
 from qdqbert.common.machine import usable_cores
 
 # Address of the cluster that Ray finds by itself.
@@ -51,13 +52,9 @@ def import_ray() -> Any:
     Raises:
         MissingExtraError: It is not installed.
     """
-    try:
-        importlib.import_module("ray.data")
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise MissingExtraError(
-            "`ray` requires Ray Data: pip install 'qdqbert[ray]'", argument="ray"
-        ) from error
+    require("`ray`", "ray", argument="ray")
+    importlib.import_module("ray.data")
+    return importlib.import_module("ray")
 
 
 @contextlib.contextmanager

@@ -76,9 +76,7 @@ def application(
         max_texts=max_texts,
         max_queued=max_queued,
     )
-    require(
-        "`ray_serve`", "ray-serve", ("aiohttp", "orjson", "prometheus_client", "pydantic", "ray")
-    )
+    require("`ray_serve`", "ray-serve")
     from ray import serve
 
     # Ray calls functions only, and takes other callables for applications.

@@ -26,7 +26,7 @@ def converted(
     """
     if convert_to_numpy and not convert_to_tensor:
         return found
-    require("A result as a tensor of torch", "quantize", ("torch",))
+    require("A result as a tensor of torch", "quantize", "torch")
     import torch
 
     if isinstance(found, list):

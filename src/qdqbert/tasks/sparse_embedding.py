@@ -136,7 +136,7 @@ class SparseEmbeddings:
         Raises:
             MissingExtraError: torch is not installed.
         """
-        require("A tensor of torch", "quantize", ("torch",))
+        require("A tensor of torch", "quantize", "torch")
         import torch
 
         places = np.stack([self._rows(), self.indices.astype(np.int64)])

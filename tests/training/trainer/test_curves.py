@@ -40,7 +40,7 @@ def test_the_plot_is_an_svg_with_a_panel_for_each_curve(history, panels, tmp_pat
 
 
 def test_error_without_matplotlib_shows_how_to_install_it(tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[train\]'"):
         plot_curves(HISTORY, tmp_path / "curves.svg")
     assert not (tmp_path / "curves.svg").exists()

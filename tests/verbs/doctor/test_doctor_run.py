@@ -69,12 +69,8 @@ def test_the_verdict_is_about_the_best_feature(features, words) -> None:
 
 
 def test_what_is_missing_has_the_command_that_installs_it(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr(module, "is_installed", lambda name: name != "openvino")
-    real = module.importlib.util.find_spec
-    monkeypatch.setattr(
-        module.importlib.util, "find_spec", lambda name: None if name == "ray" else real(name)
-    )
+    for name in ("ray", "openvino"):
+        monkeypatch.setitem(sys.modules, name, None)
     report = qdqbert.doctor()
     missing = {part.name: part.install for part in (*report.engines, *report.extras)}
     assert missing["openvino"] == "pip install 'qdqbert[openvino]'"

@@ -18,7 +18,6 @@ from qdqbert.common.errors import (
     UserInputError,
 )
 from qdqbert.integrations.exporting.formats import format_named
-from qdqbert.verbs.export import PACKAGES
 
 
 @pytest.fixture
@@ -101,9 +100,9 @@ def test_a_missing_package_names_the_extra(classifier, monkeypatch) -> None:
         qdqbert.export(classifier, to="openvino")
 
 
-def test_each_format_names_its_packages_and_an_engine() -> None:
-    assert set(PACKAGES) == set(get_args(ExportFormat))
-    assert format_named("triton").engine in ENGINE_NAMES
+def test_each_format_has_an_engine() -> None:
+    for name in get_args(ExportFormat):
+        assert format_named(name).engine in ENGINE_NAMES
 
 
 def test_a_failed_check_leaves_nothing(classifier, tmp_path, monkeypatch) -> None:

@@ -176,7 +176,7 @@ def test_the_folder_holds_a_record_of_the_run_and_no_checkpoints(trained) -> Non
 
 def test_a_run_without_matplotlib_ends_without_curves(classifier, out, monkeypatch) -> None:
     monkeypatch.setattr(train_run, "plot_curves", plot_curves)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     options = {**QUICK, "epochs": 0.1, "train_data": classifier.train}
     flat.train(classifier.checkpoint, out, **options)
     assert (out / "config.json").is_file()

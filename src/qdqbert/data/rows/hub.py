@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qdqbert.common.errors import DataFileError, MissingExtraError
+from qdqbert.common.errors import DataFileError
+from qdqbert.common.extras import require
 
 _PREFIX = "hub:"
 
@@ -74,11 +75,7 @@ def hub_rows(path: str) -> Iterator[tuple[int, dict[str, object]]]:
         MissingExtraError: The library `datasets` is not installed.
     """
     hub = parse_hub(path)
-    if importlib.util.find_spec("datasets") is None:
-        raise MissingExtraError(
-            f"Data set `{path}` needs the library `datasets`, which is not installed. Install it "
-            "with: pip install 'qdqbert[datasets]'"
-        )
+    require(f"Data set `{path}`", "datasets")
     datasets = importlib.import_module("datasets")
     known = (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError)
     try:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qdqbert.common.errors import DataFileError, MissingExtraError
+from qdqbert.common.errors import DataFileError
+from qdqbert.common.extras import require
 from qdqbert.common.files import refuse_pointer
 from qdqbert.data.tables.rows import Column, Header, Kind, Layout, Row, to_json
 from qdqbert.data.tables.values import as_json, has_empty_object, is_text, levels
@@ -41,13 +42,10 @@ def import_pyarrow() -> Any:
     Raises:
         MissingExtraError: It is not installed.
     """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError(
-            "Reading and writing .parquet files requires pyarrow: pip install 'qdqbert[parquet]'"
-        ) from error
+    require("Reading or writing .parquet files", "parquet")
+    import pyarrow
+    import pyarrow.parquet
+
     return pyarrow
 
 

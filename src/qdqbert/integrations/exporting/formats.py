@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from qdqbert.common.choices import ExportFormat
+from qdqbert.common.extras import require
 from qdqbert.integrations.exporting.format import Format
 
 
 def format_named(name: ExportFormat) -> Format:
-    """Return a format. The libraries that it needs have to be installed."""
+    """Return a format.
+
+    Raises:
+        MissingExtraError: A package that it needs is not installed.
+    """
     # Each of these files imports a library that the others do not need.
     match name:
         case "openvino":
+            require("`export` to 'openvino'", "export")
             from qdqbert.integrations.exporting.openvino import OPENVINO
 
             return OPENVINO

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.common.errors import MissingExtraError
+from qdqbert.common.extras import require
 
 _PREFIX = "eval_"
 
@@ -28,12 +28,9 @@ def plot_curves(history: Sequence[Mapping[str, Any]], path: Path) -> None:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError(
-            "Plotting the curves needs matplotlib. Install it with: pip install 'qdqbert[train]'"
-        ) from error
+    require("Plotting the curves", "train", "matplotlib")
+    from matplotlib.figure import Figure
+
     curves = curves_of(history)
     figure = Figure(figsize=(4.5 * max(len(curves), 1), 3.2), layout="constrained")
     for index, (name, points) in enumerate(curves.items(), start=1):

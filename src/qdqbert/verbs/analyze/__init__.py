@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qdqbert.common.extras import require_quantize
+from qdqbert.common.extras import require
 from qdqbert.common.progress import Progress
 from qdqbert.pipeline.settings import check_data, check_model
 from qdqbert.verbs.analyze.options import AnalyzeOptions
@@ -33,7 +33,7 @@ def analyze(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
         >>> report = qdqbert.analyze("./my-classifier", calibration_data="train.csv")
         >>> report.units[0].name
     """
-    require_quantize("`analyze`")
+    require("`analyze`", "quantize")
     check_model(options.model, "model")
     check_data(options)
     from qdqbert.verbs.analyze.run import run

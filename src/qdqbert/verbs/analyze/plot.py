@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.extras import require
 from qdqbert.common.files import write_bytes
 from qdqbert.evidence.reporting.analyze import AnalyzeReport
 
@@ -25,12 +26,7 @@ def check_plot(path: Path) -> None:
         raise UserInputError(
             f"`plot={str(path)!r}` must end in {', '.join(FORMATS)}.", argument="plot"
         )
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            f"`plot={str(path)!r}` needs matplotlib. Install it with: pip install 'qdqbert[train]'"
-        ) from error
+    require(f"`plot={str(path)!r}`", "train", "matplotlib", argument="plot")
 
 
 def plot_costs(report: AnalyzeReport, path: Path) -> None:

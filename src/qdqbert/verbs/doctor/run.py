@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Mapping
 
 from qdqbert.common import cache
+from qdqbert.common.extras import EXTRAS, is_installed
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.engines.providers import PROVIDERS
-from qdqbert.engines.registry import ENGINES, install_command, is_installed
+from qdqbert.engines.registry import ENGINES, install_command
+from qdqbert.engines.registry import is_installed as is_engine_installed
 from qdqbert.evidence.reporting.doctor import Cache, DoctorReport, Part
 from qdqbert.pipeline.versions import version_of
 
@@ -50,18 +51,6 @@ _VERDICTS: tuple[tuple[Collection[str], str], ...] = (
 )
 _UNKNOWN = "This CPU has no feature that is known to make INT8 fast. Measure it with `benchmark`."
 
-# Extra, module that it installs, and what it is for.
-_EXTRAS: tuple[tuple[str, str, str], ...] = (
-    ("quantize", "torch", "`quantize`, `evaluate`, `analyze` and `benchmark`"),
-    ("train", "accelerate", "`train`, and plots"),
-    ("datasets", "datasets", "data sets of the hub: `hub:NAME@SPLIT`"),
-    ("parquet", "pyarrow", "`run` on .parquet files"),
-    ("ray", "ray", "`run` and `quantize` on a Ray cluster"),
-    ("serve", "uvicorn", "`serve`"),
-    ("langchain", "langchain_core", "embeddings for LangChain"),
-    ("sentence-transformers", "sentence_transformers", "models for sentence-transformers"),
-)
-
 
 def run() -> DoctorReport:
     """Return the description."""
@@ -77,7 +66,7 @@ def run() -> DoctorReport:
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         engines=engines,
-        extras=tuple(_extra(*each) for each in _EXTRAS),
+        extras=tuple(map(_extra, EXTRAS)),
         cache=describe_cache(),
         notices=tuple(_notices(engines, gpus)),
     )
@@ -125,7 +114,7 @@ def find_gpus(
 
 def _engine(name: str) -> Part:
     purpose = ENGINES[name].purpose
-    if not is_installed(name):
+    if not is_engine_installed(name):
         install = install_command(name)
         return Part(name=name, purpose=purpose, version=None, details=(), install=install)
     details: tuple[str, ...] = ()
@@ -143,12 +132,13 @@ def _engine(name: str) -> Part:
     return Part(name=name, purpose=purpose, version=version, details=details, install=None)
 
 
-def _extra(name: str, module: str, purpose: str) -> Part:
-    is_there = importlib.util.find_spec(module) is not None
+def _extra(name: str) -> Part:
+    extra = EXTRAS[name]
+    is_there = all(map(is_installed, extra.modules))
     return Part(
         name=name,
-        purpose=purpose,
-        version=version_of(module) if is_there else None,
+        purpose=extra.purpose,
+        version=version_of(extra.modules[0]) if is_there else None,
         details=(),
         install=None if is_there else f"pip install 'qdqbert[{name}]'",
     )

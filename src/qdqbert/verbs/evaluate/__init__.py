@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qdqbert.common.extras import require_quantize
+from qdqbert.common.extras import require
 from qdqbert.common.progress import Progress
 from qdqbert.pipeline.settings import check_data, check_model
 from qdqbert.verbs.call import public
@@ -33,7 +33,7 @@ def evaluate(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         ... )
         >>> report.metrics
     """
-    require_quantize("`evaluate`")
+    require("`evaluate`", "quantize")
     check_model(options.model, "model", takes_quantized=True)
     check_model(options.reference, "reference", takes_quantized=True)
     check_data(options)

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from qdqbert.common.choices import ExportFormat
-from qdqbert.common.extras import require
 from qdqbert.common.progress import Progress
 from qdqbert.verbs.call import public
 from qdqbert.verbs.export.options import ExportOptions
 
 if TYPE_CHECKING:
     from qdqbert.evidence.reporting.export import ExportReport
-
-PACKAGES: Mapping[ExportFormat, Sequence[str]] = {
-    "openvino": ("openvino", "openvino_genai", "openvino_tokenizers", "transformers"),
-    "transformers-js": (),
-    "triton": (),
-}
-"""Modules that each format needs, beyond those that running a folder needs."""
 
 
 @public(ExportOptions)
@@ -44,7 +34,6 @@ def export(options: ExportOptions, progress: Progress) -> ExportReport:
         >>> report = qdqbert.export("./my-embedder-int8", to="openvino")
         >>> print(report.usage)
     """
-    require(f"`export` to {options.to!r}", "export", PACKAGES[options.to])
     from qdqbert.verbs.export.run import run
 
     return run(options, progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qdqbert.common.extras import require_quantize
+from qdqbert.common.extras import require
 from qdqbert.common.progress import Progress
 from qdqbert.pipeline.settings import check_data, check_model
 from qdqbert.runtime.artifact import check_output
@@ -47,7 +47,7 @@ def quantize(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
         ... )
         >>> report.targets[0].fidelity.sqnr_db
     """
-    require_quantize("`quantize`")
+    require("`quantize`", "quantize")
     check_output(options.output_folder, overwrite=options.overwrites)
     check_model(
         options.model,

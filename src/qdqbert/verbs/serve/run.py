@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from qdqbert.serving.metrics import Metrics
 
 _LOGGER = logging.getLogger("qdqbert")
-_MODULES = ("httptools", "orjson", "prometheus_client", "pydantic", "uvicorn")
 # Errors about an address that is not this machine's, or of a version that it has turned off.
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL)
 # One process answers small requests as fast as about 16 cores run them.
@@ -39,7 +38,7 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
         UserInputError: An argument cannot be used.
         MissingExtraError: The extra `serve` is not installed.
     """
-    require("`serve`", "serve", _MODULES)
+    require("`serve`", "serve")
     from qdqbert.serving.metrics import Metrics
 
     # Before models are loaded: the key of the environment may be wrong.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqbert.common.extras import QUANTIZE, require
+from qdqbert.common.extras import require
 from qdqbert.common.progress import Progress
 from qdqbert.pipeline.settings import check_data, check_model
 from qdqbert.runtime.artifact import check_output
@@ -40,7 +40,7 @@ def train(options: TrainOptions, progress: Progress) -> TrainReport:
         ... )
         >>> report.after
     """
-    require("`train`", "train", (*QUANTIZE, "accelerate"))
+    require("`train`", "train")
     check_output(Path(options.output), overwrite=options.overwrite)
     check_model(options.model, "model")
     check_model(options.distillation.teacher, "distill_from")

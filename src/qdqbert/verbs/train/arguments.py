@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from qdqbert.common.errors import MissingExtraError
+from qdqbert.common.extras import require
 from qdqbert.tasks.task import Metric
 from qdqbert.verbs.train.options import TrainOptions
 
@@ -25,12 +24,8 @@ def training_arguments(options: TrainOptions, folder: Path) -> Any:
     Raises:
         MissingExtraError: tensorboard is wanted and not installed.
     """
-    if options.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise MissingExtraError(
-            "`tensorboard=True` requires tensorboard. Install it with: "
-            "pip install 'qdqbert[tensorboard]'",
-            argument="tensorboard",
-        )
+    if options.tensorboard:
+        require("`tensorboard=True`", "tensorboard", argument="tensorboard")
     has_gpu = torch.cuda.is_available()
     is_shared = int(os.environ.get("WORLD_SIZE", "1")) > 1
     return TrainingArguments(
