@@ -210,6 +210,13 @@ def test_clients_that_break_off_and_malformed_requests_harm_nobody(server) -> No
     assert response.status_code == 200
 
 
+def inputs_seen(server: Server) -> float:
+    """Return the number of inputs that wait or were answered."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
+    names = ("qdqbert_queued_inputs{", "qdqbert_inputs_total{")
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(names))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_server_after_what_it_accepted(folders, number) -> None:
     server = Server(str(folders["embedder"]))
@@ -221,7 +228,8 @@ def test_a_signal_ends_the_server_after_what_it_accepted(folders, number) -> Non
 
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(ask) for _ in range(4)]
-        time.sleep(0.3)
+        while inputs_seen(server) < 4 * 300 and not all(each.done() for each in asked):
+            time.sleep(0.01)
         output, messages = server.stop(number)
         assert [each.result() for each in asked] == [200] * 4
     assert server.process.returncode == 0

@@ -76,7 +76,7 @@ def test_each_name_makes_its_calibrator(options, expected) -> None:
                 ("percentile", 99.9),
                 ("calibration_samples", 20),
                 ("recalibrate", True),
-                ("ray", True),
+                ("ray", "auto"),
             )
         ),
     ],

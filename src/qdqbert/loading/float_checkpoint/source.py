@@ -94,7 +94,9 @@ class FloatCheckpoint:
                 f"{name} has no modules.json, so its pooling is not known: the mean of the token "
                 "states is used. `quantize` takes another one, as `pooling`.",
             )
-        if self.task == "fill-mask" and not is_named:
+        # SPLADE reads the scores of a masked language model.
+        read_by_splade = {kind.head for kind in TASK_KINDS.values() if kind.is_sparse}
+        if self.task in read_by_splade and not is_named:
             return (
                 f"{name} runs as a masked language model. If it is a SPLADE model, whose files of "
                 "sentence-transformers are missing, pass `task='sparse-embedding'`.",
