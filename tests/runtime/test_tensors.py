@@ -78,7 +78,7 @@ def test_tensors_need_torch_alone(checkpoints, monkeypatch) -> None:
             model.encode(TEXTS, convert_to_tensor=True)
 
 
-@pytest.mark.parametrize("device", ["cuda", "mps", 0, ["cpu", "cpu"]], ids=str)
+@pytest.mark.parametrize("device", ["cuda", "mps", 0, ["cpu", "cuda"]], ids=str)
 def test_another_device_is_refused(checkpoints, device) -> None:
     with (
         qdqbert.load(checkpoints("sentence"), check=False) as model,

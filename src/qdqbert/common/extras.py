@@ -29,7 +29,7 @@ EXTRAS: Mapping[str, Extra] = {
     "quantize": Extra(
         modules=_QUANTIZE, purpose="`quantize`, `evaluate`, `analyze` and `benchmark`"
     ),
-    "train": Extra(modules=("accelerate", "matplotlib", *_QUANTIZE), purpose="`train`, and plots"),
+    "train": Extra(modules=("accelerate", *_QUANTIZE), purpose="`train`, and plots"),
     "tensorboard": Extra(modules=("tensorboard",), purpose="logs of `train` for TensorBoard"),
     "datasets": Extra(modules=("datasets",), purpose="data sets of the hub: `hub:NAME@SPLIT`"),
     "parquet": Extra(modules=("pyarrow",), purpose="`run` on .parquet files"),

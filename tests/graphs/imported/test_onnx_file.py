@@ -84,7 +84,7 @@ def test_a_folder_is_not_a_file(tmp_path) -> None:
     "content",
     [
         b"",
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+        b"<html>Not found</html>\n",
         b"\x00" * 64,
         b"PK\x03\x04",
     ],

@@ -351,7 +351,7 @@ def test_parts_of_stdin_are_removed(classifier, tmp_path, monkeypatch) -> None:
 SCRIPT = """
 import dataclasses, os, signal, sys
 from qdqbert.cli.app import main
-from qdqbert.common.extras import QUANTIZE
+from qdqbert.common.extras import EXTRAS
 from qdqbert.loading import load
 from qdqbert.verbs.run import parts
 for engine, schedule in load._SCHEDULES.items():
@@ -360,7 +360,7 @@ add = parts.Parts.add
 def add_and_die(self, block):
     add(self, block)
     if self.totals.read > 4:
-        heavy = set(QUANTIZE) & set(sys.modules)
+        heavy = set(EXTRAS["quantize"].modules) & set(sys.modules)
         print("loaded:", *heavy, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 parts.Parts.add = add_and_die
