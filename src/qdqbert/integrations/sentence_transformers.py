@@ -22,7 +22,6 @@ from typing import Any, cast
 
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.encoders.checkpoint.sentence import read_model_settings
-from qdqbert.encoders.checkpoint.tokenizer import load_tokenizer
 from qdqbert.loading import load as inference
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.reranking import Reranker
@@ -36,6 +35,8 @@ if importlib.util.find_spec("sentence_transformers") is None:
 import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules.input_module import InputModule
+
+from qdqbert.encoders.checkpoint.tokenizer import load_tokenizer
 
 _ACTIVATIONS: Mapping[str, torch.nn.Module] = {
     "sigmoid": torch.nn.Sigmoid(),
