@@ -28,40 +28,43 @@ Written by tests/load_stub.py. It has one signature for each task, as type check
 def stub() -> str:
     """Return the text of the file."""
     models = {name: task.model for name, task in TASKS.items() if task.model is not None}
-    imports = collections.defaultdict(set, {"typing": {"Any", "Literal", "overload"}})
+    typing = {"Any", "Literal", "TypedDict", "Unpack", "overload"}
+    imports = collections.defaultdict(set, {"typing": typing})
     for model in models.values():
         imports[model.__module__].add(model.__name__)
-    general = signature("TaskName | None = None", "Any")
+    parameters = inspect.signature(module.load).parameters
+    options = [each for name, each in parameters.items() if name not in ("path", "task")]
+    fields = "".join(f"    {each.name}: {each.annotation}\n" for each in options)
+    # It shows the defaults.
+    general = "".join(
+        f"    {each.name}: {each.annotation} = {default(each)},\n" for each in options
+    )
     for name, source in origins().items():
-        if re.search(rf"\b{name}\b", general):
+        if re.search(rf"\b{name}\b", f"ModelLike TaskName {fields}"):
             imports[source].add(name)
     standard, *own = [
         f"from {source} import {', '.join(sorted(names))}"
         for source, names in sorted(imports.items(), key=lambda each: (each[0] != "typing", each))
     ]
     overloads = [
-        f'{signature(f"""Literal["{name}"]""", model.__name__)} ...'
+        f'@overload\ndef load(\n    path: ModelLike, *, task: Literal["{name}"], '
+        f"**options: Unpack[LoadOptions]\n) -> {model.__name__}: ..."
         for name, model in models.items()
     ]
     # From Python 3.13 on, docstrings have no indentation.
     text = textwrap.indent(inspect.getdoc(module.load) or "", "    ").lstrip()
-    overloads.append(f'{general}\n    """{text}\n    """\n')
-    return "\n".join([HEAD, standard, "", *own, "", *overloads])
+    overloads.append(
+        "@overload\ndef load(\n    path: ModelLike,\n    *,\n    task: TaskName | None = None,\n"
+        f'{general}) -> Any:\n    """{text}\n    """\n'
+    )
+    typed = f'class LoadOptions(TypedDict, total=False):\n    """Options of `load`."""\n\n{fields}'
+    return "\n".join([HEAD, standard, "", *own, "", typed, *overloads])
 
 
-def signature(task: str, returned: str) -> str:
-    """Return the signature of `load` with another type of `task` and of what it returns."""
-    parameters = []
-    for each in inspect.signature(module.load).parameters.values():
-        if each.name == "path":
-            parameters += [f"path: {each.annotation}", "*"]
-        elif each.name == "task":
-            parameters.append(f"task: {task}")
-        else:
-            default = json.dumps(each.default) if isinstance(each.default, str) else each.default
-            parameters.append(f"{each.name}: {each.annotation} = {default}")
-    text = "".join(f"    {each},\n" for each in parameters)
-    return f"@overload\ndef load(\n{text}) -> {returned}:"
+def default(parameter: inspect.Parameter) -> str:
+    """Return a default as Python code with double quotes."""
+    value = parameter.default
+    return json.dumps(value) if isinstance(value, str) else str(value)
 
 
 def origins() -> dict[str, str]:

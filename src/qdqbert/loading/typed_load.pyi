@@ -3,7 +3,7 @@
 Written by tests/load_stub.py. It has one signature for each task, as type checkers read no tables.
 """
 
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from qdqbert.common.choices import EngineName, KernelName, Precision, ProviderName, TargetName
 from qdqbert.common.objects import ModelLike
@@ -19,155 +19,58 @@ from qdqbert.tasks.sparse_embedding import SparseEmbedder
 from qdqbert.tasks.text_classification import TextClassifier
 from qdqbert.tasks.token_classification import TokenClassifier
 
+class LoadOptions(TypedDict, total=False):
+    """Options of `load`."""
+
+    engine: EngineName | None
+    provider: ProviderName | None
+    kernel: KernelName | None
+    threads: int | None
+    target: TargetName | None
+    batch_invariant: bool
+    precision: Precision
+    adapter: str | None
+    check: bool
+
 @overload
 def load(
-    path: ModelLike,
-    *,
-    task: Literal["feature-extraction"],
-    engine: EngineName | None = None,
-    provider: ProviderName | None = None,
-    kernel: KernelName | None = None,
-    threads: int | None = None,
-    target: TargetName | None = None,
-    batch_invariant: bool = False,
-    precision: Precision = "int8",
-    adapter: str | None = None,
-    check: bool = True,
+    path: ModelLike, *, task: Literal["feature-extraction"], **options: Unpack[LoadOptions]
 ) -> Embedder: ...
 @overload
 def load(
-    path: ModelLike,
-    *,
-    task: Literal["fill-mask"],
-    engine: EngineName | None = None,
-    provider: ProviderName | None = None,
-    kernel: KernelName | None = None,
-    threads: int | None = None,
-    target: TargetName | None = None,
-    batch_invariant: bool = False,
-    precision: Precision = "int8",
-    adapter: str | None = None,
-    check: bool = True,
+    path: ModelLike, *, task: Literal["fill-mask"], **options: Unpack[LoadOptions]
 ) -> MaskFiller: ...
 @overload
 def load(
-    path: ModelLike,
-    *,
-    task: Literal["multi-vector-embedding"],
-    engine: EngineName | None = None,
-    provider: ProviderName | None = None,
-    kernel: KernelName | None = None,
-    threads: int | None = None,
-    target: TargetName | None = None,
-    batch_invariant: bool = False,
-    precision: Precision = "int8",
-    adapter: str | None = None,
-    check: bool = True,
+    path: ModelLike, *, task: Literal["multi-vector-embedding"], **options: Unpack[LoadOptions]
 ) -> MultiVectorEmbedder: ...
 @overload
 def load(
-    path: ModelLike,
-    *,
-    task: Literal["multiple-choice"],
-    engine: EngineName | None = None,
-    provider: ProviderName | None = None,
-    kernel: KernelName | None = None,
-    threads: int | None = None,
-    target: TargetName | None = None,
-    batch_invariant: bool = False,
-    precision: Precision = "int8",
-    adapter: str | None = None,
-    check: bool = True,
+    path: ModelLike, *, task: Literal["multiple-choice"], **options: Unpack[LoadOptions]
 ) -> ChoiceSelector: ...
 @overload
 def load(
-    path: ModelLike,
-    *,
-    task: Literal["next-sentence-prediction"],
-    engine: EngineName | None = None,
-    provider: ProviderName | None = None,
-    kernel: KernelName | None = None,
-    threads: int | None = None,
-    target: TargetName | None = None,
-    batch_invariant: bool = False,
-    precision: Precision = "int8",
-    adapter: str | None = None,
-    check: bool = True,
+    path: ModelLike, *, task: Literal["next-sentence-prediction"], **options: Unpack[LoadOptions]
 ) -> NextSentencePredictor: ...
 @overload
 def load(
-    path: ModelLike,
-    *,
-    task: Literal["question-answering"],
-    engine: EngineName | None = None,
-    provider: ProviderName | None = None,
-    kernel: KernelName | None = None,
-    threads: int | None = None,
-    target: TargetName | None = None,
-    batch_invariant: bool = False,
-    precision: Precision = "int8",
-    adapter: str | None = None,
-    check: bool = True,
+    path: ModelLike, *, task: Literal["question-answering"], **options: Unpack[LoadOptions]
 ) -> QuestionAnswerer: ...
 @overload
 def load(
-    path: ModelLike,
-    *,
-    task: Literal["reranking"],
-    engine: EngineName | None = None,
-    provider: ProviderName | None = None,
-    kernel: KernelName | None = None,
-    threads: int | None = None,
-    target: TargetName | None = None,
-    batch_invariant: bool = False,
-    precision: Precision = "int8",
-    adapter: str | None = None,
-    check: bool = True,
+    path: ModelLike, *, task: Literal["reranking"], **options: Unpack[LoadOptions]
 ) -> Reranker: ...
 @overload
 def load(
-    path: ModelLike,
-    *,
-    task: Literal["sparse-embedding"],
-    engine: EngineName | None = None,
-    provider: ProviderName | None = None,
-    kernel: KernelName | None = None,
-    threads: int | None = None,
-    target: TargetName | None = None,
-    batch_invariant: bool = False,
-    precision: Precision = "int8",
-    adapter: str | None = None,
-    check: bool = True,
+    path: ModelLike, *, task: Literal["sparse-embedding"], **options: Unpack[LoadOptions]
 ) -> SparseEmbedder: ...
 @overload
 def load(
-    path: ModelLike,
-    *,
-    task: Literal["text-classification"],
-    engine: EngineName | None = None,
-    provider: ProviderName | None = None,
-    kernel: KernelName | None = None,
-    threads: int | None = None,
-    target: TargetName | None = None,
-    batch_invariant: bool = False,
-    precision: Precision = "int8",
-    adapter: str | None = None,
-    check: bool = True,
+    path: ModelLike, *, task: Literal["text-classification"], **options: Unpack[LoadOptions]
 ) -> TextClassifier: ...
 @overload
 def load(
-    path: ModelLike,
-    *,
-    task: Literal["token-classification"],
-    engine: EngineName | None = None,
-    provider: ProviderName | None = None,
-    kernel: KernelName | None = None,
-    threads: int | None = None,
-    target: TargetName | None = None,
-    batch_invariant: bool = False,
-    precision: Precision = "int8",
-    adapter: str | None = None,
-    check: bool = True,
+    path: ModelLike, *, task: Literal["token-classification"], **options: Unpack[LoadOptions]
 ) -> TokenClassifier: ...
 @overload
 def load(

@@ -486,14 +486,20 @@ class Embedder(PromptedModel[SmallEmbedding]):
         """Number of dimensions of an embedding that is not cut."""
         if self._stored_ranges is not None:
             return len(self._stored_ranges.low)
-        return len(self._all(self.job(prompt="", truncate_dim=_MOST), ["a"])[0])
+        return len(self._whole)
 
     @functools.cached_property
     def have_length_1(self) -> bool:
         """Whether the model itself scales embeddings to length 1."""
         if self._stored_ranges is not None:
             return self._stored_ranges.have_length_1
-        return bool(have_length_1(self._all(self.job(prompt="", truncate_dim=_MOST), ["a"])[0]))
+        return bool(have_length_1(self._whole))
+
+    @functools.cached_property
+    def _whole(self) -> Embedding:
+        """An embedding with all dimensions, as nothing else tells their number."""
+        whole: Embedding = self._all(self.job(prompt="", truncate_dim=_MOST), ["a"])[0]
+        return whole
 
     def _length(self, truncate_dim: int | None, output_dtype: OutputDtype) -> int:
         """Return the number of values of an embedding; bits are packed, eight to a byte."""
