@@ -8,7 +8,7 @@ import pytest
 from conftest import TEXTS
 from qdqbert.common.progress import Silent
 from qdqbert.data.rows.data import Example
-from qdqbert.encoders.checkpoint.sentence import ModelSettings
+from qdqbert.encoders.checkpoint.model_settings import ModelSettings
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.pipeline.source import ModelPath, open_source

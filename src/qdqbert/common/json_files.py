@@ -9,10 +9,12 @@ import collections
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.files import refuse_pointer, refuse_pointer_text
+
+_T = TypeVar("_T")
 
 # The largest vocabularies of today are files of 35 MB.
 _LARGEST_FILE = 100_000_000
@@ -151,7 +153,12 @@ class Fields:
     @classmethod
     def of_file(cls, path: Path) -> Fields:
         """Read a file; see `read_json`."""
-        return cls(read_json(path), lambda reason: damaged(path, reason))
+        return cls.of_text(read_text(path), path)
+
+    @classmethod
+    def of_text(cls, text: str, name: str | Path) -> Fields:
+        """Read a text in JSON, of the file `name`; see `parse_object`."""
+        return cls(parse_object(text, name), lambda reason: damaged(name, reason))
 
     def refuse(self, name: str, value: object, wanted: str) -> CheckpointError:
         """Return the error about a value."""
@@ -162,6 +169,10 @@ class Fields:
     def has(self, name: str) -> bool:
         """Return whether there is a value, and it is not null."""
         return self.values.get(name) is not None
+
+    def optional(self, read: Callable[..., _T], name: str, *limits: int) -> _T | None:
+        """Return what `read`, one of these methods, returns; `None` if there is no value."""
+        return read(name, *limits) if self.has(name) else None
 
     def get(self, name: str) -> Any:
         """Return a value of any kind."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from qdqbert.common.file_names import CONFIG
 from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import EncoderModel
@@ -30,7 +31,7 @@ def encoder_of(checkpoint: Checkpoint) -> EncoderModel:
     head = checkpoint.head
     model = read_encoder(
         Weights.of_arrays(arrays, Path(checkpoint.name)),
-        Config(values=checkpoint.config.to_dict(), path=f"{checkpoint.name}/config.json"),
+        Config(values=checkpoint.config.to_dict(), path=f"{checkpoint.name}/{CONFIG}"),
         checkpoint.task,
         poolings=() if head is None else head.row_poolings,
         steps=checkpoint.head_steps,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from qdqbert.common.errors import MissingExtraError, UserInputError
-from qdqbert.encoders.checkpoint.sentence import read_model_settings
+from qdqbert.encoders.checkpoint.model_settings import ModelSettings
 from qdqbert.loading import load as inference
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.reranking import Reranker
@@ -221,7 +221,7 @@ def load(path: str | Path, **options: Any) -> SentenceTransformer | CrossEncoder
         (1, 384)
     """
     model: Any = inference.load(path, **options)
-    settings = read_model_settings(model.directory)
+    settings = ModelSettings.of_folder(model.directory)
     if isinstance(model, Embedder):
         encoder: SentenceTransformer = _SentenceTransformer(
             modules=[QuantizedEncoder(model)],

@@ -12,13 +12,13 @@ from typing import Any
 
 from qdqbert.common.choices import EngineName, KernelName, Precision, ProviderName, TargetName
 from qdqbert.common.errors import CheckpointError, UserInputError, showing
+from qdqbert.common.file_names import TOKENIZER
 from qdqbert.common.files import digest_of
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.machine import usable_cores
 from qdqbert.common.objects import ModelLike, SavedModel, saved
 from qdqbert.common.options.declared import check_arguments
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER
 from qdqbert.encoders.peft import ADAPTER_CONFIG
 from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.engines.index_limits import index_limits

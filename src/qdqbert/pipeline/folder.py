@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.calibration.ranges_file import write_ranges
+from qdqbert.common.file_names import CARD
 from qdqbert.common.files import write_bytes, write_json
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
-from qdqbert.encoders.checkpoint.card import CARD, read_card_data
+from qdqbert.encoders.checkpoint.card import read_card_data
 from qdqbert.encoders.checkpoint.configuration import config_of_graph
-from qdqbert.encoders.checkpoint.cross_encoder import write_cross_encoder
 from qdqbert.encoders.checkpoint.load import finder_of
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.tokenizer import write_tokenizer
@@ -77,11 +77,8 @@ def write_model(
     source = ready.source
     config_of_graph(source.config).save_pretrained(folder)
     write_tokenizer(source.tokenizer, folder, max_length=ready.inputs.max_length)
-    if source.head is not None:
-        find = finder_of(source.name)
-        source.head.write(folder, hidden=source.config.hidden_size, find=find)
-    if source.cross_encoder is not None:
-        write_cross_encoder(source.cross_encoder, folder)
+    for each in filter(None, (source.head, source.cross_encoder)):
+        each.write(folder, hidden=source.config.hidden_size, find=finder_of(source.name))
     write_ranges(ready.calibration, folder / RANGES)
     write_json(folder / QUANTIZATION, quantization_json(ready, written, command, choice))
     if source.training:

@@ -16,6 +16,7 @@ from qdqbert.calibration.reference.sited_encoder import SitedEncoder
 from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.choices import PoolingMode
 from qdqbert.common.errors import UserInputError, naming
+from qdqbert.common.file_names import CONFIG
 from qdqbert.common.options.onnx import Onnx, is_onnx_file
 from qdqbert.common.progress import Progress
 from qdqbert.encoders.adapters import merged
@@ -233,7 +234,7 @@ def _read_float(model: ModelPath, found: Description) -> Source:
     """Read the weights of a checkpoint without quantizers."""
     notices: list[str] = []
     head = found.head
-    config = Config(values=found.config.to_dict(), path=f"{found.name}/config.json")
+    config = Config(values=found.config.to_dict(), path=f"{found.name}/{CONFIG}")
     with found.reading_weights() as folder:
         encoder = read_encoder(
             merged(Weights(folder), config, found.adapter, notices),

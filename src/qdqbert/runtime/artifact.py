@@ -32,6 +32,7 @@ from typing import Any, Literal
 
 from qdqbert.common.choices import ENGINE_NAMES, EngineName
 from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputError
+from qdqbert.common.file_names import CONFIG
 from qdqbert.common.files import check_output_place, followed, temporary_places
 from qdqbert.common.json_files import Fields, damaged, read_json, shown
 from qdqbert.encoders.config import Config
@@ -47,7 +48,6 @@ REPORT_PAGE = "report.html"
 VERIFICATION = "verification.npz"
 TRAINING = "training.json"
 EXPORT = "export.json"
-CONFIG = "config.json"
 
 QUANTIZATION_FORMAT = "qdqbert-quantization/2"
 TRAINING_FORMAT = "qdqbert-training/2"
@@ -313,10 +313,10 @@ def _check_checkpoint(folder: Path) -> None:
         CheckpointError: It has no weights that are read, or is of another family.
     """
     from qdqbert.encoders.checkpoint.folder import check_name, read_known_config
-    from qdqbert.encoders.checkpoint.sentence import folder_reader
+    from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 
     check_name(str(folder))
-    read_known_config(str(folder), folder_reader(folder), "")
+    read_known_config(str(folder), SentenceFiles.of_folder(folder).read, "")
 
 
 def _check_format(fields: Fields, path: Path, expected: str) -> None:

@@ -18,7 +18,6 @@ from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, open_t
 from qdqbert.data.rows.lines import counted, row_name
 from qdqbert.data.tokenizing.encoding import Encoded, encode, padding_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.encoders.checkpoint.sentence import MODEL_SETTINGS, model_settings
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.tasks.embedder import Embedder
@@ -164,7 +163,7 @@ def _calibration_jobs(
     cutting = tokenizer.cutting(max_length)
     return [
         Prompted(tokenizer=cutting, input_names=input_names, prompt=prompt)
-        for prompt in prompts_of(model_settings(head.files.get(MODEL_SETTINGS)))
+        for prompt in prompts_of(head.settings)
     ]
 
 

@@ -20,8 +20,8 @@ from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.progress import progress_of
 from qdqbert.data.tables.rows import Column
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.checkpoint.model_settings import Kind
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead, TokenRules, read_token_rules
-from qdqbert.encoders.checkpoint.sentence import MODEL_SETTINGS, Kind, model_settings
 from qdqbert.encoders.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.runtime.batches import Feature, Results
 from qdqbert.runtime.inputs import check_device, check_whole, listed_texts
@@ -419,7 +419,7 @@ def _calibration_jobs(
     head: MultiVectorHead, tokenizer: Tokenizer, input_names: Sequence[str], max_length: int
 ) -> list[_Encode]:
     """Return the jobs for documents and for expanded queries."""
-    settings = model_settings(head.files.get(MODEL_SETTINGS))
+    settings = head.settings
     kinds: tuple[tuple[Kind, Sequence[str]], ...] = (
         ("document", DOCUMENT_PROMPTS),
         ("query", QUERY_PROMPTS),

@@ -13,7 +13,7 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.progress import progress_of
 from qdqbert.encoders.checkpoint.cross_encoder import ACTIVATIONS, Activation, activation_of
-from qdqbert.encoders.checkpoint.sentence import choose_prompt, read_model_settings
+from qdqbert.encoders.checkpoint.model_settings import ModelSettings, choose_prompt
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
     Text,
@@ -105,7 +105,7 @@ class PairScorer(Model):
     def __init__(self, loaded: Loaded) -> None:
         """Read the prompts and the activation function of the folder."""
         super().__init__(loaded)
-        settings = read_model_settings(loaded.artifact.directory)
+        settings = ModelSettings.of_folder(loaded.artifact.directory)
         self._activation = activation_of(loaded.config, settings, self.num_labels)
         self.default_prompt_name: str | None = settings.default_prompt_name
         self.prompts: dict[str, str] = dict(settings.prompts)

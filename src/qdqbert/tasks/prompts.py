@@ -21,12 +21,7 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.common.forks import repair_in_child
 from qdqbert.data.tokenizing.chunks import in_chunks
 from qdqbert.data.tokenizing.encoding import feature_of
-from qdqbert.encoders.checkpoint.sentence import (
-    Kind,
-    ModelSettings,
-    choose_prompt,
-    read_model_settings,
-)
+from qdqbert.encoders.checkpoint.model_settings import Kind, ModelSettings, choose_prompt
 from qdqbert.encoders.family import is_jina_v5
 from qdqbert.runtime.batches import Feature
 from qdqbert.runtime.inputs import check_text
@@ -190,7 +185,7 @@ class PromptedModel(Model, Generic[_Vectors]):
     def __init__(self, loaded: Loaded) -> None:
         """Read the prompts of the folder."""
         super().__init__(loaded)
-        self._settings = read_model_settings(loaded.artifact.directory)
+        self._settings = ModelSettings.of_folder(loaded.artifact.directory)
         self.prompts: dict[str, str] = dict(self._settings.prompts)
         self.default_prompt_name: str | None = self._settings.default_prompt_name
         self._adapted: dict[str, Model] = {}

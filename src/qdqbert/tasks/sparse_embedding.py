@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.extras import require
+from qdqbert.common.file_names import CONFIG
 from qdqbert.common.json_files import Fields, damaged
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.progress import progress_of
 from qdqbert.data.tables.rows import Column
-from qdqbert.encoders.checkpoint.sentence import Kind
+from qdqbert.encoders.checkpoint.model_settings import Kind
 from qdqbert.encoders.checkpoint.sparse_encoder import read_query_weights
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.runtime.batches import Results
@@ -336,7 +337,7 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
         """Read the settings of the folder."""
         super().__init__(loaded)
         folder = loaded.artifact.directory
-        config = Fields(loaded.config, lambda reason: damaged(folder / "config.json", reason))
+        config = Fields(loaded.config, lambda reason: damaged(folder / CONFIG, reason))
         self.dimensions = config.integer("vocab_size")
         self._queries = read_query_weights(folder, vocabulary=self.dimensions)
 

@@ -15,10 +15,9 @@ from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.checkpoint.cross_encoder import (
     CrossEncoderFiles,
     activation_of,
-    write_cross_encoder,
 )
-from qdqbert.encoders.checkpoint.load import infer_task, load_checkpoint, reader_of
-from qdqbert.encoders.checkpoint.sentence import ModelSettings
+from qdqbert.encoders.checkpoint.load import files_of, infer_task, load_checkpoint
+from qdqbert.encoders.checkpoint.model_settings import ModelSettings
 from qdqbert.encoders.checkpoint.text_heads import read_layout
 
 PAIRS = [
@@ -99,10 +98,10 @@ def test_scores_of_the_quantized_folder_are_those_of_the_cross_encoder(
 def test_a_written_folder_is_read_by_sentence_transformers(saved, theirs, tmp_path) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     folder = Path(shutil.copytree(saved, tmp_path / "copy"))
-    files = read_layout(reader_of(str(folder)))
+    files = read_layout(files_of(str(folder)))
     for name in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
         (folder / name).unlink()
-    write_cross_encoder(files, folder)
+    files.write(folder, hidden=8, find=lambda path: None)
     again = sentence_transformers.CrossEncoder(str(folder), device="cpu")
     np.testing.assert_array_equal(again.predict(PAIRS), theirs.predict(PAIRS))
     # Without settings of the encoder, too.
@@ -113,7 +112,7 @@ def test_a_written_folder_is_read_by_sentence_transformers(saved, theirs, tmp_pa
         },
     )
     (folder / "sentence_bert_config.json").unlink()
-    write_cross_encoder(bare, folder)
+    bare.write(folder, hidden=8, find=lambda path: None)
     again = sentence_transformers.CrossEncoder(str(folder), device="cpu")
     np.testing.assert_array_equal(again.predict(PAIRS), theirs.predict(PAIRS))
 

@@ -21,6 +21,7 @@ import qdqbert
 from conftest import TEXTS
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.encoders.checkpoint.load import infer_task, load_checkpoint
+from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.checkpoint.text_heads import read_layout
 from qdqbert.serving.app import build_app
 
@@ -190,4 +191,4 @@ def test_other_modules_are_refused_by_name(kinds, last, message) -> None:
         "3/config.json": json.dumps(last),
     }
     with pytest.raises(CheckpointError, match=message):
-        read_layout(files.get)
+        read_layout(SentenceFiles(files.get))

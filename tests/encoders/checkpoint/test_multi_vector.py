@@ -14,6 +14,7 @@ from qdqbert.encoders.checkpoint.multi_vector import (
     read_multi_vector_head,
     read_token_rules,
 )
+from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.checkpoint.text_heads import own_head, read_layout
 
 PACKAGE = "sentence_transformers.base.modules"
@@ -37,7 +38,7 @@ def files(*kinds, settings=None, **configs):
         path = f"{index}_x/config.json" if index else "sentence_bert_config.json"
         if name in configs:
             found[path] = json.dumps(configs[name])
-    return found.get
+    return SentenceFiles(found.get)
 
 
 TOKENS = {"module_input_name": "token_embeddings"}

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from conftest import TEXTS
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.checkpoint.sentence import (
     SentenceHead,
-    file_finder,
     read_sentence_head,
-    write_sentence_head,
 )
+from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles, file_finder
 
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
@@ -42,7 +40,7 @@ def head_of(modules: list[dict[str, str]], pooling: dict[str, Any], **files: str
         "1_Pooling/config.json": json.dumps(pooling),
         **{name.replace("__", "/") + ".json": text for name, text in files.items()},
     }
-    return read_sentence_head(texts.get)
+    return read_sentence_head(SentenceFiles(texts.get))
 
 
 def flags(*on: str) -> dict[str, bool]:
@@ -113,7 +111,7 @@ def test_every_engine_joins_the_vectors_of_all_poolings(pooled_int8, expected, e
     for one, other in zip(np.hsplit(found, count), np.hsplit(expected, count), strict=True):
         lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
         assert ((one * other).sum(axis=1) / lengths).min() > 0.99
-    kept = read_sentence_head(reader(pooled_int8))
+    kept = read_sentence_head(SentenceFiles.of_folder(pooled_int8))
     assert kept.poolings == (*reversed(FLAGS.values()),)
 
 
@@ -134,7 +132,7 @@ def test_unsupported_pooling_is_refused(config) -> None:
 
 def test_a_missing_pooling_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"1_Pooling/config\.json.* is missing"):
-        read_sentence_head({"modules.json": json.dumps([TRANSFORMER, POOLING])}.get)
+        read_sentence_head(SentenceFiles({"modules.json": json.dumps([TRANSFORMER, POOLING])}.get))
 
 
 def test_a_pooling_that_leaves_out_prompts_is_refused() -> None:
@@ -159,7 +157,7 @@ def test_unsupported_modules_are_refused(modules) -> None:
 
 
 def test_a_plain_folder_has_no_head() -> None:
-    assert read_sentence_head(lambda path: None) is None
+    assert read_sentence_head(SentenceFiles(lambda path: None)) is None
 
 
 @pytest.mark.parametrize(
@@ -195,14 +193,6 @@ def test_the_settings_of_an_encoder_in_a_subfolder_are_read() -> None:
     assert (head.subfolder, head.max_length) == ("0_Transformer", 17)
 
 
-def reader(folder: Path) -> Callable[[str], str | None]:
-    def read(path: str) -> str | None:
-        file = folder / path
-        return file.read_text(encoding="utf-8") if file.is_file() else None
-
-    return read
-
-
 def test_files_of_the_checkpoint_are_copied(tmp_path) -> None:
     pooling = {"word_embedding_dimension": 32, "include_prompt": True, "pooling_mode": "cls"}
     settings = {"max_seq_length": 17, "do_lower_case": True}
@@ -216,7 +206,7 @@ def test_files_of_the_checkpoint_are_copied(tmp_path) -> None:
         },
     )
     assert (head.lower_case, head.default_prompt) == (True, "query: ")
-    write_sentence_head(head, tmp_path, hidden=32, find=file_finder(tmp_path))
+    head.write(tmp_path, hidden=32, find=file_finder(tmp_path))
     assert json.loads((tmp_path / "1_Pooling" / "config.json").read_text()) == pooling
     assert json.loads((tmp_path / "sentence_bert_config.json").read_text()) == settings
     assert json.loads((tmp_path / "config_sentence_transformers.json").read_text()) == prompts
@@ -227,7 +217,7 @@ def test_files_of_the_checkpoint_are_copied(tmp_path) -> None:
         ("2_Normalize", "Normalize"),
     ]
     assert (tmp_path / "2_Normalize").is_dir()
-    again = read_sentence_head(reader(tmp_path))
+    again = read_sentence_head(SentenceFiles.of_folder(tmp_path))
     assert again == dataclasses.replace(head, subfolder="")
     assert again.files == head.files
 
@@ -235,8 +225,8 @@ def test_files_of_the_checkpoint_are_copied(tmp_path) -> None:
 @pytest.mark.parametrize("normalize", [True, False])
 def test_a_head_that_was_given_is_written_as_flags(tmp_path, normalize) -> None:
     head = SentenceHead(poolings=("max",), normalize=normalize, max_length=None)
-    write_sentence_head(head, tmp_path, hidden=8, find=file_finder(tmp_path))
-    assert read_sentence_head(reader(tmp_path)) == head
+    head.write(tmp_path, hidden=8, find=file_finder(tmp_path))
+    assert read_sentence_head(SentenceFiles.of_folder(tmp_path)) == head
     config = json.loads((tmp_path / "1_Pooling" / "config.json").read_text())
     assert config == {"word_embedding_dimension": 8, **flags("max_tokens")}
 
@@ -244,16 +234,16 @@ def test_a_head_that_was_given_is_written_as_flags(tmp_path, normalize) -> None:
 def test_another_pooling_replaces_the_file_of_the_checkpoint(tmp_path) -> None:
     head = head_of([TRANSFORMER, POOLING, NORMALIZE], flags("mean_tokens"))
     find = file_finder(tmp_path)
-    write_sentence_head(head.with_pooling("cls"), tmp_path, hidden=8, find=find)
-    found = read_sentence_head(reader(tmp_path))
+    head.with_pooling("cls").write(tmp_path, hidden=8, find=find)
+    found = read_sentence_head(SentenceFiles.of_folder(tmp_path))
     assert (found.poolings, found.normalize) == (("cls",), True)
 
 
 def test_the_folder_of_a_quantized_embedder_has_the_head_of_its_checkpoint(
     quantized, checkpoints
 ) -> None:
-    found = read_sentence_head(reader(quantized("sentence").directory))
-    expected = read_sentence_head(reader(checkpoints("sentence")))
+    found = read_sentence_head(SentenceFiles.of_folder(quantized("sentence").directory))
+    expected = read_sentence_head(SentenceFiles.of_folder(checkpoints("sentence")))
     assert found == expected
     assert found.files == expected.files
 
@@ -280,5 +270,5 @@ def test_damaged_files_are_named_in_errors(name: str, text: str, place: str) -> 
     pooling = json.dumps({"pooling_mode_mean_tokens": True})
     files = {"modules.json": json.dumps(modules), "1_Pooling/config.json": pooling, name: text}
     with pytest.raises(CheckpointError, match=place) as caught:
-        read_sentence_head(files.get)
+        read_sentence_head(SentenceFiles(files.get))
     assert name in str(caught.value)

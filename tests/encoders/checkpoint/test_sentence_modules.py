@@ -20,7 +20,9 @@ import qdqbert
 from conftest import TEXTS
 from qdqbert.calibration.reference.body import run_steps, tensor_of
 from qdqbert.common.errors import CheckpointError, UserInputError
-from qdqbert.encoders.checkpoint.sentence import file_finder, folder_reader, read_sentence_head
+from qdqbert.common.json_files import Fields
+from qdqbert.encoders.checkpoint.sentence import read_sentence_head
+from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles, file_finder
 from qdqbert.encoders.checkpoint.sentence_modules import head_module, steps_of, write_modules
 from torch_files import to_torch
 
@@ -75,7 +77,9 @@ def test_every_engine_computes_them_and_the_folder_keeps_them(
     for engine in ("native", "onnxruntime"):
         with qdqbert.load(folder, engine=engine) as model:
             assert cosines(model.encode(SAMPLE), expected).min() > 0.99
-    kept, before = (read_sentence_head(folder_reader(each)) for each in (folder, projected))
+    kept, before = (
+        read_sentence_head(SentenceFiles.of_folder(each)) for each in (folder, projected)
+    )
     assert [each.name for each in kept.modules] == ["Normalize", "Dense", "LayerNorm", "Dense"]
     for mine, its in zip(
         kept.steps(file_finder(folder)), before.steps(file_finder(projected)), strict=True
@@ -110,7 +114,7 @@ def test_training_refuses_them(projected, checkpoints, tmp_path) -> None:
 def test_a_module_that_computes_something_else_is_refused(changes, message) -> None:
     config = {"in_features": 4, "out_features": 2, **changes}
     with pytest.raises(CheckpointError, match=message):
-        head_module("Dense", "2_Dense", json.dumps(config))
+        head_module("Dense", "2_Dense", Fields.of_text(json.dumps(config), "2_Dense/config.json"))
 
 
 @pytest.mark.parametrize("outputs", [6, 4], ids=["same-width", "other-width"])
@@ -119,7 +123,7 @@ def test_a_residual_is_added_as_in_sentence_transformers(activation, outputs, tm
     torch.manual_seed(0)
     dense = Dense(6, outputs, activation_function=activation, use_residual=True)
     dense.save(str(tmp_path))
-    module = head_module("Dense", "", (tmp_path / "config.json").read_text())
+    module = head_module("Dense", "", Fields.of_file(tmp_path / "config.json"))
     x = 3 * torch.randn(5, 6)
     with torch.inference_mode():
         expected = dense({"sentence_embedding": x.clone()})["sentence_embedding"]
@@ -129,7 +133,7 @@ def test_a_residual_is_added_as_in_sentence_transformers(activation, outputs, tm
 
 def test_weights_have_to_be_there_and_of_the_shape_in_the_config(projected, tmp_path) -> None:
     text = json.dumps({"in_features": 4, "out_features": 2})
-    module = head_module("Dense", "3_Dense", text)
+    module = head_module("Dense", "3_Dense", Fields.of_text(text, "3_Dense/config.json"))
     with pytest.raises(CheckpointError, match=r"has no weights: neither model\.safetensors nor"):
         steps_of((module,), file_finder(tmp_path))
     with pytest.raises(CheckpointError, match=r"3_Dense/config.json describes \(2\)"):
@@ -139,7 +143,7 @@ def test_weights_have_to_be_there_and_of_the_shape_in_the_config(projected, tmp_
 def test_weights_of_torch_are_read_and_written_as_safetensors(projected, tmp_path) -> None:
     copy, new = to_torch(Path(shutil.copytree(projected, tmp_path / "copy"))), tmp_path / "new"
     new.mkdir()
-    head = read_sentence_head(folder_reader(copy))
+    head = read_sentence_head(SentenceFiles.of_folder(copy))
     expected = steps_of(head.modules, file_finder(projected))
     names = write_modules(head.modules, new, file_finder(copy))
     again = [
@@ -161,4 +165,4 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(path) -> None:
         {"idx": 0, "name": "0", "path": path, "type": "sentence_transformers.models.Pooling"}
     ]
     with pytest.raises(CheckpointError, match="leads out of the folder"):
-        read_sentence_head({"modules.json": json.dumps(modules)}.get)
+        read_sentence_head(SentenceFiles({"modules.json": json.dumps(modules)}.get))

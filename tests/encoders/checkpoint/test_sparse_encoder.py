@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.checkpoint.cross_encoder import task_of_files
-from qdqbert.encoders.checkpoint.sentence import file_finder
+from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles, file_finder
 from qdqbert.encoders.checkpoint.sparse_encoder import (
     SpladeHead,
     read_query_weights,
@@ -76,7 +76,7 @@ def router(
     ],
 )
 def test_files_of_all_versions_are_read(files, expected) -> None:
-    head = read_layout(files.get)
+    head = read_layout(SentenceFiles(files.get))
     assert isinstance(head, SpladeHead)
     assert (*head.row_poolings, head.steps(lambda path: None)) == expected
     assert task_of_files(["BertForMaskedLM"], {}, head) == "sparse-embedding"
@@ -91,7 +91,7 @@ def test_files_of_all_versions_are_read(files, expected) -> None:
 )
 def test_other_settings_are_refused(settings, message) -> None:
     with pytest.raises(CheckpointError, match=message):
-        read_layout(files_of(TRANSFORMER, NEW, **settings).get)
+        read_layout(SentenceFiles(files_of(TRANSFORMER, NEW, **settings).get))
 
 
 def test_embeddings_of_a_sparse_autoencoder_are_refused() -> None:
@@ -101,7 +101,7 @@ def test_embeddings_of_a_sparse_autoencoder_are_refused() -> None:
         "config_sentence_transformers.json": '{"model_type": "SparseEncoder"}',
     }
     with pytest.raises(CheckpointError, match="modules Transformer, Pooling, SparseAutoEncoder"):
-        read_layout(files.get)
+        read_layout(SentenceFiles(files.get))
 
 
 def test_a_masked_language_model_has_the_usual_head_and_a_notice() -> None:
@@ -115,7 +115,7 @@ def test_a_masked_language_model_has_the_usual_head_and_a_notice() -> None:
     [({"default_route": "document"}, False), ({"default_route": "query"}, True), ({}, True)],
 )
 def test_a_router_names_the_weights_of_queries(options, is_default) -> None:
-    head = read_splade_head(router(**options).get)
+    head = read_splade_head(SentenceFiles(router(**options).get))
     assert head.subfolder == "document_0_Transformer"
     assert head.query_path == "query_0_SparseStaticEmbedding"
     # sentence-transformers takes the first route if none is named.
@@ -143,7 +143,7 @@ def test_a_router_names_the_weights_of_queries(options, is_default) -> None:
 )
 def test_other_routers_are_refused(files, message) -> None:
     with pytest.raises(CheckpointError, match=message):
-        read_splade_head(files.get)
+        read_splade_head(SentenceFiles(files.get))
 
 
 def test_weights_of_queries_are_kept_in_a_folder(tmp_path) -> None:

@@ -13,6 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Dropout, LayerNor
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 from qdqbert.common.errors import CheckpointError
+from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.checkpoint.text_heads import read_layout
 
 PACKAGES = (
@@ -94,7 +95,7 @@ def files_of(model: str, names: list[str]) -> dict[str, str]:
 def refusal_of(files: dict[str, str]) -> str | None:
     """Return why files are refused; `None` if they are read."""
     try:
-        found = read_layout(files.get)
+        found = read_layout(SentenceFiles(files.get))
     except CheckpointError as error:
         return str(error)
     assert found is not None
@@ -140,4 +141,4 @@ def test_a_transformer_that_returns_something_else_is_refused(settings, message)
     files = files_of("SentenceTransformer", ["Transformer", "Pooling"])
     files["0/sentence_bert_config.json"] = json.dumps(settings)
     with pytest.raises(CheckpointError, match=message):
-        read_layout(files.get)
+        read_layout(SentenceFiles(files.get))

@@ -24,6 +24,7 @@ from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.checkpoint import tokenizer as tokenizers_of_transformers
 from qdqbert.encoders.checkpoint.sentence import read_sentence_head
+from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.runtime.artifact import TRAINING_FORMAT
 from qdqbert.tasks.task import Metric
 from qdqbert.training.models.quantized import load_model
@@ -359,12 +360,10 @@ def test_a_sentence_transformers_folder_stays_one(checkpoints, files_of, out, mo
     # The head normalizes, to float32's precision.
     np.testing.assert_allclose(np.linalg.norm(np.stack(predictions[-1]), axis=1), 1, rtol=1e-5)
 
-    def read(folder: Path) -> Any:
-        return read_sentence_head(
-            lambda name: (folder / name).read_text() if (folder / name).is_file() else None
-        )
-
-    assert read(out) == read(checkpoints("sentence")) is not None
+    mine, its = (
+        read_sentence_head(SentenceFiles.of_folder(each)) for each in (out, checkpoints("sentence"))
+    )
+    assert mine == its is not None
 
 
 def logits_of(folder: Path) -> torch.Tensor:

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
 from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.file_names import TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.json_files import Fields, damaged, read_json
 from qdqbert.data.tokenizing.long_texts import Kept, StartTokenizer
 from qdqbert.data.tokenizing.tokenizer_files import (
     ROLES,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
     Side,
     TokenizerFile,
     raising,

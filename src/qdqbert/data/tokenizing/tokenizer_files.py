@@ -18,11 +18,10 @@ import tokenizers
 from tokenizers import AddedToken, normalizers
 
 from qdqbert.common.errors import CheckpointError, one_line
+from qdqbert.common.file_names import TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.files import write_json
 from qdqbert.common.json_files import Fields, damaged, parse_object, read_json, read_text, shown
 
-TOKENIZER = "tokenizer.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
 ROLES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 """Names of the settings that name special tokens, in the order in which transformers adds them."""
 

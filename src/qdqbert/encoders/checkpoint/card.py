@@ -9,8 +9,7 @@ import yaml
 from huggingface_hub import ModelCard
 from transformers.utils.hub import cached_file
 
-CARD = "README.md"
-"""Name of the model card in a folder and on the hub."""
+from qdqbert.common.file_names import CARD
 
 
 def read_card_data(name: str) -> Mapping[str, Any]:

@@ -15,28 +15,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint.sentence import (
-    MODEL_SETTINGS,
+from qdqbert.common.file_names import CONFIG, MODEL_SETTINGS, SETTINGS
+from qdqbert.encoders.checkpoint.layout import (
     POOLING_CONFIG,
-    SETTINGS,
     Layout,
-    ModelSettings,
     PooledHead,
-    ReadFile,
     begins_with_pooling,
-    join,
-    model_settings,
     read_layout_fields,
-    read_modules,
     read_pooling,
-    shown_kinds,
-    write_files,
 )
+from qdqbert.encoders.checkpoint.model_settings import ModelSettings
+from qdqbert.encoders.checkpoint.sentence_files import FindFile, SentenceFiles, write_files
 from qdqbert.encoders.checkpoint.sentence_modules import (
     MODULES_AFTER_POOLING,
     SCORES,
     SENTENCE,
-    FindFile,
     head_module,
 )
 from qdqbert.encoders.config import Config
@@ -61,6 +54,13 @@ _OLD_KEY = "sbert_ce_default_activation_function"
 class CrossEncoderFiles(Layout):
     """The files of a cross-encoder next to its model."""
 
+    def write(self, folder: Path, *, hidden: int, find: FindFile) -> None:
+        """Make a folder with the model or its graph readable by sentence-transformers."""
+        del hidden, find
+        # Without a task, sentence-transformers would load an encoder.
+        defaults = {SETTINGS: json.dumps({"transformer_task": "sequence-classification"}) + "\n"}
+        write_files(folder, [("Transformer", "")], {**defaults, **self.files})
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreHead(PooledHead):
@@ -76,47 +76,38 @@ class ScoreHead(PooledHead):
         """The task: to rank by one score, or to choose among classes."""
         return "reranking" if self.outputs == 1 else "text-classification"
 
-    def write(self, folder: Path, *, hidden: int, find: FindFile) -> None:
-        """Write the settings to a folder with graphs.
 
-        There is no modules.json: these graphs have the modules.
-        """
-        del hidden, find
-        for path, text in self.files.items():
-            (folder / path).write_text(text, encoding="utf-8")
-
-
-def read_cross_encoder(read: ReadFile) -> CrossEncoderFiles | ScoreHead:
+def read_cross_encoder(files: SentenceFiles) -> CrossEncoderFiles | ScoreHead:
     """Read sentence-transformers' files of a cross-encoder, also without modules.json.
 
     Raises:
         CheckpointError: It has a module or a setting that is not supported.
     """
-    modules = read_modules(read) or [("Transformer", "")]
+    modules = files.modules or [("Transformer", "")]
     if [kind for kind, _ in modules] != ["Transformer"]:
-        return _read_score_head(read, modules)
-    return CrossEncoderFiles(**read_layout_fields(read, modules[0][1], "classes"))
+        return _read_score_head(files)
+    return CrossEncoderFiles(**read_layout_fields(files, modules[0][1], "classes"))
 
 
-def _read_score_head(read: ReadFile, modules: Sequence[tuple[str, str]]) -> ScoreHead:
-    """Return the head of a cross-encoder, given the kinds and paths of its modules.
+def _read_score_head(files: SentenceFiles) -> ScoreHead:
+    """Return the head of a cross-encoder.
 
     Raises:
         CheckpointError: It has a module or a setting that is not supported.
     """
-    kinds = [kind for kind, _ in modules]
+    kinds = files.kinds
     if "LogitScore" in kinds:
         raise CheckpointError(
-            f"modules.json lists {shown_kinds(modules)}: this cross-encoder scores a pair by the "
+            f"modules.json lists {', '.join(kinds)}: this cross-encoder scores a pair by the "
             "token that a causal language model predicts next, which is not supported."
         )
-    if not begins_with_pooling(modules) or kinds[-1] != "Dense":
+    if not begins_with_pooling(kinds) or kinds[-1] != "Dense":
         raise CheckpointError(
-            f"modules.json lists {shown_kinds(modules)}; of cross-encoders only Transformer alone, "
+            f"modules.json lists {', '.join(kinds)}; of cross-encoders only Transformer alone, "
             "with the head in the model, and Transformer, Pooling and then "
             f"{', '.join(MODULES_AFTER_POOLING)}, ending with Dense, are supported."
         )
-    fields, rest = read_pooling(read, modules)
+    fields, rest = read_pooling(files)
     # Folders with graphs have no modules, so that nothing reads it there.
     del fields["files"][POOLING_CONFIG]
     last = len(rest) - 1
@@ -124,7 +115,7 @@ def _read_score_head(read: ReadFile, modules: Sequence[tuple[str, str]]) -> Scor
         head_module(
             kind,
             path,
-            read(join(path, "config.json")),
+            files.fields(path, CONFIG),
             result=SCORES if index == last else SENTENCE,
         )
         for index, (kind, path) in enumerate(rest)
@@ -144,9 +135,7 @@ def used_files(
         return None, ()
     found = layout if isinstance(layout, CrossEncoderFiles | ScoreHead) else None
     if len(config.class_names()) == 1:
-        activation_of(
-            config.values, model_settings(found.files.get(MODEL_SETTINGS) if found else None), 1
-        )
+        activation_of(config.values, found.settings if found else ModelSettings(), 1)
     files = found if isinstance(found, CrossEncoderFiles) else None
     if found is None or not found.default_prompt:
         return files, ()
@@ -154,13 +143,6 @@ def used_files(
         f"sentence-transformers puts the prompt {found.default_prompt!r} before the first text of "
         "each pair. qdqbert does not: add it to the data.",
     )
-
-
-def write_cross_encoder(files: CrossEncoderFiles, folder: Path) -> None:
-    """Make a folder with a cross-encoder or its graph readable by sentence-transformers."""
-    # Without a task, sentence-transformers would load an encoder.
-    defaults = {SETTINGS: json.dumps({"transformer_task": "sequence-classification"}) + "\n"}
-    write_files(folder, [("Transformer", "")], {**defaults, **files.files})
 
 
 def task_of_files(architectures: Sequence[str], config: Config, files: object) -> TaskName | None:

@@ -7,17 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.common.errors import CheckpointError
+from qdqbert.common.file_names import CONFIG, MODULES
 from qdqbert.common.files import refuse_pointer
 from qdqbert.common.json_files import parse_object
 from qdqbert.encoders.checkpoint.families import QDQBERT, family_of
 from qdqbert.encoders.checkpoint.hub import check_hub_model
-from qdqbert.encoders.checkpoint.sentence import (
-    MODULES,
-    ReadFile,
-    folder_reader,
-    is_cross_encoder,
-    join,
-)
+from qdqbert.encoders.checkpoint.sentence_files import ReadFile, SentenceFiles, join
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES as ENCODERS
 from qdqbert.encoders.family import family_name, is_flash
@@ -26,7 +21,6 @@ from qdqbert.encoders.task_kinds import TASK_KINDS, architectures_of, task_of_ar
 from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH, WEIGHTS, has_weights_below
 from qdqbert.encoders.torch_file import OLD_PICKLE
 
-_CONFIG = "config.json"
 _MERGE = (
     "Load it with PEFT, merge it into its model with `merge_and_unload()`, save that with "
     "`save_pretrained(new_folder)`, and pass the new folder, with the tokenizer in it."
@@ -46,7 +40,7 @@ def check_name(name: str) -> None:
     if not folder.is_dir():
         raise is_a_file(folder)
     files = {path.name for path in folder.rglob("*") if path.is_file()}
-    if ADAPTER_CONFIG in files and _CONFIG not in files:
+    if ADAPTER_CONFIG in files and CONFIG not in files:
         raise only_an_adapter(name)
     if has_weights_below(folder):
         refuse_old_pickles(folder, name)
@@ -56,7 +50,7 @@ def check_name(name: str) -> None:
 
 def is_a_file(path: Path) -> CheckpointError:
     """Return the error about a file that is passed instead of its folder."""
-    is_checkpoint = (path.parent / _CONFIG).is_file() or (path.parent / MODULES).is_file()
+    is_checkpoint = (path.parent / CONFIG).is_file() or (path.parent / MODULES).is_file()
     advice = f"Pass its folder, {str(path.parent)!r}." if is_checkpoint else "Pass a folder."
     return CheckpointError(
         f"{str(path)!r} is a file; expected a checkpoint folder or a hub id. {advice}"
@@ -105,16 +99,16 @@ def read_known_config(name: str, read: ReadFile, subfolder: str) -> Config:
         CheckpointError: There is no config, its family is not known, or the model is custom code
             or has an adapter.
     """
-    text = read(join(subfolder, _CONFIG))
+    text = read(join(subfolder, CONFIG))
     has_adapter = any(read(join(each, ADAPTER_CONFIG)) is not None for each in {"", subfolder})
     if text is None:
         if has_adapter:
             raise only_an_adapter(name)
         raise CheckpointError(
-            f"Checkpoint {name!r} has no {join(subfolder, _CONFIG)}. Expected a folder with "
+            f"Checkpoint {name!r} has no {join(subfolder, CONFIG)}. Expected a folder with "
             "config.json, weights and a tokenizer, as `save_pretrained` writes it."
         )
-    path = Path(name) / subfolder / _CONFIG
+    path = Path(name) / subfolder / CONFIG
     stored = parse_object(text, path)
     kind = family_name(stored)
     fields = {**stored, "model_type": kind}
@@ -161,13 +155,12 @@ def only_an_adapter(name: str) -> CheckpointError:
 
 def _conversion(folder: Path) -> str:
     """Return Python code that converts a folder to safetensors, for an error message."""
-    read = folder_reader(folder)
-    if read(MODULES) is not None:
-        kind = "CrossEncoder" if is_cross_encoder(read) else "SentenceTransformer"
+    files = SentenceFiles.of_folder(folder)
+    if files.read(MODULES) is not None:
+        kind = "CrossEncoder" if files.is_cross_encoder else "SentenceTransformer"
         return f"`{kind}(folder).save_pretrained(new_folder)` of sentence-transformers"
     try:
-        config = parse_object(read(_CONFIG) or "{}", _CONFIG)
-        architectures = architectures_of(config.get("architectures"))
+        architectures = architectures_of(files.fields(CONFIG).values.get("architectures"))
     except CheckpointError:
         architectures = []
     named = architectures[0] if architectures else "Model"

@@ -20,10 +20,10 @@ from huggingface_hub.errors import (
 )
 
 from qdqbert.common.errors import CheckpointError
+from qdqbert.common.file_names import CONFIG
 from qdqbert.encoders.adapters import ADAPTERS
 from qdqbert.encoders.tensor_files import WEIGHTS, has_weights
 
-_CONFIG = "config.json"
 _TIMEOUT_SECONDS = 5
 
 
@@ -52,7 +52,7 @@ def check_hub_model(name: str) -> None:
     if name.startswith((".", "/", "~")):
         raise no_folder(name)
     try:
-        url = hf_hub_url(name, _CONFIG)
+        url = hf_hub_url(name, CONFIG)
     except HFValidationError as error:
         if "://" in name:
             raise no_folder(name) from error
@@ -61,7 +61,7 @@ def check_hub_model(name: str) -> None:
             "name: its ids are NAME or OWNER/NAME, of letters, digits, '.', '_' and '-'. Check "
             "the path."
         ) from error
-    if isinstance(try_to_load_from_cache(name, _CONFIG), str):
+    if isinstance(try_to_load_from_cache(name, CONFIG), str):
         return
     reason = _reason_for_absence(url)
     if reason is not None:

@@ -18,12 +18,8 @@ from transformers.utils.hub import cached_file
 
 from qdqbert.common.choices import POOLING_MODES, PoolingMode
 from qdqbert.common.errors import CheckpointError, UserInputError, showing
-from qdqbert.data.tokenizing.tokenizer_files import (
-    TOKENIZER,
-    check_rows,
-    check_tokens,
-    no_tokenizer,
-)
+from qdqbert.common.file_names import CONFIG, TOKENIZER
+from qdqbert.data.tokenizing.tokenizer_files import check_rows, check_tokens, no_tokenizer
 from qdqbert.encoders.adapters import check_adapter, merged
 from qdqbert.encoders.checkpoint.configuration import register_config
 from qdqbert.encoders.checkpoint.cross_encoder import (
@@ -36,9 +32,10 @@ from qdqbert.encoders.checkpoint.docstrings import importing_models
 from qdqbert.encoders.checkpoint.families import Family, family_of
 from qdqbert.encoders.checkpoint.folder import check_name, read_known_config, refuse_old_pickles
 from qdqbert.encoders.checkpoint.hub import download_weights
+from qdqbert.encoders.checkpoint.layout import prompt_notices
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
-from qdqbert.encoders.checkpoint.sentence import ReadFile, SentenceHead, prompt_notices, text_reader
-from qdqbert.encoders.checkpoint.sentence_modules import FindFile
+from qdqbert.encoders.checkpoint.sentence import SentenceHead
+from qdqbert.encoders.checkpoint.sentence_files import FindFile, SentenceFiles, text_reader
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.encoders.checkpoint.weights import check_weights
@@ -183,7 +180,7 @@ def describe_checkpoint(
         _check_other_heads(name, config, head_of(chosen))
     elif new_head and head_of(chosen) not in tasks_of(config):
         set_classes_(config, dict(enumerate(new_head)))
-    check_classes(chosen, config.id2label, where=str(Path(name) / subfolder / "config.json"))
+    check_classes(chosen, config.id2label, where=str(Path(name) / subfolder / CONFIG))
     layout = head or cross_encoder
     tokenizer, token_notices = _load_tokenizer(
         name, subfolder, prepare_=layout.prepare_tokenizer_ if layout else lambda backend: None
@@ -276,7 +273,7 @@ def _tensors(
     `notices` receives sentences for the user.
     """
     stored = Weights(folder)
-    config = Config(values=found.config.to_dict(), path=f"{found.name}/config.json")
+    config = Config(values=found.config.to_dict(), path=f"{found.name}/{CONFIG}")
     weights = merged(stored, config, found.adapter, notices)
     is_flash = any(".mixer.Wqkv." in name for name in stored)
     if stored.path.name.startswith(SAFETENSORS) and weights is stored and not is_flash:
@@ -537,17 +534,17 @@ def finder_of(name: str) -> FindFile:
     return find
 
 
-def reader_of(name: str) -> ReadFile:
-    """Return a reader of text files, of a folder or of a model of the hub."""
-    return text_reader(finder_of(name))
+def files_of(name: str) -> SentenceFiles:
+    """Return the files of a folder or of a model of the hub."""
+    return SentenceFiles(text_reader(finder_of(name)))
 
 
 def _read_configs(name: str) -> tuple[TextHead | CrossEncoderFiles | None, Any]:
     """Return the layout in sentence-transformers' files, if any, and the encoder's config."""
-    read = reader_of(name)
-    stored: TextHead | CrossEncoderFiles | None = _call(name, read_layout, read)
+    files = files_of(name)
+    stored: TextHead | CrossEncoderFiles | None = _call(name, read_layout, files)
     subfolder = stored.subfolder if stored else ""
-    known = read_known_config(name, read, subfolder)
+    known = read_known_config(name, files.read, subfolder)
     names = known.class_names()
     register_config()
     make = transformers.CONFIG_MAPPING[known.values["model_type"]].from_dict

@@ -12,30 +12,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import tokenizers
 
 from qdqbert.common.errors import CheckpointError
+from qdqbert.common.file_names import CONFIG, MODEL_SETTINGS, SETTINGS, TOKENIZER_CONFIG
 from qdqbert.common.files import write_json
-from qdqbert.common.json_files import Fields, damaged, parse_object, read_json
-from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER_CONFIG
-from qdqbert.encoders.checkpoint.sentence import (
-    MODEL_SETTINGS,
-    MODULES,
-    SETTINGS,
-    Kind,
-    Layout,
-    ReadFile,
-    join,
-    read_layout_fields,
-    read_modules,
-)
+from qdqbert.common.json_files import Fields, damaged
+from qdqbert.encoders.checkpoint.layout import Layout, read_layout_fields
+from qdqbert.encoders.checkpoint.model_settings import Kind
+from qdqbert.encoders.checkpoint.sentence_files import FindFile, SentenceFiles
 from qdqbert.encoders.checkpoint.sentence_modules import (
     TOKENS,
-    FindFile,
     HeadModule,
     ModuleName,
     head_module,
@@ -59,7 +50,6 @@ _OF_PYLATE = (
 )
 
 # Stanford's file of settings, and the class that its config.json names.
-_CONFIG = "config.json"
 _METADATA = "artifact.metadata"
 _STANFORD = "HF_ColBERT"
 _USUAL_WIDTH = 128
@@ -217,16 +207,6 @@ class MultiVectorHead(Layout):
                 added = tokenizers.AddedToken(known, normalized=False, special=True)
                 backend.add_special_tokens([added])
 
-    def write(self, folder: Path, *, hidden: int, find: FindFile) -> None:
-        """Write the settings to a folder with graphs.
-
-        There is no modules.json: sentence-transformers does not run these graphs.
-        """
-        del hidden
-        for path, text in self.files.items():
-            (folder / path).write_text(text, encoding="utf-8")
-        self.write_settings(folder, find)
-
     def write_settings(self, folder: Path, find: FindFile) -> None:
         """Write which tokens count to a folder; see `read_token_rules`."""
         del find
@@ -239,20 +219,13 @@ def read_token_rules(folder: Path) -> TokenRules:
     Raises:
         CheckpointError: The file is missing or damaged.
     """
-    path = folder / _RULES
-    fields = Fields(read_json(path), lambda reason: damaged(path, reason))
+    fields = Fields.of_file(folder / _RULES)
     expansion = None
     if fields.has("expansion"):
         own = fields.child("expansion")
-        expansion = Expansion(
-            length=own.integer("length", 1, _LARGEST),
-            strategy=own.choice("strategy", get_args(Strategy)),  # type: ignore[arg-type]
-            attends=own.truth("attends"),
-            token=own.text("token") if own.has("token") else None,
-            is_scored=own.truth("is_scored"),
-        )
+        expansion = _expansion(own, own.truth("attends"), own.truth("is_scored"))
     return TokenRules(
-        **{name: _optional(fields, name) for name in _LENGTHS},
+        **{name: fields.optional(fields.integer, name, 1, _LARGEST) for name in _LENGTHS},
         expansion=expansion,
         skipped_words=tuple(fields.names("skipped_words")),
         skipped_in=tuple(fields.names("skipped_in")),
@@ -260,27 +233,24 @@ def read_token_rules(folder: Path) -> TokenRules:
     )
 
 
-def is_multi_vector(read: ReadFile) -> bool:
+def is_multi_vector(files: SentenceFiles) -> bool:
     """Return whether sentence-transformers or PyLate saved a checkpoint as a multi-vector encoder.
 
     Raises:
         CheckpointError: modules.json is damaged.
     """
-    settings = parse_object(read(MODEL_SETTINGS) or "{}", MODEL_SETTINGS)
-    kinds = [kind for kind, _ in read_modules(read) or []]
-    return settings.get("model_type") in _MODEL_TYPES or _MASK in kinds or _is_stanford(read)
+    return files.model_type in _MODEL_TYPES or _MASK in files.kinds or _is_stanford(files)
 
 
-def read_multi_vector_head(read: ReadFile) -> MultiVectorHead:
+def read_multi_vector_head(files: SentenceFiles) -> MultiVectorHead:
     """Return the head of a multi-vector encoder.
 
     Raises:
         CheckpointError: It has a module or a setting that is not supported.
     """
-    if _is_stanford(read) and read(MODULES) is None:
-        return _read_stanford(read)
-    modules = read_modules(read) or []
-    kinds = [kind for kind, _ in modules]
+    if _is_stanford(files) and files.modules is None:
+        return _read_stanford(files)
+    kinds = files.kinds
     if kinds[:1] != ["Transformer"] or not {*kinds[1:]} <= {*_ON_TOKENS, _MASK}:
         raise CheckpointError(
             f"The multi-vector encoder has the modules {', '.join(kinds) or 'none'}; only "
@@ -288,11 +258,11 @@ def read_multi_vector_head(read: ReadFile) -> MultiVectorHead:
             "vectors of tokens after they are computed, and remove such a module from a copy of "
             "the folder."
         )
-    (_, encoder_path), *rest = modules
-    saved = parse_object(read(MODEL_SETTINGS) or "{}", MODEL_SETTINGS)
-    is_pylate = saved.get("model_type") == "ColBERT"
+    (_, encoder_path), *rest = files.modules or []
+    saved = files.settings
+    is_pylate = files.model_type == "ColBERT"
     found = [
-        _module(kind, path, read(join(path, "config.json")))  # type: ignore[arg-type]
+        _module(kind, path, files.fields(path, CONFIG))  # type: ignore[arg-type]
         for kind, path in rest
         if kind != _MASK
     ]
@@ -301,35 +271,35 @@ def read_multi_vector_head(read: ReadFile) -> MultiVectorHead:
         raise CheckpointError(f"modules.json lists {_MASK} {len(masks)} times, and it must be one.")
     if is_pylate:
         found.append(HeadModule(name="Normalize", path="", config={}))
-    layout = read_layout_fields(read, encoder_path, "states")
-    mask = _mask_settings(read, masks[0]) if masks else _pylate_mask(saved) if is_pylate else {}
+    layout = read_layout_fields(files, encoder_path, "states")
+    mask: dict[str, Any] = {}
+    if masks:
+        mask = _mask_settings(files.fields(masks[0], CONFIG))
+    elif is_pylate:
+        mask = {"skipped_words": _words(saved, string.punctuation)}
     return MultiVectorHead(
         modules=tuple(found),
         rules=TokenRules(
-            text_length=_text_length(read, encoder_path, layout["max_length"]),
-            **_lengths(read, encoder_path, saved, bool(mask)),
+            text_length=_text_length(files, encoder_path, layout["max_length"]),
+            **_lengths(files, encoder_path, bool(mask)),
             **mask,
         ),
         marks=tuple(
-            text for each in ("query_prefix", "document_prefix") if (text := saved.get(each))
+            text for each in ("query_prefix", "document_prefix") if (text := saved.values.get(each))
         ),
         **layout,
     )
 
 
-def _is_stanford(read: ReadFile) -> bool:
+def _is_stanford(files: SentenceFiles) -> bool:
     """Return whether a checkpoint is one of Stanford's ColBERT."""
-    named = parse_object(read(_CONFIG) or "{}", _CONFIG).get("architectures")
+    named = files.fields(CONFIG).values.get("architectures")
     return isinstance(named, list) and _STANFORD in named
 
 
-def _read_stanford(read: ReadFile) -> MultiVectorHead:
+def _read_stanford(files: SentenceFiles) -> MultiVectorHead:
     """Return the head of a checkpoint of Stanford's ColBERT."""
-    saved = parse_object(read(_METADATA) or "{}", _METADATA)
-    fields = Fields(saved, lambda reason: damaged(_METADATA, reason))
-    config = Fields(
-        parse_object(read(_CONFIG) or "{}", _CONFIG), lambda reason: damaged(_CONFIG, reason)
-    )
+    fields, config = files.fields(_METADATA), files.fields(CONFIG)
     attends, skips = (
         fields.truth(name) if fields.has(name) else usual
         for name, usual in (("attend_to_mask_tokens", False), ("mask_punctuation", True))
@@ -339,21 +309,22 @@ def _read_stanford(read: ReadFile) -> MultiVectorHead:
         for name, usual in (("query_token_id", "[unused0]"), ("doc_token_id", "[unused1]"))
     )
     prompts = dict(zip(get_args(Kind), marks, strict=True))
-    layout = read_layout_fields(read, "", "states")
+    layout = read_layout_fields(files, "", "states")
     layout["files"] |= {MODEL_SETTINGS: json.dumps({"prompts": prompts}, indent=2) + "\n"}
     sizes = {
-        "in_features": config.integer("hidden_size", 1, _LARGEST),
-        "out_features": _optional(fields, "dim") or _USUAL_WIDTH,
+        "in_features": config.integer("hidden_size"),
+        "out_features": fields.optional(fields.integer, "dim") or _USUAL_WIDTH,
     }
     identity = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
-    dense = head_module("Dense", "", json.dumps({**sizes, **identity}), vector=TOKENS)
+    dense = HeadModule(name="Dense", path="", config={**sizes, **identity})
     return MultiVectorHead(
         modules=(dense, HeadModule(name="Normalize", path="", config={})),
         rules=TokenRules(
-            text_length=_text_length(read, "", layout["max_length"]),
-            document_length=_optional(fields, "doc_maxlen"),
+            text_length=_text_length(files, "", layout["max_length"]),
+            document_length=fields.optional(fields.integer, "doc_maxlen", 1, _LARGEST),
             expansion=Expansion(
-                length=_optional(fields, "query_maxlen") or _USUAL_LENGTH,
+                length=fields.optional(fields.integer, "query_maxlen", 1, _LARGEST)
+                or _USUAL_LENGTH,
                 strategy="fixed",
                 attends=attends,
                 token=None,
@@ -366,15 +337,14 @@ def _read_stanford(read: ReadFile) -> MultiVectorHead:
     )
 
 
-def _text_length(read: ReadFile, encoder_path: str, own: int | None) -> int | None:
+def _text_length(files: SentenceFiles, encoder_path: str, own: int | None) -> int | None:
     """Return the longest text in tokens by the tokenizer and the settings; `None` for any."""
-    place = join(encoder_path, TOKENIZER_CONFIG)
-    given = parse_object(read(place) or "{}", place).get("model_max_length")
+    given = files.fields(encoder_path, TOKENIZER_CONFIG).values.get("model_max_length")
     limits = [each for each in (given, own) if isinstance(each, int) and 0 < each < _NO_LIMIT]
     return min(limits, default=None)
 
 
-def _module(name: ModuleName, path: str, config: str | None) -> HeadModule:
+def _module(name: ModuleName, path: str, config: Fields) -> HeadModule:
     module = head_module(name, path, config, vector=TOKENS)
     if name == "Normalize" and module.config.get("module_input_name") is None:
         raise CheckpointError(
@@ -384,60 +354,57 @@ def _module(name: ModuleName, path: str, config: str | None) -> HeadModule:
     return module
 
 
-def _mask_settings(read: ReadFile, path: str) -> dict[str, Any]:
+def _mask_settings(fields: Fields) -> dict[str, Any]:
     """Return the fields of `TokenRules` that a mask has."""
-    place = join(path, "config.json")
-    content = parse_object(read(place) or "{}", place)
-    fields = Fields(content, lambda reason: damaged(place, reason))
-    tasks = content.get("skiplist_tasks")
+    tasks = fields.values.get("skiplist_tasks")
     named = [tasks] if isinstance(tasks, str) else ["document"]
     if not isinstance(tasks, str | None):
         named = fields.names("skiplist_tasks")
-    words = fields.names("skiplist_words") if fields.has("skiplist_words") else ()
     return {
-        "skipped_words": tuple(words),
+        "skipped_words": _words(fields),
         "skipped_in": tuple(named),
         "kept_ids": _ids(fields, "keep_only_token_ids"),
     }
 
 
-def _pylate_mask(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same for a model of PyLate, which skips punctuation by default."""
-    fields = Fields(saved, lambda reason: damaged(MODEL_SETTINGS, reason))
-    words = fields.names("skiplist_words") if fields.has("skiplist_words") else string.punctuation
-    return {"skipped_words": tuple(words)}
+def _words(fields: Fields, usual: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the words without vectors. PyLate skips punctuation by default."""
+    found = fields.optional(fields.names, "skiplist_words")
+    return tuple(usual if found is None else found)
 
 
-def _lengths(
-    read: ReadFile, encoder_path: str, saved: Mapping[str, Any], has_mask: bool
-) -> dict[str, Any]:
+def _lengths(files: SentenceFiles, encoder_path: str, has_mask: bool) -> dict[str, Any]:
     """Return the fields of `TokenRules` about lengths.
 
     Args:
-        read: Reads files of the checkpoint.
+        files: Files of the checkpoint.
         encoder_path: Folder of the encoder.
-        saved: Content of config_sentence_transformers.json.
         has_mask: Whether there is a mask, without which only tokens that are attended to count.
     """
-    own = parse_object(read(join(encoder_path, SETTINGS)) or "{}", SETTINGS)
-    content = {**_pylate_lengths(saved), **own}
+    own = files.fields(encoder_path, SETTINGS).values
+    content = {**_pylate_lengths(files.settings.values), **own}
     fields = Fields(content, lambda reason: damaged(SETTINGS, reason))
     found: dict[str, Any] = {}
     arguments = own.get("processing_kwargs") or {}
     # The tokenizer's own argument takes precedence in sentence-transformers.
     if (arguments.get("text") or {}).get("max_length") is None:
-        found = {name: _optional(fields, name) for name in ("query_length", "document_length")}
+        names = ("query_length", "document_length")
+        found = {name: fields.optional(fields.integer, name, 1, _LARGEST) for name in names}
     if fields.has("query_expansion"):
         each = fields.child("query_expansion")
-        attends = each.truth("attend") if each.has("attend") else False
-        found["expansion"] = Expansion(
-            length=each.integer("length", 1, _LARGEST),
-            strategy=each.choice("strategy", get_args(Strategy)),  # type: ignore[arg-type]
-            attends=attends,
-            token=each.text("token") if each.has("token") else None,
-            is_scored=has_mask or attends,
-        )
+        attends = bool(each.optional(each.truth, "attend"))
+        found["expansion"] = _expansion(each, attends, has_mask or attends)
     return found
+
+
+def _expansion(fields: Fields, attends: bool, is_scored: bool) -> Expansion:
+    return Expansion(
+        length=fields.integer("length", 1, _LARGEST),
+        strategy=fields.choice("strategy", get_args(Strategy)),  # type: ignore[arg-type]
+        attends=attends,
+        token=fields.optional(fields.text, "token"),
+        is_scored=is_scored,
+    )
 
 
 def _pylate_lengths(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -455,10 +422,6 @@ def _pylate_lengths(saved: Mapping[str, Any]) -> dict[str, Any]:
     length = found.pop("query_length", None) or _USUAL_LENGTH
     found["query_expansion"] = {"strategy": "fixed", "attend": bool(attends), "length": length}
     return found
-
-
-def _optional(fields: Fields, name: str) -> int | None:
-    return fields.integer(name, 1, _LARGEST) if fields.has(name) else None
 
 
 def _ids(fields: Fields, name: str) -> tuple[int, ...] | None:

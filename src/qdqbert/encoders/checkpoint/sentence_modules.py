@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.common.json_files import Fields, damaged, parse_object
+from qdqbert.common.file_names import CONFIG
+from qdqbert.common.json_files import Fields
+from qdqbert.encoders.checkpoint.sentence_files import FindFile, join
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import Activation, Floats, Linear, Norm, Step
 from qdqbert.encoders.reader import Reader
@@ -23,9 +25,6 @@ ModuleName = Literal["Dense", "LayerNorm", "Normalize"]
 MODULES_AFTER_POOLING: tuple[ModuleName, ...] = get_args(ModuleName)
 MODULES_WITHOUT_EFFECT = ("Dropout",)
 """Modules that act in training only."""
-
-FindFile = Callable[[str], Path | None]
-"""Returns a file of the checkpoint by its path in it, `None` if it does not exist."""
 
 # Classes of torch, by the last part of their names; `None` does nothing.
 _ACTIVATIONS: Mapping[str, Activation | None] = {
@@ -61,29 +60,27 @@ class HeadModule:
 def head_module(
     name: ModuleName,
     path: str,
-    config: str | None,
+    config: Fields,
     *,
     vector: str = SENTENCE,
     result: str | None = None,
 ) -> HeadModule:
-    """Return a module, given the text of its config.json.
+    """Return a module, given the content of its config.json.
 
     Args:
         name: Name of its class.
         path: Its folder in the checkpoint.
-        config: The text of its config.json; `None` without the file.
+        config: Content of its config.json; empty without the file.
         vector: Name of the input that it must read.
         result: Name of the output that it must write; `None` for the same name.
 
     Raises:
-        CheckpointError: The config is damaged, or the module computes something else.
+        CheckpointError: The config has a wrong value, or the module computes something else.
     """
-    place = f"{path}/config.json"
-    content = parse_object(config or "{}", place)
-    fields = Fields(content, lambda reason: damaged(place, reason))
+    place, content = join(path, CONFIG), config.values
     if name == "Dense":
         for size in ("in_features", "out_features"):
-            fields.integer(size, 1, _LARGEST)
+            config.integer(size, 1, _LARGEST)
         activation = content.get("activation_function", _DEFAULT)
         known = ", ".join(_ACTIVATIONS)
         # sentence-transformers runs no other code, and takes Tanh, for which it was not trained.
@@ -109,7 +106,7 @@ def head_module(
                 f"has to read {vector!r} and write {result or vector!r}."
             )
     if name == "LayerNorm":
-        fields.integer("dimension", 1, _LARGEST)
+        config.integer("dimension", 1, _LARGEST)
     return HeadModule(name=name, path=path, config=content)
 
 
@@ -133,7 +130,7 @@ def steps_of(modules: tuple[HeadModule, ...], find: FindFile) -> tuple[Step, ...
         config = module.config
         reader = Reader(
             weights=weights,
-            config=Config(values=config, path=f"{module.path}/config.json"),
+            config=Config(values=config, path=join(module.path, CONFIG)),
         )
         if module.name == "LayerNorm":
             shape = (config["dimension"],)
@@ -198,7 +195,7 @@ def write_modules(
         (folder / path).mkdir(exist_ok=True)
         if module.config:
             text = json.dumps(dict(module.config), indent=2) + "\n"
-            (folder / path / "config.json").write_text(text, encoding="utf-8")
+            (folder / path / CONFIG).write_text(text, encoding="utf-8")
         weights = weights_of(module.path, find)
         if weights is not None and weights.path.name == SAFETENSORS:
             shutil.copyfile(weights.path, folder / path / SAFETENSORS)

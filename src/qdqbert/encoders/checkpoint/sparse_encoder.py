@@ -14,20 +14,12 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from qdqbert.common.errors import CheckpointError
+from qdqbert.common.file_names import CONFIG, TOKENIZER
 from qdqbert.common.files import write_json
-from qdqbert.common.json_files import Fields, damaged, parse_object, read_json
-from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER
-from qdqbert.encoders.checkpoint.sentence import (
-    MODEL_SETTINGS,
-    Layout,
-    ReadFile,
-    check_path,
-    join,
-    prompt_notices,
-    read_layout_fields,
-    read_modules,
-)
-from qdqbert.encoders.checkpoint.sentence_modules import FindFile, weights_of
+from qdqbert.common.json_files import Fields, damaged
+from qdqbert.encoders.checkpoint.layout import Layout, prompt_notices, read_layout_fields
+from qdqbert.encoders.checkpoint.sentence_files import FindFile, SentenceFiles, check_path, join
+from qdqbert.encoders.checkpoint.sentence_modules import weights_of
 from qdqbert.encoders.model import Floats, Pooling, Step
 from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.encoders.tensor_files import SAFETENSORS
@@ -93,19 +85,6 @@ class SpladeHead(Layout):
         del find
         return _STEPS[self.function]
 
-    def write(self, folder: Path, *, hidden: int, find: FindFile) -> None:
-        """Write the settings, and the weights of queries, to a folder with graphs.
-
-        There is no modules.json: sentence-transformers does not run these graphs.
-
-        Raises:
-            CheckpointError: The weights of queries are missing or damaged.
-        """
-        del hidden
-        for path, text in self.files.items():
-            (folder / path).write_text(text, encoding="utf-8")
-        self.write_settings(folder, find)
-
     def write_settings(self, folder: Path, find: FindFile) -> None:
         """Write the weights of queries, if there are some; see `read_query_weights`.
 
@@ -144,7 +123,7 @@ def read_query_weights(folder: Path, *, vocabulary: int) -> QueryWeights | None:
     path = folder / _QUERY_WEIGHTS
     if not path.is_file():
         return None
-    fields = Fields(read_json(path), lambda reason: damaged(path, reason))
+    fields = Fields.of_file(path)
     weights = np.array(fields.numbers("weights"), np.float32)
     if len(weights) > vocabulary:
         raise damaged(path, f"it has weights of {len(weights)} tokens, expected {vocabulary}")
@@ -168,35 +147,32 @@ def splade_head(layout: object, name: str) -> tuple[SpladeHead, tuple[str, ...]]
     )
 
 
-def is_sparse_encoder(read: ReadFile) -> bool:
+def is_sparse_encoder(files: SentenceFiles) -> bool:
     """Return whether sentence-transformers saved a checkpoint as a sparse encoder.
 
     Raises:
         CheckpointError: modules.json is damaged.
     """
-    settings = parse_object(read(MODEL_SETTINGS) or "{}", MODEL_SETTINGS)
-    modules = read_modules(read) or []
-    return settings.get("model_type") == "SparseEncoder" or _POOLING in [
-        kind for kind, _ in modules
-    ]
+    return files.model_type == "SparseEncoder" or _POOLING in files.kinds
 
 
-def read_splade_head(read: ReadFile) -> SpladeHead:
+def read_splade_head(files: SentenceFiles) -> SpladeHead:
     """Return the head of a sparse encoder.
 
     Raises:
         CheckpointError: It has a module or a setting that is not supported.
     """
-    modules = read_modules(read)
-    if modules is None:
+    if files.modules is None:
         # sentence-transformers then takes the usual modules.
-        return SpladeHead(**read_layout_fields(read, "", "words"))
-    if [kind for kind, _ in modules] == ["Router"]:
-        return _read_router(read, modules[0][1])
-    return _read_documents(read, modules)
+        return SpladeHead(**read_layout_fields(files, "", "words"))
+    if files.kinds == ["Router"]:
+        return _read_router(files, files.modules[0][1])
+    return _read_documents(files, files.modules)
 
 
-def _read_documents(read: ReadFile, modules: list[tuple[str, str]], **fields: Any) -> SpladeHead:
+def _read_documents(
+    files: SentenceFiles, modules: list[tuple[str, str]], **fields: Any
+) -> SpladeHead:
     """Read the modules that run the model, by their kinds and paths."""
     kinds = [kind for kind, _ in modules]
     if len(kinds) != 2 or kinds[0] not in _ENCODERS or kinds[1] != _POOLING:
@@ -206,27 +182,21 @@ def _read_documents(read: ReadFile, modules: list[tuple[str, str]], **fields: An
             "for queries."
         )
     (_, encoder_path), (_, pooling_path) = modules
-    place = join(pooling_path, "config.json")
-    settings = parse_object(read(place) or "{}", place)
-    found = Fields(settings, lambda reason: damaged(place, reason))
-    for name, kind, default in (
-        ("pooling_strategy", Strategy, "max"),
-        ("activation_function", Function, "relu"),
-    ):
-        settings.setdefault(name, default)
-        found.choice(name, get_args(kind))
-    return SpladeHead(
-        strategy=settings["pooling_strategy"],
-        function=settings["activation_function"],
-        **read_layout_fields(read, encoder_path, "words"),
-        **fields,
-    )
+    settings = files.fields(pooling_path, CONFIG)
+    found: Any = {
+        field: settings.choice(name, get_args(kind)) if name in settings.values else usual
+        for field, name, kind, usual in (
+            ("strategy", "pooling_strategy", Strategy, "max"),
+            ("function", "activation_function", Function, "relu"),
+        )
+    }
+    return SpladeHead(**found, **read_layout_fields(files, encoder_path, "words"), **fields)
 
 
-def _read_router(read: ReadFile, path: str) -> SpladeHead:
+def _read_router(files: SentenceFiles, path: str) -> SpladeHead:
     """Read a Router with modules for queries and for documents."""
     place = join(path, _ROUTER)
-    fields = Fields(parse_object(read(place) or "{}", place), lambda reason: damaged(place, reason))
+    fields = files.fields(place)
     types = fields.child("types")
     structure = fields.child("structure")
     for each in types.values:
@@ -249,23 +219,22 @@ def _read_router(read: ReadFile, path: str) -> SpladeHead:
             "modules for documents as a model of their own, and quantize that."
         )
     ((_, query_path),) = queries
-    config_place = join(query_path, "config.json")
-    if parse_object(read(config_place) or "{}", config_place).get("path") is not None:
+    if files.fields(query_path, CONFIG).has("path"):
         raise CheckpointError(
-            f"{config_place} reads the weights of tokens in queries from a file of JSON. Load the "
-            "model with sentence-transformers, and save it again, which writes "
+            f"{join(query_path, CONFIG)} reads the weights of tokens in queries from a file of "
+            "JSON. Load the model with sentence-transformers, and save it again, which writes "
             f"{join(query_path, SAFETENSORS)}."
         )
-    parameters = fields.child("parameters") if fields.has("parameters") else None
+    parameters = fields.optional(fields.child, "parameters")
     default = parameters.values.get("default_route") if parameters else None
     # sentence-transformers takes the first route if none is named.
     head = _read_documents(
-        read,
+        files,
         routes[_DOCUMENTS],
         query_path=query_path,
         routes_to_queries=(default or next(iter(routes))) == _QUERIES,
     )
-    if read(join(query_path, TOKENIZER)) != read(join(head.subfolder, TOKENIZER)):
+    if files.read(join(query_path, TOKENIZER)) != files.read(join(head.subfolder, TOKENIZER)):
         raise CheckpointError(
             f"The tokenizers of {query_path!r} and {head.subfolder!r} differ, and queries and "
             "documents have to be cut into the same tokens. Save the modules for documents as a "

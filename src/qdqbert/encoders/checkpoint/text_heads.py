@@ -8,18 +8,14 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
     ScoreHead,
     read_cross_encoder,
 )
+from qdqbert.encoders.checkpoint.layout import prompt_notices
 from qdqbert.encoders.checkpoint.multi_vector import (
     MultiVectorHead,
     is_multi_vector,
     read_multi_vector_head,
 )
-from qdqbert.encoders.checkpoint.sentence import (
-    ReadFile,
-    SentenceHead,
-    is_cross_encoder,
-    prompt_notices,
-    read_sentence_head,
-)
+from qdqbert.encoders.checkpoint.sentence import SentenceHead, read_sentence_head
+from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.checkpoint.sparse_encoder import (
     SpladeHead,
     is_sparse_encoder,
@@ -32,17 +28,17 @@ TextHead = SentenceHead | SpladeHead | MultiVectorHead | ScoreHead
 """A head, which makes vectors or scores of token states, or of scores of words."""
 
 
-def read_layout(read: ReadFile) -> TextHead | CrossEncoderFiles | None:
+def read_layout(files: SentenceFiles) -> TextHead | CrossEncoderFiles | None:
     """Read sentence-transformers' files of a checkpoint; `None` without such files.
 
     Raises:
         CheckpointError: It has a module or a setting that is not supported.
     """
-    if is_cross_encoder(read):
-        return read_cross_encoder(read)
-    if is_multi_vector(read):
-        return read_multi_vector_head(read)
-    return read_splade_head(read) if is_sparse_encoder(read) else read_sentence_head(read)
+    if files.is_cross_encoder:
+        return read_cross_encoder(files)
+    if is_multi_vector(files):
+        return read_multi_vector_head(files)
+    return read_splade_head(files) if is_sparse_encoder(files) else read_sentence_head(files)
 
 
 def own_head(

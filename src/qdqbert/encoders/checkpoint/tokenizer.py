@@ -19,12 +19,11 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils.hub import cached_file
 
 from qdqbert.common.errors import CheckpointError, showing
+from qdqbert.common.file_names import TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.files import refuse_pointer, write_json
 from qdqbert.common.json_files import read_json
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.data.tokenizing.tokenizer_files import (
-    TOKENIZER,
-    TOKENIZER_CONFIG,
     TokenizerFile,
     add_tokens_,
     read_tokenizer,

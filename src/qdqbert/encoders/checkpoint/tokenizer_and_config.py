@@ -9,10 +9,11 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from qdqbert.common.errors import UserInputError, naming, one_line
+from qdqbert.common.file_names import CONFIG
 from qdqbert.encoders.checkpoint.cross_encoder import CrossEncoderFiles, task_of_files, used_files
 from qdqbert.encoders.checkpoint.families import FAMILIES
 from qdqbert.encoders.checkpoint.hub import check_hub_model
-from qdqbert.encoders.checkpoint.load import known_task, lacking_tokens, reader_of, set_classes_
+from qdqbert.encoders.checkpoint.load import files_of, known_task, lacking_tokens, set_classes_
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.text_heads import TextHead, read_layout
 from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
@@ -129,7 +130,7 @@ def _config_fields(tokenizer: str | None, path: Path) -> dict[str, Any]:
 
 
 def _config_path(tokenizer: str | None, path: Path) -> str:
-    return str(Path(tokenizer or path.parent) / "config.json")
+    return str(Path(tokenizer or path.parent) / CONFIG)
 
 
 def _unusable_config(tokenizer: str | None, path: Path, error: Exception) -> UserInputError:
@@ -207,7 +208,7 @@ def load_tokenizer_and_config(
 
 def _read_layout(tokenizer: str | None, path: Path) -> TextHead | CrossEncoderFiles | None:
     """Read the files of sentence-transformers next to the tokenizer."""
-    return read_layout(reader_of(tokenizer or str(path.parent)))
+    return read_layout(files_of(tokenizer or str(path.parent)))
 
 
 def _pooling_notices(path: Path, layout: object) -> tuple[str, ...]:

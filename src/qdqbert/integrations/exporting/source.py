@@ -12,13 +12,9 @@ from qdqbert.common.choices import EngineName, ExportedOutputs, TargetName
 from qdqbert.common.errors import UserInputError
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.cross_encoder import Activation
-from qdqbert.encoders.checkpoint.sentence import (
-    ModelSettings,
-    SentenceHead,
-    folder_reader,
-    read_model_settings,
-    read_sentence_head,
-)
+from qdqbert.encoders.checkpoint.model_settings import ModelSettings
+from qdqbert.encoders.checkpoint.sentence import SentenceHead, read_sentence_head
+from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.runtime.artifact import Artifact, open_artifact
 from qdqbert.tasks.text_classification import usual_function
@@ -235,8 +231,8 @@ def open_source(
         engine=engine,
         target=chosen,
         outputs=_outputs(artifact, returns, default),
-        head=read_sentence_head(folder_reader(folder)),
-        settings=read_model_settings(folder),
+        head=read_sentence_head(SentenceFiles.of_folder(folder)),
+        settings=ModelSettings.of_folder(folder),
         name=name,
         pairs=pairs,
     )

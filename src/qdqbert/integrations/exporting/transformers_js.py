@@ -21,10 +21,11 @@ from huggingface_hub import ModelCardData
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import UserInputError
+from qdqbert.common.file_names import CARD, CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.files import write_json
 from qdqbert.common.json_files import read_json
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER_CONFIG, set_limits
+from qdqbert.data.tokenizing.tokenizer_files import set_limits
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.integrations.exporting.checks import Item, check_graph
@@ -44,7 +45,7 @@ GRAPH = Path("onnx/model_quantized.onnx")
 _POOLINGS = {"mean": "mean", "cls": "cls"}
 # Its tokenizer classes give no token types, except this one and the classes of a few families.
 _CLASS_WITH_TYPES = "BertTokenizer"
-_FILES = ("config.json", "tokenizer.json", TOKENIZER_CONFIG)
+_FILES = (CONFIG, TOKENIZER, TOKENIZER_CONFIG)
 # Browsers load ONNX Runtime's files from a CDN otherwise.
 _RUNTIME = 'env.backends.onnx.wasm.wasmPaths = "/onnxruntime-web/";\n'
 
@@ -76,12 +77,12 @@ def _write(source: Source, folder: Path) -> None:
         shutil.copyfile(source.artifact.directory / name, folder / name)
     set_limits(folder, source.artifact.max_length)
     config = {**source.config, "transformers.js_config": {"dtype": "q8"}}
-    write_json(folder / "config.json", config)
+    write_json(folder / CONFIG, config)
     settings = read_json(folder / TOKENIZER_CONFIG)
     if "token_type_ids" in source.artifact.input_names:
         settings["tokenizer_class"] = _CLASS_WITH_TYPES
     write_json(folder / TOKENIZER_CONFIG, settings)
-    (folder / "README.md").write_text(_card(source), encoding="utf-8")
+    (folder / CARD).write_text(_card(source), encoding="utf-8")
 
 
 def _card(source: Source) -> str:

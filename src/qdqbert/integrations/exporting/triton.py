@@ -20,6 +20,7 @@ from typing import Any
 
 import tokenizers
 
+from qdqbert.common.file_names import TOKENIZER
 from qdqbert.data.tokenizing.tokenizer_files import set_limits
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.integrations.exporting import triton_tokenizer
@@ -191,7 +192,7 @@ def _write(source: Source, folder: Path) -> None:
     (folder / source.name / _VERSION / ".keep").touch()
     tokenizer = folder / f"{source.name}_tokenizer" / _VERSION
     shutil.copyfile(triton_tokenizer.__file__, tokenizer / "model.py")
-    shutil.copyfile(source.artifact.directory / "tokenizer.json", tokenizer / "tokenizer.json")
+    shutil.copyfile(source.artifact.directory / TOKENIZER, tokenizer / TOKENIZER)
     set_limits(tokenizer, source.artifact.max_length)
     model = folder / f"{source.name}_model" / _VERSION
     shutil.copyfile(source.graph, model / source.graph.name)

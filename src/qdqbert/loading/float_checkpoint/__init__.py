@@ -14,6 +14,7 @@ from pathlib import Path
 from qdqbert.common.cache import kept_folder
 from qdqbert.common.choices import Precision
 from qdqbert.common.errors import UserInputError
+from qdqbert.common.file_names import CONFIG, MODULES
 from qdqbert.encoders.checkpoint.folder import refuse_old_pickles
 from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.encoders.tensor_files import has_weights_below
@@ -25,7 +26,7 @@ from qdqbert.loading.float_checkpoint.source import (
     limits_pairs,
     read_checkpoint,
 )
-from qdqbert.runtime.artifact import CONFIG, Artifact, open_artifact, quantize_command
+from qdqbert.runtime.artifact import Artifact, open_artifact, quantize_command
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -40,7 +41,7 @@ def is_float_checkpoint(folder: Path) -> bool:
 
 def has_settings(folder: Path) -> bool:
     """Return whether a folder has the settings of a checkpoint."""
-    return (folder / CONFIG).is_file() or (folder / "modules.json").is_file()
+    return (folder / CONFIG).is_file() or (folder / MODULES).is_file()
 
 
 def weight_folders(folder: Path, name: str, *, task: TaskName | None = None) -> tuple[str, ...]:

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
+from qdqbert.common.file_names import TOKENIZER
 from qdqbert.common.files import temporary_folder
 from qdqbert.common.machine import usable_cores
 from qdqbert.data.texts import heldout_examples
-from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER, read_tokenizer
+from qdqbert.data.tokenizing.tokenizer_files import read_tokenizer
 from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner

@@ -10,11 +10,10 @@ from typing import Any
 
 from qdqbert.common.choices import Precision
 from qdqbert.common.errors import CalibrationError, CheckpointError, GraphError
+from qdqbert.common.file_names import CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.files import write_json
 from qdqbert.common.machine import usable_cores
 from qdqbert.data.tokenizing.tokenizer_files import (
-    TOKENIZER,
-    TOKENIZER_CONFIG,
     TokenizerFile,
     check_rows,
     check_tokens,
@@ -25,7 +24,7 @@ from qdqbert.data.tokenizing.tokenizer_files import (
     with_named_tokens,
 )
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
-from qdqbert.encoders.checkpoint.sentence import file_finder
+from qdqbert.encoders.checkpoint.sentence_files import file_finder
 from qdqbert.encoders.families import family_of
 from qdqbert.encoders.model import EncoderModel, Pooling
 from qdqbert.encoders.of_checkpoint import read_encoder, with_expansion
@@ -38,7 +37,7 @@ from qdqbert.engines.native.storage import Packed, save_packed
 from qdqbert.graphs.targets import TARGETS
 from qdqbert.graphs.targets.target import Target
 from qdqbert.loading.float_checkpoint.source import FloatCheckpoint, limits_pairs
-from qdqbert.runtime.artifact import CONFIG, QUANTIZATION, QUANTIZATION_FORMAT
+from qdqbert.runtime.artifact import QUANTIZATION, QUANTIZATION_FORMAT
 
 # Classes of transformers' tokenizers that make token types. Others make none, although
 # tokenizer.json may have some.

@@ -10,9 +10,16 @@ from typing import Any
 
 from qdqbert.common.cache import kept_digest
 from qdqbert.common.errors import CheckpointError
+from qdqbert.common.file_names import (
+    ADDED_TOKENS,
+    CONFIG,
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
 from qdqbert.common.json_files import parse_object, read_json
 from qdqbert.data.tokenizing.tokenizer import check_settings
-from qdqbert.data.tokenizing.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, merged_settings
+from qdqbert.data.tokenizing.tokenizer_files import merged_settings
 from qdqbert.encoders.adapters import (
     ADAPTERS,
     adapter_names,
@@ -21,7 +28,9 @@ from qdqbert.encoders.adapters import (
     merged,
 )
 from qdqbert.encoders.checkpoint.cross_encoder import ScoreHead, task_of_files
-from qdqbert.encoders.checkpoint.sentence import Layout, SentenceHead, folder_reader, join
+from qdqbert.encoders.checkpoint.layout import Layout
+from qdqbert.encoders.checkpoint.sentence import SentenceHead
+from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles, join
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import family_of
@@ -36,9 +45,6 @@ from qdqbert.encoders.task_kinds import (
 from qdqbert.encoders.tensor_files import files_of, has_weights
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.instruction_sets import choose_set
-from qdqbert.runtime.artifact import CONFIG
-
-SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,8 +137,8 @@ def read_checkpoint(
         UserInputError: The task of its architecture is not known, or it has no such adapter.
     """
     name = name or str(folder)
-    read = folder_reader(folder)
-    layout = read_layout(read)
+    files = SentenceFiles.of_folder(folder)
+    layout = read_layout(files)
     subfolder = layout.subfolder if layout else ""
     path = folder / join(subfolder, CONFIG)
     if any((folder / join(each, ADAPTER_CONFIG)).is_file() for each in ("", subfolder)):
@@ -149,7 +155,7 @@ def read_checkpoint(
     config = config.with_classes(chosen)
     check_adapter(config, adapter, name)
     stored = (
-        parse_object(read(join(subfolder, each)) or "{}", f"{name}/{join(subfolder, each)}")
+        parse_object(files.read(join(subfolder, each)) or "{}", f"{name}/{join(subfolder, each)}")
         for each in (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
     )
     return FloatCheckpoint(

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint.layout import PooledHead
 from qdqbert.encoders.checkpoint.load import Checkpoint
-from qdqbert.encoders.checkpoint.sentence import PooledHead
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Task
 from qdqbert.training.models.quantized import load_model

@@ -10,6 +10,7 @@ from typing import Any
 
 from qdqbert.common.choices import EngineName, PoolingMode, ProviderName, TargetName
 from qdqbert.common.errors import UserInputError, naming
+from qdqbert.common.file_names import CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.folder import check_name
@@ -24,7 +25,6 @@ from qdqbert.loading.load import open_folder, open_graph
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.settings import input_length
 from qdqbert.runtime.artifact import (
-    CONFIG,
     Artifact,
     is_artifact,
     open_artifact,
@@ -155,7 +155,7 @@ def names_of(options: EvaluateOptions) -> GivenNames:
 
 def _has_tokenizer(folder: Path) -> bool:
     """Tell whether a folder has a file of a tokenizer."""
-    names = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "sentencepiece.bpe.model")
+    names = (TOKENIZER, TOKENIZER_CONFIG, "vocab.txt", "sentencepiece.bpe.model")
     return any((folder / name).is_file() for name in names)
 
 

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 
 from qdqbert.common.errors import UserInputError, naming
+from qdqbert.common.file_names import CARD
 from qdqbert.common.files import write_bytes, write_json
 from qdqbert.common.options.declared import command_line
 from qdqbert.common.progress import Progress
-from qdqbert.encoders.checkpoint.card import CARD
 from qdqbert.encoders.checkpoint.demo import DEMO_NAME, demo_checkpoint
 from qdqbert.evidence.checksums import write_checksums
 from qdqbert.evidence.limits import check_limits_apply

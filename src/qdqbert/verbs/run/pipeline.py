@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.common.errors import UserInputError
+from qdqbert.common.file_names import TOKENIZER
 from qdqbert.common.files import check_output_place, is_within
 from qdqbert.common.options.declared import overwrites
 from qdqbert.common.progress import Progress
@@ -270,7 +271,7 @@ def _identity(pipeline: Pipeline) -> dict[str, Any]:
     """Return the values that a continued run must share, by the names that messages use."""
     options, model = pipeline.options, pipeline.run.model
     digest = hashlib.sha256()
-    for name in (QUANTIZATION, "tokenizer.json"):
+    for name in (QUANTIZATION, TOKENIZER):
         digest.update((model.directory / name).read_bytes())
     chosen = {
         **dataclasses.asdict(options),

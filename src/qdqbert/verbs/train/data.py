@@ -26,7 +26,7 @@ from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.encoding import Encoded, make_batches
 from qdqbert.encoders.checkpoint.cross_encoder import activation_of
 from qdqbert.encoders.checkpoint.load import Checkpoint, infer_task, read_config
-from qdqbert.encoders.checkpoint.sentence import MODEL_SETTINGS, model_settings
+from qdqbert.encoders.checkpoint.model_settings import ModelSettings
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TASK_KINDS, TaskSettings, head_of, tasks_of
 from qdqbert.pipeline.settings import input_length, task_options_of
@@ -277,8 +277,8 @@ def _objective(task: Task, checkpoint: Checkpoint, train: Dataset) -> Objective:
     if all(is_number(each.label) and 0 <= float(each.label) <= 1 for each in train.examples):
         return "relevance"
     # Other scores can be learned as they are, unless the model's are probabilities.
-    files = {} if checkpoint.cross_encoder is None else checkpoint.cross_encoder.files
-    activation = activation_of(config.to_dict(), model_settings(files.get(MODEL_SETTINGS)), 1)
+    files = checkpoint.cross_encoder
+    activation = activation_of(config.to_dict(), files.settings if files else ModelSettings(), 1)
     return "relevance" if task is RERANKING and activation == "sigmoid" else "labels"
 
 

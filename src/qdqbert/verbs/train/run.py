@@ -19,9 +19,9 @@ from qdqbert.common.files import json_values, write_json
 from qdqbert.common.options.declared import command_line
 from qdqbert.common.progress import Progress, Silent
 from qdqbert.data.rows.lines import counted
-from qdqbert.encoders.checkpoint.cross_encoder import write_cross_encoder
+from qdqbert.encoders.checkpoint.layout import PooledHead
 from qdqbert.encoders.checkpoint.load import Checkpoint, finder_of
-from qdqbert.encoders.checkpoint.sentence import PooledHead, SentenceHead
+from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.tokenizer import write_tokenizer
 from qdqbert.evidence.reporting.comparison import metric_text
 from qdqbert.evidence.reporting.report import json_ready
@@ -343,11 +343,9 @@ def write_folder(
     with writing(Path(options.output), overwrite=options.overwrite) as folder:
         model.save_pretrained(folder)
         write_tokenizer(checkpoint.tokenizer, folder, max_length=checkpoint.max_length)
-        if checkpoint.head is not None:
-            find, hidden = finder_of(checkpoint.name), checkpoint.config.hidden_size
-            checkpoint.head.write(folder, hidden=hidden, find=find)
-        if checkpoint.cross_encoder is not None:
-            write_cross_encoder(checkpoint.cross_encoder, folder)
+        for each in filter(None, (checkpoint.head, checkpoint.cross_encoder)):
+            hidden = checkpoint.config.hidden_size
+            each.write(folder, hidden=hidden, find=finder_of(checkpoint.name))
         if (checkpoints / _EVENTS).is_dir():
             shutil.copytree(checkpoints / _EVENTS, folder / _EVENTS)
         with contextlib.suppress(MissingExtraError):

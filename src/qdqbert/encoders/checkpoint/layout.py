@@ -1,0 +1,295 @@
+"""What sentence-transformers' files say about an encoder, and the pooling after it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tokenizers
+
+from qdqbert.common.choices import POOLING_MODES, PoolingMode
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.file_names import CONFIG, MODEL_SETTINGS, SETTINGS
+from qdqbert.common.json_files import Fields, damaged, parse_object
+from qdqbert.data.tokenizing.tokenizer_files import put_lower_case_first_
+from qdqbert.encoders.checkpoint.model_settings import ModelSettings
+from qdqbert.encoders.checkpoint.sentence_files import FindFile, SentenceFiles, join
+from qdqbert.encoders.checkpoint.sentence_modules import (
+    MODULES_AFTER_POOLING,
+    MODULES_WITHOUT_EFFECT,
+    HeadModule,
+    ModuleName,
+    steps_of,
+)
+from qdqbert.encoders.heads import POOLINGS
+from qdqbert.encoders.model import Pooling, Step
+from qdqbert.encoders.task_kinds import TaskName
+
+# In the order in which sentence-transformers joins their vectors.
+POOLING_FLAGS: Mapping[str, PoolingMode] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+POOLING_FOLDER = "1_Pooling"
+POOLING_CONFIG = f"{POOLING_FOLDER}/{CONFIG}"
+
+# Other names of the settings of the encoder.
+_OLD_SETTINGS = tuple(
+    f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "xlm-roberta")
+)
+# Arguments of the tokenizer that batches need, and that do not change the text.
+_PLAIN_ARGUMENTS: Mapping[str, tuple[object, ...]] = {
+    "padding": (True, "longest"),
+    "truncation": (True, "longest_first"),
+    "return_tensors": ("pt",),
+}
+
+# sentence-transformers' names of the transformer's task, and of its output.
+_TRANSFORMERS: Mapping[Returned, tuple[str, str]] = {
+    "states": ("feature-extraction", "last_hidden_state"),
+    "words": ("fill-mask", "logits"),
+    "classes": ("sequence-classification", "logits"),
+}
+
+# Settings may name a length without a limit.
+_LONGEST = 2**63
+
+Returned = Literal["states", "words", "classes"]
+"""Output of an encoder: states of tokens, scores of words for each token, or of classes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The encoder's settings in sentence-transformers' files.
+
+    Attributes:
+        max_length: Longest input in tokens that the checkpoint is meant for; `None` if not given.
+        subfolder: Folder of the encoder in the checkpoint; empty for its root.
+        lower_case: Whether texts are converted to lower case before they are tokenized.
+        default_prompt: Prompt that sentence-transformers puts before each text; empty for none.
+        files: Files of the checkpoint to copy, with their texts by path in the new folder.
+    """
+
+    max_length: int | None
+    subfolder: str = ""
+    lower_case: bool = False
+    default_prompt: str = ""
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def task(self) -> TaskName | None:
+        """The task of the model; `None` if they do not say it."""
+        return None
+
+    @property
+    def settings(self) -> ModelSettings:
+        """Settings of the whole model."""
+        return ModelSettings.of_text(self.files.get(MODEL_SETTINGS))
+
+    def longest_input(self, given: int | None) -> int | None:
+        """Return the longest input in tokens; `None` for any.
+
+        `given` is the tokenizer's, `None` if it has none. sentence-transformers replaces it by its
+        own.
+        """
+        return given if self.max_length is None else self.max_length
+
+    def prepare_tokenizer_(self, backend: tokenizers.Tokenizer) -> None:
+        """Change a tokenizer to what the settings say."""
+        if self.lower_case:
+            put_lower_case_first_(backend)
+
+    def write(self, folder: Path, *, hidden: int, find: FindFile) -> None:
+        """Write the settings to a folder with graphs.
+
+        There is no modules.json if sentence-transformers cannot run these graphs.
+
+        Args:
+            folder: The folder.
+            hidden: Channels of the encoder's states.
+            find: Finds files of the checkpoint.
+
+        Raises:
+            CheckpointError: A file is missing or damaged.
+        """
+        del hidden
+        for path, text in self.files.items():
+            (folder / path).write_text(text, encoding="utf-8")
+        self.write_settings(folder, find)
+
+    def write_settings(self, folder: Path, find: FindFile) -> None:
+        """Write settings that the loaded model reads to a folder, besides `files`.
+
+        `find` finds files of the checkpoint.
+
+        Raises:
+            CheckpointError: A file is missing or damaged.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PooledHead(Layout):
+    """Modules of sentence-transformers that begin with a pooling.
+
+    Attributes:
+        poolings: How token states become one vector; [PAD] is always ignored. The vectors of
+            several poolings are joined.
+        modules: Modules that change the vector, in order.
+    """
+
+    poolings: tuple[PoolingMode, ...]
+    modules: tuple[HeadModule, ...] = ()
+
+    @property
+    def row_poolings(self) -> tuple[Pooling, ...]:
+        """The poolings as `encoders.model.Head` names them."""
+        return tuple(POOLINGS[each] for each in self.poolings)
+
+    @property
+    def weight_folders(self) -> tuple[str, ...]:
+        """Paths in the checkpoint of the folders of the modules, some of which have no weights."""
+        return tuple(each.path for each in self.modules)
+
+    def steps(self, find: FindFile) -> tuple[Step, ...]:
+        """Return the modules after the pooling as steps of a head, in float.
+
+        Raises:
+            CheckpointError: See `sentence_modules.steps_of`.
+        """
+        return steps_of(self.modules, find)
+
+
+def prompt_notices(layout: Layout) -> list[str]:
+    """Return a notice about the prompt before each text, if there is one."""
+    if not layout.default_prompt:
+        return []
+    return [
+        f"sentence-transformers puts the prompt {layout.default_prompt!r} before each text. "
+        "Examples that INT8 and float are compared on do not get it: add it to the data."
+    ]
+
+
+def begins_with_pooling(kinds: Sequence[str]) -> bool:
+    """Return whether modules are an encoder, its pooling, and known modules after it."""
+    known = {*MODULES_AFTER_POOLING, *MODULES_WITHOUT_EFFECT}
+    return [*kinds[:2]] == ["Transformer", "Pooling"] and {*kinds[2:]} <= known
+
+
+def read_pooling(files: SentenceFiles) -> tuple[dict[str, Any], list[tuple[ModuleName, str]]]:
+    """Return the fields of a `PooledHead` but for `modules`, and the modules after the pooling.
+
+    The modules must be an encoder, its pooling, and known modules after it.
+
+    Raises:
+        CheckpointError: The pooling or a setting is not supported.
+    """
+    (_, encoder_path), (_, pooling_path), *rest = files.modules or []
+    place = join(pooling_path, CONFIG)
+    pooling = files.read(place)
+    if pooling is None:
+        raise damaged(place, "it is missing")
+    fields = read_layout_fields(files, encoder_path, "states")
+    fields["files"] = {POOLING_CONFIG: pooling, **fields["files"]}
+    fields["poolings"] = _pooling_modes(parse_object(pooling, POOLING_CONFIG))
+    kept: Any = [each for each in rest if each[0] not in MODULES_WITHOUT_EFFECT]
+    return fields, kept
+
+
+def read_layout_fields(files: SentenceFiles, subfolder: str, returned: Returned) -> dict[str, Any]:
+    """Return the fields of a `Layout`.
+
+    Args:
+        files: Files of the checkpoint.
+        subfolder: Folder of the encoder.
+        returned: The output that the encoder must have.
+
+    Raises:
+        CheckpointError: The settings change how texts are tokenized, or what the transformer
+            returns, in a way that is not supported.
+    """
+    names = [join(subfolder, name) for name in (SETTINGS, *_OLD_SETTINGS)]
+    text = next((text for name in names if (text := files.read(name)) is not None), None)
+    fields = Fields.of_text(text or "{}", SETTINGS)
+    _check_transformer(fields, *_TRANSFORMERS[returned])
+    copied = {SETTINGS: text, MODEL_SETTINGS: files.read(MODEL_SETTINGS)}
+    return {
+        "max_length": _longest_input(fields),
+        "subfolder": subfolder,
+        "lower_case": bool(fields.optional(fields.truth, "do_lower_case")),
+        "default_prompt": ModelSettings.of_text(copied[MODEL_SETTINGS]).default_prompt,
+        "files": {path: text for path, text in copied.items() if text is not None},
+    }
+
+
+def _check_transformer(fields: Fields, task: str, output: str) -> None:
+    """Refuse a transformer that returns something else, or reads texts as messages of a chat."""
+    named = fields.optional(fields.text, "transformer_task")
+    if named not in (None, task):
+        raise CheckpointError(
+            f"{SETTINGS} has transformer_task={named!r}, which is not supported: these modules "
+            f"need {task!r}."
+        )
+    given = fields.optional(fields.child, "modality_config")
+    if given is None:
+        return
+    if given.has("message"):
+        raise CheckpointError(
+            f"`modality_config` in {SETTINGS} has 'message': texts are put into a chat template, "
+            "which is not supported. Remove it in a copy of the folder if it does not matter."
+        )
+    text = given.child("text").values
+    expected = {"method": "forward", "method_output_name": output}
+    if text != expected:
+        raise CheckpointError(
+            f"`modality_config` in {SETTINGS} has text={dict(text)}, which is not supported; "
+            f"expected {expected}."
+        )
+
+
+def _longest_input(fields: Fields) -> int | None:
+    """Return the longest input in tokens; `None` if there is none.
+
+    Raises:
+        CheckpointError: It is one of several arguments of the tokenizer, which change texts.
+    """
+    arguments: dict[str, Any] = {}
+    if fields.has("processing_kwargs"):
+        given = fields.child("processing_kwargs")
+        for own in map(given.child, filter(given.has, ("common", "text"))):
+            own.optional(own.integer, "max_length", 1, _LONGEST)
+            arguments |= own.values
+    if fields.has("max_seq_length"):
+        return fields.integer("max_seq_length", 1, _LONGEST)
+    length: int | None = arguments.pop("max_length", None)
+    for key, value in arguments.items():
+        if value not in _PLAIN_ARGUMENTS.get(key, ()):
+            raise CheckpointError(
+                f"`processing_kwargs` in {SETTINGS} has {key}={value!r} for the tokenizer, which "
+                "is not supported. Remove it in a copy of the folder if it does not matter."
+            )
+    return length
+
+
+def _pooling_modes(config: dict[str, Any]) -> tuple[PoolingMode, ...]:
+    if not config.get("include_prompt", True):
+        raise CheckpointError(
+            "The pooling leaves out the tokens of a prompt (`include_prompt: false` in "
+            f"{POOLING_CONFIG}), but a graph cannot tell them from the text. To run the model "
+            "without prompts, set it to true in a copy of the folder."
+        )
+    # sentence-transformers 5 and earlier write a flag for each mode, version 6 writes names.
+    named = config.get("pooling_mode")
+    if named is None:
+        return tuple(mode for flag, mode in POOLING_FLAGS.items() if config.get(flag)) or ("mean",)
+    modes = named if isinstance(named, list) else [named]
+    if not modes or any(mode not in POOLING_MODES for mode in modes):
+        raise CheckpointError(
+            f"The pooling {config} is not supported; expected some of {', '.join(POOLING_MODES)}."
+        )
+    return tuple(modes)
