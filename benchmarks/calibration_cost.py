@@ -83,6 +83,7 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     from qdqbert.quantization.numerics.ranges import Entropy, Max, Mse, Percentile
     from qdqbert.quantization.recipes import PERCENTILE
     from qdqbert.tasks.registry import TASKS
+    from qdqbert.tasks.task import Tokenization
     from qdqbert.training.body import GraphBody
     from qdqbert.training.insert.sited import insert_quantizers_
 
@@ -94,15 +95,14 @@ def measure(arguments: argparse.Namespace, calibrator: str, count: int) -> None:
     body = GraphBody.of(checkpoint)
     sited = insert_quantizers_(checkpoint.model, checkpoint.family)
     plan = make_plan(TARGETS["portable"], sited.sites, embeddings="int8")
-    encoded = encode_examples(
-        TASKS[checkpoint.task],
-        runtime_tokenizer(checkpoint.tokenizer),
-        texts(arguments.texts, count),
+    how = Tokenization(
+        tokenizer=runtime_tokenizer(checkpoint.tokenizer),
         input_names=checkpoint.input_names,
         max_length=arguments.max_length,
-        batch_size=8,
-        options=TaskSettings(),
+        settings=TaskSettings(),
     )
+    examples = texts(arguments.texts, count)
+    encoded = encode_examples(TASKS[checkpoint.task].encode, examples, how, batch_size=8)
 
     def forward(inputs: Any) -> object:
         return body(**inputs)

@@ -39,6 +39,7 @@ from qdqbert.graphs.check import save_graph
 from qdqbert.graphs.of_checkpoint import encoder_of
 from qdqbert.graphs.writer import make_graph
 from qdqbert.pipeline.predictions import encode_examples
+from qdqbert.tasks.task import Tokenization
 from scoring import CALIBRATION_EXAMPLES, TestSet
 
 # isort: split
@@ -189,15 +190,13 @@ def calibration_inputs(path: str | None, columns: Columns, test: TestSet) -> lis
         if path
         else resources.calibration_examples()[:CALIBRATION_EXAMPLES]
     )
-    encoded = encode_examples(
-        test.task,
-        runtime_tokenizer(test.checkpoint.tokenizer),
-        texts,
+    how = Tokenization(
+        tokenizer=runtime_tokenizer(test.checkpoint.tokenizer),
         input_names=test.checkpoint.input_names,
         max_length=test.max_length,
-        batch_size=1,
-        options=TaskSettings(),
+        settings=TaskSettings(),
     )
+    encoded = encode_examples(test.task.encode, texts, how, batch_size=1)
     return [batch.inputs for batch in encoded.batches[:CALIBRATION_EXAMPLES]]
 
 

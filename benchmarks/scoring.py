@@ -32,7 +32,7 @@ from qdqbert.pipeline.predictions import (
     predict,
 )
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Predictions
+from qdqbert.tasks.task import Predictions, Tokenization
 from qdqbert.training.body import GraphBody
 from qdqbert.training.models.quantized import load_model
 
@@ -140,15 +140,13 @@ class TestSet:
         )
         if count is not None:
             examples = random.Random(0).sample(list(examples), min(count, len(examples)))
-        return encode_examples(
-            self.task,
-            runtime_tokenizer(self.checkpoint.tokenizer),
-            examples,
+        how = Tokenization(
+            tokenizer=runtime_tokenizer(self.checkpoint.tokenizer),
             input_names=self.checkpoint.input_names,
             max_length=self.max_length,
-            batch_size=self._batch_size,
-            options=TaskSettings(),
+            settings=TaskSettings(),
         )
+        return encode_examples(self.task.encode, examples, how, batch_size=self._batch_size)
 
     def score(self, predictions: Predictions) -> Score:
         """Score the predictions of a model."""

@@ -14,7 +14,7 @@ from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION as TASK
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features
+from qdqbert.tasks.task import Features, Outcome, Tokenization
 
 OPTIONS = TaskSettings()
 
@@ -59,10 +59,12 @@ def test_texts_and_scores_are_read_from_a_table(write_file) -> None:
 def test_each_text_of_a_pair_is_embedded_alone(tokenizer, examples, texts) -> None:
     made = TASK.encode(
         examples,
-        runtime_tokenizer(tokenizer),
-        input_names=("input_ids",),
-        max_length=64,
-        options=OPTIONS,
+        Tokenization(
+            tokenizer=runtime_tokenizer(tokenizer),
+            input_names=("input_ids",),
+            max_length=64,
+            settings=OPTIONS,
+        ),
     )
     assert [row["input_ids"].tolist() for row in made.encoded.inputs] == [
         tokenizer(text)["input_ids"] for text in texts
@@ -74,10 +76,12 @@ def test_both_texts_of_a_pair_count_as_truncated(tokenizer) -> None:
     examples = [Example(text="cat " * 9, text_pair="dog " * 9), Example(text="a", text_pair="b")]
     made = TASK.encode(
         examples,
-        runtime_tokenizer(tokenizer),
-        input_names=("input_ids",),
-        max_length=5,
-        options=OPTIONS,
+        Tokenization(
+            tokenizer=runtime_tokenizer(tokenizer),
+            input_names=("input_ids",),
+            max_length=5,
+            settings=OPTIONS,
+        ),
     )
     assert made.notices == ("2 of 4 texts were longer than 5 tokens and were cut.",)
 
@@ -102,7 +106,7 @@ def test_the_prediction_of_a_plain_encoder_is_the_mean_over_text() -> None:
 def test_correlations_of_cosines_by_hand() -> None:
     # The cosines are 1, 0 and 0.6, the scores 5, 0.5 and 3.
     predictions = list(np.array([[2, 0], [1, 0], [1, 0], [1, 0], [0, 3], [3, 4]], np.float32))
-    spearman, pearson = TASK.metrics(predictions, features(PAIRS), {}, OPTIONS)
+    spearman, pearson = TASK.metrics(Outcome(predictions, features(PAIRS)))
     assert (spearman.name, spearman.examples) == ("spearman", 3)
     # The tolerance is that of float64.
     assert spearman.value == pytest.approx(100, abs=1e-9)
@@ -137,7 +141,7 @@ def test_scored_pairs_are_accepted(write_file) -> None:
 
 def test_predictions_are_embeddings_not_decisions() -> None:
     assert TASK.is_embedding
-    assert TASK.decisions([np.ones(3, np.float32)] * 6, features(PAIRS), OPTIONS) is None
+    assert TASK.decisions(Outcome([np.ones(3, np.float32)] * 6, features(PAIRS))) is None
 
 
 def test_labels_are_scores_from_0_to_1() -> None:

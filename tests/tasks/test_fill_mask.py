@@ -14,7 +14,7 @@ from qdqbert.tasks import fill_mask
 from qdqbert.tasks.fill_mask import FILL_MASK as TASK
 from qdqbert.tasks.fill_mask import mask_tokens
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features
+from qdqbert.tasks.task import Features, Outcome, Tokenization
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 TEXTS = [Example(text=f"the cat {word} on a river at night") for word in ("sat", "was", "came")]
@@ -29,7 +29,13 @@ def tokenizer(checkpoints):
 def encode(tokenizer, examples, **options) -> Features:
     chosen = TaskSettings(**options)
     return TASK.encode(
-        examples, runtime_tokenizer(tokenizer), input_names=NAMES, max_length=64, options=chosen
+        examples,
+        Tokenization(
+            tokenizer=runtime_tokenizer(tokenizer),
+            input_names=NAMES,
+            max_length=64,
+            settings=chosen,
+        ),
     )
 
 
@@ -162,12 +168,10 @@ def test_predictions_are_of_masked_positions_in_the_order_of_the_batch(tokenizer
         # The tolerance is above 1000 exp(-50), the share of all other tokens.
         assert prediction[:, 0] == pytest.approx(0, abs=1e-6)
     ordered = [predictions[batch.indices.index(index)] for index in range(4)]
-    perplexity, accuracy = TASK.metrics(ordered, made, {}, TaskSettings())
+    perplexity, accuracy = TASK.metrics(Outcome(ordered, made))
     assert perplexity.value == pytest.approx(1, abs=1e-6)
     assert accuracy.value == 100
-    assert TASK.decisions(ordered, made, TaskSettings()) == [
-        tuple(ids.tolist()) for _, ids in made.places
-    ]
+    assert TASK.decisions(Outcome(ordered, made)) == [tuple(ids.tolist()) for _, ids in made.places]
 
 
 def test_predictions_of_a_later_batch_use_its_own_places(tokenizer) -> None:

@@ -14,14 +14,12 @@ import qdqbert
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Columns, Example
 from qdqbert.data.tokenizing.encoding import Encoded
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION as TASK
 from qdqbert.tasks.multi_label_classification import labels_of
-from qdqbert.tasks.task import Features
+from qdqbert.tasks.task import Features, Outcome
 from task_files import sentence
 
 ID2LABEL = {0: "Food", 1: "room, view", 2: "staff"}
-OPTIONS = TaskSettings()
 
 
 def features(*labels: str | None) -> Features:
@@ -70,19 +68,19 @@ def test_scores_by_hand() -> None:
     # Sets {0, 2}, {}, {1}, {0}; labelled {0, 2}, {1}, {1}, {0, 1}.
     predictions = list(np.array([[1, -1, 2], [-1, -1, -1], [-1, 1, 0], [1, -1, -2]], np.float32))
     scored = features("food|2", "room, view", "1", '["Food", "room, view"]')
-    found = {each.name: each.value for each in TASK.metrics(predictions, scored, ID2LABEL, OPTIONS)}
+    found = {each.name: each.value for each in TASK.metrics(Outcome(predictions, scored, ID2LABEL))}
     # True positives 4, predicted 4, labelled 6. Each class: 2/2 and 2/2, 1/1 and 1/3, 1/1 and 1/1.
     assert found == pytest.approx(
         {"f1_micro": 80, "f1_macro": 100 * (1 + 0.5 + 1) / 3, "subset_accuracy": 50}
     )
-    decisions = TASK.decisions(predictions, scored, OPTIONS)
+    decisions = TASK.decisions(Outcome(predictions, scored))
     assert decisions == [({0, 2},), (set(),), ({1},), ({0},)]
     assert TASK.labels(scored, ID2LABEL)[3]["labels"].tolist() == [1, 1, 0]
 
 
 def test_a_class_without_any_example_scores_0() -> None:
     predictions = [np.array([1, -1, -1], np.float32)]
-    found = TASK.metrics(predictions, features("0"), ID2LABEL, OPTIONS)
+    found = TASK.metrics(Outcome(predictions, features("0"), ID2LABEL))
     assert [each.value for each in found] == pytest.approx([100, 100 / 3, 100])
 
 

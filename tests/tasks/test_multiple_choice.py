@@ -14,7 +14,7 @@ from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.multiple_choice import MULTIPLE_CHOICE as TASK
 from qdqbert.tasks.multiple_choice import ChoiceExample
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features
+from qdqbert.tasks.task import Features, Outcome, Tokenization
 
 OPTIONS = TaskSettings()
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
@@ -47,10 +47,12 @@ def features(*labels: int | None) -> Features:
 def encode(tokenizer, *examples: object, max_length: int = 64) -> Features:
     return TASK.encode(
         examples,
-        runtime_tokenizer(tokenizer),
-        input_names=NAMES,
-        max_length=max_length,
-        options=OPTIONS,
+        Tokenization(
+            tokenizer=runtime_tokenizer(tokenizer),
+            input_names=NAMES,
+            max_length=max_length,
+            settings=OPTIONS,
+        ),
     )
 
 
@@ -180,7 +182,7 @@ def test_truncated_choices_are_reported(tokenizer) -> None:
 def test_plain_text_for_calibration_is_the_only_choice(tokenizer) -> None:
     made = encode(tokenizer, Example(text="the cat"))
     assert made.encoded.inputs[0]["input_ids"].tolist() == [tokenizer("the cat")["input_ids"]]
-    assert TASK.decisions([np.zeros(1, np.float32)], made, OPTIONS) is None
+    assert TASK.decisions(Outcome([np.zeros(1, np.float32)], made)) is None
     with pytest.raises(DataFileError, match="The right ending is missing"):
         TASK.labels(made, {})
 
@@ -190,13 +192,13 @@ PREDICTIONS = list(np.array([[9, 1, 1], [1, 2, 3], [0, 0, 1]], np.float32))
 
 
 def test_accuracy_by_hand() -> None:
-    (metric,) = TASK.metrics(PREDICTIONS, features(0, 1, 2), {}, OPTIONS)
+    (metric,) = TASK.metrics(Outcome(PREDICTIONS, features(0, 1, 2)))
     assert (metric.name, metric.examples) == ("accuracy", 3)
     assert metric.value == pytest.approx(200 / 3)
 
 
 def test_answers_and_labels_are_indices_of_endings() -> None:
-    assert TASK.decisions(PREDICTIONS, features(0, 1, 2), OPTIONS) == [(0,), (2,), (2,)]
+    assert TASK.decisions(Outcome(PREDICTIONS, features(0, 1, 2))) == [(0,), (2,), (2,)]
     assert TASK.labels(features(0, 2), {}) == [{"labels": 0}, {"labels": 2}]
     assert TASK.class_names is None
 

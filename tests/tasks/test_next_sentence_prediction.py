@@ -6,12 +6,10 @@ import pytest
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Columns, Example
 from qdqbert.data.tokenizing.encoding import Encoded
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.next_sentence_prediction import NEXT_SENTENCE_PREDICTION as TASK
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features
+from qdqbert.tasks.task import Features, Outcome
 
-OPTIONS = TaskSettings()
 # Decisions 0, 1, 1.
 PREDICTIONS = list(np.array([[2, 1], [0, 3], [-2, -1]], np.float32))
 
@@ -68,13 +66,13 @@ def test_data_without_labels_are_refused(write_file) -> None:
 
 
 def test_accuracy_by_hand() -> None:
-    (metric,) = TASK.metrics(PREDICTIONS, features("next", "next", "random"), {}, OPTIONS)
+    (metric,) = TASK.metrics(Outcome(PREDICTIONS, features("next", "next", "random")))
     assert (metric.name, metric.examples) == ("accuracy", 3)
     assert metric.value == pytest.approx(200 / 3)
 
 
 def test_decisions_are_classes() -> None:
-    assert TASK.decisions(PREDICTIONS, features("0", "0", "0"), OPTIONS) == [(0,), (1,), (1,)]
+    assert TASK.decisions(Outcome(PREDICTIONS, features("0", "0", "0"))) == [(0,), (1,), (1,)]
     assert TASK.class_names is None
 
 

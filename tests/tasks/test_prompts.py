@@ -13,6 +13,7 @@ from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.tasks.prompts import prompts_of
+from qdqbert.tasks.task import Tokenization
 
 
 @pytest.mark.parametrize(
@@ -34,12 +35,14 @@ def features_of(folder, texts, scratch, pairs=None):
     source = open_source(ModelPath(path=str(folder), shown="model"), scratch, Silent())
     seconds = pairs or [None] * len(texts)
     return source.task.encode_calibration(
+        source.head,
         [Example(text=a, text_pair=b) for a, b in zip(texts, seconds, strict=True)],
-        runtime_tokenizer(source.tokenizer),
-        input_names=source.input_names,
-        max_length=source.max_length,
-        options=TaskSettings(),
-        head=source.head,
+        Tokenization(
+            tokenizer=runtime_tokenizer(source.tokenizer),
+            input_names=source.input_names,
+            max_length=source.max_length,
+            settings=TaskSettings(),
+        ),
     )
 
 

@@ -19,7 +19,7 @@ from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.question_answering import QUESTION_ANSWERING as TASK
 from qdqbert.tasks.questions import Answer, QuestionExample, read_questions
-from qdqbert.tasks.task import Features
+from qdqbert.tasks.task import Features, Outcome, Tokenization
 
 BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 CONTEXT = "the cat was on the old tree . rain came down by the river"
@@ -76,10 +76,12 @@ def encode(
 ) -> Features:
     return TASK.encode(
         examples,
-        runtime_tokenizer(tokenizer),
-        input_names=input_names,
-        max_length=max_length,
-        options=options,
+        Tokenization(
+            tokenizer=runtime_tokenizer(tokenizer),
+            input_names=input_names,
+            max_length=max_length,
+            settings=options,
+        ),
     )
 
 
@@ -227,7 +229,7 @@ def test_questions_without_known_answers_cannot_be_scored_but_are_answered(token
         TASK.check_labels(dataset, {})
     features = encode(tokenizer, *examples)
     predictions = [np.zeros((len(w), 2), np.float32) for w in features.places]
-    assert len(TASK.decisions(predictions, features, OPTIONS)) == 2
+    assert len(TASK.decisions(Outcome(predictions, features))) == 2
 
 
 UNITS = ["the", "cat", "r", "rain", ".", "tree-house", "1990", "\U0001f600", "\U00020000", "é", "ß"]
@@ -313,7 +315,9 @@ def scored(features: Features, *spans: dict[tuple[int, int], float]) -> list[np.
 def values_of(
     predictions: Any, features: Features, options: TaskSettings = OPTIONS
 ) -> dict[str, float]:
-    return {each.name: each.value for each in TASK.metrics(predictions, features, {}, options)}
+    return {
+        each.name: each.value for each in TASK.metrics(Outcome(predictions, features, {}, options))
+    }
 
 
 def test_predictions_are_logits_without_padding(tokenizer) -> None:
@@ -334,13 +338,13 @@ def test_v1_scores_the_best_span_of_all_windows(tokenizer) -> None:
     example = question(CONTEXT, ("old tree", 19))
     features = encode(tokenizer, example, max_length=11)
     predictions = scored(features, {(5, 6): 1.0}, {(7, 8): 3.0}, {}, {(0, 0): 9.0})
-    assert TASK.decisions(predictions, features, OPTIONS) == [("old tree",)]
-    metrics = TASK.metrics(predictions, features, {}, OPTIONS)
+    assert TASK.decisions(Outcome(predictions, features)) == [("old tree",)]
+    metrics = TASK.metrics(Outcome(predictions, features))
     assert [(each.name, each.value, each.examples) for each in metrics] == [
         ("f1", 100.0, 1),
         ("exact_match", 100.0, 1),
     ]
-    assert "null_odds.json" not in TASK.files(predictions, features, OPTIONS)
+    assert "null_odds.json" not in TASK.files(Outcome(predictions, features))
 
 
 def v2_features(tokenizer: Any) -> tuple[Features, list[np.ndarray]]:
@@ -353,7 +357,7 @@ def v2_features(tokenizer: Any) -> tuple[Features, list[np.ndarray]]:
 
 def test_v2_compares_the_best_span_with_the_lowest_null_score(tokenizer) -> None:
     features, predictions = v2_features(tokenizer)
-    files = TASK.files(predictions, features, OPTIONS)
+    files = TASK.files(Outcome(predictions, features))
     assert files["null_odds.json"] == {"1": 2 - 5, "2": 8 - 3}
     assert files["predictions.json"] == {"1": "cat", "2": ""}
     assert values_of(predictions, features) == dict.fromkeys(
@@ -364,20 +368,20 @@ def test_v2_compares_the_best_span_with_the_lowest_null_score(tokenizer) -> None
 def test_v2_returns_no_answer_above_the_threshold(tokenizer) -> None:
     features, predictions = v2_features(tokenizer)
     options = dataclasses.replace(OPTIONS, null_score_diff_threshold=5.0)
-    assert TASK.decisions(predictions, features, OPTIONS) == [("cat",), ("",)]
-    assert TASK.decisions(predictions, features, options) == [("cat",), ("rain",)]
+    assert TASK.decisions(Outcome(predictions, features)) == [("cat",), ("",)]
+    assert TASK.decisions(Outcome(predictions, features, {}, options)) == [("cat",), ("rain",)]
 
 
 def test_v2_metrics_count_their_questions(tokenizer) -> None:
     features, predictions = v2_features(tokenizer)
-    counts = {each.name: each.examples for each in TASK.metrics(predictions, features, {}, OPTIONS)}
+    counts = {each.name: each.examples for each in TASK.metrics(Outcome(predictions, features))}
     assert counts["f1"] == 2
     assert counts["HasAns_f1"] == counts["NoAns_exact"] == 1
 
 
 def test_n_best_are_written_for_each_question(tokenizer) -> None:
     features, predictions = v2_features(tokenizer)
-    files = TASK.files(predictions, features, OPTIONS)
+    files = TASK.files(Outcome(predictions, features))
     assert list(files) == ["predictions.json", "nbest_predictions.json", "null_odds.json"]
     first, second = files["nbest_predictions.json"].values()
     assert [each["text"] for each in (first[0], second[0])] == ["cat", ""]
@@ -388,9 +392,9 @@ def test_decisions_are_the_predictions_in_the_order_of_the_questions(tokenizer) 
     features = encode(tokenizer, *examples, max_length=16)
     noise = np.random.default_rng(0)
     predictions = [noise.normal(size=window.shape).astype(np.float32) for window in features.places]
-    answers = TASK.files(predictions, features, OPTIONS)["predictions.json"]
+    answers = TASK.files(Outcome(predictions, features))["predictions.json"]
     assert list(answers) == [str(i) for i in range(12)]
-    assert TASK.decisions(predictions, features, OPTIONS) == [(each,) for each in answers.values()]
+    assert TASK.decisions(Outcome(predictions, features)) == [(each,) for each in answers.values()]
     assert len(set(answers.values())) > 3
 
 

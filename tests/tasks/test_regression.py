@@ -15,13 +15,12 @@ import qdqbert
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.progress import progress_of
 from qdqbert.data.rows.data import Columns, Example
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.serving.app import build_app
 from qdqbert.serving.models import open_models
 from qdqbert.serving.options import ServerOptions
 from qdqbert.tasks.regression import ONE_SCORE, REGRESSION, Regressor, numbers_of
 from qdqbert.tasks.reranking import Reranker
-from qdqbert.tasks.task import Features
+from qdqbert.tasks.task import Features, Outcome
 
 HEAD = "AutoModelForSequenceClassification"
 TEXTS = ["the cat sat on the book", "music in the night", "a dog"]
@@ -164,7 +163,7 @@ def features(labels) -> Features:
 
 def test_a_sigmoid_has_no_error_on_the_scale_of_labels() -> None:
     predictions = [np.array([x], np.float32) for x in (1.0, 3.0, 2.0)]
-    found = ONE_SCORE.metrics(predictions, features("132"), {0: "score"}, TaskSettings())
+    found = ONE_SCORE.metrics(Outcome(predictions, features("132"), {0: "score"}))
     assert [(each.name, each.value) for each in found] == [("spearman", 100), ("pearson", 100)]
 
 
@@ -223,6 +222,5 @@ def test_labels_that_are_equal_for_one_output_are_refused(write_file) -> None:
 
 def test_answers_have_a_number_for_each_output() -> None:
     predictions = [np.array([1, -2], np.float32)]
-    options = {"tokenizer": None, "id2label": {0: "a", 1: "b"}, "options": TaskSettings()}
-    (answer,) = REGRESSION.answers(predictions, features(["[0, 0]"]), **options)
+    (answer,) = REGRESSION.answers(Outcome(predictions, features(["[0, 0]"]), {0: "a", 1: "b"}))
     assert answer.found == {"scores": [1.0, -2.0]}

@@ -19,14 +19,12 @@ from qdqbert.data.rows import data
 from qdqbert.data.rows.data import Columns
 from qdqbert.data.rows.lines import read_lines
 from qdqbert.data.tokenizing.encoding import Encoded
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks import ranking_metrics
 from qdqbert.tasks.reranking import RERANKING as TASK
 from qdqbert.tasks.reranking import RankingExample
-from qdqbert.tasks.task import Features
+from qdqbert.tasks.task import Features, Outcome
 from task_files import sentence
 
-OPTIONS = TaskSettings()
 ID2LABEL = {0: "LABEL_0"}
 
 
@@ -95,7 +93,7 @@ def test_metrics_are_means_over_queries_that_have_a_relevant_document() -> None:
     # Query a: relevant second. b: relevant first. c: none is relevant. Rows are mixed.
     scored = features(("a", "0"), ("b", "2"), ("a", "1"), ("c", "0"), ("b", "0"), ("c", "0"))
     predictions = scores_of(3, 5, 1, 2, 4, 1)
-    found = TASK.metrics(predictions, scored, ID2LABEL, OPTIONS)
+    found = TASK.metrics(Outcome(predictions, scored, ID2LABEL))
     assert [(each.name, each.examples) for each in found] == [
         ("mrr", 2),
         ("ndcg@10", 2),
@@ -103,15 +101,15 @@ def test_metrics_are_means_over_queries_that_have_a_relevant_document() -> None:
     ]
     values = [each.value for each in found]
     assert values == pytest.approx([75, 50 * (1 / math.log2(3) + 1), 75])
-    assert TASK.decisions(predictions, scored, OPTIONS) == [(0,), (1,), (3,)]
+    assert TASK.decisions(Outcome(predictions, scored)) == [(0,), (1,), (3,)]
 
 
 def test_single_pairs_are_scored_by_auc() -> None:
     scored = features(("a", "1"), ("b", "0"), ("c", "1"), ("d", "0"))
     predictions = scores_of(3, 2, 1, 0)
-    (metric,) = TASK.metrics(predictions, scored, ID2LABEL, OPTIONS)
+    (metric,) = TASK.metrics(Outcome(predictions, scored, ID2LABEL))
     assert (metric.name, metric.value, metric.examples) == ("auc", 75, 4)
-    assert TASK.decisions(predictions, scored, OPTIONS) is None
+    assert TASK.decisions(Outcome(predictions, scored)) is None
 
 
 @pytest.mark.parametrize(

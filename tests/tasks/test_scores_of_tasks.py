@@ -8,12 +8,11 @@ import pytest
 from qdqbert.data.rows.conll import TokenExample
 from qdqbert.data.rows.data import Example
 from qdqbert.data.tokenizing.encoding import Encoded
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.evidence.intervals import difference_interval
 from qdqbert.tasks.multi_label_classification import MULTI_LABEL_CLASSIFICATION
 from qdqbert.tasks.regression import ONE_SCORE
 from qdqbert.tasks.reranking import RERANKING, RankingExample
-from qdqbert.tasks.task import Features, Score, Task, mean_score
+from qdqbert.tasks.task import Features, Outcome, Score, Task, mean_score
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
 from qdqbert.tasks.token_classification import TOKEN_CLASSIFICATION
 from qdqbert.tasks.tokens import token_scores
@@ -29,7 +28,7 @@ def of_task(task: Task, examples, predictions, classes: int, places=()) -> list[
     )
     id2label = {i: str(i) for i in range(classes)} if places == () else TAGS
     found = [np.asarray(each, np.float32) for each in predictions]
-    return task.scores(found, features, id2label, TaskSettings())
+    return task.scores(Outcome(found, features, id2label))
 
 
 def classified(random, count: int, classes: int) -> list[Score]:

@@ -13,7 +13,7 @@ from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features
+from qdqbert.tasks.task import Features, Outcome, Tokenization
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION as TASK
 
 ID2LABEL = {0: "Negative", 1: "Neutral", 2: "Positive"}
@@ -55,7 +55,13 @@ def test_both_texts_of_a_pair_are_encoded_together(tokenizer, pair) -> None:
     example = Example(text="a", text_pair=pair)
     names = ("input_ids", "token_type_ids")
     made = TASK.encode(
-        [example], runtime_tokenizer(tokenizer), input_names=names, max_length=64, options=OPTIONS
+        [example],
+        Tokenization(
+            tokenizer=runtime_tokenizer(tokenizer),
+            input_names=names,
+            max_length=64,
+            settings=OPTIONS,
+        ),
     )
     (inputs,) = made.encoded.inputs
     expected = tokenizer("a", pair)
@@ -69,10 +75,12 @@ def test_truncated_texts_are_reported(tokenizer) -> None:
     long = [Example(text="cat " * 9), Example(text="a")]
     made = TASK.encode(
         long,
-        runtime_tokenizer(tokenizer),
-        input_names=("input_ids",),
-        max_length=5,
-        options=OPTIONS,
+        Tokenization(
+            tokenizer=runtime_tokenizer(tokenizer),
+            input_names=("input_ids",),
+            max_length=5,
+            settings=OPTIONS,
+        ),
     )
     assert made.notices == ("1 of 2 texts was longer than 5 tokens and was cut.",)
 
@@ -96,14 +104,14 @@ def test_predictions_are_the_logits() -> None:
 )
 def test_accuracy_by_hand(labels) -> None:
     # The third decision is wrong.
-    metric, *_ = TASK.metrics(PREDICTIONS, features(*labels), ID2LABEL, OPTIONS)
+    metric, *_ = TASK.metrics(Outcome(PREDICTIONS, features(*labels), ID2LABEL))
     assert (metric.name, metric.value, metric.examples) == ("accuracy", 75.0, 4)
 
 
 def test_two_classes_are_scored_with_the_f1_of_the_second() -> None:
     # Decisions 1, 1, 1, 0.
     predictions = list(np.array([[0, 1], [-2, -1], [3, 4], [1, 0]], np.float32))
-    metrics = TASK.metrics(predictions, features(*"1100"), {0: "no", 1: "yes"}, OPTIONS)
+    metrics = TASK.metrics(Outcome(predictions, features(*"1100"), {0: "no", 1: "yes"}))
     assert [(metric.name, metric.examples) for metric in metrics] == [
         ("accuracy", 4),
         ("f1", 4),
@@ -114,14 +122,14 @@ def test_two_classes_are_scored_with_the_f1_of_the_second() -> None:
 
 def test_more_classes_are_scored_with_the_mean_of_their_f1() -> None:
     # F1 of the classes: 1, 0 and 2 · 2 / (3 + 2).
-    metrics = TASK.metrics(PREDICTIONS, features(*"0212"), ID2LABEL, OPTIONS)
+    metrics = TASK.metrics(Outcome(PREDICTIONS, features(*"0212"), ID2LABEL))
     assert [metric.name for metric in metrics] == ["accuracy", "f1_macro", "mcc"]
     assert metrics[1].value == pytest.approx(100 * (1 + 0 + 0.8) / 3)
 
 
 def test_a_name_that_looks_like_a_number_is_a_name() -> None:
     predictions = [np.array([1, 0], np.float32)]
-    metric, *_ = TASK.metrics(predictions, features("1"), {0: "1", 1: "0"}, OPTIONS)
+    metric, *_ = TASK.metrics(Outcome(predictions, features("1"), {0: "1", 1: "0"}))
     assert metric.value == 100
 
 
@@ -159,7 +167,7 @@ def test_known_labels_are_accepted(read) -> None:
 
 
 def test_a_decision_is_the_largest_class() -> None:
-    assert TASK.decisions(PREDICTIONS, features(*"0212"), OPTIONS) == [(0,), (2,), (2,), (2,)]
+    assert TASK.decisions(Outcome(PREDICTIONS, features(*"0212"))) == [(0,), (2,), (2,), (2,)]
 
 
 def test_a_model_is_trained_with_numbers_of_classes() -> None:

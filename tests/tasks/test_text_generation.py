@@ -12,7 +12,7 @@ from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features
+from qdqbert.tasks.task import Features, Outcome, Tokenization
 from qdqbert.tasks.text_generation import TEXT_GENERATION as TASK
 
 NAMES = ("input_ids", "attention_mask")
@@ -28,10 +28,12 @@ def encode(tokenizer, examples, max_length: int = 64) -> Features:
     options = TaskSettings()
     return TASK.encode(
         examples,
-        runtime_tokenizer(tokenizer),
-        input_names=NAMES,
-        max_length=max_length,
-        options=options,
+        Tokenization(
+            tokenizer=runtime_tokenizer(tokenizer),
+            input_names=NAMES,
+            max_length=max_length,
+            settings=options,
+        ),
     )
 
 
@@ -77,12 +79,12 @@ def test_each_token_but_the_first_is_predicted_at_the_position_before(tokenizer)
     assert [each.shape for each in predictions] == [(3, 2), (7, 2)]
     for each, own in zip(predictions, made.encoded.inputs, strict=True):
         assert each[1:, 1].tolist() == own["input_ids"][2:].tolist()
-    perplexity, accuracy = TASK.metrics(predictions, made, {}, TaskSettings())
+    perplexity, accuracy = TASK.metrics(Outcome(predictions, made))
     # One of ten tokens is predicted uniformly over the vocabulary; the numbers are float32.
     assert perplexity.value == pytest.approx(len(tokenizer) ** 0.1, rel=1e-6)
     assert accuracy.value == pytest.approx(90)
     assert perplexity.is_error
-    assert sum(map(len, TASK.decisions(predictions, made, TaskSettings()))) == 10
+    assert sum(map(len, TASK.decisions(Outcome(predictions, made)))) == 10
 
 
 def test_labels_are_the_ids_for_transformers_to_shift(tokenizer) -> None:

@@ -11,7 +11,7 @@ from qdqbert.data.tokenizing.encoding import Batch, Encoded, make_batches
 from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
-from qdqbert.tasks.task import Features
+from qdqbert.tasks.task import Features, Outcome, Tokenization
 from qdqbert.tasks.token_classification import TOKEN_CLASSIFICATION as TASK
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
@@ -29,10 +29,12 @@ def tokenizer(checkpoints):
 def encode(examples, tokenizer, max_length: int = 64, names=NAMES) -> Features:
     return TASK.encode(
         examples,
-        runtime_tokenizer(tokenizer),
-        input_names=names,
-        max_length=max_length,
-        options=OPTIONS,
+        Tokenization(
+            tokenizer=runtime_tokenizer(tokenizer),
+            input_names=names,
+            max_length=max_length,
+            settings=OPTIONS,
+        ),
     )
 
 
@@ -57,7 +59,7 @@ def predicting(*classes: list[int]) -> list[np.ndarray]:
 
 
 def values(predictions, made: Features, id2label=None) -> dict[str, float]:
-    metrics = TASK.metrics(predictions, made, ID2LABEL if id2label is None else id2label, OPTIONS)
+    metrics = TASK.metrics(Outcome(predictions, made, ID2LABEL if id2label is None else id2label))
     assert {metric.examples for metric in metrics} == {len(made.examples)}
     return {metric.name: metric.value for metric in metrics}
 
@@ -143,16 +145,16 @@ def test_predictions_of_a_later_batch_use_its_own_places() -> None:
 
 def test_decisions_leave_out_words_without_a_token() -> None:
     made = features(CAT, RAIN, places=[[1, -1, 2], [1]])
-    assert TASK.decisions(predicting([0, 4, 2], [3]), made, OPTIONS) == [(0, 2), (3,)]
+    assert TASK.decisions(Outcome(predicting([0, 4, 2], [3]), made)) == [(0, 2), (3,)]
 
 
 def test_entities_are_those_that_tags_mark() -> None:
     made = features(CAT, RAIN)
-    found = TASK.entities(predicting([0, 1, 2], [3]), made, ID2LABEL)
+    found = TASK.entities(Outcome(predicting([0, 1, 2], [3]), made, ID2LABEL))
     assert found == [{("PER", 1, 2)}, {("LOC", 0, 0)}]
     # Parts of speech mark none.
     names = {index: str(index) for index in ID2LABEL}
-    assert TASK.entities(predicting([0, 1, 2], [3]), made, names) is None
+    assert TASK.entities(Outcome(predicting([0, 1, 2], [3]), made, names)) is None
 
 
 def test_entities_are_scored_by_hand() -> None:

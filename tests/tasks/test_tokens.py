@@ -10,8 +10,7 @@ from scipy.special import log_softmax
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Example
 from qdqbert.data.tokenizing.encoding import Encoded
-from qdqbert.encoders.task_kinds import TaskSettings
-from qdqbert.tasks.task import Features
+from qdqbert.tasks.task import Features, Outcome
 from qdqbert.tasks.tokens import (
     keep_examples,
     log_probabilities,
@@ -82,7 +81,7 @@ def test_perplexity_that_overflows_is_infinite() -> None:
 
 
 def test_decisions_are_the_ids_and_the_signal_is_the_rest() -> None:
-    assert most_likely_tokens([PREDICTION, PREDICTION[:1]], features(2, 1), TaskSettings()) == [
+    assert most_likely_tokens(Outcome([PREDICTION, PREDICTION[:1]], features(2, 1))) == [
         (3, 1),
         (3,),
     ]

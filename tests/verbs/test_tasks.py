@@ -26,6 +26,7 @@ from qdqbert.data.rows.data import Columns
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.registry import TASKS
+from qdqbert.tasks.task import Tokenization
 from task_files import DOC_STRIDE, HEADS, TAGS, sentence, settings_of
 
 OPTIONS = TaskSettings(doc_stride=DOC_STRIDE)
@@ -74,10 +75,12 @@ def masked_perplexity(model: Any, tokenizer: Any, path: Path) -> dict[str, float
     names = ("input_ids", "attention_mask", "token_type_ids")
     features = task.encode(
         examples_of("fill-mask", path),
-        Tokenizer.from_folder(Path(tokenizer.name_or_path), max_length=64),
-        input_names=names,
-        max_length=64,
-        options=OPTIONS,
+        Tokenization(
+            tokenizer=Tokenizer.from_folder(Path(tokenizer.name_or_path), max_length=64),
+            input_names=names,
+            max_length=64,
+            settings=OPTIONS,
+        ),
     )
     losses: list[float] = []
     right: list[bool] = []

@@ -44,14 +44,16 @@ from qdqbert.evidence.predictions import ChangedExample, changed_examples, chang
 from qdqbert.tasks.task import (
     Answer,
     Decisions,
-    Encoder,
+    Encode,
     Entities,
     Features,
     Metric,
+    Outcome,
     Prediction,
     Predictions,
     Score,
     Task,
+    Tokenization,
 )
 
 
@@ -112,20 +114,10 @@ def repeated_notices(task: Task, features: Features) -> list[str]:
 
 
 def encode_examples(
-    task: Task,
-    tokenizer: Tokenizer,
-    examples: Sequence[Any],
-    *,
-    input_names: Sequence[str],
-    max_length: int,
-    batch_size: int,
-    options: TaskSettings,
-    encode: Encoder | None = None,
+    encode: Encode, examples: Sequence[Any], how: Tokenization, *, batch_size: int
 ) -> EncodedExamples:
-    """Tokenize and batch examples for a task, with its own `encode` by default."""
-    features = (encode or task.encode)(
-        examples, tokenizer, input_names=input_names, max_length=max_length, options=options
-    )
+    """Make features of examples, and batches of them."""
+    features = encode(examples, how)
     batches = make_batches(features.encoded, batch_size=batch_size)
     return EncodedExamples(features=features, batches=tuple(batches))
 
@@ -220,6 +212,12 @@ class Baseline:
     tokenizer: Tokenizer
     id2label: Mapping[int, str]
     options: TaskSettings
+
+    def outcome(self, predictions: Predictions) -> Outcome:
+        """Return predictions of a model with what is needed to make sense of them."""
+        return Outcome(
+            predictions, self.encoded.features, self.id2label, self.options, self.tokenizer
+        )
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -325,13 +323,7 @@ class Baseline:
 
     def answers(self, predictions: Predictions) -> Sequence[Answer]:
         """Return the answers of a model, for people."""
-        return self.task.answers(
-            predictions,
-            self.encoded.features,
-            tokenizer=self.tokenizer,
-            id2label=self.id2label,
-            options=self.options,
-        )
+        return self.task.answers(self.outcome(predictions))
 
     def changed_rows(self, predictions: Predictions) -> list[dict[str, Any]]:
         """Return the answers of a model that differ from the reference's; see `changed_rows`."""
@@ -364,23 +356,18 @@ class Baseline:
         return compare_alone(together, alone, batched._decisions(replaced))
 
     def _scores(self, predictions: Predictions) -> tuple[Score, ...]:
-        features = self.encoded.features
-        return tuple(self.task.scores(predictions, features, self.id2label, self.options))
+        return tuple(self.task.scores(self.outcome(predictions)))
 
     def _entities(self, predictions: Predictions) -> tuple[Entities, Entities] | None:
         """Return the entities of the reference and of a model; `None` if the task finds none."""
-        if self.task.entities is None:
-            return None
         theirs, ours = (
-            self.task.entities(each, self.encoded.features, self.id2label)
-            for each in (self.predictions, predictions)
+            self.task.entities(self.outcome(each)) for each in (self.predictions, predictions)
         )
         return None if theirs is None or ours is None else (theirs, ours)
 
     def _decisions(self, predictions: Predictions) -> tuple[Decisions, Decisions] | None:
         """Return the decisions of the reference and of a model; `None` if the task has none."""
         theirs, ours = (
-            self.task.decisions(each, self.encoded.features, self.options)
-            for each in (self.predictions, predictions)
+            self.task.decisions(self.outcome(each)) for each in (self.predictions, predictions)
         )
         return None if theirs is None or ours is None else (theirs, ours)

@@ -46,7 +46,7 @@ from qdqbert.pipeline.source import Source
 from qdqbert.quantization.search.units import int8_percent
 from qdqbert.runtime.artifact import Artifact, rows_of
 from qdqbert.tasks.small_vectors import VectorRanges
-from qdqbert.tasks.task import Encoder, Prediction
+from qdqbert.tasks.task import Encode, Prediction, Tokenization
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -246,26 +246,24 @@ def encode_inputs(source: Source, examples: ChosenExamples, lengths: Lengths) ->
     task_options = task_options_of(task, lengths.task_options, trained.get("task_options", {}))
     tokenizer = runtime_tokenizer(source.tokenizer)
 
-    def encoded(chosen: Sequence[Any], what: str, encode: Encoder | None = None) -> EncodedExamples:
-        result = encode_examples(
-            task,
-            tokenizer,
-            chosen,
-            input_names=source.input_names,
-            max_length=max_length,
-            batch_size=lengths.batch_size,
-            options=task_options,
-            encode=encode,
-        )
+    how = Tokenization(
+        tokenizer=tokenizer,
+        input_names=source.input_names,
+        max_length=max_length,
+        settings=task_options,
+    )
+
+    def encoded(chosen: Sequence[Any], what: str, encode: Encode = task.encode) -> EncodedExamples:
+        result = encode_examples(encode, chosen, how, batch_size=lengths.batch_size)
         notices.extend(f"In the {what} data: {notice}" for notice in result.features.notices)
         return result
 
     heldout = encoded(examples.heldout, "held-out")
     notices += repeated_notices(task, heldout.features)
     used = examples.calibration
-    of_calibration = None
+    of_calibration = task.encode
     if task.encode_calibration is not None and source.head is not None:
-        of_calibration = functools.partial(task.encode_calibration, head=source.head)
+        of_calibration = functools.partial(task.encode_calibration, source.head)
     return Inputs(
         calibration=encoded(used, "calibration", of_calibration) if used else heldout,
         heldout=heldout,

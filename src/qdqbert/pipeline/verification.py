@@ -16,6 +16,7 @@ from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.verification import VerificationRow
 from qdqbert.pipeline.prepare import Ready
+from qdqbert.tasks.task import Tokenization
 from qdqbert.tasks.texts import encode_texts
 
 _ROWS = 16
@@ -55,14 +56,14 @@ def _inputs(ready: Ready, data: VerificationData) -> Sequence[Mapping[str, NDArr
     heldout = ready.inputs.heldout.features.encoded
     if data == "held-out":
         return heldout.inputs[:: -(-len(heldout.inputs) // _ROWS)]
-    encoded = encode_texts(
-        resources.heldout_examples()[:_ROWS],
-        ready.inputs.tokenizer,
+    how = Tokenization(
+        tokenizer=ready.inputs.tokenizer,
         input_names=ready.source.input_names,
         # Some .onnx files run only shorter inputs than their tokenizer allows, which is not known.
         max_length=max(heldout.lengths),
-        options=ready.inputs.task_options,
-    ).encoded.inputs
+        settings=ready.inputs.task_options,
+    )
+    encoded = encode_texts(resources.heldout_examples()[:_ROWS], how).encoded.inputs
     if not TASK_KINDS[ready.source.task.name].has_choices:
         return encoded
     # Each sentence is the only choice.

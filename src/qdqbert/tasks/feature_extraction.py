@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,6 @@ from qdqbert.common.objects import Rows
 from qdqbert.data.rows.columns import Row, quoted, resolve_columns
 from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, open_table, read_table
 from qdqbert.data.rows.lines import counted, row_name
-from qdqbert.data.tokenizing.encoding import Encoded, encode, padding_of
-from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.embedding_jobs import sentence_vectors
@@ -36,18 +33,15 @@ from qdqbert.tasks.scores import (
 )
 from qdqbert.tasks.task import (
     Answer,
-    CalibrationEncoder,
     Features,
     Labels,
+    Outcome,
     Prediction,
-    Predictions,
     Score,
     Task,
+    Tokenization,
 )
 from qdqbert.tasks.texts import check_label_column, truncation_notice
-
-if TYPE_CHECKING:
-    pass
 
 # Names of columns of second texts, next to those of first ones. Other tasks use them for labels.
 _POSITIVES = ("positive", "answer", "response")
@@ -125,8 +119,7 @@ def _with_negatives(
         yield number, fields
 
 
-def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
-    del id2label
+def _check_labels(dataset: Dataset, _: Mapping[int, str]) -> None:
     if dataset.examples[0].text_pair is None:
         raise DataFileError(
             f"The data `{dataset.path}` have one text per row; embeddings are scored on pairs of "
@@ -137,65 +130,41 @@ def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
     check_each(dataset, score_of)
 
 
-def _encode(
-    examples: Sequence[Example],
-    tokenizer: Tokenizer,
-    *,
-    input_names: Sequence[str],
-    max_length: int,
-    options: TaskSettings,
-) -> Features:
+def _encode(examples: Sequence[Example], how: Tokenization) -> Features:
     """Make a feature of each text: of all first texts, then of all second ones."""
-    del options
     texts = _texts_of(examples)
-    encoded = encode(tokenizer, texts, input_names=input_names, max_length=max_length)
+    encoded = how.encode(texts)
     return Features(
         examples=tuple(examples),
         encoded=encoded,
-        notices=truncation_notice(encoded.truncated, len(texts), max_length),
+        notices=truncation_notice(encoded.truncated, len(texts), how.max_length),
     )
 
 
-def _calibration_jobs(
-    head: Any, tokenizer: Tokenizer, input_names: Sequence[str], max_length: int
-) -> list[Prompted]:
+def _calibration_jobs(head: Any, how: Tokenization) -> list[Prompted]:
     """Return a job for each prompt of the model."""
-    cutting = tokenizer.cutting(max_length)
+    cutting = how.tokenizer.cutting(how.max_length)
     return [
-        Prompted(tokenizer=cutting, input_names=input_names, prompt=prompt)
+        Prompted(tokenizer=cutting, input_names=how.input_names, prompt=prompt)
         for prompt in prompts_of(head.settings)
     ]
 
 
 def by_jobs_in_turn(
-    jobs_of: Callable[[Any, Tokenizer, Sequence[str], int], Sequence[Prompted]],
-) -> CalibrationEncoder:
-    """Return a function that makes a feature of each text, by several jobs in turn.
+    jobs_of: Callable[[Any, Tokenization], Sequence[Prompted]],
+) -> Callable[[Any, Sequence[Example], Tokenization], Features]:
+    """Return a function that makes a feature of each text, by the jobs for a head in turn.
 
-    Args:
-        jobs_of: Returns the jobs, from the head, the tokenizer, the names of the inputs and the
-            longest input in tokens. See `encode_in_turn`.
+    See `encode_in_turn`.
     """
 
-    def encode_calibration(
-        examples: Sequence[Example],
-        tokenizer: Tokenizer,
-        *,
-        input_names: Sequence[str],
-        max_length: int,
-        options: TaskSettings,
-        head: Any,
-    ) -> Features:
-        del options
-        texts, jobs = _texts_of(examples), jobs_of(head, tokenizer, input_names, max_length)
-        features, truncated = encode_in_turn(texts, jobs, max_length=max_length)
-        padding = padding_of(jobs[0].tokenizer, input_names)
+    def encode_calibration(head: Any, examples: Sequence[Example], how: Tokenization) -> Features:
+        texts, jobs = _texts_of(examples), jobs_of(head, how)
+        features, truncated = encode_in_turn(texts, jobs, max_length=how.max_length)
         return Features(
             examples=tuple(examples),
-            encoded=Encoded(
-                inputs=tuple(map(dict, features)), padding=padding, truncated=truncated
-            ),
-            notices=truncation_notice(truncated, len(texts), max_length),
+            encoded=how.encoded(map(dict, features), truncated),
+            notices=truncation_notice(truncated, len(texts), how.max_length),
         )
 
     return encode_calibration
@@ -211,23 +180,15 @@ def _predictions(results: Results) -> list[Prediction]:
     return list(sentence_vectors(results))
 
 
-def _scores(
-    predictions: Predictions,
-    features: Features,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Score]:
+def _scores(outcome: Outcome) -> list[Score]:
     """Return the correlations of cosine and score, x 100, as in STS benchmarks."""
-    del id2label, options
-    return correlations(
-        _cosines(predictions, features), [score_of(each) for each in features.examples]
-    )
+    return correlations(_cosines(outcome), list(map(score_of, outcome.examples)))
 
 
-def _cosines(predictions: Predictions, features: Features) -> NDArray[np.float64]:
+def _cosines(outcome: Outcome) -> NDArray[np.float64]:
     """Return the cosine of both texts of each example."""
-    stacked = np.stack(predictions).astype(np.float64)
-    count = len(features.examples)
+    stacked = np.stack(outcome.predictions).astype(np.float64)
+    count = len(outcome.examples)
     first, second = stacked[:count], stacked[count:]
     cosines: NDArray[np.float64] = (first * second).sum(axis=1) / (
         np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
@@ -235,22 +196,12 @@ def _cosines(predictions: Predictions, features: Features) -> NDArray[np.float64
     return cosines
 
 
-def _answers(
-    predictions: Predictions,
-    features: Features,
-    *,
-    tokenizer: Any,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Answer]:
-    del tokenizer, id2label, options
-    given = [example.given for example in features.examples]
-    return score_answers(_cosines(predictions, features), given, "cosine")
+def _answers(outcome: Outcome) -> list[Answer]:
+    return score_answers(outcome, _cosines(outcome), "cosine")
 
 
-def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
+def _labels(features: Features, _: Mapping[int, str]) -> list[Labels]:
     """Return the score of each pair, scaled to 0 to 1 if it is not in that range."""
-    del id2label
     return [{"scores": score} for score in scaled_scores(features.examples)]
 
 
@@ -263,7 +214,6 @@ FEATURE_EXTRACTION = Task(
     check_metrics=lambda dataset, id2label: check_scores_differ(dataset),
     predictions=_predictions,
     scores=_scores,
-    decisions=lambda predictions, features, options: None,
     labels=_labels,
     answers=_answers,
     model=Embedder,

@@ -20,7 +20,6 @@ from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.data.rows.data import read_dataset
 from qdqbert.data.tables.rows import Column
-from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_text, check_whole, listed_texts
@@ -35,10 +34,11 @@ from qdqbert.tasks.task import (
     Answer,
     Features,
     Labels,
+    Outcome,
     Prediction,
-    Predictions,
     Score,
     Task,
+    Tokenization,
     accept_all,
 )
 from qdqbert.tasks.texts import encode_texts
@@ -55,29 +55,20 @@ Place = tuple[NDArray[np.int32], NDArray[np.int32]]
 """The positions of a feature that are predicted, and the true ids there. Shape `(tokens,)` each."""
 
 
-def _encode(
-    examples: Sequence[Any],
-    tokenizer: Tokenizer,
-    *,
-    input_names: Sequence[str],
-    max_length: int,
-    options: TaskSettings,
-) -> Features:
+def _encode(examples: Sequence[Any], how: Tokenization) -> Features:
     """Make one feature of each text, with masks. `places` has a `Place` for each."""
-    mask = tokenizer.special_id("mask_token")
+    mask = how.tokenizer.special_id("mask_token")
     if mask is None:
         raise CheckpointError(
             "The tokenizer has no mask token, which fill-mask needs; expected one such as [MASK]. "
             "Set `mask_token` in tokenizer_config.json."
         )
-    features = encode_texts(
-        examples, tokenizer, input_names=input_names, max_length=max_length, options=options
-    )
+    features = encode_texts(examples, how)
     # Unknown tokens are special too: no model can predict which word they stand for.
-    special = tokenizer.special_ids
+    special = how.tokenizer.special_ids
     keep = [not np.isin(each["input_ids"], special).all() for each in features.encoded.inputs]
     features = keep_examples(features, keep, why="without a token to mask")
-    words = np.setdiff1d(np.arange(tokenizer.backend.get_vocab_size(), dtype=np.int32), special)
+    words = np.setdiff1d(np.arange(how.tokenizer.backend.get_vocab_size(), dtype=np.int32), special)
     inputs, places = [], []
     for each in features.encoded.inputs:
         masked, place = mask_tokens(
@@ -85,7 +76,7 @@ def _encode(
             special=special,
             mask=mask,
             words=words,
-            options=options,
+            options=how.settings,
         )
         inputs.append({**each, "input_ids": masked})
         places.append(place)
@@ -137,14 +128,8 @@ def _predictions(results: Results) -> list[Prediction]:
     ]
 
 
-def _scores(
-    predictions: Predictions,
-    features: Features,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Score]:
-    del id2label, options
-    return token_scores(predictions, _true_ids(features))
+def _scores(outcome: Outcome) -> list[Score]:
+    return token_scores(outcome.predictions, _true_ids(outcome.features))
 
 
 def _true_ids(features: Features) -> list[NDArray[np.int32]]:
@@ -152,21 +137,12 @@ def _true_ids(features: Features) -> list[NDArray[np.int32]]:
     return [ids for _, ids in features.places]
 
 
-def _answers(
-    predictions: Predictions,
-    features: Features,
-    *,
-    tokenizer: Any,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Answer]:
-    del id2label, options
-    return token_answers(predictions, features, _true_ids(features), tokenizer)
+def _answers(outcome: Outcome) -> list[Answer]:
+    return token_answers(outcome, _true_ids(outcome.features))
 
 
-def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
+def _labels(features: Features, _: Mapping[int, str]) -> list[Labels]:
     """Return the true ids at the masked positions, and -100, which losses ignore, elsewhere."""
-    del id2label
     labels: list[Labels] = []
     for each, (positions, ids) in zip(features.encoded.inputs, features.places, strict=True):
         true_ids = np.full(each["input_ids"].shape, IGNORED, dtype=np.int64)

@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.checkpoint.cross_encoder import Activation
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import lower_case
 from qdqbert.tasks.metrics import accuracy
@@ -19,7 +18,7 @@ from qdqbert.tasks.task import (
     Answer,
     Decisions,
     Extremes,
-    Features,
+    Outcome,
     Prediction,
     Predictions,
     Rows,
@@ -32,12 +31,10 @@ def logit_predictions(results: Results) -> list[Prediction]:
     return list(results.outputs["logits"])
 
 
-def most_likely_classes(
-    predictions: Predictions, features: Features, options: TaskSettings
-) -> Decisions | None:
+def most_likely_classes(outcome: Outcome) -> Decisions | None:
     """Return the index of the largest logit of each feature; `None` if there is only one class."""
-    del features, options
-    return None if len(predictions[0]) == 1 else [(int(each.argmax()),) for each in predictions]
+    found = outcome.predictions
+    return None if len(found[0]) == 1 else [(int(each.argmax()),) for each in found]
 
 
 def accuracy_score(predictions: Predictions, labels: Sequence[int]) -> Score:
@@ -79,25 +76,15 @@ def probabilities(logits: ArrayLike) -> NDArray[np.float64]:
     return apply("softmax", np.asarray(logits, dtype=np.float64))
 
 
-def class_answers(
-    predictions: Predictions,
-    given: Sequence[Mapping[str, Any]],
-    names: Mapping[int, Any] | Sequence[Any],
-) -> list[Answer]:
-    """Return the most likely class of each feature.
-
-    Args:
-        predictions: Logits of each feature, `(classes,)`.
-        given: The fields of each example.
-        names: Names of the classes by index, as answers have them.
-    """
+def class_answers(outcome: Outcome, names: Mapping[int, Any] | Sequence[Any]) -> list[Answer]:
+    """Return the most likely class of each example, with its name by index."""
     answers = []
-    for logits, fields in zip(predictions, given, strict=True):
+    for logits, example in zip(outcome.predictions, outcome.examples, strict=True):
         found = probabilities(logits)
         best = int(logits.argmax())
         answers.append(
             Answer(
-                given=fields,
+                given=example.given,
                 found={"prediction": names[best], "score": float(found[best])},
                 numbers=found,
             )
@@ -105,18 +92,18 @@ def class_answers(
     return answers
 
 
-def score_answers(values: ArrayLike, given: Sequence[Mapping[str, Any]], name: str) -> list[Answer]:
+def score_answers(outcome: Outcome, values: ArrayLike, name: str) -> list[Answer]:
     """Return the number that a model computes for each example, which decides nothing.
 
     Args:
+        outcome: The examples.
         values: The numbers, `(examples,)`.
-        given: The fields of each example.
         name: Name of the number.
     """
     numbers = np.asarray(values, dtype=np.float64)
     return [
-        Answer(given=fields, found={name: float(each)}, numbers=each)
-        for each, fields in zip(numbers, given, strict=True)
+        Answer(given=example.given, found={name: float(each)}, numbers=each)
+        for each, example in zip(numbers, outcome.examples, strict=True)
     ]
 
 

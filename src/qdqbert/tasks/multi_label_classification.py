@@ -9,14 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Dataset, Example, check_each, labels_place, read_dataset
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.class_names import class_named, class_of, name_classes, new_names, sorted_names
 from qdqbert.tasks.logits import apply, confused_classes, logit_predictions
 from qdqbert.tasks.metrics import multi_label_scores
@@ -27,7 +25,7 @@ from qdqbert.tasks.task import (
     Extremes,
     Features,
     Labels,
-    Predictions,
+    Outcome,
     Rows,
     Score,
     Task,
@@ -124,14 +122,9 @@ def _indicators(features: Features, id2label: Mapping[int, str]) -> NDArray[np.b
     return indicators
 
 
-def _scores(
-    predictions: Predictions,
-    features: Features,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Score]:
-    del options
-    chosen, known = np.stack(predictions) > 0, _indicators(features, id2label)
+def _scores(outcome: Outcome) -> list[Score]:
+    chosen = np.stack(outcome.predictions) > 0
+    known = _indicators(outcome.features, outcome.id2label)
     rows = np.concatenate([chosen, known], axis=1).astype(np.float64)
     return [
         Score(name=name, rows=rows, compute=_of_sets(name), extremes=extremes)
@@ -184,31 +177,22 @@ _EXTREMES: Mapping[str, Callable[[Rows], Extremes]] = {
 }
 
 
-def _decisions(predictions: Predictions, features: Features, options: TaskSettings) -> Decisions:
+def _decisions(outcome: Outcome) -> Decisions:
     """Return the set of classes of each text."""
-    del features, options
-    return [(frozenset(np.flatnonzero(each > 0).tolist()),) for each in predictions]
+    return [(frozenset(np.flatnonzero(each > 0).tolist()),) for each in outcome.predictions]
 
 
-def _answers(
-    predictions: Predictions,
-    features: Features,
-    *,
-    tokenizer: Any,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Answer]:
+def _answers(outcome: Outcome) -> list[Answer]:
     """Return the classes of each text, the most likely one first."""
-    del tokenizer, options
     answers = []
-    for logits, example in zip(predictions, features.examples, strict=True):
+    for logits, example in zip(outcome.predictions, outcome.examples, strict=True):
         found = apply("sigmoid", logits.astype(np.float64))
         chosen = [int(each) for each in np.argsort(-logits, kind="stable") if logits[each] > 0]
         answers.append(
             Answer(
                 given=example.given,
                 found={
-                    "prediction": [id2label[each] for each in chosen],
+                    "prediction": [outcome.id2label[each] for each in chosen],
                     "scores": [float(found[each]) for each in chosen],
                 },
                 numbers=found,

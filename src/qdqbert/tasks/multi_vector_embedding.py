@@ -22,7 +22,7 @@ from qdqbert.data.tables.rows import Column
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.model_settings import Kind
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead, TokenRules, read_token_rules
-from qdqbert.encoders.task_kinds import TASK_KINDS, TaskSettings
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.runtime.batches import Feature, Results
 from qdqbert.runtime.inputs import check_device, check_whole, listed_texts
 from qdqbert.runtime.model import Loaded
@@ -45,7 +45,13 @@ from qdqbert.tasks.prompts import (
 )
 from qdqbert.tasks.ranked import check_ranking, ranked
 from qdqbert.tasks.scores import correlations, score_of
-from qdqbert.tasks.task import Answer, Features, Prediction, Predictions, Score
+from qdqbert.tasks.task import (
+    Answer,
+    Outcome,
+    Prediction,
+    Score,
+    Tokenization,
+)
 
 _NAME = "multi-vector-embedding"
 (_OUTPUT,) = TASK_KINDS[_NAME].outputs
@@ -415,9 +421,7 @@ def _padding(rules: TokenRules, tokenizer: Tokenizer, max_length: int) -> _Paddi
     )
 
 
-def _calibration_jobs(
-    head: MultiVectorHead, tokenizer: Tokenizer, input_names: Sequence[str], max_length: int
-) -> list[_Encode]:
+def _calibration_jobs(head: MultiVectorHead, how: Tokenization) -> list[_Encode]:
     """Return the jobs for documents and for expanded queries."""
     settings = head.settings
     kinds: tuple[tuple[Kind, Sequence[str]], ...] = (
@@ -427,12 +431,12 @@ def _calibration_jobs(
     return [
         _job(
             head.rules,
-            tokenizer,
-            input_names,
+            how.tokenizer,
+            how.input_names,
             kind,
             first_prompt(settings.prompts, names),
-            max_length=max_length,
-            skipped=_skipped_ids(head.rules, tokenizer),
+            max_length=how.max_length,
+            skipped=_skipped_ids(head.rules, how.tokenizer),
         )
         for kind, names in kinds
     ]
@@ -466,37 +470,20 @@ def _predictions(results: Results) -> list[Prediction]:
     return list(results.rows(_OUTPUT))
 
 
-def _pair_scores(predictions: Predictions, features: Features) -> NDArray[np.float64]:
+def _pair_scores(outcome: Outcome) -> NDArray[np.float64]:
     """Return the mean MaxSim of both texts of each example."""
-    count = len(features.examples)
-    pairs = zip(predictions[:count], predictions[count:], strict=True)
+    count = len(outcome.examples)
+    pairs = zip(outcome.predictions[:count], outcome.predictions[count:], strict=True)
     return np.array([max_sim([a], [b], is_mean=True)[0, 0] for a, b in pairs], np.float64)
 
 
-def _scores(
-    predictions: Predictions,
-    features: Features,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Score]:
+def _scores(outcome: Outcome) -> list[Score]:
     """Return the correlations of mean MaxSim and score, x 100."""
-    del id2label, options
-    return correlations(
-        _pair_scores(predictions, features), [score_of(each) for each in features.examples]
-    )
+    return correlations(_pair_scores(outcome), list(map(score_of, outcome.examples)))
 
 
-def _answers(
-    predictions: Predictions,
-    features: Features,
-    *,
-    tokenizer: Any,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Answer]:
-    del tokenizer, id2label, options
-    given = [example.given for example in features.examples]
-    return score_answers(_pair_scores(predictions, features), given, "mean MaxSim")
+def _answers(outcome: Outcome) -> list[Answer]:
+    return score_answers(outcome, _pair_scores(outcome), "mean MaxSim")
 
 
 MULTI_VECTOR_EMBEDDING = dataclasses.replace(

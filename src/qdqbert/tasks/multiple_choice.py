@@ -20,9 +20,8 @@ from qdqbert.common.objects import Rows
 from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, open_table, refuse_columns
 from qdqbert.data.rows.lines import counted, row_name, source_name
 from qdqbert.data.tables.rows import Column
-from qdqbert.data.tokenizing.encoding import Encoded, encode, feature_of, padding_of, stack_padded
+from qdqbert.data.tokenizing.encoding import feature_of, stack_padded
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import described, is_text, listed
 from qdqbert.runtime.model import Model
@@ -36,7 +35,16 @@ from qdqbert.tasks.logits import (
     logit_predictions,
     most_likely_classes,
 )
-from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task
+from qdqbert.tasks.task import (
+    Answer,
+    Features,
+    Labels,
+    Outcome,
+    Predictions,
+    Score,
+    Task,
+    Tokenization,
+)
 from qdqbert.tasks.texts import truncation_notice
 
 _LAYOUT = (
@@ -72,6 +80,11 @@ class ChoiceExample:
     def labels(self) -> tuple[str, ...] | None:
         """The number of the right ending; `None` if the data do not have it."""
         return None if self.label is None else (str(self.label),)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The example by names of columns."""
+        return {"row": self.row, **vars(self), "endings": list(self.endings)}
 
 
 def read_choices(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
@@ -170,33 +183,20 @@ def _parse_label(where: str, value: object, endings: int) -> int | None:
     )
 
 
-def _encode(
-    examples: Sequence[Any],
-    tokenizer: Tokenizer,
-    *,
-    input_names: Sequence[str],
-    max_length: int,
-    options: TaskSettings,
-) -> Features:
+def _encode(examples: Sequence[Any], how: Tokenization) -> Features:
     """Make one feature of each example: its choices, padded to the longest of them."""
-    del options
     pairs = [_pairs_of_example(example) for example in examples]
     flat = [pair for each in pairs for pair in each]
     seconds = [second for _, second in flat if second is not None]
-    encoded = encode(
-        tokenizer,
-        [first for first, _ in flat],
-        seconds or None,
-        input_names=input_names,
-        max_length=max_length,
-    )
+    encoded = how.encode([first for first, _ in flat], seconds or None)
     choices = iter(encoded.inputs)
-    padding = padding_of(tokenizer, input_names)
-    inputs = tuple(_stack(list(itertools.islice(choices, len(each))), padding) for each in pairs)
+    stacked = (
+        _stack(list(itertools.islice(choices, len(each))), encoded.padding) for each in pairs
+    )
     return Features(
         examples=tuple(examples),
-        encoded=Encoded(inputs=inputs, padding=padding, truncated=encoded.truncated),
-        notices=truncation_notice(encoded.truncated, len(flat), max_length),
+        encoded=dataclasses.replace(encoded, inputs=tuple(stacked)),
+        notices=truncation_notice(encoded.truncated, len(flat), how.max_length),
     )
 
 
@@ -222,46 +222,20 @@ def _stack(
     }
 
 
-def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
-    del id2label
+def _check_labels(dataset: Dataset, _: Mapping[int, str]) -> None:
     check_each(dataset, _label_of)
 
 
-def _scores(
-    predictions: Predictions,
-    features: Features,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Score]:
-    del id2label, options
-    return [accuracy_score(predictions, [_label_of(example) for example in features.examples])]
+def _scores(outcome: Outcome) -> list[Score]:
+    return [accuracy_score(outcome.predictions, list(map(_label_of, outcome.examples)))]
 
 
-def _answers(
-    predictions: Predictions,
-    features: Features,
-    *,
-    tokenizer: Any,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Answer]:
+def _answers(outcome: Outcome) -> list[Answer]:
     """Return the number of the most likely ending."""
-    del tokenizer, id2label, options
-    given = [
-        {
-            "row": each.row,
-            "context": each.context,
-            "prompt": each.prompt,
-            "endings": list(each.endings),
-            "label": each.label,
-        }
-        for each in features.examples
-    ]
-    return class_answers(predictions, given, range(len(predictions[0])))
+    return class_answers(outcome, range(len(outcome.predictions[0])))
 
 
-def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
-    del id2label
+def _labels(features: Features, _: Mapping[int, str]) -> list[Labels]:
     return [{"labels": _label_of(example)} for example in features.examples]
 
 

@@ -9,7 +9,6 @@ from typing import Any, overload
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.objects import Rows
 from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, read_dataset
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.inputs import described, is_pair, listed, text_or_pair
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.routes import Pair, TaskRoute
@@ -21,7 +20,7 @@ from qdqbert.tasks.logits import (
     logit_predictions,
     most_likely_classes,
 )
-from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task
+from qdqbert.tasks.task import Answer, Features, Labels, Outcome, Score, Task
 from qdqbert.tasks.text_classification import Class, Label
 from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
 
@@ -51,9 +50,8 @@ def read_pairs(data: str | Rows, *, columns: Columns, max_examples: int | None) 
     return dataset
 
 
-def _name_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
+def _name_labels(dataset: Dataset, _: Mapping[int, str]) -> Dataset:
     """Add a notice on the meaning of labels that are numbers or truth values."""
-    del id2label
     labels = {(each.label or "").strip().lower().removesuffix(".0") for each in dataset.examples}
     unclear = sorted(labels & {"0", "1", "true", "false"})
     if not unclear:
@@ -63,36 +61,20 @@ def _name_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
     return dataclasses.replace(dataset, notices=notices)
 
 
-def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
-    del id2label
+def _check_labels(dataset: Dataset, _: Mapping[int, str]) -> None:
     check_label_column(dataset)
     check_each(dataset, _class_of)
 
 
-def _scores(
-    predictions: Predictions,
-    features: Features,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Score]:
-    del id2label, options
-    return [accuracy_score(predictions, [_class_of(example) for example in features.examples])]
+def _scores(outcome: Outcome) -> list[Score]:
+    return [accuracy_score(outcome.predictions, list(map(_class_of, outcome.examples)))]
 
 
-def _answers(
-    predictions: Predictions,
-    features: Features,
-    *,
-    tokenizer: Any,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Answer]:
-    del tokenizer, id2label, options
-    return class_answers(predictions, [each.given for each in features.examples], NAMES)
+def _answers(outcome: Outcome) -> list[Answer]:
+    return class_answers(outcome, NAMES)
 
 
-def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
-    del id2label
+def _labels(features: Features, _: Mapping[int, str]) -> list[Labels]:
     return [{"labels": _class_of(example)} for example in features.examples]
 
 

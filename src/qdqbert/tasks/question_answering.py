@@ -21,9 +21,6 @@ from qdqbert.data.rows.data import Dataset
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.rows.squad import scores_v1, scores_v2
 from qdqbert.data.tokenizing.chunks import in_chunks
-from qdqbert.data.tokenizing.encoding import Encoded, padding_of
-from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.tasks.logits import probabilities
 from qdqbert.tasks.question_answerer import QuestionAnswerer, QuestionWithContext
@@ -34,9 +31,10 @@ from qdqbert.tasks.task import (
     Decisions,
     Features,
     Labels,
-    Predictions,
+    Outcome,
     Score,
     Task,
+    Tokenization,
     mean_score,
 )
 from qdqbert.tasks.windows import Windows, usual_stride
@@ -44,14 +42,7 @@ from qdqbert.tasks.windows import Windows, usual_stride
 _NO_ANSWER: Labels = {"start_positions": NULL, "end_positions": NULL}
 
 
-def encode_windows(
-    examples: Sequence[QuestionExample],
-    tokenizer: Tokenizer,
-    *,
-    input_names: Sequence[str],
-    max_length: int,
-    options: TaskSettings,
-) -> Features:
+def encode_windows(examples: Sequence[QuestionExample], how: Tokenization) -> Features:
     """Make one feature of each question and each window of its context.
 
     An item of `places` holds, for each token, the position in the context of its first character
@@ -65,14 +56,15 @@ def encode_windows(
     places: list[NDArray[np.int32]] = []
     owners: list[int] = []
     cut = 0
-    windows = Windows(tokenizer, max_length, usual_stride(options.doc_stride, max_length))
+    stride = usual_stride(how.settings.doc_stride, how.max_length)
+    windows = Windows(how.tokenizer, how.max_length, stride)
     numbered = list(enumerate(examples))
     for chunk in in_chunks(numbered):
         asked = windows.encode([(example.question, example.context) for _, example in chunk])
         for (index, _), each in zip(chunk, asked, strict=True):
             if each.error is not None:
                 raise each.error
-            inputs += each.features(input_names)
+            inputs += each.features(how.input_names)
             places += each.offsets
             owners += [index] * len(each.offsets)
             cut += each.is_cut
@@ -83,27 +75,17 @@ def encode_windows(
     )
     return Features(
         examples=tuple(examples),
-        encoded=Encoded(
-            inputs=tuple(inputs), padding=padding_of(tokenizer, input_names), truncated=cut
-        ),
+        encoded=how.encoded(inputs, cut),
         places=tuple(places),
         owners=tuple(owners),
         notices=(notice,) if cut else (),
     )
 
 
-def _scores(
-    predictions: Predictions,
-    features: Features,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Score]:
-    del id2label
-    golds = {
-        example.id: [answer.text for answer in example.answers] for example in features.examples
-    }
-    texts = _texts(predictions, features, options)
-    found = scores_v2(golds, texts) if _has_null(features) else scores_v1(golds, texts)
+def _scores(outcome: Outcome) -> list[Score]:
+    golds = {each.id: [answer.text for answer in each.answers] for each in outcome.examples}
+    texts = _texts(outcome)
+    found = scores_v2(golds, texts) if _has_null(outcome.features) else scores_v1(golds, texts)
     # Names such as `HasAns_f1` are of the questions with an answer only.
     are_answered = [bool(each) for each in golds.values()]
     of_some = {
@@ -113,8 +95,7 @@ def _scores(
     return [mean_score(name, each, of_some.get(name.split("_")[0])) for name, each in found.items()]
 
 
-def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
-    del id2label
+def _check_labels(dataset: Dataset, _: Mapping[int, str]) -> None:
     unknown = [each.id for each in dataset.examples if not each.answers and not each.is_impossible]
     if unknown:
         raise DataFileError(
@@ -124,33 +105,25 @@ def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
         )
 
 
-def _decisions(predictions: Predictions, features: Features, options: TaskSettings) -> Decisions:
+def _decisions(outcome: Outcome) -> Decisions:
     """Return the answer to each question."""
-    return [(text,) for text in _texts(predictions, features, options).values()]
+    return [(text,) for text in _texts(outcome).values()]
 
 
-def _texts(predictions: Predictions, features: Features, options: TaskSettings) -> dict[str, str]:
-    return {id_: each.text for id_, each in _answers(predictions, features, options)}
+def _texts(outcome: Outcome) -> dict[str, str]:
+    return {id_: each.text for id_, each in _answers(outcome)}
 
 
-def _question_answers(
-    predictions: Predictions,
-    features: Features,
-    *,
-    tokenizer: Any,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Answer]:
+def _question_answers(outcome: Outcome) -> list[Answer]:
     """Return the answer to each question and its probability among the best spans.
 
     Two models are compared by the probability of each token to be the start and the end.
     """
-    del tokenizer, id2label
     answers = []
     for example, indices, (_, answer) in zip(
-        features.examples,
-        features.by_example(),
-        _answers(predictions, features, options),
+        outcome.examples,
+        outcome.features.by_example(),
+        _answers(outcome),
         strict=True,
     ):
         known = [each.text for each in example.answers]
@@ -159,20 +132,22 @@ def _question_answers(
             Answer(
                 given={"id": example.id, "question": example.question, "labels": known},
                 found={"prediction": answer.text, "score": score},
-                numbers=np.concatenate([probabilities(predictions[each].T).T for each in indices]),
+                numbers=np.concatenate(
+                    [probabilities(outcome.predictions[each].T).T for each in indices]
+                ),
             )
         )
     return answers
 
 
-def _files(predictions: Predictions, features: Features, options: TaskSettings) -> dict[str, Any]:
+def _files(outcome: Outcome) -> dict[str, Any]:
     """Return the files of the usual scripts: answers, best spans and, for v2.0, null odds."""
-    answers = dict(_answers(predictions, features, options))
+    answers = dict(_answers(outcome))
     files: dict[str, Any] = {
         "predictions.json": {id_: each.text for id_, each in answers.items()},
         "nbest_predictions.json": {id_: each.n_best for id_, each in answers.items()},
     }
-    if _has_null(features):
+    if _has_null(outcome.features):
         files["null_odds.json"] = {id_: each.null_odds for id_, each in answers.items()}
     return files
 
@@ -182,23 +157,20 @@ def _has_null(features: Features) -> bool:
     return any(example.is_impossible for example in features.examples)
 
 
-def _answers(
-    predictions: Predictions, features: Features, options: TaskSettings
-) -> Iterator[tuple[str, SpanPrediction]]:
+def _answers(outcome: Outcome) -> Iterator[tuple[str, SpanPrediction]]:
     """Yield the id of each question and its answer, in the order of the examples."""
-    has_null = _has_null(features)
+    features, has_null = outcome.features, _has_null(outcome.features)
     for example, indices in zip(features.examples, features.by_example(), strict=True):
-        windows = [(predictions[index], features.places[index]) for index in indices]
-        yield example.id, predict(windows, example.context, options, has_null=has_null)
+        windows = [(outcome.predictions[index], features.places[index]) for index in indices]
+        yield example.id, predict(windows, example.context, outcome.settings, has_null=has_null)
 
 
-def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels | None]:
+def _labels(features: Features, _: Mapping[int, str]) -> list[Labels | None]:
     """Return the first and last token of the answer in each window.
 
     [CLS] stands for no answer, also if a part of the answer is outside the window. The labels are
     `None` for all windows of a question whose answer is not found in the context.
     """
-    del id2label
     labels: list[Labels | None] = [_NO_ANSWER] * len(features.places)
     for example, indices in zip(features.examples, features.by_example(), strict=True):
         if not example.is_impossible:

@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.columns import is_number
 from qdqbert.data.rows.data import Dataset, Example, check_each, read_dataset
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.rows import SCORE, RowFormat, always
 from qdqbert.tasks.logits import logit_predictions, score_answers
 from qdqbert.tasks.metrics import rmse
 from qdqbert.tasks.multi_label_classification import labels_of
 from qdqbert.tasks.reranking import Reranker
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
-from qdqbert.tasks.task import Answer, Extremes, Features, Labels, Predictions, Rows, Score, Task
+from qdqbert.tasks.task import (
+    Answer,
+    Extremes,
+    Features,
+    Labels,
+    Outcome,
+    Rows,
+    Score,
+    Task,
+)
 from qdqbert.tasks.texts import check_label_column, encode_texts
 
 
@@ -52,14 +59,9 @@ def _check_metrics(dataset: Dataset, id2label: Mapping[int, str]) -> None:
     check_scores_differ(dataset, lambda example: numbers_of(example, len(id2label)))
 
 
-def _scores(
-    predictions: Predictions,
-    features: Features,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Score]:
+def _scores(outcome: Outcome) -> list[Score]:
     """Return correlations, means over the outputs, and the root mean squared error of all."""
-    found = _correlations(predictions, features, id2label, options)
+    found = _correlations(outcome)
     errors = Score(name="rmse", rows=found[0].rows, compute=rmse, extremes=_extremes, is_error=True)
     return [*found, errors]
 
@@ -71,33 +73,18 @@ def _extremes(rows: Rows) -> Extremes:
     return np.concatenate([low, low])[None, None], np.concatenate([high, low])[None, None]
 
 
-def _correlations(
-    predictions: Predictions,
-    features: Features,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Score]:
-    del options
-    known = [numbers_of(example, len(id2label)) for example in features.examples]
-    return correlations(np.stack(predictions), known)
+def _correlations(outcome: Outcome) -> list[Score]:
+    known = [numbers_of(each, len(outcome.id2label)) for each in outcome.examples]
+    return correlations(np.stack(outcome.predictions), known)
 
 
-def _answers(
-    predictions: Predictions,
-    features: Features,
-    *,
-    tokenizer: Any,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Answer]:
-    del tokenizer, options
-    given = [example.given for example in features.examples]
-    if len(id2label) == 1:
-        return score_answers(np.concatenate(predictions), given, "score")
-    numbers = np.stack(predictions).astype(np.float64)
+def _answers(outcome: Outcome) -> list[Answer]:
+    if len(outcome.id2label) == 1:
+        return score_answers(outcome, np.concatenate(outcome.predictions), "score")
+    numbers = np.stack(outcome.predictions).astype(np.float64)
     return [
-        Answer(given=fields, found={"scores": each.tolist()}, numbers=each)
-        for each, fields in zip(numbers, given, strict=True)
+        Answer(given=example.given, found={"scores": each.tolist()}, numbers=each)
+        for each, example in zip(numbers, outcome.examples, strict=True)
     ]
 
 
@@ -132,7 +119,6 @@ REGRESSION = Task(
     check_metrics=_check_metrics,
     predictions=logit_predictions,
     scores=_scores,
-    decisions=lambda predictions, features, options: None,
     labels=_labels,
     answers=_answers,
     model=Regressor,

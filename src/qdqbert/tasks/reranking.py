@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,9 +21,7 @@ from qdqbert.common.objects import Rows
 from qdqbert.data.rows.columns import Row, is_number
 from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, open_table, read_table
 from qdqbert.data.rows.lines import counted
-from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.cross_encoder import Activation
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.rows import SCORE, RowFormat, always
 from qdqbert.tasks.logits import (
     apply,
@@ -39,16 +37,14 @@ from qdqbert.tasks.task import (
     Decisions,
     Features,
     Labels,
-    Predictions,
+    Outcome,
     Score,
     Task,
+    Tokenization,
     mean_score,
 )
 from qdqbert.tasks.text_classification import TextClassifier
 from qdqbert.tasks.texts import check_label_column, encode_texts
-
-if TYPE_CHECKING:
-    pass
 
 # Names of the column that groups rows.
 _ID_COLUMNS = ("query_id", "query-id", "qid", "topic")
@@ -105,18 +101,9 @@ def _recorded(rows: Iterator[Row], column: str, values: dict[int, str]) -> Itera
         yield number, fields
 
 
-def _encode(
-    examples: Sequence[Any],
-    tokenizer: Tokenizer,
-    *,
-    input_names: Sequence[str],
-    max_length: int,
-    options: TaskSettings,
-) -> Features:
+def _encode(examples: Sequence[Any], how: Tokenization) -> Features:
     """Make one feature of each pair, and count the queries that cannot be scored."""
-    features = encode_texts(
-        examples, tokenizer, input_names=input_names, max_length=max_length, options=options
-    )
+    features = encode_texts(examples, how)
     groups = _groups(examples)
     if len(groups) == len(examples) or not all(is_number(example.label) for example in examples):
         return features
@@ -143,14 +130,12 @@ def _is_answered(examples: Sequence[Example]) -> bool:
     return any(score_of(example) > 0 for example in examples)
 
 
-def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
-    del id2label
+def _check_labels(dataset: Dataset, _: Mapping[int, str]) -> None:
     check_label_column(dataset)
     check_each(dataset, score_of)
 
 
-def _check_metrics(dataset: Dataset, id2label: Mapping[int, str]) -> None:
-    del id2label
+def _check_metrics(dataset: Dataset, _: Mapping[int, str]) -> None:
     are_relevant = {score_of(example) > 0 for example in dataset.examples}
     if len(are_relevant) == 1:
         kind = "relevant" if are_relevant == {True} else "not relevant"
@@ -161,17 +146,11 @@ def _check_metrics(dataset: Dataset, id2label: Mapping[int, str]) -> None:
         )
 
 
-def _scores(
-    predictions: Predictions,
-    features: Features,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Score]:
+def _scores(outcome: Outcome) -> list[Score]:
     """Return the means of MRR, nDCG and MAP over queries; the AUC of single pairs."""
-    del id2label, options
-    scores = np.concatenate(predictions)
-    relevance = np.array([score_of(example) for example in features.examples])
-    groups = _groups(features.examples)
+    scores = np.concatenate(outcome.predictions)
+    relevance = np.array([score_of(example) for example in outcome.examples])
+    groups = _groups(outcome.examples)
     if len(groups) == len(scores):
         return [score_of_pairs("auc", scores, relevance > 0, _auc_percent, extreme_numbers)]
     answered = [index for index, each in enumerate(groups) if relevance[each].max() > 0]
@@ -188,35 +167,24 @@ def _auc_percent(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> fl
     return 100 * auc(scores, labels, weights)
 
 
-def _decisions(
-    predictions: Predictions, features: Features, options: TaskSettings
-) -> Decisions | None:
+def _decisions(outcome: Outcome) -> Decisions | None:
     """Return the best document of each query that has several; `None` if none has."""
-    del options
-    scores, groups = np.concatenate(predictions), _groups(features.examples)
+    scores, groups = np.concatenate(outcome.predictions), _groups(outcome.examples)
     if len(groups) == len(scores):
         return None
     # The best one of one document is no decision.
     return [(each[int(scores[each].argmax())],) if len(each) > 1 else () for each in groups]
 
 
-def _answers(
-    predictions: Predictions,
-    features: Features,
-    *,
-    tokenizer: Any,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Answer]:
+def _answers(outcome: Outcome) -> list[Answer]:
     """Return the score of each document, and the best one of each query that has several."""
-    del tokenizer, id2label, options
-    scores = np.concatenate(predictions).astype(np.float64)
-    groups = _groups(features.examples)
+    scores = np.concatenate(outcome.predictions).astype(np.float64)
+    groups = _groups(outcome.examples)
     if len(groups) == len(scores):
-        return score_answers(scores, [each.given for each in features.examples], "score")
+        return score_answers(outcome, scores, "score")
     answers = []
     for each in groups:
-        examples = [features.examples[index] for index in each]
+        examples = [outcome.examples[index] for index in each]
         found, best = scores[each], int(scores[each].argmax())
         answers.append(
             Answer(
@@ -233,14 +201,8 @@ def _answers(
     return answers
 
 
-def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
-    del id2label
+def _labels(features: Features, _: Mapping[int, str]) -> list[Labels]:
     return [{"labels": score_of(example)} for example in features.examples]
-
-
-def _class_names(dataset: Dataset) -> list[str]:
-    del dataset
-    return ["score"]
 
 
 class Reranker(TextClassifier):
@@ -337,7 +299,7 @@ RERANKING = Task(
     decisions=_decisions,
     labels=_labels,
     answers=_answers,
-    class_names=_class_names,
+    class_names=lambda dataset: ["score"],
     model=Reranker,
     queries=_groups,
 )

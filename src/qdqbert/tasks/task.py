@@ -7,7 +7,7 @@ and SQNR of all tasks and engines are computed from these two.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from qdqbert.data.rows.data import Columns, Dataset, labels_place
 from qdqbert.data.rows.lines import counted
-from qdqbert.data.tokenizing.encoding import Batch, Encoded
+from qdqbert.data.tokenizing.encoding import Batch, Encoded, encode, padding_of
 from qdqbert.encoders.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.model import Model
@@ -39,6 +39,8 @@ Entities = Sequence[Set[Hashable]]
 
 Labels = Mapping[str, int | float | NDArray[np.int64] | NDArray[np.float32]]
 """Labels of one feature, under the argument names of transformers' models."""
+
+_USUAL = TaskSettings()
 
 # Examples that are drawn for the extremes of a metric: as many as an interval has samples.
 _DRAWN = 1000
@@ -219,37 +221,56 @@ class Reader(Protocol):
         ...
 
 
-class Encoder(Protocol):
-    """Makes features from examples."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tokenization:
+    """How examples become features.
 
-    def __call__(
-        self,
-        examples: Sequence[Any],
-        tokenizer: Tokenizer,
-        *,
-        input_names: Sequence[str],
-        max_length: int,
-        options: TaskSettings,
-    ) -> Features:
-        """Return features of at most `max_length` tokens that have the inputs `input_names`."""
-        ...
+    Attributes:
+        tokenizer: Tokenizer of the model.
+        input_names: Inputs of the model, which features have.
+        max_length: Longest feature in tokens.
+        settings: Settings of the task.
+    """
+
+    tokenizer: Tokenizer
+    input_names: Sequence[str]
+    max_length: int
+    settings: TaskSettings
+
+    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Encoded:
+        """Tokenize texts, or pairs of texts."""
+        return encode(
+            self.tokenizer, texts, pairs, input_names=self.input_names, max_length=self.max_length
+        )
+
+    def encoded(self, inputs: Iterable[dict[str, NDArray[np.int32]]], truncated: int) -> Encoded:
+        """Return model inputs, of which some were truncated."""
+        padding = padding_of(self.tokenizer, self.input_names)
+        return Encoded(inputs=tuple(inputs), padding=padding, truncated=truncated)
 
 
-class CalibrationEncoder(Protocol):
-    """Makes features from examples to calibrate on."""
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a model predicts for features, and what is needed to make sense of it.
 
-    def __call__(
-        self,
-        examples: Sequence[Any],
-        tokenizer: Tokenizer,
-        *,
-        input_names: Sequence[str],
-        max_length: int,
-        options: TaskSettings,
-        head: Any,
-    ) -> Features:
-        """Return features as `Encoder` does, for a model with the head `head`, a `TextHead`."""
-        ...
+    Attributes:
+        predictions: The predictions.
+        features: The features.
+        id2label: Names of the classes by number.
+        settings: Settings of the task.
+        tokenizer: Tokenizer of the model, for answers; metrics need none.
+    """
+
+    predictions: Predictions
+    features: Features
+    id2label: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    settings: TaskSettings = _USUAL
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def examples(self) -> tuple[Any, ...]:
+        """The examples that made the features."""
+        return self.features.examples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -268,20 +289,8 @@ class Answer:
     numbers: NDArray[np.float64]
 
 
-class Answers(Protocol):
-    """Makes answers from predictions."""
-
-    def __call__(
-        self,
-        predictions: Predictions,
-        features: Features,
-        *,
-        tokenizer: Tokenizer,
-        id2label: Mapping[int, str],
-        options: TaskSettings,
-    ) -> Sequence[Answer]:
-        """Return one answer for each example, or for each query of several examples."""
-        ...
+Encode = Callable[[Sequence[Any], Tokenization], Features]
+"""Makes features from examples."""
 
 
 def identity(prediction: Prediction) -> Prediction:
@@ -289,14 +298,12 @@ def identity(prediction: Prediction) -> Prediction:
     return prediction
 
 
-def accept_all(dataset: Dataset, id2label: Mapping[int, str]) -> None:
+def accept_all(dataset: Dataset, _: Mapping[int, str]) -> None:
     """Accept every data set; for tasks whose labels are the texts themselves."""
-    del dataset, id2label
 
 
-def keep_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
+def keep_labels(dataset: Dataset, _: Mapping[int, str]) -> Dataset:
     """Return the data; for tasks whose labels are not classes of the model."""
-    del id2label
     return dataset
 
 
@@ -308,8 +315,9 @@ class Task:
         name: transformers' name of the task.
         read: Reads data into examples.
         encode: Makes features from examples.
-        encode_calibration: Makes features as `load` makes them of texts of all kinds: with each
-            prompt in turn. `None` if there is one kind.
+        encode_calibration: Makes features of texts of all kinds, as `load` does, for a model with
+            the head that is given, a `TextHead`: with each prompt in turn. `None` if there is one
+            kind.
         name_labels: Returns the data with labels that are names of the config's `id2label`, where
             they are numbers, and notices about how these are read. Raises `DataFileError` if they
             can be read in two ways.
@@ -320,15 +328,14 @@ class Task:
             correlation with equal scores. Called after `check_labels`, before a model is
             evaluated.
         predictions: Returns the prediction for each feature of a batch that ran.
-        scores: Returns the results that metrics are computed from, the main metric's first. Takes
-            predictions, features, the config's `id2label` and options. The labels come from
-            `read_labels`.
+        scores: Returns the results that metrics are computed from, the main metric's first. The
+            labels come from `read_labels`.
         decisions: Returns the decisions of each answer: one, or one for each position. Two models
             are compared by the number of decisions that differ. `None` if the answers are not
             choices.
-        entities: Returns the entities in each text, by the config's `id2label`; `None` if its tags
-            mark none. `None` for tasks that find none.
-        answers: Makes what users read of the predictions.
+        entities: Returns the entities in each text; `None` if the model finds none.
+        answers: Makes what users read of the predictions: an answer to each example, or to each
+            query of several examples.
         decided: Noun for the object of a decision, in the singular: text, word, question.
         labels: Returns what a model is trained with, one for each feature, `None` for a feature
             that nothing can be learned from. Takes features and `id2label`. `None` for tasks that
@@ -343,27 +350,26 @@ class Task:
         model: Class that `load` returns; `None` for tasks that it does not run.
         route: Route of a server for the task; `None` if it has other routes only.
         settings: Names of the `TaskSettings` that the task reads.
-        files: Returns the contents of the files that the task writes, as JSON values by file
-            name, from predictions, features and options; `None` if it writes none.
+        files: Returns the contents of the files that the task writes, as JSON values by file name.
         queries: Returns the indices of the examples of each query, which have one answer together;
             `None` if each example has one.
     """
 
     name: str
     read: Reader
-    encode: Encoder
+    encode: Encode
     check_labels: Callable[[Dataset, Mapping[int, str]], None]
     predictions: Callable[[Results], list[Prediction]]
-    scores: Callable[[Predictions, Features, Mapping[int, str], TaskSettings], list[Score]]
-    decisions: Callable[[Predictions, Features, TaskSettings], Decisions | None]
+    scores: Callable[[Outcome], list[Score]]
     labels: Callable[[Features, Mapping[int, str]], Sequence[Labels | None]] | None
-    answers: Answers
+    answers: Callable[[Outcome], Sequence[Answer]]
+    decisions: Callable[[Outcome], Decisions | None] = lambda outcome: None
     name_labels: Callable[[Dataset, Mapping[int, str]], Dataset] = keep_labels
     check_metrics: Callable[[Dataset, Mapping[int, str]], None] = accept_all
     leaves_out_unlabeled: bool = True
-    entities: Callable[[Predictions, Features, Mapping[int, str]], Entities | None] | None = None
+    entities: Callable[[Outcome], Entities | None] = lambda outcome: None
     class_names: Callable[[Dataset], list[str]] | None = None
-    encode_calibration: CalibrationEncoder | None = None
+    encode_calibration: Callable[[Any, Sequence[Any], Tokenization], Features] | None = None
     max_length: int | None = None
     reads_texts: bool = True
     decided: str = "text"
@@ -371,7 +377,7 @@ class Task:
     model: type[Model] | None = None
     route: TaskRoute | None = None
     settings: tuple[str, ...] = ()
-    files: Callable[[Predictions, Features, TaskSettings], dict[str, Any]] | None = None
+    files: Callable[[Outcome], dict[str, Any]] = lambda outcome: {}
     queries: Callable[[Sequence[Any]], list[list[int]]] | None = None
 
     @property
@@ -409,12 +415,6 @@ class Task:
         notice = f"{left_out:,} of {counted(len(dataset), 'example')} {verb} left out."
         return dataclasses.replace(dataset, examples=kept, notices=(*dataset.notices, notice))
 
-    def metrics(
-        self,
-        predictions: Predictions,
-        features: Features,
-        id2label: Mapping[int, str],
-        options: TaskSettings,
-    ) -> list[Metric]:
+    def metrics(self, outcome: Outcome) -> list[Metric]:
         """Return the metrics, the main one first; see `scores`."""
-        return [each.metric() for each in self.scores(predictions, features, id2label, options)]
+        return [each.metric() for each in self.scores(outcome)]

@@ -17,7 +17,6 @@ from qdqbert.data.rows.columns import is_number
 from qdqbert.data.rows.data import Dataset, check_each, labels_place, read_dataset
 from qdqbert.data.tables.rows import Column
 from qdqbert.encoders.checkpoint.cross_encoder import Activation
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.inputs import check_whole, is_pair, listed
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import Pair, TaskRoute
@@ -34,7 +33,7 @@ from qdqbert.tasks.logits import (
 )
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.pair_scores import Classify, PairScorer, Scored
-from qdqbert.tasks.task import Answer, Features, Labels, Predictions, Score, Task
+from qdqbert.tasks.task import Answer, Features, Labels, Outcome, Score, Task
 from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
 
 
@@ -56,16 +55,10 @@ def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
     check_each(dataset, lambda example: class_of(label_of(example), id2label))
 
 
-def _scores(
-    predictions: Predictions,
-    features: Features,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Score]:
+def _scores(outcome: Outcome) -> list[Score]:
     """Return accuracy first. `f1` is the F1 score of class 1, as in GLUE."""
-    del options
-    logits = np.stack(predictions)
-    labels = [class_of(label_of(example), id2label) for example in features.examples]
+    logits = np.stack(outcome.predictions)
+    labels = [class_of(label_of(each), outcome.id2label) for each in outcome.examples]
     classes, extremes = logits.argmax(axis=1), extreme_classes(logits.shape[1])
     f1 = {"f1": f1_binary} if logits.shape[1] == 2 else {"f1_macro": f1_macro}
     metrics = {"accuracy": accuracy, **f1, "mcc": matthews}
@@ -74,17 +67,8 @@ def _scores(
     ]
 
 
-def _answers(
-    predictions: Predictions,
-    features: Features,
-    *,
-    tokenizer: Any,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Answer]:
-    del tokenizer, options
-    given = [example.given for example in features.examples]
-    return class_answers(predictions, given, id2label)
+def _answers(outcome: Outcome) -> list[Answer]:
+    return class_answers(outcome, outcome.id2label)
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:

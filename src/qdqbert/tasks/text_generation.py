@@ -9,17 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.data.rows.data import read_dataset
-from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.tasks.task import (
     Answer,
     Features,
     Labels,
+    Outcome,
     Prediction,
-    Predictions,
     Score,
     Task,
+    Tokenization,
     accept_all,
 )
 from qdqbert.tasks.texts import encode_texts
@@ -33,18 +32,9 @@ from qdqbert.tasks.tokens import (
 )
 
 
-def _encode(
-    examples: Sequence[Any],
-    tokenizer: Tokenizer,
-    *,
-    input_names: Sequence[str],
-    max_length: int,
-    options: TaskSettings,
-) -> Features:
+def _encode(examples: Sequence[Any], how: Tokenization) -> Features:
     """Make one feature of each text, cut at `max_length`."""
-    features = encode_texts(
-        examples, tokenizer, input_names=input_names, max_length=max_length, options=options
-    )
+    features = encode_texts(examples, how)
     keep = [length > 1 for length in features.encoded.lengths]
     return keep_examples(features, keep, why="with a single token, so nothing to predict")
 
@@ -57,14 +47,8 @@ def _predictions(results: Results) -> list[Prediction]:
     ]
 
 
-def _scores(
-    predictions: Predictions,
-    features: Features,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Score]:
-    del id2label, options
-    return token_scores(predictions, _true_ids(features))
+def _scores(outcome: Outcome) -> list[Score]:
+    return token_scores(outcome.predictions, _true_ids(outcome.features))
 
 
 def _true_ids(features: Features) -> list[NDArray[np.int32]]:
@@ -72,21 +56,12 @@ def _true_ids(features: Features) -> list[NDArray[np.int32]]:
     return [each["input_ids"][1:] for each in features.encoded.inputs]
 
 
-def _answers(
-    predictions: Predictions,
-    features: Features,
-    *,
-    tokenizer: Any,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Answer]:
-    del id2label, options
-    return token_answers(predictions, features, _true_ids(features), tokenizer)
+def _answers(outcome: Outcome) -> list[Answer]:
+    return token_answers(outcome, _true_ids(outcome.features))
 
 
-def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
+def _labels(features: Features, _: Mapping[int, str]) -> list[Labels]:
     """Return the ids; transformers compares each with the prediction of the position before it."""
-    del id2label
     return [{"labels": each["input_ids"].astype(np.int64)} for each in features.encoded.inputs]
 
 

@@ -8,34 +8,17 @@ from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.columns import quoted
 from qdqbert.data.rows.data import Dataset, Example
 from qdqbert.data.rows.lines import counted
-from qdqbert.data.tokenizing.encoding import encode
-from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.encoders.task_kinds import TaskSettings
-from qdqbert.tasks.task import Features
+from qdqbert.tasks.task import Features, Tokenization
 
 
-def encode_texts(
-    examples: Sequence[Example],
-    tokenizer: Tokenizer,
-    *,
-    input_names: Sequence[str],
-    max_length: int,
-    options: TaskSettings,
-) -> Features:
+def encode_texts(examples: Sequence[Example], how: Tokenization) -> Features:
     """Make one feature of each example, of its text or of its two texts together."""
-    del options
     pairs = [example.text_pair for example in examples if example.text_pair is not None]
-    encoded = encode(
-        tokenizer,
-        [example.text for example in examples],
-        pairs or None,
-        input_names=input_names,
-        max_length=max_length,
-    )
+    encoded = how.encode([example.text for example in examples], pairs or None)
     return Features(
         examples=tuple(examples),
         encoded=encoded,
-        notices=truncation_notice(encoded.truncated, len(encoded.inputs), max_length),
+        notices=truncation_notice(encoded.truncated, len(encoded.inputs), how.max_length),
     )
 
 

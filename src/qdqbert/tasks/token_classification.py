@@ -22,9 +22,7 @@ from qdqbert.data.rows.data import Dataset, check_each, labels_place
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tables.rows import Column, Kind
 from qdqbert.data.tokenizing.chunks import in_chunks
-from qdqbert.data.tokenizing.encoding import Encoded, feature_of, padding_of
-from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.encoders.task_kinds import TaskSettings
+from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_whole, listed, lower_case
 from qdqbert.runtime.model import Model
@@ -44,11 +42,12 @@ from qdqbert.tasks.task import (
     Extremes,
     Features,
     Labels,
+    Outcome,
     Prediction,
-    Predictions,
     Rows,
     Score,
     Task,
+    Tokenization,
     drawn_by_size,
     one_kind,
     share_score,
@@ -77,28 +76,20 @@ def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
     check_each(dataset, _reader_of_classes(id2label))
 
 
-def _encode(
-    examples: Sequence[TokenExample],
-    tokenizer: Tokenizer,
-    *,
-    input_names: Sequence[str],
-    max_length: int,
-    options: TaskSettings,
-) -> Features:
+def _encode(examples: Sequence[TokenExample], how: Tokenization) -> Features:
     """Make one feature of each sentence.
 
     An item of `places` holds the position of the first token of each word, -1 for a word without
     tokens. Shape `(words,)`.
     """
-    del options
-    cutting = tokenizer.cutting(max_length, words=True)
+    cutting = how.tokenizer.cutting(how.max_length, words=True)
     inputs: list[dict[str, NDArray[np.int32]]] = []
     places: list[_Places] = []
     truncated = beyond = 0
     for chunk in in_chunks(examples):
         sentences = [list(example.words) for example in chunk]
         for words, each in zip(sentences, cutting.encode_batch(sentences, words=True), strict=True):
-            inputs.append(feature_of(each, input_names))
+            inputs.append(feature_of(each, how.input_names))
             places.append(_places(each.word_ids, len(words)))
             truncated += bool(each.overflowing)
             rest = {word for part in each.overflowing for word in part.word_ids} - {None}
@@ -106,13 +97,11 @@ def _encode(
     count = sum(len(example.words) for example in examples)
     notice = (
         f"{beyond} of {counted(count, 'word')} {'is' if beyond == 1 else 'are'} beyond the first "
-        f"{max_length} tokens: tag {OUTSIDE} is predicted there."
+        f"{how.max_length} tokens: tag {OUTSIDE} is predicted there."
     )
     return Features(
         examples=tuple(examples),
-        encoded=Encoded(
-            inputs=tuple(inputs), padding=padding_of(tokenizer, input_names), truncated=truncated
-        ),
+        encoded=how.encoded(inputs, truncated),
         places=tuple(places),
         notices=(notice,) if beyond else (),
     )
@@ -135,26 +124,18 @@ def _predictions(results: Results) -> list[Prediction]:
     ]
 
 
-def _scores(
-    predictions: Predictions,
-    features: Features,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Score]:
+def _scores(outcome: Outcome) -> list[Score]:
     """Return F1, precision and recall of entities, and the accuracy of tags.
 
     `O` is predicted for a word without a token, as usual: the model cannot find what it does not
     see. If the model's tags are not of entities (parts of speech), only the accuracy is returned.
     """
-    del options
-    labels = [[id2label[int(each)] for each in known] for known in _classes(features, id2label)]
-    tags = [
-        _tags(prediction, places, id2label)
-        for prediction, places in zip(predictions, features.places, strict=True)
-    ]
+    names = outcome.id2label
+    labels = [[names[int(each)] for each in known] for known in _classes(outcome.features, names)]
+    tags = _all_tags(outcome)
     scores = []
     pairs = list(zip(tags, labels, strict=True))
-    if _are_entity_tags(id2label.values()):
+    if _are_entity_tags(names.values()):
         counts = [total(count_entities([own], [known]).values()) for own, known in pairs]
         rows = np.array(
             [[each.predicted, each.labelled, each.correct] for each in counts], dtype=np.float64
@@ -165,6 +146,12 @@ def _scores(
         ]
     right = [sum(map(operator.eq, own, known)) for own, known in pairs]
     return [*scores, share_score("accuracy", right, [len(known) for known in labels])]
+
+
+def _all_tags(outcome: Outcome) -> list[list[str]]:
+    """Return the tag of each word of each sentence."""
+    pairs = zip(outcome.predictions, outcome.features.places, strict=True)
+    return [_tags(prediction, places, outcome.id2label) for prediction, places in pairs]
 
 
 def _tags(prediction: Prediction, places: _Places, id2label: Mapping[int, str]) -> list[str]:
@@ -199,38 +186,26 @@ def _are_entity_tags(names: Iterable[str]) -> bool:
     )
 
 
-def _decisions(predictions: Predictions, features: Features, options: TaskSettings) -> Decisions:
+def _decisions(outcome: Outcome) -> Decisions:
     """Return the class of each word of all sentences, leaving out words without a token."""
-    del options
     return [
         tuple(map(int, prediction[places >= 0].argmax(axis=1)))
-        for prediction, places in zip(predictions, features.places, strict=True)
+        for prediction, places in zip(outcome.predictions, outcome.features.places, strict=True)
     ]
 
 
-def _entities(
-    predictions: Predictions, features: Features, id2label: Mapping[int, str]
-) -> Entities | None:
+def _entities(outcome: Outcome) -> Entities | None:
     """Return the entities of each sentence."""
-    if not _are_entity_tags(id2label.values()):
+    if not _are_entity_tags(outcome.id2label.values()):
         return None
-    pairs = zip(predictions, features.places, strict=True)
-    return [set(find_entities(_tags(each, places, id2label))) for each, places in pairs]
+    return [set(find_entities(tags)) for tags in _all_tags(outcome)]
 
 
-def _answers(
-    predictions: Predictions,
-    features: Features,
-    *,
-    tokenizer: Any,
-    id2label: Mapping[int, str],
-    options: TaskSettings,
-) -> list[Answer]:
+def _answers(outcome: Outcome) -> list[Answer]:
     """Return the tag of each word and its probability, which is `None` without a token."""
-    del tokenizer, options
     answers = []
     for logits, places, example in zip(
-        predictions, features.places, features.examples, strict=True
+        outcome.predictions, outcome.features.places, outcome.examples, strict=True
     ):
         is_seen = places >= 0
         found = probabilities(logits)
@@ -239,7 +214,7 @@ def _answers(
             Answer(
                 given={"row": example.row, "words": list(example.words), **tags},
                 found={
-                    "prediction": _tags(logits, places, id2label),
+                    "prediction": _tags(logits, places, outcome.id2label),
                     "scores": [
                         float(each.max()) if seen else None
                         for each, seen in zip(found, is_seen, strict=True)

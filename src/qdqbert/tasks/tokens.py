@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.encoding import Encoded
-from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.task import (
     Answer,
     Decisions,
     Extremes,
     Features,
+    Outcome,
     Prediction,
     Predictions,
     Rows,
@@ -55,12 +54,9 @@ def log_probabilities(prediction: Prediction) -> Prediction:
     return prediction[:, :1]
 
 
-def most_likely_tokens(
-    predictions: Predictions, features: Features, options: TaskSettings
-) -> Decisions | None:
+def most_likely_tokens(outcome: Outcome) -> Decisions | None:
     """Return the id of the most likely token, for every predicted token of every feature."""
-    del features, options
-    return [tuple(map(int, each[:, 1])) for each in predictions]
+    return [tuple(map(int, each[:, 1])) for each in outcome.predictions]
 
 
 def token_scores(predictions: Predictions, ids: Sequence[NDArray[np.int32]]) -> list[Score]:
@@ -97,22 +93,17 @@ def _extremes(rows: Rows) -> Extremes:
     return one_kind(np.zeros_like(tokens), tokens), one_kind(tokens * worst, tokens)
 
 
-def token_answers(
-    predictions: Predictions,
-    features: Features,
-    ids: Sequence[NDArray[np.int32]],
-    tokenizer: Tokenizer,
-) -> list[Answer]:
+def token_answers(outcome: Outcome, ids: Sequence[NDArray[np.int32]]) -> list[Answer]:
     """Return the most likely token at each predicted place, and the probability of the true one.
 
     Args:
-        predictions: Results of `score_tokens`.
-        features: The features, one for each example.
+        outcome: Results of `score_tokens`, with a feature for each example.
         ids: Ids of the true tokens of each feature.
-        tokenizer: Tokenizer of the model.
     """
+    tokenizer = outcome.tokenizer
+    assert tokenizer is not None, "answers have tokens"
     answers = []
-    for prediction, example, own in zip(predictions, features.examples, ids, strict=True):
+    for prediction, example, own in zip(outcome.predictions, outcome.examples, ids, strict=True):
         found = np.exp(prediction[:, 0].astype(np.float64))
         chosen = prediction[:, 1].astype(np.int64).tolist()
         answers.append(

@@ -40,7 +40,7 @@ from qdqbert.pipeline.settings import task_options_of
 from qdqbert.pipeline.versions import versions
 from qdqbert.runtime.artifact import REPORT_PAGE, is_artifact
 from qdqbert.runtime.scheduler import Scheduler
-from qdqbert.tasks.task import Predictions
+from qdqbert.tasks.task import Predictions, Tokenization
 from qdqbert.verbs.evaluate.faults import find_storage
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.evaluate.speed import time_both
@@ -132,9 +132,8 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
     files = {PREDICTIONS: write_objects(prediction_rows(baseline.answers(ours)))}
     if theirs is not None:
         files[CHANGED] = write_objects(baseline.changed_rows(ours))
-    if subject.task.files is not None:
-        contents = subject.task.files(ours, encoded.features, task_options)
-        files |= {name: json_bytes(content) for name, content in contents.items()}
+    contents = subject.task.files(baseline.outcome(ours))
+    files |= {name: json_bytes(content) for name, content in contents.items()}
     return _write_files(report, files, Path(options.output), options.data)
 
 
@@ -315,15 +314,13 @@ def _predict(
 ) -> tuple[EncodedExamples, Predictions]:
     """Run a model on examples, with its own tokenizer."""
     with progress.stage(f"Tokenizing for {subject.name}"):
-        encoded = encode_examples(
-            subject.task,
-            subject.tokenizer,
-            examples,
+        how = Tokenization(
+            tokenizer=subject.tokenizer,
             input_names=subject.input_names,
             max_length=subject.max_length,
-            batch_size=batch_size,
-            options=options,
+            settings=options,
         )
+        encoded = encode_examples(subject.task.encode, examples, how, batch_size=batch_size)
     label, runner = f"Evaluating {subject.name}", subject.runner
     if isinstance(runner, Scheduler):
         with progress.stage(label, encoded.texts) as advance:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import os
 import random
 from collections.abc import Collection, Mapping, Sequence
@@ -37,7 +36,7 @@ from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.regression import ONE_SCORE
 from qdqbert.tasks.reranking import RERANKING
 from qdqbert.tasks.scores import scaled_scores, score_of
-from qdqbert.tasks.task import Features, Labels, Task
+from qdqbert.tasks.task import Features, Labels, Task, Tokenization
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
 from qdqbert.training.trainer.dataset import TrainingDataset
 from qdqbert.training.trainer.losses import Objective
@@ -223,15 +222,14 @@ def encode_data(
     task_options = task_options_of(
         task, options.task_options, trained.get("task_options", {}), seed=options.optimization.seed
     )
-    encode = functools.partial(
-        task.encode,
+    how = Tokenization(
         tokenizer=runtime_tokenizer(checkpoint.tokenizer),
         input_names=checkpoint.input_names,
         max_length=max_length,
-        options=task_options,
+        settings=task_options,
     )
     with progress.stage("Tokenizing the training data"):
-        features = encode(examples.train.examples)
+        features = task.encode(examples.train.examples, how)
     labels = _training_labels(task, features, id2label, uses_labels=has_labels)
     notices += [f"Training data: {each}" for each in features.notices]
     if has_labels and task.class_names is not None and checkpoint.config.num_labels > 1:
@@ -246,7 +244,7 @@ def encode_data(
     held = None
     if examples.held is not None:
         with progress.stage("Tokenizing the evaluation data"):
-            held = encode(examples.held.examples)
+            held = task.encode(examples.held.examples, how)
         notices += [f"Evaluation data: {each}" for each in held.notices]
     seen = {*map(fingerprint, features.examples), *rows_of(trained, "training")}
     if len(seen) > _MOST_FINGERPRINTS:

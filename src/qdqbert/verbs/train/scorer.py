@@ -10,7 +10,7 @@ from qdqbert.data.tokenizing.encoding import make_batches
 from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.pipeline.predictions import EncodedExamples, TorchRunner, predict
-from qdqbert.tasks.task import Features, Metric, Task
+from qdqbert.tasks.task import Features, Metric, Outcome, Task
 from qdqbert.training.body import GraphBody
 
 
@@ -50,4 +50,5 @@ class Scorer:
         predictions = predict(self.task, runner, self._encoded)
         self.body.train(training)
         id2label: Mapping[int, str] = self._checkpoint.config.id2label
-        return self.task.metrics(predictions, self._encoded.features, id2label, self._options)
+        outcome = Outcome(predictions, self._encoded.features, id2label, self._options)
+        return self.task.metrics(outcome)
