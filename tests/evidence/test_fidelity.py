@@ -18,7 +18,7 @@ def test_sqnr_by_hand() -> None:
 
 
 def test_embeddings_are_compared_by_cosine() -> None:
-    fidelity = compare([[1, 0], [3, 4]], [[2, 0], [4, 3]], is_embedding=True)
+    fidelity = compare([[1, 0], [3, 4]], [[2, 0], [4, 3]], vectors="sentence")
     # Cosines 1 and 24 / 25.
     assert fidelity.texts == 2
     assert fidelity.cosine_mean == pytest.approx(0.98, abs=1e-12)  # float64 rounding
@@ -30,7 +30,7 @@ def test_embeddings_are_compared_by_cosine() -> None:
 
 def test_vectors_of_tokens_are_compared_one_by_one() -> None:
     left, right = ([[[1, 0], [3, 4]], [[5, 0]]], [[[2, 0], [4, 3]], [[0, 1]]])
-    fidelity = compare([*map(np.array, left)], [*map(np.array, right)], is_multi_vector=True)
+    fidelity = compare([*map(np.array, left)], [*map(np.array, right)], vectors="tokens")
     # Cosines 1, 24 / 25 and 0.
     assert (fidelity.texts, fidelity.cosine_min, fidelity.max_sim_recall) == (2, 0, None)
     assert fidelity.cosine_mean == pytest.approx(1.96 / 3, abs=1e-12)
@@ -78,7 +78,7 @@ def test_sqnr_is_computed_from_the_signal_of_a_prediction() -> None:
 
 
 def test_the_cosine_to_a_prediction_of_zeros_is_zero() -> None:
-    fidelity = compare(np.zeros((1, 3)), np.ones((1, 3)), is_embedding=True)
+    fidelity = compare(np.zeros((1, 3)), np.ones((1, 3)), vectors="sentence")
     assert fidelity.cosine_min == 0
 
 
@@ -89,4 +89,4 @@ def test_the_cosine_to_a_prediction_of_zeros_is_zero() -> None:
 )
 def test_predictions_of_different_shapes_are_refused(reference, candidate) -> None:
     with pytest.raises(ValueError, match="equal shapes"):
-        compare(reference, candidate, is_embedding=True)
+        compare(reference, candidate, vectors="sentence")

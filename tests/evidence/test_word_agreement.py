@@ -40,8 +40,8 @@ def test_texts_are_searched_by_products() -> None:
 
 
 def test_fidelity_has_cosines_also_of_texts_without_words() -> None:
-    found = compare(rows([1, 0], [0, 0], [3, 4]), rows([1, 0], [0, 0], [3, 0]), is_sparse=True)
+    found = compare(rows([1, 0], [0, 0], [3, 4]), rows([1, 0], [0, 0], [3, 0]), vectors="sparse")
     assert found.words is not None
     assert found.cosine_min == pytest.approx(0.6)
     assert found.cosine_mean == pytest.approx(2.6 / 3)
-    assert compare(rows([1, 0]), rows([1, 0]), is_embedding=True).words is None
+    assert compare(rows([1, 0]), rows([1, 0]), vectors="sentence").words is None

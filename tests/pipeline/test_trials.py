@@ -101,7 +101,6 @@ def test_what_is_missed_by_a_part_of_the_examples_is_not_run_on_all(
     fidelity = compare(
         expected,
         found,
-        is_embedding=False,
         decisions=tuple([(int(np.argmax(row)),) for row in each] for each in (expected, found)),
     )
     within = [

@@ -117,7 +117,7 @@ def test_correlations_of_cosines_by_hand() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("text,label\na,1\n", "one text per row; .*`text_pair_column`"),
+        ("text,label\na,1\n", "one text per row, .*`text_pair_column`"),
         (
             "text,text2\na,b\n",
             "known to hold labels, got columns 'text', 'text2'. Pass `label_column`",

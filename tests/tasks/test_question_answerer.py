@@ -147,7 +147,7 @@ def test_a_blank_question_or_context_is_refused_by_name(model, rows, field, blan
 
 def test_cut_questions_are_reported(model, rows, caplog) -> None:
     model(rows[0], max_question_len=1)
-    assert "1 of 1 questions were longer than `max_question_len` and were cut." in caplog.text
+    assert "1 of 1 question was longer than `max_question_len` and was cut." in caplog.text
 
 
 @pytest.mark.parametrize(

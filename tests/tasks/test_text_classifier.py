@@ -93,7 +93,7 @@ def test_unusable_arguments_are_refused(both, inputs, options, message) -> None:
 
 def test_long_texts_are_reported(both, caplog) -> None:
     both[0](["the cat", "the dog " * 100])
-    assert "1 of 2 inputs were longer than 64 tokens and were cut." in caplog.text
+    assert "1 of 2 inputs was longer than 64 tokens and was cut." in caplog.text
 
 
 def test_inputs_are_cut_as_by_the_pipeline(both, caplog) -> None:

@@ -91,12 +91,12 @@ def read_encoder(
     refuse_adapter(path, tensors.unused)
     _check_widths(steps, parts.hidden * max(1, len(poolings)), path)
     is_inner = _inner_names(parts)
-    if kind.is_embedding:
+    if kind.vectors == "sentence":
         own = family.embedding
         heads = states(poolings, *steps) if own is None else own(parts)
     elif is_scored_by_steps:
         heads = scores(poolings, steps)
-    elif kind.is_multi_vector:
+    elif kind.vectors == "tokens":
         heads = token_vectors(steps)
         if PROJECTION in tensors:
             # Stanford's ColBERT has it next to the encoder; it is one of the steps.
@@ -120,7 +120,7 @@ def read_encoder(
                 len(step.bias) for step in heads[0].steps[::-1] if isinstance(step, Linear)
             )
             check_classes(task, config.class_names(), where=config.path, outputs=outputs)
-        if kind.is_sparse:
+        if kind.vectors == "sparse":
             heads = pooled_words(heads[0], poolings or ("max",), steps)
     left_out = check_left_out(
         path,

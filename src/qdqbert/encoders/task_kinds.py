@@ -24,6 +24,8 @@ TaskName = Literal[
     "text-generation",
     "token-classification",
 ]
+Vectors = Literal["sentence", "sparse", "tokens"]
+
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 
 ENCODER: TaskName = "feature-extraction"
@@ -54,11 +56,10 @@ class TaskKind:
         counts_classes: Whether the head has an output for each class that the config counts.
         takes_pairs: Whether an input is always a pair of texts.
         has_choices: Whether a feature is several texts, of which one is chosen.
-        is_embedding: Whether there is no head: the outputs are states and embeddings.
-        is_sparse: Whether the output has a weight for each word of the vocabulary, which the head
-            of a masked language model makes of the tokens.
-        is_multi_vector: Whether the output has a vector for each token, which layers on the states
-            of an encoder make.
+        vectors: What the models embed texts as. "sentence": there is no head, and the outputs are
+            states and embeddings. "sparse": a weight for each word of the vocabulary, which the
+            head of a masked language model makes of the tokens. "tokens": a vector for each token,
+            which layers on the states of an encoder make.
         is_causal: Whether a token sees the tokens before it only.
         predicts_words: Whether the values of an output are the vocabulary.
         hub_tag: The hub's name of the task, if it is not transformers'.
@@ -76,9 +77,7 @@ class TaskKind:
     counts_classes: bool = False
     takes_pairs: bool = False
     has_choices: bool = False
-    is_embedding: bool = False
-    is_sparse: bool = False
-    is_multi_vector: bool = False
+    vectors: Vectors | None = None
     is_causal: bool = False
     predicts_words: bool = False
     hub_tag: str | None = None
@@ -92,12 +91,12 @@ class TaskKind:
     @property
     def has_head(self) -> bool:
         """Whether the models have a head of transformers, and not the encoder alone."""
-        return not (self.is_embedding or self.is_multi_vector)
+        return self.vectors not in ("sentence", "tokens")
 
     @property
     def is_of_whole_texts(self) -> bool:
         """Whether a text or pair gets one vector, or classes, as in sentence-transformers."""
-        return self.is_embedding or (self.has_classes and not self.of_tokens)
+        return self.vectors == "sentence" or (self.has_classes and not self.of_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +129,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         outputs=("last_hidden_state",),
         of_tokens=True,
         rank=3,
-        is_embedding=True,
+        vectors="sentence",
         call='model.encode(["A fine film.", "A dull one."])',
     ),
     "fill-mask": TaskKind(
@@ -146,7 +145,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         outputs=("token_embeddings",),
         of_tokens=True,
         rank=3,
-        is_multi_vector=True,
+        vectors="tokens",
         # The hub has no tag for it; sentence-transformers uses this one.
         hub_tag="feature-extraction",
         call='model.rank("what do cats eat", ["Cats eat mice.", "A fine film."])',
@@ -191,7 +190,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         auto_class="AutoModelForMaskedLM",
         head="fill-mask",
         outputs=("sparse_embedding",),
-        is_sparse=True,
+        vectors="sparse",
         # The hub has no tag for it; sentence-transformers uses this one.
         hub_tag="feature-extraction",
         call='model.encode(["A fine film.", "A dull one."])',
@@ -287,7 +286,7 @@ def head_of(task: str) -> str:
     the head of a masked language model.
     """
     kind = TASK_KINDS[task]
-    is_own = kind.architectures or kind.head is None or kind.is_sparse
+    is_own = kind.architectures or kind.head is None or kind.vectors == "sparse"
     return task if is_own else str(kind.head)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from qdqbert.encoders.task_kinds import Vectors
 from qdqbert.evidence.intervals import Interval, bootstrap_interval, share_interval
 from qdqbert.evidence.vector_recall import max_sim_recall
 from qdqbert.evidence.word_agreement import WordAgreement, word_agreement
@@ -84,9 +85,7 @@ def compare(
     reference: Sequence[ArrayLike],
     candidate: Sequence[ArrayLike],
     *,
-    is_embedding: bool = False,
-    is_sparse: bool = False,
-    is_multi_vector: bool = False,
+    vectors: Vectors | None = None,
     decisions: tuple[Decisions, Decisions] | None = None,
     entities: tuple[Entities, Entities] | None = None,
     signal: Callable[[Prediction], Prediction] = identity,
@@ -98,9 +97,8 @@ def compare(
     Args:
         reference: Predictions of the float model, each `(channels,)` or `(positions, channels)`.
         candidate: Predictions to compare, of the same shapes.
-        is_embedding: Whether predictions are embeddings, which are compared by cosine too.
-        is_sparse: Whether they are sparse embeddings.
-        is_multi_vector: Whether they are vectors of tokens, `(tokens, dimensions)`.
+        vectors: What predictions are as embeddings, which are compared by cosine too: vectors of
+            tokens are `(tokens, dimensions)`. `None` for others.
         decisions: Decisions of the float model, and of the candidate.
         entities: Entities that the float model finds in each text, and the candidate.
         signal: Part of a prediction that SQNR is computed from.
@@ -119,7 +117,7 @@ def compare(
     if left[0].ndim == 0:
         raise ValueError("Predictions must have equal shapes (channels,), got numbers.")
     cosines = None
-    if is_embedding or is_sparse or is_multi_vector:
+    if vectors is not None:
         cosines = all_cosines(left, right)
     flips = flips_interval = None
     counts = np.zeros((0, 2))
@@ -137,8 +135,8 @@ def compare(
         flips_percent=flips,
         flips_interval=flips_interval,
         decisions=None if decisions is None else int(counts[:, 1].sum()),
-        words=word_agreement(left, right) if is_sparse else None,
-        max_sim_recall=max_sim_recall(left, right) if is_multi_vector else None,
+        words=word_agreement(left, right) if vectors == "sparse" else None,
+        max_sim_recall=max_sim_recall(left, right) if vectors == "tokens" else None,
         entities=None if entities is None else _entity_agreement(*entities, answer_keys),
     )
 

@@ -11,7 +11,6 @@ from qdqbert.common.objects import IN_MEMORY, ModelLike
 from qdqbert.loading.load import load
 from qdqbert.runtime.inputs import described
 from qdqbert.runtime.model import Model
-from qdqbert.tasks.pair_scores import PairScorer
 
 _M = TypeVar("_M", bound=Model)
 
@@ -19,15 +18,15 @@ _IN_FOLDER = "The folder has this setting. Leave it out."
 _BY_NAME = "Pass the model itself, or its folder, as the first argument."
 _CORES = "One process uses all cores. Pass `threads`."
 _OF_TEXTS = "sentence_embedding"
-# Attributes of a model, by arguments of sentence-transformers.
+# Attributes of a model, by arguments of sentence-transformers, in the order in which they are set.
 _SET: Mapping[str, str] = {
+    "prompts": "prompts",
     "activation": "activation",
     "activation_fn": "activation",
     "default_activation_function": "activation",
     "default_prompt_name": "default_prompt_name",
     "max_length": "max_seq_length",
     "max_seq_length": "max_seq_length",
-    "prompts": "prompts",
     "truncate_dim": "truncate_dim",
 }
 # What to do instead, by arguments of sentence-transformers, LangChain and LlamaIndex.
@@ -183,7 +182,6 @@ def open_model(
                 own = vars(model)["prompts"]
                 value = own | {k: own.get(k, "") if v is None else v for k, v in value.items()}
             setattr(model, attribute, value)
-        _check_default_prompt(model)
     except UserInputError:
         model.close()
         raise
@@ -197,18 +195,4 @@ def _check_prompts(prompts: Any) -> None:
             "`prompts` must be a dict of texts by their names, as {'query': 'query: '}, got "
             f"{described(prompts)}.",
             argument="prompts",
-        )
-
-
-def _check_default_prompt(model: Any) -> None:
-    name = getattr(model, "default_prompt_name", None)
-    # These two are names in any embedder of sentence-transformers.
-    if name in ("query", "document") and not isinstance(model, PairScorer):
-        model.prompts.setdefault(name, "")
-    if name is not None and name not in model.prompts:
-        known = ", ".join(map(repr, model.prompts)) or "none"
-        raise UserInputError(
-            f"`default_prompt_name={name!r:.100}` is unknown; {model.name!r} has: {known}. Add it "
-            "to `prompts`.",
-            argument="default_prompt_name",
         )

@@ -248,14 +248,11 @@ class Baseline:
 
     def fidelity(self, predictions: Predictions) -> Fidelity:
         """Return how close a model is to the reference."""
-        kind, decisions = TASK_KINDS[self.task.name], self._decisions(predictions)
         return compare(
             self.predictions,
             predictions,
-            is_embedding=kind.is_embedding,
-            is_sparse=kind.is_sparse,
-            is_multi_vector=kind.is_multi_vector,
-            decisions=decisions,
+            vectors=TASK_KINDS[self.task.name].vectors,
+            decisions=self._decisions(predictions),
             entities=self._entities(predictions),
             signal=self.task.signal,
             text_keys=self.text_keys,

@@ -164,7 +164,7 @@ def _check(source: Source, rows: int, argument: str) -> None:
         reason = "needs a tokenizer.json"
     elif scores_words:
         reason = "does not apply to models that score each word of their vocabulary"
-    elif TASK_KINDS[source.task.name].is_multi_vector:
+    elif TASK_KINDS[source.task.name].vectors == "tokens":
         reason = "does not apply to multi-vector embedders, whose settings name tokens"
     if reason is not None:
         raise UserInputError(f"`{argument}` {reason}. Leave it out.", argument=argument)

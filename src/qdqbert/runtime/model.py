@@ -18,6 +18,7 @@ from qdqbert.common.errors import ModelClosedError, UserInputError
 from qdqbert.common.forks import repair_in_child
 from qdqbert.common.keywords import plain
 from qdqbert.common.progress import Progress, Silent
+from qdqbert.data.rows.lines import cut_notice
 from qdqbert.data.tokenizing.encoding import Encoded, Inputs, feature_of, make_batch, padding_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.engines.runner import Outputs
@@ -447,7 +448,7 @@ class Model:
 
     def describe_truncation(self, truncated: int, items: int, max_length: int) -> str:
         """Return a sentence about truncated inputs."""
-        return f"{truncated} of {items} inputs were longer than {max_length} tokens and were cut."
+        return cut_notice(truncated, items, "input", f"{max_length} tokens")
 
 
 def _reopened(reopen: Callable[[], Model], attributes: Mapping[str, Any]) -> Model:
@@ -485,3 +486,7 @@ class TextEncoder:
             EncodedItem(features=(feature_of(each, self.input_names),), truncated=each.truncated)
             for each in self.tokenizer.encode_start(items)
         ]
+
+    def answer(self, _: Any, __: EncodedItem, values: Sequence[Any]) -> Any:
+        """Return what `split` kept of the item's only feature."""
+        return values[0]

@@ -62,7 +62,7 @@ class Job(Protocol[Item, Answer]):
         """Return the part of a batch's outputs that is kept, one value for each feature."""
         ...
 
-    def answer(self, item: Item, encoded: EncodedItem, values: Sequence[Any]) -> Answer:
+    def answer(self, item: Item, encoded: EncodedItem, values: Sequence[Any], /) -> Answer:
         """Return the answer to an item, from the values of its features."""
         ...
 

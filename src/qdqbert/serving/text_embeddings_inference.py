@@ -26,7 +26,7 @@ from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, check_width, count_truncated
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder
-from qdqbert.tasks.prompts import PromptedModel
+from qdqbert.tasks.prompts import HasPrompts
 from qdqbert.tasks.reranking import Reranker
 from qdqbert.tasks.sparse_embedding import SparseEmbedder
 from qdqbert.tasks.text_classification import TextClassifier
@@ -294,7 +294,7 @@ def _listed(inputs: str | list[str]) -> list[str]:
 
 def _prompt(model: Model, name: str | None) -> str:
     """Return the prompt of a name; empty for none."""
-    prompts = model.prompts if isinstance(model, PromptedModel | Reranker) else {}
+    prompts = model.prompts if isinstance(model, HasPrompts) else {}
     try:
         return choose_prompt(prompts, None, name=name, text=None)
     except UserInputError as error:

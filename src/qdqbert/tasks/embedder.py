@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
@@ -86,6 +87,14 @@ class EncodeOptions(CallOptions, total=False):
 class Embedder(PromptedModel[SmallEmbedding]):
     """Computes embeddings of texts."""
 
+    similarities = MappingProxyType(
+        {
+            "cosine": lambda a, b: scaled(a) @ scaled(b).T,
+            "dot": lambda a, b: a @ b.T,
+            "euclidean": lambda a, b: -np.linalg.norm(a[:, None] - b[None], axis=-1),
+            "manhattan": lambda a, b: -np.abs(a[:, None] - b[None]).sum(axis=-1),
+        }
+    )
     rows = RowFormat(
         name="an embedder",
         options=(
@@ -321,21 +330,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
                 f"number of dimensions; got shapes {a.shape} and {b.shape}.",
                 argument="embeddings2",
             )
-        match self.similarity_fn_name:
-            case "dot":
-                return np.asarray(a @ b.T)
-            case "euclidean":
-                return np.asarray(-np.linalg.norm(a[:, None] - b[None], axis=-1))
-            case "manhattan":
-                return np.asarray(-np.abs(a[:, None] - b[None]).sum(axis=-1))
-            case "cosine":
-                return np.asarray(scaled(a) @ scaled(b).T)
-            case name:
-                raise UserInputError(
-                    f"`similarity_fn_name={name!r:.80}` in the folder's "
-                    "config_sentence_transformers.json is unknown. Known: cosine, dot, euclidean, "
-                    "manhattan."
-                )
+        return self._compare(a, b)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Embedding:
         """Compare embeddings with those in the same places, as sentence-transformers does.

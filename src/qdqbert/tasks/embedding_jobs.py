@@ -72,13 +72,6 @@ class Embed(Prompted):
         """Return the vector of each text."""
         return list(self._finished(sentence_vectors(results)))
 
-    def answer(
-        self, item: str, encoded: EncodedItem, values: Sequence[SmallEmbedding]
-    ) -> SmallEmbedding:
-        """Return the vector of a text."""
-        del item, encoded
-        return values[0]
-
     def _finished(self, vectors: Embedding) -> SmallEmbedding:
         """Return vectors `(..., dimensions)`, cut, scaled and quantized as requested."""
         return quantize_vectors(self._cut(vectors), self.output_dtype, self.limits)
@@ -185,8 +178,3 @@ class States(Prompted):
     def split(self, results: Results) -> Sequence[Embedding]:
         """Return the states of each text."""
         return results.rows("last_hidden_state")
-
-    def answer(self, item: str, encoded: EncodedItem, values: Sequence[Embedding]) -> Embedding:
-        """Return the states of a text."""
-        del item, encoded
-        return values[0]

@@ -41,7 +41,7 @@ from qdqbert.tasks.task import (
     Task,
     Tokenization,
 )
-from qdqbert.tasks.texts import check_label_column, truncation_notice
+from qdqbert.tasks.texts import check_label_column, require_pairs, truncation_notice
 
 # Names of columns of second texts, next to those of first ones. Other tasks use them for labels.
 _POSITIVES = ("positive", "answer", "response")
@@ -120,12 +120,7 @@ def _with_negatives(
 
 
 def _check_labels(dataset: Dataset, _: Mapping[int, str]) -> None:
-    if dataset.examples[0].text_pair is None:
-        raise DataFileError(
-            f"The data `{dataset.path}` have one text per row; embeddings are scored on pairs of "
-            "texts with a score. Name the second text with `text_pair_column`.",
-            argument="text_pair_column",
-        )
+    require_pairs(dataset, "the score of an embedder")
     check_label_column(dataset)
     check_each(dataset, score_of)
 

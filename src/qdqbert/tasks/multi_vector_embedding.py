@@ -9,7 +9,9 @@ Source: Khattab and Zaharia 2020, arXiv:2004.12832.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, Unpack, overload
 
 import numpy as np
@@ -97,10 +99,6 @@ class _Encode(Prompted):
         rows = results.rows(_OUTPUT)
         return [each[place] for each, place in zip(rows, results.places, strict=True)]
 
-    def answer(self, item: str, encoded: EncodedItem, values: Sequence[Vectors]) -> Vectors:
-        del item, encoded
-        return values[0]
-
     def _expanded(self, encoded: EncodedItem) -> EncodedItem:
         (feature,) = encoded.features
         count = len(feature["input_ids"])
@@ -134,7 +132,9 @@ class MultiVectorEmbedder(PromptedModel[Any]):
     """Computes a vector for each token of texts, and compares texts by them."""
 
     has_kinds = True
-    usual_similarity = "maxsim"
+    similarities = MappingProxyType(
+        {"maxsim": max_sim, "meanmaxsim": functools.partial(max_sim, is_mean=True)}
+    )
 
     rows = RowFormat(
         name="a multi-vector embedder",
@@ -149,12 +149,7 @@ class MultiVectorEmbedder(PromptedModel[Any]):
         super().__init__(loaded)
         self._rules = read_token_rules(loaded.artifact.directory)
         self._skipped = _skipped_ids(self._rules, loaded.tokenizer)
-        if self.similarity_fn_name not in ("maxsim", "meanmaxsim"):
-            raise CheckpointError(
-                f"`similarity_fn_name={self.similarity_fn_name!r:.80}` in the folder's "
-                "config_sentence_transformers.json is not supported for vectors of tokens. Known: "
-                "maxsim, meanmaxsim."
-            )
+        self._check_similarity()
 
     @overload
     def encode(  # type: ignore[overload-overlap]  # a text is a sequence of texts
@@ -268,7 +263,7 @@ class MultiVectorEmbedder(PromptedModel[Any]):
                 f"{', '.join(map(str, sorted(widths)))}.",
                 argument="documents",
             )
-        return max_sim(*sides, is_mean=self.similarity_fn_name == "meanmaxsim")
+        return self._compare(*sides)
 
     def similarity_pairwise(self, queries: Many, documents: Many) -> NDArray[np.float32]:
         """Compare each query with the document in its place; see `similarity`.

@@ -22,7 +22,7 @@ from qdqbert.tasks.logits import (
 )
 from qdqbert.tasks.task import Answer, Features, Labels, Outcome, Score, Task
 from qdqbert.tasks.text_classification import Class, Label
-from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
+from qdqbert.tasks.texts import check_label_column, encode_texts, label_of, require_pairs
 
 NAMES: Mapping[int, str] = {0: "is_next", 1: "not_next"}
 """Names of the two classes in answers."""
@@ -41,12 +41,7 @@ def read_pairs(data: str | Rows, *, columns: Columns, max_examples: int | None) 
         DataFileError: As `read_dataset`, or there is no column of second texts.
     """
     dataset = read_dataset(data, columns=columns, max_examples=max_examples)
-    if dataset.examples[0].text_pair is None:
-        raise DataFileError(
-            f"The data `{data}` have one text per row, and next-sentence-prediction reads two. "
-            "Name the second one with `text_pair_column`.",
-            argument="text_pair_column",
-        )
+    require_pairs(dataset, "next-sentence-prediction")
     return dataset
 
 

@@ -13,7 +13,6 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.progress import progress_of
 from qdqbert.encoders.checkpoint.cross_encoder import ACTIVATIONS, Activation, activation_of
-from qdqbert.encoders.checkpoint.model_settings import ModelSettings, choose_prompt
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
     Text,
@@ -24,11 +23,11 @@ from qdqbert.runtime.inputs import (
     listed,
     text_or_pair,
 )
-from qdqbert.runtime.model import Loaded, Model, TextEncoder
+from qdqbert.runtime.model import Loaded, TextEncoder
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.runtime.tensors import converted
 from qdqbert.tasks.logits import apply, check_function
-from qdqbert.tasks.prompts import CallOptions
+from qdqbert.tasks.prompts import CallOptions, HasPrompts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,16 +98,13 @@ class PredictOptions(CallOptions, total=False):
     apply_softmax: bool
 
 
-class PairScorer(Model):
+class PairScorer(HasPrompts):
     """Scores pairs of texts, as `CrossEncoder` of sentence-transformers does."""
 
     def __init__(self, loaded: Loaded) -> None:
-        """Read the prompts and the activation function of the folder."""
+        """Read the settings of the folder."""
         super().__init__(loaded)
-        settings = ModelSettings.of_folder(loaded.artifact.directory)
-        self._activation = activation_of(loaded.config, settings, self.num_labels)
-        self.default_prompt_name: str | None = settings.default_prompt_name
-        self.prompts: dict[str, str] = dict(settings.prompts)
+        self._activation = activation_of(loaded.config, self._settings, self.num_labels)
 
     @overload
     def predict(
@@ -230,9 +226,7 @@ class PairScorer(Model):
             tokenizer=self._loaded.tokenizer,
             input_names=self._loaded.artifact.input_names,
             function=check_function(activation, "activation") or self.activation,
-            prompt=choose_prompt(
-                self.prompts, self.default_prompt_name, name=prompt_name, text=prompt
-            ),
+            prompt=self._prompt(prompt_name, prompt),
         )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -17,7 +17,11 @@ from typing import (
     overload,
 )
 
-from qdqbert.common.errors import UserInputError
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.file_names import MODEL_SETTINGS
 from qdqbert.common.forks import repair_in_child
 from qdqbert.data.tokenizing.chunks import in_chunks
 from qdqbert.data.tokenizing.encoding import feature_of
@@ -166,28 +170,65 @@ class NoCard:
         """Keep nothing: evaluators return their metrics, too."""
 
 
-class PromptedModel(Model, Generic[_Vectors]):
-    """Encodes texts with a prompt.
+class HasPrompts(Model):
+    """A model that can put a prompt before a text.
 
     Attributes:
         prompts: Texts that can be put before a text, by name.
-        default_prompt_name: Name of the prompt that is put before texts without another; `None` for
-            none.
-        has_kinds: Whether `encode` takes the kind of texts, as `task`.
-        usual_similarity: The function that `similarity` computes unless the folder names another.
-        model_card_data: Takes the metrics of sentence-transformers' evaluators, and keeps none.
     """
 
-    has_kinds: ClassVar[bool] = False
-    usual_similarity: ClassVar[str] = "cosine"
-    model_card_data: ClassVar[NoCard] = NoCard()
+    # Names that a default prompt can have without a text of its own.
+    _empty_prompts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, loaded: Loaded) -> None:
         """Read the prompts of the folder."""
         super().__init__(loaded)
         self._settings = ModelSettings.of_folder(loaded.artifact.directory)
         self.prompts: dict[str, str] = dict(self._settings.prompts)
-        self.default_prompt_name: str | None = self._settings.default_prompt_name
+        self.default_prompt_name = self._settings.default_prompt_name
+
+    @property
+    def default_prompt_name(self) -> str | None:
+        """Name of the prompt that is put before texts without another; `None` for none."""
+        return self._default_prompt_name
+
+    @default_prompt_name.setter
+    def default_prompt_name(self, name: str | None) -> None:
+        if name in self._empty_prompts:
+            self.prompts.setdefault(name, "")
+        if name is not None and name not in self.prompts:
+            known = ", ".join(map(repr, self.prompts)) or "none"
+            raise UserInputError(
+                f"`default_prompt_name={name!r:.100}` is unknown; {self.name!r} has: {known}. Add "
+                "it to `prompts`.",
+                argument="default_prompt_name",
+            )
+        self._default_prompt_name = name
+
+    def _prompt(self, name: str | None, text: str | None) -> str:
+        """Return the prompt that a call asks for; see `choose_prompt`."""
+        return choose_prompt(self.prompts, self.default_prompt_name, name=name, text=text)
+
+
+class PromptedModel(HasPrompts, Generic[_Vectors]):
+    """Encodes texts with a prompt.
+
+    Attributes:
+        has_kinds: Whether `encode` takes the kind of texts, as `task`.
+        similarities: Functions that `similarity` computes, by the names that a folder gives them,
+            the usual one first.
+        model_card_data: Takes the metrics of sentence-transformers' evaluators, and keeps none.
+    """
+
+    # As in sentence-transformers.
+    _empty_prompts = ("query", "document")
+    has_kinds: ClassVar[bool] = False
+    similarities: ClassVar[Mapping[str, Callable[[Any, Any], NDArray[np.float32]]]]
+    model_card_data: ClassVar[NoCard] = NoCard()
+
+    def __init__(self, loaded: Loaded) -> None:
+        """Read the settings of the folder."""
+        super().__init__(loaded)
         self._adapted: dict[str, Model] = {}
         self._unlock()
         repair_in_child(self, PromptedModel._unlock)
@@ -195,10 +236,6 @@ class PromptedModel(Model, Generic[_Vectors]):
     def _unlock(self) -> None:
         # Another thread may have the lock when a process is forked.
         self._adapting = threading.Lock()
-
-    def _prompt(self, name: str | None, text: str | None) -> str:
-        """Return the prompt that a call asks for; see `choose_prompt`."""
-        return choose_prompt(self.prompts, self.default_prompt_name, name=name, text=text)
 
     def _chosen(
         self, task: str | None, name: str | None, text: str | None
@@ -298,7 +335,21 @@ class PromptedModel(Model, Generic[_Vectors]):
     @property
     def similarity_fn_name(self) -> str:
         """Name of the function that `similarity` computes."""
-        return self._settings.similarity or self.usual_similarity
+        return self._settings.similarity or next(iter(self.similarities))
+
+    def _compare(self, one: Any, other: Any) -> NDArray[np.float32]:
+        """Return the similarities of embeddings that were checked."""
+        self._check_similarity()
+        return np.asarray(self.similarities[self.similarity_fn_name](one, other))
+
+    def _check_similarity(self) -> None:
+        """Refuse a function that the folder names and that embeddings are not compared by."""
+        name = self.similarity_fn_name
+        if name not in self.similarities:
+            raise CheckpointError(
+                f"`similarity_fn_name={name!r:.80}` in the folder's {MODEL_SETTINGS} is unknown "
+                f"for {self.rows.name}. Known: {', '.join(self.similarities)}."
+            )
 
     def get_embedding_dimension(self) -> int:
         """Return the number of dimensions of an embedding, as sentence-transformers does."""

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import suggest_keywords
-from qdqbert.data.rows.lines import counted
+from qdqbert.data.rows.lines import counted, cut_notice
 from qdqbert.data.tables.rows import Column, Kind
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
@@ -312,8 +312,7 @@ class QuestionAnswerer(Model):
 
     def describe_truncation(self, truncated: int, items: int, max_length: int) -> str:
         """Return a sentence about truncated questions."""
-        del max_length
-        return f"{truncated} of {items} questions were longer than `max_question_len` and were cut."
+        return cut_notice(truncated, items, "question", "`max_question_len`")
 
 
 def _span_answers(found: SpanPrediction) -> list[SpanAnswer]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Dataset
-from qdqbert.data.rows.lines import counted
+from qdqbert.data.rows.lines import cut_notice
 from qdqbert.data.rows.squad import scores_v1, scores_v2
 from qdqbert.data.tokenizing.chunks import in_chunks
 from qdqbert.runtime.routes import TaskRoute
@@ -68,17 +68,13 @@ def encode_windows(examples: Sequence[QuestionExample], how: Tokenization) -> Fe
             places += each.offsets
             owners += [index] * len(each.offsets)
             cut += each.is_cut
-    verb = "was" if cut == 1 else "were"
-    notice = (
-        f"{cut} of {counted(len(examples), 'question')} {verb} longer than "
-        f"{windows.max_question_length} tokens and {verb} cut."
-    )
+    limit = f"{windows.max_question_length} tokens"
     return Features(
         examples=tuple(examples),
         encoded=how.encoded(inputs, cut),
         places=tuple(places),
         owners=tuple(owners),
-        notices=(notice,) if cut else (),
+        notices=(cut_notice(cut, len(examples), "question", limit),) if cut else (),
     )
 
 

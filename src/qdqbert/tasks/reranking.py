@@ -44,7 +44,7 @@ from qdqbert.tasks.task import (
     mean_score,
 )
 from qdqbert.tasks.text_classification import TextClassifier
-from qdqbert.tasks.texts import check_label_column, encode_texts
+from qdqbert.tasks.texts import check_label_column, encode_texts, require_pairs
 
 # Names of the column that groups rows.
 _ID_COLUMNS = ("query_id", "query-id", "qid", "topic")
@@ -75,12 +75,7 @@ def read_rankings(data: str | Rows, *, columns: Columns, max_examples: int | Non
     if column is not None:
         table.rows = _recorded(table.rows, column, ids)
     dataset = read_table(table, columns, max_examples=max_examples)
-    if dataset.columns.text_pair is None:
-        raise DataFileError(
-            f"The data `{data}` have one text per row, and reranking reads two. Name the column of "
-            "the documents with `text_pair_column`.",
-            argument="text_pair_column",
-        )
+    require_pairs(dataset, "reranking")
     examples = tuple(
         RankingExample(
             text=each.text,

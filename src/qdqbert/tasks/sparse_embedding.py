@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Iterator, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, Unpack, overload
 
 import numpy as np
@@ -168,6 +169,11 @@ class SparseEmbeddings:
         return np.repeat(np.arange(len(self)), np.diff(self.indptr))
 
 
+def _cosines(one: SparseEmbeddings, other: SparseEmbeddings) -> Floats:
+    lengths = np.outer(one.lengths(), other.lengths())
+    return np.asarray(one.dot(other) / np.maximum(lengths, 1e-12), np.float32)
+
+
 def stack_vectors(vectors: Sequence[SparseVector], dimensions: int) -> SparseEmbeddings:
     """Return the embeddings of texts as one matrix."""
     counts = [len(each.indices) for each in vectors]
@@ -276,12 +282,6 @@ class _Weigh(Prompted):
         words = np.arange(rows.shape[1])
         return [largest_weights(words, row, self.max_active_dims) for row in rows]
 
-    def answer(
-        self, item: str, encoded: EncodedItem, values: Sequence[SparseVector]
-    ) -> SparseVector:
-        del item, encoded
-        return values[0]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _LookUp(_Weigh):
@@ -320,7 +320,7 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
     """Computes sparse embeddings of texts."""
 
     has_kinds = True
-    usual_similarity = "dot"
+    similarities = MappingProxyType({"dot": SparseEmbeddings.dot, "cosine": _cosines})
 
     rows = RowFormat(
         name="a sparse embedder",
@@ -469,19 +469,7 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
             UserInputError: The numbers of dimensions differ, or the folder's function is another.
         """
         one, other = self._both(embeddings1=embeddings1, embeddings2=embeddings2)
-        products = one.dot(other)
-        match self.similarity_fn_name:
-            case "dot":
-                return products
-            case "cosine":
-                lengths = np.outer(one.lengths(), other.lengths())
-                return np.asarray(products / np.maximum(lengths, 1e-12), np.float32)
-            case name:
-                raise UserInputError(
-                    f"`similarity_fn_name={name!r:.80}` in the folder's "
-                    "config_sentence_transformers.json is not supported for sparse embeddings. "
-                    "Known: dot, cosine."
-                )
+        return self._compare(one, other)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Floats:
         """Compare embeddings with those in the same places; see `similarity`.

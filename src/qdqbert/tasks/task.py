@@ -383,7 +383,7 @@ class Task:
     @property
     def is_embedding(self) -> bool:
         """Whether predictions are embeddings, which have a value in each dimension."""
-        return TASK_KINDS[self.name].is_embedding
+        return TASK_KINDS[self.name].vectors == "sentence"
 
     def read_labels(self, dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
         """Return the data with labels that can be scored; see `name_labels` and `check_labels`.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.columns import quoted
 from qdqbert.data.rows.data import Dataset, Example
-from qdqbert.data.rows.lines import counted
+from qdqbert.data.rows.lines import cut_notice
 from qdqbert.tasks.task import Features, Tokenization
 
 
@@ -24,13 +24,17 @@ def encode_texts(examples: Sequence[Example], how: Tokenization) -> Features:
 
 def truncation_notice(truncated: int, texts: int, max_length: int) -> tuple[str, ...]:
     """Return a notice on texts that lost their end; empty if there are none."""
-    if not truncated:
-        return ()
-    verb = "was" if truncated == 1 else "were"
-    return (
-        f"{truncated} of {counted(texts, 'text')} {verb} longer than {max_length} tokens and "
-        f"{verb} cut.",
-    )
+    return (cut_notice(truncated, texts, "text", f"{max_length} tokens"),) if truncated else ()
+
+
+def require_pairs(dataset: Dataset, task: str) -> None:
+    """Refuse data without a second text; raise `DataFileError`."""
+    if dataset.examples[0].text_pair is None:
+        raise DataFileError(
+            f"The data `{dataset.path}` have one text per row, and {task} reads two. Name the "
+            "second one with `text_pair_column`.",
+            argument="text_pair_column",
+        )
 
 
 def check_label_column(dataset: Dataset) -> None:

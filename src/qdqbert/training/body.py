@@ -51,7 +51,10 @@ class GraphBody(nn.Module):
         # transformers computes causal masks, and masks of inputs with choices, itself.
         kind = TASK_KINDS[task]
         self.mask = "plain" if kind.is_causal or kind.has_choices else mask
-        self.output_names = (*kind.outputs, *([EMBEDDING] if head and kind.is_embedding else []))
+        self.output_names = (
+            *kind.outputs,
+            *([EMBEDDING] if head and kind.vectors == "sentence" else []),
+        )
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Self:

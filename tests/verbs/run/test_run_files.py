@@ -288,7 +288,7 @@ def test_long_texts_are_counted(classifier, write_objects, tmp_path) -> None:
     texts = ["the cat", "the cat " * limit, "a dog"]
     report = qdqbert.run(classifier, write_objects(texts), tmp_path / "a.jsonl")
     assert report.truncated == 1
-    assert report.notices == (f"1 of 3 inputs were longer than {limit} tokens and were cut.",)
+    assert report.notices == (f"1 of 3 inputs was longer than {limit} tokens and was cut.",)
 
 
 def test_an_existing_output_is_replaced_only_on_demand(classifier, reviews, tmp_path) -> None:

@@ -42,6 +42,12 @@ def plural(noun: str) -> str:
     return f"{noun}{'es' if noun.endswith('ch') else 's'}"
 
 
+def cut_notice(cut: int, count: int, noun: str, limit: str) -> str:
+    """Return a sentence about some of several things that lost their end: texts, questions."""
+    verb = "was" if cut == 1 else "were"
+    return f"{cut} of {counted(count, noun)} {verb} longer than {limit} and {verb} cut."
+
+
 def source_name(path: str) -> str:
     """Return how messages begin that are about all of the data."""
     return f"{'File' if Path(path).is_file() else 'Data'} `{path}`"

@@ -363,7 +363,7 @@ def _choose_head(
 ) -> tuple[TextHead | None, tuple[str, ...]]:
     """Return the head after the model, if it has one, and notices about it."""
     stored = layout if isinstance(layout, SentenceHead) else None
-    if not TASK_KINDS[task].is_embedding:
+    if TASK_KINDS[task].vectors != "sentence":
         if pooling is not None:
             raise UserInputError(
                 f"`pooling={pooling!r}` is for task `feature-extraction`, got task `{task}`. Leave "

@@ -55,12 +55,12 @@ def own_head(
         UserInputError: The files of a multi-vector embedder are missing.
     """
     kind = TASK_KINDS[task]
-    if kind.is_sparse:
+    if kind.vectors == "sparse":
         return splade_head(layout, name)
     if isinstance(layout, ScoreHead) and layout.task == task:
         # `used_files` has the notices of rerankers.
         return layout, ()
-    if not kind.is_multi_vector:
+    if kind.vectors != "tokens":
         return None, ()
     if not isinstance(layout, MultiVectorHead):
         raise UserInputError(

@@ -103,7 +103,7 @@ def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskN
 
 def _supported(task: TaskName, path: Path) -> TaskName:
     """Return a task, unless .onnx files of its models are not read."""
-    if TASK_KINDS[task].is_sparse or TASK_KINDS[task].is_multi_vector:
+    if TASK_KINDS[task].vectors in ("sparse", "tokens"):
         raise UserInputError(
             f"Graph {path.name!r}: .onnx files are not read for the task `{task}`. Pass the folder "
             "of the checkpoint as the model.",
@@ -194,7 +194,7 @@ def load_tokenizer_and_config(
         )
     check_classes(task, config.id2label, where=_config_path(tokenizer, path))
     cross_encoder, pair_notices = used_files(layout, Config(values=config.to_dict()), task)
-    pools = TASK_KINDS[task].is_embedding and not graph.is_pooled
+    pools = TASK_KINDS[task].vectors == "sentence" and not graph.is_pooled
     pooling_notices = _pooling_notices(path, layout) if pools else ()
     return TokenizerAndConfig(
         tokenizer=loaded,

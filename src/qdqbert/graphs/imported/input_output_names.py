@@ -28,7 +28,7 @@ _NOT_FROM_TOKENIZER = re.compile(r"position|head_mask|embeds|past|cache")
 def task_outputs(task: str) -> tuple[str, ...]:
     """Return transformers' names of all outputs that a task can read."""
     kind = TASK_KINDS[task]
-    return (*kind.outputs, EMBEDDING) if kind.is_embedding else kind.outputs
+    return (*kind.outputs, EMBEDDING) if kind.vectors == "sentence" else kind.outputs
 
 
 def name_inputs(model: ir.Model, given: Mapping[str, str]) -> tuple[str, ...]:

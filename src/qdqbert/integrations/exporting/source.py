@@ -68,7 +68,7 @@ class Source:
     @property
     def is_embedder(self) -> bool:
         """Whether the model makes embeddings."""
-        return TASK_KINDS[self.artifact.task].is_embedding
+        return TASK_KINDS[self.artifact.task].vectors == "sentence"
 
     @property
     def is_of_whole_texts(self) -> bool:
@@ -212,7 +212,9 @@ def open_source(
             f"{', '.join(tasks)} in this format.",
             argument="model",
         )
-    if pairs and (artifact.task not in WHOLE_TEXTS or TASK_KINDS[artifact.task].is_embedding):
+    if pairs and (
+        artifact.task not in WHOLE_TEXTS or TASK_KINDS[artifact.task].vectors == "sentence"
+    ):
         raise UserInputError(
             f"`pairs=True` applies to classifiers of texts and rerankers. {str(folder)!r} is a "
             f"model for {artifact.task}. Leave it out.",
@@ -242,7 +244,7 @@ def _outputs(
     artifact: Artifact, wanted: ExportedOutputs | None, default: ExportedOutputs
 ) -> tuple[str, ...]:
     there = tuple(str(each) for each in artifact.quantization["outputs"])
-    if not TASK_KINDS[artifact.task].is_embedding:
+    if TASK_KINDS[artifact.task].vectors != "sentence":
         if wanted is not None:
             raise UserInputError(
                 f"`returns={wanted!r}` applies to embedders. A model for {artifact.task} returns "

@@ -88,7 +88,7 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
     if not (checkpoint.encoder_folder / TOKENIZER).is_file():
         raise no_tokenizer(checkpoint.encoder_folder, str(Path(checkpoint.config.path).parent))
     head = checkpoint.head
-    is_embedding = TASK_KINDS[checkpoint.task].is_embedding
+    is_embedding = TASK_KINDS[checkpoint.task].vectors == "sentence"
     usual: tuple[Pooling, ...] = ("mean",) if is_embedding else ()
     notices: list[str] = []
     model = read_encoder(

@@ -101,7 +101,7 @@ class FloatCheckpoint:
                 "states is used. `quantize` takes another one, as `pooling`.",
             )
         # SPLADE reads the scores of a masked language model.
-        read_by_splade = {kind.head for kind in TASK_KINDS.values() if kind.is_sparse}
+        read_by_splade = {kind.head for kind in TASK_KINDS.values() if kind.vectors == "sparse"}
         if self.task in read_by_splade and not is_named:
             return (
                 f"{name} runs as a masked language model. If it is a SPLADE model, whose files of "
@@ -184,7 +184,7 @@ def _task(config: Config, layout: Any, wanted: TaskName | None) -> TaskName:
     if wanted is None or isinstance(layout, Layout):
         return task
     kind = TASK_KINDS[wanted]
-    is_other_use = (kind.is_sparse and kind.head == task) or wanted == ENCODER
+    is_other_use = (kind.vectors == "sparse" and kind.head == task) or wanted == ENCODER
     return wanted if is_other_use else task
 
 
