@@ -471,8 +471,8 @@ def cases(*tasks: str, default: str) -> list[Any]:
             id=f"{base} {task}",
         )
         for base, (kind, _) in BASES.items()
-        for task in ("feature-extraction", *FAMILIES[kind].heads)
-        if task in tasks or (task == "feature-extraction" and not FAMILIES[kind].heads)
+        for task in ("feature-extraction", *FAMILIES[kind].heads.tasks)
+        if task in tasks or (task == "feature-extraction" and not FAMILIES[kind].heads.tasks)
     ]
 
 

@@ -183,7 +183,7 @@ def random_inputs(model: Any, task: str, padding_id: int) -> dict[str, Any]:
 CASES = [
     (variant, task)
     for variant, (kind, _) in VARIANTS.items()
-    for task in ("feature-extraction", *FAMILIES[kind].heads)
+    for task in ("feature-extraction", *FAMILIES[kind].heads.tasks)
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import Convolution, Embeddings, Head, Layer, Norm, Table
 from qdqbert.encoders.reader import Reader
-from qdqbert.encoders.task_kinds import TaskName
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.encoders.weights import Conversion, Weights
 
 
@@ -84,6 +84,31 @@ ReadHead = Callable[[Parts], tuple[Head, ...]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Heads:
+    """What reads the heads of a family; `None` for those that it does not have.
+
+    A field has the name of `TaskKind.reader`.
+    """
+
+    answer: ReadHead | None = None
+    choose: ReadHead | None = None
+    classify: ReadHead | None = None
+    classify_tokens: ReadHead | None = None
+    fill_mask: ReadHead | None = None
+    follow: ReadHead | None = None
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks whose head is read."""
+        return tuple(name for name in TASK_KINDS if self.of(name) is not None)
+
+    def of(self, task: str) -> ReadHead | None:
+        """Return what reads the head of a task."""
+        reader = TASK_KINDS[task].reader
+        return None if reader is None else getattr(self, reader)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
     """A family of models.
 
@@ -102,7 +127,7 @@ class Family:
             `attribute_map` of transformers' classes.
         conversion: Names of the tensors in older files, and today's.
         encoder: Reads the encoder.
-        heads: Reads the head of each task.
+        heads: Reads the head of a model.
         embedding: Reads token states and their embedding, if the family's encoders end with a way
             of their own to make it; `None` if it is the user's choice.
         masks_queries: Whether a token that no token attends to attends to no token itself.
@@ -111,7 +136,7 @@ class Family:
     model_type: str
     prefix: str
     encoder: Callable[[Reader], Encoder]
-    heads: Mapping[TaskName, ReadHead]
+    heads: Heads = Heads()
     embedding: ReadHead | None = None
     first: str = "embeddings.word_embeddings.weight"
     code: tuple[str, ...] = ()

@@ -102,12 +102,12 @@ def read_encoder(
             # Stanford's ColBERT has it next to the encoder; it is one of the steps.
             tensors.read(PROJECTION)
     else:
-        read = family.heads.get(kind.head or task)
+        read = family.heads.of(kind.head or task)
         if read is None:
             known = [
                 name
                 for name, each in TASK_KINDS.items()
-                if not each.has_head or name in family.heads
+                if not each.has_head or name in family.heads.tasks
             ]
             raise UserInputError(
                 f"`task={task!r}`: models of type `{family.model_type}` have no such head. Known: "

@@ -47,6 +47,7 @@ class TaskKind:
         auto_class: transformers' auto class.
         architectures: Ends of the names of transformers' classes. The longest match counts.
         head: The task whose head they have, if it is not their own.
+        reader: Field of a family's `Heads` that reads the head.
         outputs: Names of the model outputs that the task uses.
         of_tokens: Whether outputs have a value or a row for each token.
         rank: Number of dimensions of an output: 3 for `(batch, seq, n)`, 2 for `(batch, n)` and
@@ -69,6 +70,7 @@ class TaskKind:
     auto_class: str
     architectures: tuple[str, ...] = ()
     head: TaskName | None = None
+    reader: str | None = None
     outputs: tuple[str, ...] = ("logits",)
     of_tokens: bool = False
     rank: int = 2
@@ -135,6 +137,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
     "fill-mask": TaskKind(
         auto_class="AutoModelForMaskedLM",
         architectures=("ForMaskedLM",),
+        reader="fill_mask",
         of_tokens=True,
         rank=3,
         predicts_words=True,
@@ -153,6 +156,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
     "multiple-choice": TaskKind(
         auto_class="AutoModelForMultipleChoice",
         architectures=("ForMultipleChoice",),
+        reader="choose",
         outputs_of_head=1,
         has_choices=True,
         call='model(context="It rains.", choices=["I stay home.", "I swim."])',
@@ -160,6 +164,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
     "next-sentence-prediction": TaskKind(
         auto_class="AutoModelForNextSentencePrediction",
         architectures=("ForNextSentencePrediction",),
+        reader="follow",
         outputs_of_head=2,
         takes_pairs=True,
         # The hub has no name for it.
@@ -169,6 +174,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
     "question-answering": TaskKind(
         auto_class="AutoModelForQuestionAnswering",
         architectures=("ForQuestionAnswering",),
+        reader="answer",
         outputs=("start_logits", "end_logits"),
         outputs_of_head=2,
         counts_classes=True,
@@ -198,6 +204,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
     "text-classification": TaskKind(
         auto_class="AutoModelForSequenceClassification",
         architectures=("ForSequenceClassification",),
+        reader="classify",
         has_classes=True,
         counts_classes=True,
         call='model(["A fine film.", "A dull one."])',
@@ -214,6 +221,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
     "token-classification": TaskKind(
         auto_class="AutoModelForTokenClassification",
         architectures=("ForTokenClassification",),
+        reader="classify_tokens",
         of_tokens=True,
         rank=3,
         has_classes=True,

@@ -1,7 +1,7 @@
 """All tasks by name.
 
-The file of a task has its name, and so has the `Task` in it: "fill-mask" is `FILL_MASK` in
-`fill_mask.py`. It is imported when it is first needed, as `load` runs one task.
+The file of a task has its name, and so has the `Task` in it: "reranking" is `RERANKING` in
+`reranking.py`. It is imported when it is first needed, as `load` runs one task.
 """
 
 from __future__ import annotations

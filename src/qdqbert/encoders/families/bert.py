@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from qdqbert.encoders.family import Encoder, Family, Parts, ReadHead, longest_text
+from qdqbert.encoders.family import Encoder, Family, Heads, Parts, ReadHead, longest_text
 from qdqbert.encoders.heads import answer_spans, decoder, logits, scored_choice
 from qdqbert.encoders.layers import BERT_LAYER, LayerPaths, Sizes, read_layers
 from qdqbert.encoders.model import Activation, Embeddings, Head, Layer, Linear, Norm, Step
 from qdqbert.encoders.reader import Reader
-from qdqbert.encoders.task_kinds import TaskName
 
 BERT_DEFAULTS: Mapping[str, Any] = {
     "hidden_act": "gelu",
@@ -193,23 +192,22 @@ def follow(parts: Parts) -> tuple[Head, ...]:
     return logits("first", *pooled(parts), scores)
 
 
-def bert_heads(
-    fill_mask: ReadHead, classify: ReadHead, choose: ReadHead
-) -> Mapping[TaskName, ReadHead]:
+BERT_HEADS = Heads(
+    answer=answer,
+    choose=choose,
+    classify=classify,
+    classify_tokens=classify_tokens,
+    fill_mask=fill_mask,
+    follow=follow,
+)
+
+
+def bert_heads(fill_mask: ReadHead, classify: ReadHead, choose: ReadHead) -> Heads:
     """Return the heads of a family that scores tokens and answers as BERT does."""
-    return {
-        "fill-mask": fill_mask,
-        "multiple-choice": choose,
-        "question-answering": answer,
-        "text-classification": classify,
-        "token-classification": classify_tokens,
-    }
+    return dataclasses.replace(
+        BERT_HEADS, fill_mask=fill_mask, classify=classify, choose=choose, follow=None
+    )
 
-
-BERT_HEADS: Mapping[TaskName, ReadHead] = {
-    **bert_heads(fill_mask, classify, choose),
-    "next-sentence-prediction": follow,
-}
 
 BERT = Family(
     model_type="bert",

@@ -16,7 +16,6 @@ BERT_GENERATION = Family(
     model_type="bert-generation",
     prefix="bert",
     encoder=read_bert_generation,
-    heads={},
     defaults={
         **BERT_DEFAULTS,
         "hidden_size": 1024,

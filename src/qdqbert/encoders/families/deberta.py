@@ -15,7 +15,7 @@ from qdqbert.encoders.families.deberta_v2 import (
     read_deberta_embeddings,
     relative_positions,
 )
-from qdqbert.encoders.family import Encoder, Family
+from qdqbert.encoders.family import Encoder, Family, Heads
 from qdqbert.encoders.layers import BERT_LAYER, Sizes
 from qdqbert.encoders.model import Attention, Floats, Layer, Linear, Residual
 from qdqbert.encoders.reader import Reader
@@ -93,11 +93,11 @@ DEBERTA = Family(
     prefix="deberta",
     masks_queries=True,
     encoder=read_deberta,
-    heads={
-        "fill-mask": fill_mask,
-        "question-answering": answer,
-        "text-classification": classify,
-        "token-classification": classify_tokens,
-    },
+    heads=Heads(
+        fill_mask=fill_mask,
+        answer=answer,
+        classify=classify,
+        classify_tokens=classify_tokens,
+    ),
     defaults={**DEBERTA_DEFAULTS, "talking_head": False},
 )

@@ -25,7 +25,6 @@ DPR = Family(
     prefix="bert_model",
     encoder=read_bert,
     # The answers of `DPRReader` need the scores of several passages.
-    heads={},
     embedding=embed,
     defaults={**BERT_DEFAULTS, "projection_dim": 0},
     conversion=Conversion(renames=((r"^(ctx|question)_encoder\.", ""),)),

@@ -8,7 +8,7 @@ import numpy as np
 
 from qdqbert.encoders.families.bert import BERT_DEFAULTS, classify_tokens
 from qdqbert.encoders.families.roberta import classify, fill_mask
-from qdqbert.encoders.family import Encoder, Family, Parts, longest_text, with_words
+from qdqbert.encoders.family import Encoder, Family, Heads, Parts, longest_text, with_words
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layers
 from qdqbert.encoders.model import Embeddings, Head, Rotary, Table
 from qdqbert.encoders.reader import Reader
@@ -99,11 +99,11 @@ ESM = Family(
     model_type="esm",
     prefix="esm",
     encoder=read_esm,
-    heads={
-        "fill-mask": fill,
-        "text-classification": classify,
-        "token-classification": classify_tokens,
-    },
+    heads=Heads(
+        fill_mask=fill,
+        classify=classify,
+        classify_tokens=classify_tokens,
+    ),
     defaults={
         **BERT_DEFAULTS,
         "emb_layer_norm_before": None,

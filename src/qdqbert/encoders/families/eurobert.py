@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from qdqbert.encoders.families.bert import BERT_DEFAULTS, classify_tokens
-from qdqbert.encoders.family import JINA_V5, Encoder, Family, Parts
+from qdqbert.encoders.family import JINA_V5, Encoder, Family, Heads, Parts
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.layers import Sizes
 from qdqbert.encoders.model import (
@@ -130,11 +130,11 @@ EUROBERT = Family(
     prefix="model",
     first="embed_tokens.weight",
     encoder=read_eurobert,
-    heads={
-        "fill-mask": fill_mask,
-        "text-classification": classify,
-        "token-classification": classify_tokens,
-    },
+    heads=Heads(
+        fill_mask=fill_mask,
+        classify=classify,
+        classify_tokens=classify_tokens,
+    ),
     defaults={
         **BERT_DEFAULTS,
         "attention_bias": False,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from qdqbert.encoders.families.bert import BERT_DEFAULTS, classify, classify_tokens
 from qdqbert.encoders.families.nomic_bert import ROTATED_LAYER, read_rotated
 from qdqbert.encoders.families.roberta import fill_mask
-from qdqbert.encoders.family import Encoder, Family
+from qdqbert.encoders.family import Encoder, Family, Heads
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.weights import Conversion
 
@@ -48,11 +48,11 @@ GTE, NEW = (
         model_type=name,
         prefix="gte",
         encoder=read_gte,
-        heads={
-            "fill-mask": fill_mask,
-            "text-classification": classify,
-            "token-classification": classify_tokens,
-        },
+        heads=Heads(
+            fill_mask=fill_mask,
+            classify=classify,
+            classify_tokens=classify_tokens,
+        ),
         code=tuple(
             f"{start}{end}"
             for start in ("New", "Gte")

@@ -10,7 +10,7 @@ import dataclasses
 from qdqbert.encoders.families.bert import BERT_DEFAULTS, answer, classify_tokens
 from qdqbert.encoders.families.nomic_bert import ROTATED_LAYER, read_rotated
 from qdqbert.encoders.families.roberta import classify, fill_mask
-from qdqbert.encoders.family import FLASH, FLASH_CODE, Encoder, Family
+from qdqbert.encoders.family import FLASH, FLASH_CODE, Encoder, Family, Heads
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.weights import Conversion
 
@@ -36,12 +36,12 @@ JINA_EMBEDDINGS_V3 = Family(
     model_type="jina_embeddings_v3",
     prefix="roberta",
     encoder=read_jina_embeddings_v3,
-    heads={
-        "fill-mask": fill_mask,
-        "question-answering": answer,
-        "text-classification": classify,
-        "token-classification": classify_tokens,
-    },
+    heads=Heads(
+        fill_mask=fill_mask,
+        answer=answer,
+        classify=classify,
+        classify_tokens=classify_tokens,
+    ),
     defaults={
         **BERT_DEFAULTS,
         "head_dim": None,

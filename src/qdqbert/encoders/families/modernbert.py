@@ -8,7 +8,7 @@ from typing import Any
 
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families.bert import BERT_DEFAULTS
-from qdqbert.encoders.family import Encoder, Family, Parts
+from qdqbert.encoders.family import Encoder, Family, Heads, Parts
 from qdqbert.encoders.heads import answer_spans, decoder, logits, scored_choice
 from qdqbert.encoders.layers import Sizes
 from qdqbert.encoders.model import (
@@ -208,13 +208,13 @@ MODERNBERT = Family(
     prefix="model",
     first="embeddings.tok_embeddings.weight",
     encoder=read_modernbert,
-    heads={
-        "fill-mask": fill_mask,
-        "multiple-choice": choose,
-        "question-answering": answer,
-        "text-classification": classify,
-        "token-classification": classify_tokens,
-    },
+    heads=Heads(
+        fill_mask=fill_mask,
+        choose=choose,
+        answer=answer,
+        classify=classify,
+        classify_tokens=classify_tokens,
+    ),
     defaults={
         **BERT_DEFAULTS,
         "attention_bias": False,

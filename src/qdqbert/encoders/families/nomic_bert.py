@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from qdqbert.encoders.families.bert import BERT_DEFAULTS, classify, classify_tokens, transform
-from qdqbert.encoders.family import Encoder, Family, Parts
+from qdqbert.encoders.family import Encoder, Family, Heads, Parts
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.layers import LayerPaths, Sizes, read_layers
 from qdqbert.encoders.model import Embeddings, Head
@@ -131,11 +131,11 @@ NOMIC_BERT = Family(
     model_type="nomic_bert",
     prefix="nomic_bert",
     encoder=read_nomic_bert,
-    heads={
-        "fill-mask": fill_mask,
-        "text-classification": classify,
-        "token-classification": classify_tokens,
-    },
+    heads=Heads(
+        fill_mask=fill_mask,
+        classify=classify,
+        classify_tokens=classify_tokens,
+    ),
     code=("NomicBertModel", "NomicBertForPreTraining", "NomicBertForSequenceClassification"),
     defaults={
         **BERT_DEFAULTS,

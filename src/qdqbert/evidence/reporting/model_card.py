@@ -109,14 +109,15 @@ def example_call(task: str, origin: Origin) -> str | None:
         return TASK_KINDS["reranking"].call
     if task == "text-classification" and origin.takes_pairs:
         return 'model({"text": "A man is eating.", "text_pair": "Someone eats."})'
-    if task == "fill-mask":
+    kind = TASK_KINDS[task]
+    if kind.predicts_words and not kind.is_causal:
         text = f"The capital of France is {origin.mask_token}."
         return f"model({text!a})"
-    return TASK_KINDS[task].call
+    return kind.call
 
 
 def _labels(task: str, origin: Origin) -> str:
-    if task not in ("text-classification", "token-classification") or len(origin.labels) < 2:
+    if not TASK_KINDS[task].has_classes or len(origin.labels) < 2:
         return ""
     shown = ", ".join(markdown_code(each) for each in origin.labels[:_MOST_LABELS])
     return f"{shown}, …" if len(origin.labels) > _MOST_LABELS else shown
