@@ -11,21 +11,18 @@ Nothing of torch and transformers is imported.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.extras import require
 from qdqbert.common.objects import ModelLike
 from qdqbert.integrations.models import encode_options, joined, open_model
 from qdqbert.runtime.inputs import check_text, is_pair, listed_texts
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.pair_scores import PairScorer
 
-if importlib.util.find_spec("langchain_core") is None:
-    raise MissingExtraError(
-        "langchain-core is not installed. Install it with: pip install 'qdqbert[langchain]'"
-    )
+require("A model for LangChain", "langchain")
 
 from langchain_core.cross_encoders import BaseCrossEncoder
 from langchain_core.embeddings import Embeddings

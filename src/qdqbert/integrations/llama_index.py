@@ -12,11 +12,11 @@ Nothing of torch and transformers is imported.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.extras import require
 from qdqbert.common.keywords import plain
 from qdqbert.common.objects import ModelLike
 from qdqbert.integrations.models import encode_options, joined, open_model
@@ -24,10 +24,7 @@ from qdqbert.runtime.inputs import check_whole
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.reranking import Reranker
 
-if importlib.util.find_spec("llama_index") is None:
-    raise MissingExtraError(
-        "llama-index-core is not installed. Install it with: pip install 'qdqbert[llama-index]'"
-    )
+require("A model for LlamaIndex", "llama-index")
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload

@@ -14,23 +14,19 @@ on one batch at a time.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.extras import require
 from qdqbert.encoders.checkpoint.model_settings import ModelSettings
 from qdqbert.loading import load as inference
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.reranking import Reranker
 
-if importlib.util.find_spec("sentence_transformers") is None:
-    raise MissingExtraError(
-        "sentence-transformers is not installed. Install it with: "
-        "pip install 'qdqbert[sentence-transformers]'"
-    )
+require("A model for sentence-transformers", "sentence-transformers")
 
 import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer

@@ -13,7 +13,6 @@ length.
 from __future__ import annotations
 
 import copy
-import importlib.util
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from qdqbert.common.errors import MissingExtraError, UserInputError, naming
+from qdqbert.common.errors import UserInputError, naming
+from qdqbert.common.extras import require
 from qdqbert.common.keywords import unknown
 from qdqbert.common.objects import ModelLike
 from qdqbert.encoders.task_kinds import ENCODER, TaskName
@@ -29,11 +29,7 @@ from qdqbert.loading.load import load
 from qdqbert.runtime.artifact import open_artifact
 from qdqbert.runtime.model import Model
 
-if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
-    raise MissingExtraError(
-        "torch and transformers are not installed. Install them with: "
-        "pip install 'qdqbert[quantize]'"
-    )
+require("A pipeline of transformers", "quantize", "torch", "transformers")
 
 import torch
 import transformers
