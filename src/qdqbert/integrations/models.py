@@ -14,61 +14,46 @@ from qdqbert.runtime.model import Model
 
 _M = TypeVar("_M", bound=Model)
 
-_IN_FOLDER = "The folder has this setting. Leave it out."
-_BY_NAME = "Pass the model itself, or its folder, as the first argument."
-_CORES = "One process uses all cores. Pass `threads`."
 _OF_TEXTS = "sentence_embedding"
-# Attributes of a model, by arguments of sentence-transformers, in the order in which they are set.
-_SET: Mapping[str, str] = {
-    "prompts": "prompts",
-    "activation": "activation",
-    "activation_fn": "activation",
-    "default_activation_function": "activation",
-    "default_prompt_name": "default_prompt_name",
-    "max_length": "max_seq_length",
-    "max_seq_length": "max_seq_length",
-    "truncate_dim": "truncate_dim",
+# Attributes of a model, in the order in which they are set, and arguments of sentence-transformers
+# that set them.
+_SET = {
+    "prompts": ("prompts",),
+    "default_prompt_name": ("default_prompt_name",),
+    "activation": ("activation", "activation_fn", "default_activation_function"),
+    "max_seq_length": ("max_length", "max_seq_length"),
+    "truncate_dim": ("truncate_dim",),
 }
-# What to do instead, by arguments of sentence-transformers, LangChain and LlamaIndex.
-_ADVICE: Mapping[str, str] = {
-    "attn_implementation": _IN_FOLDER,
-    "automodel_args": _IN_FOLDER,
-    "backend": "Pass `engine`.",
-    "batch_size": "Texts are put into batches by their tokens. Leave it out.",
-    "cache_dir": "Set the environment variable HF_HUB_CACHE.",
-    "cache_folder": "Set the environment variable HF_HUB_CACHE.",
-    "classifier_dropout": "It is for training. Leave it out.",
-    "config_args": _IN_FOLDER,
-    "config_kwargs": _IN_FOLDER,
-    "device": "Pass `provider` for another device than the CPU.",
-    "dtype": _IN_FOLDER,
-    "embed_instruction": "Pass `prompts={'document': ...}`.",
-    "keep_in_fp32_modules": "Pass `quantize` a recipe that leaves them in float.",
-    "local_files_only": "Set the environment variable HF_HUB_OFFLINE=1.",
-    "model": _BY_NAME,
-    "model_card_data": "It is for models that are saved. Leave it out.",
-    "model_kwargs": _IN_FOLDER,
-    "model_name": _BY_NAME,
-    "model_name_or_path": _BY_NAME,
-    "modules": _BY_NAME,
-    "multi_process": _CORES,
-    "num_labels": _IN_FOLDER,
-    "parallel_process": _CORES,
-    "path": _BY_NAME,
-    "pooling": "Pass `qdqbert.TaskOptions(pooling=...)` to `quantize`.",
-    "processor_kwargs": _IN_FOLDER,
-    "query_instruction": "Pass `prompts={'query': ...}`.",
-    "revision": "Download it with `huggingface_hub.snapshot_download`, and pass the folder.",
-    "similarity_fn_name": "The vector store compares embeddings. Leave it out.",
-    "target_devices": _CORES,
-    "token": "Set the environment variable HF_TOKEN.",
-    "tokenizer": _IN_FOLDER,
-    "tokenizer_args": _IN_FOLDER,
-    "tokenizer_kwargs": _IN_FOLDER,
-    "tokenizer_name": _IN_FOLDER,
-    "torch_dtype": _IN_FOLDER,
-    "use_auth_token": "Set the environment variable HF_TOKEN.",
+_ATTRIBUTES = {name: attribute for attribute, names in _SET.items() for name in names}
+# What to do instead, for arguments of sentence-transformers, LangChain and LlamaIndex.
+_INSTEAD = {
+    "The folder has this setting. Leave it out.": (
+        *("attn_implementation", "automodel_args", "config_args", "config_kwargs", "dtype"),
+        *("model_kwargs", "num_labels", "processor_kwargs", "tokenizer", "tokenizer_args"),
+        *("tokenizer_kwargs", "tokenizer_name", "torch_dtype"),
+    ),
+    "Pass the model itself, or its folder, as the first argument.": (
+        *("model", "model_name", "model_name_or_path", "modules", "path"),
+    ),
+    "One process uses all cores. Pass `threads`.": (
+        *("multi_process", "parallel_process", "target_devices"),
+    ),
+    "Set the environment variable HF_HUB_CACHE.": ("cache_dir", "cache_folder"),
+    "Set the environment variable HF_HUB_OFFLINE=1.": ("local_files_only",),
+    "Set the environment variable HF_TOKEN.": ("token", "use_auth_token"),
+    "Download it with `huggingface_hub.snapshot_download`, and pass the folder.": ("revision",),
+    "Pass `engine`.": ("backend",),
+    "Pass `provider` for another device than the CPU.": ("device",),
+    "Pass `prompts={'document': ...}`.": ("embed_instruction",),
+    "Pass `prompts={'query': ...}`.": ("query_instruction",),
+    "Pass `qdqbert.TaskOptions(pooling=...)` to `quantize`.": ("pooling",),
+    "Pass `quantize` a recipe that leaves them in float.": ("keep_in_fp32_modules",),
+    "It is for training. Leave it out.": ("classifier_dropout",),
+    "It is for models that are saved. Leave it out.": ("model_card_data",),
+    "Texts are put into batches by their tokens. Leave it out.": ("batch_size",),
+    "The vector store compares embeddings. Leave it out.": ("similarity_fn_name",),
 }
+_ADVICE = {name: advice for advice, names in _INSTEAD.items() for name in names}
 
 
 def joined(options: Mapping[str, Any], **groups: Any) -> dict[str, Any]:
@@ -155,12 +140,12 @@ def open_model(
                 argument=each,
             )
     changes: dict[str, tuple[str, Any]] = {}
-    for each in [each for each in _SET if each in options]:
-        value = options.pop(each)
-        other, before = changes.get(_SET[each], (each, None))
+    for each, attribute in _ATTRIBUTES.items():
+        value = options.pop(each, None)
+        other, before = changes.get(attribute, (each, None))
         _check_same(before, value, other, each)
         if value is not None:
-            changes[_SET[each]] = each, value
+            changes[attribute] = each, value
     if "prompts" in changes:
         _check_prompts(changes["prompts"][1])
     model = load(name, **options)
