@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import pickle
 import subprocess
 import sys
@@ -18,7 +16,6 @@ import pytest
 import qdqbert
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.integrations.ray import Predictor
-from qdqbert.runtime.options import RowOptions
 
 TEXTS = [
     f"{'music and the river was good at night ' * (index % 3)}dog {index}" for index in range(9)
@@ -153,6 +150,8 @@ def test_arguments_that_cannot_be_used_are_refused(predict, classifier) -> None:
         predict({"x": np.array(TEXTS)})
     with pytest.raises(UserInputError, match="`threads` must be at least 1"):
         Predictor(classifier, threads=0)
+    with pytest.raises(TypeError, match=r"^Predictor\(\) .*'engin'. Did you mean `engine`?"):
+        Predictor(classifier, engin="native")
     with pytest.raises(UserInputError, match="`normalize=True` does not apply to a classifier"):
         Predictor(classifier, normalize=True)({"text": np.array(TEXTS)})
 
@@ -171,16 +170,6 @@ def test_names_that_leave_open_what_is_meant_are_refused(predict, names, message
     frame.columns = pd.MultiIndex.from_tuples(names) if isinstance(names[0], tuple) else names
     with pytest.raises(DataFileError, match=message):
         predict(frame)
-
-
-def test_parameters_are_the_options() -> None:
-    parameters = inspect.signature(Predictor).parameters
-    fields = {field.name: field.default for field in dataclasses.fields(RowOptions)}
-    found = {
-        name: dataclasses.MISSING if each.default is each.empty else each.default
-        for name, each in parameters.items()
-    }
-    assert found == fields
 
 
 def test_ray_is_not_imported() -> None:

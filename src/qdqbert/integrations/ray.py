@@ -5,19 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from qdqbert.common.choices import (
-    AggregationStrategy,
-    EngineName,
-    KernelName,
-    OutputDtype,
-    ProviderName,
-    TargetName,
-)
 from qdqbert.common.errors import DataFileError, UserInputError
-from qdqbert.common.keywords import suggest_keywords
+from qdqbert.common.options.functions import constructor
 from qdqbert.integrations.batches import BatchKind, kind_of
 from qdqbert.loading.answers import answer_columns, entry_of, load_model, read_item, text_columns
 from qdqbert.runtime.options import RowOptions
@@ -48,60 +39,17 @@ class Predictor:
         >>> frame.mapInPandas(predict.map_in_pandas, "text string, label string, score double")
     """
 
-    @suggest_keywords
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        engine: EngineName | None = None,
-        provider: ProviderName | None = None,
-        kernel: KernelName | None = None,
-        target: TargetName | None = None,
-        threads: int | None = None,
-        batch_invariant: bool = False,
-        text_column: str | None = None,
-        text_pair_column: str | None = None,
-        normalize: bool = False,
-        truncate_dim: int | None = None,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        chunk_overlap: int | None = None,
-        output_dtype: OutputDtype = "float32",
-        top_k: int | None = None,
-        threshold: float | None = None,
-        aggregation_strategy: AggregationStrategy | None = None,
-    ) -> None:
-        """Check the options. See `qdqbert.run` for their meaning.
+    @constructor(RowOptions)
+    def __init__(self, options: RowOptions) -> None:
+        """Check the options.
 
-        Args:
-            model: Folder that `quantize` wrote, or a float checkpoint; or its name on the hub. Each
-                machine that runs it needs the folder.
-            engine: Library that runs the graph.
-            provider: Execution provider of ONNX Runtime.
-            kernel: Instruction set of the native engine.
-            target: Graph to run.
-            threads: Number of threads in all. By default one for each core that the process may
-                use. Pass the number of CPUs that an actor or task has.
-            batch_invariant: Run each row alone and without padding.
-            text_column: Column of the text or question.
-            text_pair_column: Column of the second text of a pair, or of the context of a question.
-            normalize: Scale embeddings to length 1.
-            truncate_dim: Number of leading dimensions of embeddings to keep.
-            prompt: Text that is put before each text to embed.
-            prompt_name: Name of the prompt of the folder that is put before each text to embed.
-            chunk_overlap: Number of tokens that the chunks of a long text to embed share. By
-                default long texts are cut.
-            output_dtype: Kind of the values of embeddings.
-            top_k: Number of answers for each row, best first.
-            threshold: Score above which classes are answers, instead of the best ones.
-            aggregation_strategy: How tokens are joined to entities.
+        Each machine that runs it needs the folder. Pass the number of CPUs that an actor or task
+        has as `threads`.
 
         Raises:
             UserInputError: A value is not allowed.
         """
-        # The parameters are the fields of the options, which a test checks.
-        arguments = {name: value for name, value in locals().items() if name != "self"}
-        self._options = RowOptions(**arguments)
+        self._options = options
 
     def __reduce__(self) -> Any:
         """Pickle the options without the loaded model."""

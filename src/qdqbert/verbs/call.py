@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -22,10 +21,10 @@ from qdqbert.common.options.declared import (
     declared_options,
     docstring,
     groups_of,
-    helps_of,
     option,
     own_options,
 )
+from qdqbert.common.options.functions import with_arguments
 from qdqbert.common.options.onnx import Onnx
 from qdqbert.common.options.quantizers import Quantizers
 from qdqbert.common.options.tasks import TaskOptions
@@ -132,7 +131,7 @@ def public(
 
         call.options = kind  # type: ignore[attr-defined]
         call.__signature__ = signature  # type: ignore[attr-defined]
-        call.__doc__ = _with_arguments(docstring(function), kind, signature)
+        call.__doc__ = with_arguments(docstring(function), kind, signature)
         return call
 
     return decorate
@@ -153,19 +152,6 @@ def _signature(options: type, function: Callable[..., Any]) -> inspect.Signature
     ordered = [each for each in found.values() if each.kind is not each.KEYWORD_ONLY]
     ordered += [found[name] for name in names if found[name] not in ordered]
     return inspect.Signature(ordered, return_annotation=function.__annotations__["return"])
-
-
-def _with_arguments(text: str, options: type, signature: inspect.Signature) -> str:
-    """Add the help of the parameters to a docstring."""
-    helps = helps_of(options)
-    lines = [
-        textwrap.fill(
-            f"{name}: {helps[name]}", 96, initial_indent="    ", subsequent_indent=" " * 8
-        )
-        for name in signature.parameters
-    ]
-    before, heading, after = text.partition("Returns:\n")
-    return "\n".join([f"{before}Args:", *lines, "", f"{heading}{after}"])
 
 
 def _advice(options: type, unknown: Mapping[str, Any]) -> str:
