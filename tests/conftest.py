@@ -151,7 +151,7 @@ class Prepared:
 
     @property
     def layers(self) -> list[str]:
-        is_layer = self.checkpoint.family.is_layer
+        is_layer = self.checkpoint.family.training.is_layer
         return [name for name, _ in self.checkpoint.model.named_modules() if is_layer(name)]
 
     def plan(self, target: str, recipe: str | None = None, embeddings: str = "int8") -> Plan:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 import qdqbert
 from qdqbert.common.errors import QdqBertError, SpecError, UnmatchedRuleError
 from qdqbert.encoders.checkpoint.configuration import quantizer_options_of
-from qdqbert.encoders.checkpoint.families import FAMILIES, family_of
+from qdqbert.encoders.families import FAMILIES, quantized_family
 from qdqbert.quantization.recipes import QKV_WEIGHTS, QuantizerOptions, build_recipe, fused_groups
 from qdqbert.quantization.spec import Range, Site, TensorSpec, resolve
 from qdqbert.training.insert.sited import insert_quantizers_
@@ -36,7 +36,7 @@ def sites_of_bert(layers: int) -> tuple[Site, ...]:
         intermediate_size=6,
         max_position_embeddings=8,
     )
-    return insert_quantizers_(BertModel(config), family_of("bert")).sites
+    return insert_quantizers_(BertModel(config), quantized_family("bert")).sites
 
 
 @pytest.fixture(scope="module")
@@ -289,11 +289,11 @@ def test_a_pattern_for_sites_that_the_recipe_leaves_in_float_is_an_error(two_lay
         applied(QuantizerOptions(quant_disable_keyword=("matmul_",)), two_layers, "linear")
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(name for name, each in FAMILIES.items() if each.training))
 def test_layer_modules_are_found_in_each_family(family) -> None:
     sizes = {"hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 11}
     config = AutoConfig.for_model(family, **sizes, pad_token_id=0)
-    sites = insert_quantizers_(AutoModel.from_config(config), family_of(family)).sites
+    sites = insert_quantizers_(AutoModel.from_config(config), quantized_family(family)).sites
     found = left_float(QuantizerOptions(quant_disable_layer_module="att"), sites)
     expected = {site.name for site in sites if ".att" in site.name and "embed" not in site.name}
     assert found == expected

@@ -12,7 +12,7 @@ from calibrated import calibrate
 from qdqbert.calibration.reference.sited_model import SitedModel
 from qdqbert.calibration.smoothing import ChannelObserver, choose_pre_quant_scales
 from qdqbert.data.tokenizing.encoding import Batch
-from qdqbert.encoders.checkpoint.families import family_of
+from qdqbert.encoders.families import quantized_family
 from qdqbert.quantization.numerics.channel_scales import least_noise_scale
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.spec import Site, Smoothing
@@ -200,7 +200,7 @@ def sited() -> SitedModel:
         intermediate_size=12,
         max_position_embeddings=16,
     )
-    return insert_quantizers_(BertModel(config), family_of("bert"))
+    return insert_quantizers_(BertModel(config), quantized_family("bert"))
 
 
 BATCHES = [

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.encoders.checkpoint.families import family_of
+from qdqbert.encoders.families import quantized_family
 from qdqbert.quantization.recipes import (
     AFFINE,
     PROBABILITIES,
@@ -63,7 +63,7 @@ def sites_of_bert(layers: int) -> tuple[Site, ...]:
         intermediate_size=6,
         max_position_embeddings=8,
     )
-    return insert_quantizers_(BertModel(config), family_of("bert")).sites
+    return insert_quantizers_(BertModel(config), quantized_family("bert")).sites
 
 
 # Linears by what they read: a LayerNorm, GELU, anything else.
@@ -112,7 +112,7 @@ OF_INPUTS = ("linear", "full")
 def sites_of_family(model_type: str, **changes: object) -> tuple[Site, ...]:
     sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 11}
     config = AutoConfig.for_model(model_type, **sizes, pad_token_id=0, **changes)
-    return insert_quantizers_(AutoModel.from_config(config), family_of(model_type)).sites
+    return insert_quantizers_(AutoModel.from_config(config), quantized_family(model_type)).sites
 
 
 def inputs_of_a_layer(names: set[str]) -> set[str]:

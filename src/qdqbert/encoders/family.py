@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
+from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.config import Config
+from qdqbert.encoders.layer_sites import TrainingSites
 from qdqbert.encoders.model import Convolution, Embeddings, Head, Layer, Norm, Table
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.task_kinds import TASK_KINDS
@@ -131,6 +133,11 @@ class Family:
         embedding: Reads token states and their embedding, if the family's encoders end with a way
             of their own to make it; `None` if it is the user's choice.
         masks_queries: Whether a token that no token attends to attends to no token itself.
+        positions_follow: Token id after which positions are numbered: the id of the config's
+            padding token, or a fixed one. `None` if positions start at the first row of their
+            table.
+        training: Where quantizers are inserted into transformers' model; `None` if it gets none.
+        is_quantized: Whether `quantize` takes its checkpoints, and not `load` alone.
     """
 
     model_type: str
@@ -147,6 +154,28 @@ class Family:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     conversion: Conversion | None = None
     masks_queries: bool = False
+    positions_follow: int | Literal["padding"] | None = None
+    training: TrainingSites | None = None
+    is_quantized: bool = True
+
+    def longest_input(self, config: Any) -> int | None:
+        """Return the longest input that the table of positions allows; `None` if unlimited.
+
+        `config` is transformers'.
+
+        Raises:
+            CheckpointError: The config does not name the padding token that positions follow.
+        """
+        rows = getattr(config, "max_position_embeddings", None)
+        before = self.positions_follow
+        if before == "padding":
+            before = config.pad_token_id
+            if before is None:
+                raise CheckpointError(
+                    f"config.json has no `pad_token_id`, after which `{self.model_type}` numbers "
+                    "positions. Add the tokenizer's `pad_token_id`."
+                )
+        return rows if not rows or before is None else int(rows - (before + 1))
 
     def other_code(self, auto_map: Any) -> str | None:
         """Return the class in a config's `auto_map` that is not this family's, if any."""

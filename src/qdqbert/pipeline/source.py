@@ -21,7 +21,6 @@ from qdqbert.common.options.onnx import Onnx, is_onnx_file
 from qdqbert.common.progress import Progress
 from qdqbert.encoders.adapters import merged
 from qdqbert.encoders.checkpoint.cross_encoder import CrossEncoderFiles
-from qdqbert.encoders.checkpoint.families import family_of
 from qdqbert.encoders.checkpoint.load import (
     Checkpoint,
     Description,
@@ -32,6 +31,7 @@ from qdqbert.encoders.checkpoint.load import (
 from qdqbert.encoders.checkpoint.text_heads import TextHead
 from qdqbert.encoders.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.encoders.config import Config
+from qdqbert.encoders.families import quantized_family
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.of_checkpoint import read_encoder, with_expansion
 from qdqbert.encoders.sites import sites_of
@@ -154,7 +154,7 @@ class Source:
                 argument="recipe",
             )
         if "output" in groups:
-            check_outputs(family_of(str(self.model_type)))
+            check_outputs(quantized_family(str(self.model_type)))
         return sites_of(self.encoder, self._with_stored(groups))
 
     def with_sites(self, groups: Collection[SiteGroup]) -> SitedSource:

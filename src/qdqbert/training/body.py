@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-import torch
 from torch import Tensor, nn
 
 from qdqbert.calibration.reference.body import pool as pool_states
 from qdqbert.calibration.reference.body import run_head, run_steps, tensor_of
 from qdqbert.encoders.checkpoint.cross_encoder import ScoreHead
-from qdqbert.encoders.checkpoint.families import MaskKind
 from qdqbert.encoders.checkpoint.layout import PooledHead
 from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
@@ -32,7 +30,6 @@ class GraphBody(nn.Module):
         model: The transformers model.
         head: The modules of sentence-transformers. Vectors of texts are the last output.
         steps: Their steps besides pooling; see `steps` of the `head`.
-        mask: Kind of attention mask that `model` is called with.
         output_names: Names of the tensors that `forward` returns, in order.
     """
 
@@ -43,14 +40,11 @@ class GraphBody(nn.Module):
         task: str,
         head: TextHead | None,
         steps: Sequence[Step],
-        mask: MaskKind,
     ) -> None:
         super().__init__()
         self.model = model
         self.head, self.steps = head, steps
-        # transformers computes causal masks, and masks of inputs with choices, itself.
         kind = TASK_KINDS[task]
-        self.mask = "plain" if kind.is_causal or kind.has_choices else mask
         self.output_names = (
             *kind.outputs,
             *([EMBEDDING] if head and kind.vectors == "sentence" else []),
@@ -64,7 +58,6 @@ class GraphBody(nn.Module):
             task=checkpoint.task,
             head=checkpoint.head,
             steps=checkpoint.head_steps,
-            mask=checkpoint.family.mask,
         )
 
     def forward(
@@ -81,8 +74,7 @@ class GraphBody(nn.Module):
             One tensor for each of `output_names`.
         """
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        mask = additive_mask(attention_mask) if self.mask == "additive" else attention_mask
-        outputs = self.model(input_ids=input_ids, attention_mask=mask, **segments)
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **segments)
         if self.head is None:
             return tuple(outputs[name] for name in self.output_names)
         if isinstance(self.head, MultiVectorHead):
@@ -93,25 +85,6 @@ class GraphBody(nn.Module):
         states: Tensor = outputs["last_hidden_state"]
         pooled = pool(states, attention_mask, self.head, self.steps)
         return (pooled,) if isinstance(self.head, ScoreHead) else (states, pooled)
-
-
-def additive_mask(attention_mask: Tensor) -> Tensor:
-    """Return the mask that is added to attention scores: 0 for text, lowest float32 for [PAD].
-
-    transformers uses a mask of this shape as it is. Its own mask costs a dozen nodes and a
-    `(batch, 1, seq, seq)` tensor.
-
-    Args:
-        attention_mask: `(batch, seq)`, 0 for [PAD].
-
-    Returns:
-        `(batch, 1, 1, seq)`, float32.
-    """
-    return torch.where(
-        attention_mask[:, None, None, :] == 0,
-        torch.tensor(torch.finfo(torch.float32).min),
-        torch.tensor(0.0),
-    )
 
 
 def pool(states: Tensor, attention_mask: Tensor, head: PooledHead, steps: Sequence[Step]) -> Tensor:

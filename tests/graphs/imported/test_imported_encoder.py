@@ -20,8 +20,8 @@ from encoder_reference import check_read, random_inputs
 from qdqbert.calibration.reference.sited_encoder import SitedEncoder
 from qdqbert.common.choices import POOLING_MODES
 from qdqbert.data.tokenizing.encoding import Batch
-from qdqbert.encoders.checkpoint.families import family_of
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
+from qdqbert.encoders.families import quantized_family
 from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.sites import linear_layers_of, sites_of
 from qdqbert.graphs.encoder import read_encoder
@@ -103,7 +103,7 @@ def test_the_graph_that_is_written_returns_the_same_values(
 
 
 def test_ranges_and_scales_are_those_of_the_checkpoint(exported, classifier) -> None:
-    sited = insert_quantizers_(classifier, family_of("bert"))
+    sited = insert_quantizers_(classifier, quantized_family("bert"))
     read = read_encoder(canonical(exported("bert")), ["logits"], longest=64).encoder
     encoder = SitedEncoder(read, ("layer", "table"))
     batches = [Batch(indices=tuple(range(5)), inputs=random_inputs((5, 9)))]

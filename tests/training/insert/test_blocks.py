@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from qdqbert.calibration.reference.sited_model import SitedModel, observing
-from qdqbert.encoders.checkpoint.families import FAMILIES
+from qdqbert.encoders.families import FAMILIES
 from qdqbert.training.insert.blocks import BLOCKS
 from qdqbert.training.insert.sited import insert_quantizers_
 

@@ -11,7 +11,7 @@ import transformers
 
 import qdqbert
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint.families import family_of
+from qdqbert.encoders.families import quantized_family
 from qdqbert.quantization.recipes import SYMMETRIC, WEIGHT, build_recipe
 from qdqbert.training.insert.sited import insert_quantizers_
 
@@ -39,10 +39,10 @@ def inputs_of(model) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("model_type", BERT_LIKE)
 def test_outputs_that_nothing_reads_get_quantizers_of_their_own(make_model, model_type) -> None:
     usual = insert_quantizers_(
-        make_model(model_type, num_hidden_layers=LAYERS), family_of(model_type)
+        make_model(model_type, num_hidden_layers=LAYERS), quantized_family(model_type)
     )
     sited = insert_quantizers_(
-        make_model(model_type, num_hidden_layers=LAYERS), family_of(model_type), EVERY_GROUP
+        make_model(model_type, num_hidden_layers=LAYERS), quantized_family(model_type), EVERY_GROUP
     )
     more = set(sited.quantizers) - set(usual.quantizers)
     assert set(usual.quantizers) < set(sited.quantizers)
@@ -59,7 +59,7 @@ def test_inserted_quantizers_do_not_change_the_model(make_model, model_type) -> 
     inputs = inputs_of(model)
     with torch.inference_mode():
         expected = model(**inputs).last_hidden_state
-        insert_quantizers_(model, family_of(model_type), EVERY_GROUP)
+        insert_quantizers_(model, quantized_family(model_type), EVERY_GROUP)
         found = model(**inputs).last_hidden_state
     text = inputs["attention_mask"].bool()
     # The same sums by the same kernels.
@@ -69,12 +69,12 @@ def test_inserted_quantizers_do_not_change_the_model(make_model, model_type) -> 
 @pytest.mark.parametrize("model_type", OTHERS)
 def test_layers_of_another_form_are_refused(make_model, model_type) -> None:
     with pytest.raises(CheckpointError, match=f"`{model_type}` differ. Choose another `recipe`"):
-        insert_quantizers_(make_model(model_type), family_of(model_type), EVERY_GROUP)
+        insert_quantizers_(make_model(model_type), quantized_family(model_type), EVERY_GROUP)
 
 
 def test_all_is_symmetric_but_local_branches_which_stay_float(make_model) -> None:
     sited = insert_quantizers_(
-        make_model("bert", num_hidden_layers=LAYERS), family_of("bert"), EVERY_GROUP
+        make_model("bert", num_hidden_layers=LAYERS), quantized_family("bert"), EVERY_GROUP
     )
     resolved = build_recipe("qordered").resolve(sited.sites)
     left = {name.rpartition(".")[2] for name, spec in resolved.items() if spec is None}

@@ -13,7 +13,7 @@ import qdqbert
 from qdqbert import QuantizerOptions, TensorQuantizer
 from qdqbert.calibration.statistics import calibrator_of
 from qdqbert.common.errors import CalibrationError, SpecError, UnmatchedRuleError
-from qdqbert.encoders.checkpoint.families import family_of
+from qdqbert.encoders.families import quantized_family
 from qdqbert.quantization.numerics import histogram
 from qdqbert.quantization.numerics.ranges import choose_range
 from qdqbert.training.insert.sited import insert_quantizers_
@@ -369,7 +369,7 @@ def test_parameters_keep_their_values_and_get_no_gradient(folder, recorded) -> N
 
 
 def test_other_models_with_sited_quantizers_are_calibrated_too(make_model) -> None:
-    sited = insert_quantizers_(make_model("roberta"), family_of("roberta"), ["layer"])
+    sited = insert_quantizers_(make_model("roberta"), quantized_family("roberta"), ["layer"])
     qdqbert.calibrate(sited.model, make_batches(padding_id=1), aprec=7)
     assert len(sited.quantizers) == 20
     for quantizer in sited.quantizers.values():

@@ -21,7 +21,7 @@ from qdqbert.calibration.quantizers.quantizer import Quantizer
 from qdqbert.calibration.reference.sited_model import SitedModel, quantizing, site_of, sited_model
 from qdqbert.common.errors import QdqBertError, SpecError, UnmatchedRuleError, UserInputError
 from qdqbert.data.tokenizing.encoding import Batch
-from qdqbert.encoders.checkpoint.families import FAMILIES, family_of
+from qdqbert.encoders.families import FAMILIES, quantized_family
 from qdqbert.graphs.targets import target_named
 from qdqbert.quantization.numerics.ranges import Max
 from qdqbert.quantization.recipes import build_recipe
@@ -39,7 +39,7 @@ from qdqbert.training.models.state import (
 
 RECIPES = ("full", "full-smoothed", "linear")
 # Each recipe on BERT, and each other family once.
-OTHERS = [name for name in sorted(FAMILIES) if name != "bert"]
+OTHERS = sorted(name for name, each in FAMILIES.items() if each.training and name != "bert")
 EACH = pytest.mark.parametrize(
     ("family", "recipe"),
     [("bert", recipe) for recipe in RECIPES]
@@ -153,7 +153,7 @@ def reference(make_model):
     @functools.cache
     def make(family: str, recipe: str) -> Reference:
         model = make_model(family)
-        sited = insert_quantizers_(model, family_of(family))
+        sited = insert_quantizers_(model, quantized_family(family))
         built = build_recipe(recipe)
         target = target_named("portable")
         resolved = resolve(built.rules, sited.sites)
@@ -184,7 +184,7 @@ def bert(make_model):
 def test_calibrating_a_model_and_a_checkpoint_give_the_same_fused_ranges(bert) -> None:
     options = QuantizerOptions(fuse_qkv=True, quant_per_tensor=True, clip_gelu=0.5)
     recipe = build_recipe("full-smoothed")
-    sited = insert_quantizers_(copy.deepcopy(bert), family_of("bert"), ["layer"])
+    sited = insert_quantizers_(copy.deepcopy(bert), quantized_family("bert"), ["layer"])
     expected = calibrate_floats(
         sited,
         lambda inputs: sited.model(**inputs),

@@ -14,8 +14,8 @@ import transformers
 import qdqbert
 from conftest import BERT_SPECIAL, POSITIONS, SIZES, TEXTS, make_tokenizer, spread
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint.families import family_of
 from qdqbert.encoders.families import FAMILIES as READ
+from qdqbert.encoders.families import quantized_family
 
 # The layers of ALBERT share their weights, which ONNX Runtime refuses in INT8 on some CPUs. DPR has
 # no model of one text, and transformers has no classes of the others.
@@ -67,9 +67,9 @@ def save(tmp_path):
 
 
 def test_every_family_that_load_reads_is_quantized() -> None:
-    assert {name for name in READ if name not in LEFT_OUT and family_of(name).sites is None} == set(
-        VARIANTS
-    )
+    assert {
+        name for name in READ if name not in LEFT_OUT and quantized_family(name).training is None
+    } == set(VARIANTS)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ import transformers
 
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.adapters import ADAPTER_FIELDS
-from qdqbert.encoders.checkpoint.families import QDQBERT
+from qdqbert.encoders.families.bert import QDQBERT as FAMILY
 from qdqbert.encoders.stored import QDQBERT_FORMAT, check_format
 from qdqbert.quantization.recipes import QuantizerOptions
+
+QDQBERT = FAMILY.model_type
 
 
 class QDQBertConfig(transformers.BertConfig):  # type: ignore[misc]

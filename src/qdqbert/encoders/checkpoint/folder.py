@@ -10,11 +10,10 @@ from qdqbert.common.errors import CheckpointError
 from qdqbert.common.file_names import CONFIG, MODULES
 from qdqbert.common.files import refuse_pointer
 from qdqbert.common.json_files import parse_object
-from qdqbert.encoders.checkpoint.families import QDQBERT, family_of
 from qdqbert.encoders.checkpoint.hub import check_hub_model
 from qdqbert.encoders.checkpoint.sentence_files import ReadFile, SentenceFiles, join
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.families import FAMILIES as ENCODERS
+from qdqbert.encoders.families import FAMILIES, quantized_family
 from qdqbert.encoders.family import family_name, is_flash
 from qdqbert.encoders.peft import ADAPTER_CONFIG
 from qdqbert.encoders.task_kinds import TASK_KINDS, architectures_of, task_of_architecture
@@ -117,8 +116,7 @@ def read_known_config(name: str, read: ReadFile, subfolder: str) -> Config:
             f"The config.json of checkpoint {name!r} names no `model_type`, so its family is not "
             "known. Expected one that transformers wrote."
         )
-    if fields["model_type"] != QDQBERT:
-        family_of(fields["model_type"])
+    quantized_family(fields["model_type"])
     _check_code(name, fields)
     if has_adapter:
         raise CheckpointError(
@@ -126,7 +124,7 @@ def read_known_config(name: str, read: ReadFile, subfolder: str) -> Config:
             f"be left out. {_MERGE} If the weights contain it already, remove {ADAPTER_CONFIG} "
             "from a copy."
         )
-    renamed = ENCODERS[kind].of_own_code(stored)
+    renamed = FAMILIES[kind].of_own_code(stored)
     if is_flash(stored):
         # transformers' model is another class, with other names of tensors.
         fields.pop("auto_map", None)
@@ -135,7 +133,7 @@ def read_known_config(name: str, read: ReadFile, subfolder: str) -> Config:
 
 def _check_code(name: str, fields: Mapping[str, Any]) -> None:
     """Refuse a model whose class is code of the checkpoint."""
-    custom = ENCODERS[fields["model_type"]].other_code(fields.get("auto_map"))
+    custom = FAMILIES[fields["model_type"]].other_code(fields.get("auto_map"))
     if custom is not None:
         raise CheckpointError(
             f"The model of checkpoint {name!r} is code of its own: `auto_map` in config.json names "

@@ -29,7 +29,6 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
     used_files,
 )
 from qdqbert.encoders.checkpoint.docstrings import importing_models
-from qdqbert.encoders.checkpoint.families import Family, family_of
 from qdqbert.encoders.checkpoint.folder import check_name, read_known_config, refuse_old_pickles
 from qdqbert.encoders.checkpoint.hub import download_weights
 from qdqbert.encoders.checkpoint.layout import prompt_notices
@@ -40,7 +39,8 @@ from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layo
 from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.encoders.checkpoint.weights import check_weights
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.families import FAMILIES as ENCODERS
+from qdqbert.encoders.families import FAMILIES, quantized_family
+from qdqbert.encoders.family import Family
 from qdqbert.encoders.model import Step
 from qdqbert.encoders.task_kinds import (
     ENCODER,
@@ -68,7 +68,7 @@ class Description:
         name: Folder or hub id, as the user gave it.
         subfolder: Folder of the encoder in it; empty for its root.
         task: The task of its head.
-        family: Where its sites are.
+        family: Its family.
         config: The transformers config of the model.
         tokenizer: Its tokenizer.
         head: The modules of sentence-transformers after the model, if they are known.
@@ -171,7 +171,7 @@ def describe_checkpoint(
     stored, config = _read_configs(name)
     check_adapter(Config(values=config.to_dict()), adapter, name)
     subfolder = stored.subfolder if stored else ""
-    family = family_of(config.model_type)
+    family = quantized_family(config.model_type)
     chosen = _choose_task(task, config, stored)
     head, head_notices = _choose_head(name, stored, chosen, pooling)
     cross_encoder, pair_notices = used_files(stored, Config(values=config.to_dict()), chosen)
@@ -278,7 +278,7 @@ def _tensors(
     is_flash = any(".mixer.Wqkv." in name for name in stored)
     if stored.path.name.startswith(SAFETENSORS) and weights is stored and not is_flash:
         return None
-    conversion = ENCODERS[found.config.model_type].conversion
+    conversion = FAMILIES[found.config.model_type].conversion
     if is_flash and conversion is not None:
         weights = weights.converted(conversion)
     # Copies can be trained, and do not depend on the file.
@@ -400,7 +400,7 @@ def _pooling_mode(pooling: str) -> PoolingMode:
 
 
 def _check_config(config: Any, task: TaskName, family: Family) -> None:
-    if family.sites is not None:
+    if family.training is not None:
         check_positions(config)
     if TASK_KINDS[task].is_causal:
         # Without it BERT's causal head would see the tokens that it has to predict.

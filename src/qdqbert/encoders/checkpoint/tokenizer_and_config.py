@@ -11,13 +11,13 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 from qdqbert.common.errors import UserInputError, naming, one_line
 from qdqbert.common.file_names import CONFIG
 from qdqbert.encoders.checkpoint.cross_encoder import CrossEncoderFiles, task_of_files, used_files
-from qdqbert.encoders.checkpoint.families import FAMILIES
 from qdqbert.encoders.checkpoint.hub import check_hub_model
 from qdqbert.encoders.checkpoint.load import files_of, known_task, lacking_tokens, set_classes_
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.text_heads import TextHead, read_layout
 from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.encoders.config import Config
+from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_classes
 
 _DEFAULT_LENGTH = 512

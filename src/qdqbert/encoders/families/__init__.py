@@ -92,3 +92,24 @@ def family_of(config: Config) -> Family:
             "of the folder.",
         )
     return family
+
+
+def quantized_family(model_type: str) -> Family:
+    """Return the family of a checkpoint that `quantize` takes; BERT for QDQBERT's.
+
+    Raises:
+        CheckpointError: It takes none of this family.
+    """
+    family = FAMILIES.get(model_type)
+    if family is None:
+        known = {name for name, each in FAMILIES.items() if each.is_quantized}
+        raise CheckpointError(
+            f"Checkpoints of type `{model_type}` are not supported. "
+            f"Supported families: {', '.join(sorted(known - {QDQBERT.model_type}))}."
+        )
+    if not family.is_quantized:
+        raise CheckpointError(
+            f"`quantize` does not support checkpoints of type `{model_type}`. `qdqbert.load` runs "
+            "them in INT8."
+        )
+    return BERT if family is QDQBERT else family

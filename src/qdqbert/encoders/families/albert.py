@@ -80,6 +80,8 @@ def fill_mask(parts: Parts) -> tuple[Head, ...]:
 
 ALBERT = Family(
     model_type="albert",
+    # Its layers share weights, which ONNX Runtime refuses in INT8 on some CPUs.
+    is_quantized=False,
     prefix="albert",
     encoder=read_albert,
     heads=bert_heads(fill_mask, classify, choose),

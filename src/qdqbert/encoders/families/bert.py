@@ -8,6 +8,7 @@ from typing import Any
 
 from qdqbert.encoders.family import Encoder, Family, Heads, Parts, ReadHead, longest_text
 from qdqbert.encoders.heads import answer_spans, decoder, logits, scored_choice
+from qdqbert.encoders.layer_sites import LayerSites, TrainingSites
 from qdqbert.encoders.layers import BERT_LAYER, LayerPaths, Sizes, read_layers
 from qdqbert.encoders.model import Activation, Embeddings, Head, Layer, Linear, Norm, Step
 from qdqbert.encoders.reader import Reader
@@ -209,13 +210,32 @@ def bert_heads(fill_mask: ReadHead, classify: ReadHead, choose: ReadHead) -> Hea
     )
 
 
+BERT_SITES = TrainingSites(
+    layer=LayerSites.of(
+        BERT_LAYER,
+        residual_outputs=("attention.output", "output"),
+        activation="intermediate",
+    ),
+    # 14 sites: 4 linear layers x 2, 4 inputs of matmuls, 1 residual add x 2.
+    cross_attention=LayerSites(
+        linear_layers={
+            "norm": ("crossattention.self.query",),
+            "encoder": ("crossattention.self.key", "crossattention.self.value"),
+            "attention": ("crossattention.output.dense",),
+        },
+        attention="crossattention.self",
+        residual_outputs=("crossattention.output",),
+    ),
+)
+
 BERT = Family(
     model_type="bert",
     prefix="bert",
     encoder=read_bert,
     heads=BERT_HEADS,
     defaults=BERT_DEFAULTS,
+    training=BERT_SITES,
 )
 
 # BERT with quantizers; see `encoders.stored`.
-QDQBERT = dataclasses.replace(BERT, model_type="qdqbert")
+QDQBERT = dataclasses.replace(BERT, model_type="qdqbert", training=None)

@@ -1,4 +1,9 @@
-"""DeBERTa-v2 and v3 (He et al. 2021, arXiv:2006.03654 and arXiv:2111.09543)."""
+"""DeBERTa-v2 and v3 (He et al. 2021, arXiv:2006.03654 and arXiv:2111.09543).
+
+Everything about relative positions stays in float: the table, its projections and both matmuls with
+it. Checkpoints that share projections (v3) project positions with the float weights of query and
+key, which a graph holds next to the int8 ones. So do `embed_proj`, and the convolution of v2.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +25,7 @@ from qdqbert.encoders.families.bert import (
 from qdqbert.encoders.families.bert import fill_mask as fill_mask_as_bert
 from qdqbert.encoders.family import Encoder, Family, Parts, with_words
 from qdqbert.encoders.heads import logits
+from qdqbert.encoders.layer_sites import LayerSites, TrainingSites
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layer
 from qdqbert.encoders.model import (
     Attention,
@@ -310,4 +316,8 @@ DEBERTA_V2 = Family(
         "share_att_key": False,
         "vocab_size": 128100,
     },
+    # The matmuls with quantizers multiply content with content.
+    training=TrainingSites(
+        layer=LayerSites.of(_LAYER, residual_outputs=("attention.output", "output"))
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from qdqbert.encoders.families.bert import bert_heads, pooled_heads, read_embeddings
 from qdqbert.encoders.family import Encoder, Family, Parts, longest_text
 from qdqbert.encoders.heads import decoder, logits
+from qdqbert.encoders.layer_sites import LayerSites, TrainingSites
 from qdqbert.encoders.layers import LayerPaths, Sizes, read_layer
 from qdqbert.encoders.model import Head, Step
 from qdqbert.encoders.reader import Reader
@@ -87,4 +88,7 @@ DISTILBERT = Family(
         "num_attention_heads": "n_heads",
         "num_hidden_layers": "n_layers",
     },
+    training=TrainingSites(
+        layers="transformer.layer", layer=LayerSites.of(_LAYER, branches=("attention", "ffn"))
+    ),
 )

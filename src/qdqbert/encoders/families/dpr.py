@@ -22,6 +22,8 @@ def embed(parts: Parts) -> tuple[Head, ...]:
 
 DPR = Family(
     model_type="dpr",
+    # It has no token states.
+    is_quantized=False,
     prefix="bert_model",
     encoder=read_bert,
     # The answers of `DPRReader` need the scores of several passages.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qdqbert.encoders.families.bert import (
     BERT_DEFAULTS,
+    BERT_SITES,
     bert_heads,
     pooled_heads,
     read_bert_like,
@@ -75,4 +76,5 @@ ELECTRA = Family(
         "summary_type": "first",
         "summary_use_proj": True,
     },
+    training=BERT_SITES,
 )

@@ -73,6 +73,8 @@ GTE, NEW = (
             "vocab_size": 250048,
         },
         conversion=_CONVERSION,
+        # transformers has no such model.
+        is_quantized=name != "new",
     )
     # The older code has another default than transformers'.
     for name, theta in (("gte", 160_000.0), ("new", 10_000.0))

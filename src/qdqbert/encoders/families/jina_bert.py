@@ -114,6 +114,8 @@ def _slopes(heads: int) -> list[float]:
 
 JINA_BERT = Family(
     model_type="jina-bert",
+    # transformers has no such model.
+    is_quantized=False,
     prefix="bert",
     encoder=read_jina_bert,
     heads=BERT_HEADS,

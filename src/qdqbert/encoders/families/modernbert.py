@@ -1,4 +1,7 @@
-"""ModernBERT (Warner et al. 2024, arXiv:2412.13663)."""
+"""ModernBERT (Warner et al. 2024, arXiv:2412.13663).
+
+The rotation of query and key, and the multiplication by the gate, stay in float.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from qdqbert.encoders.config import Config
 from qdqbert.encoders.families.bert import BERT_DEFAULTS
 from qdqbert.encoders.family import Encoder, Family, Heads, Parts
 from qdqbert.encoders.heads import answer_spans, decoder, logits, scored_choice
+from qdqbert.encoders.layer_sites import LayerSites, TrainingSites
 from qdqbert.encoders.layers import Sizes
 from qdqbert.encoders.model import (
     Attention,
@@ -237,4 +241,18 @@ MODERNBERT = Family(
         "num_hidden_layers": 22,
         "vocab_size": 50368,
     },
+    # 16 sites: 4 linear layers x 2, 4 inputs of matmuls, 2 residual adds x 2.
+    training=TrainingSites(
+        layers="layers",
+        layer=LayerSites(
+            linear_layers={
+                "norm": ("attn.Wqkv", "mlp.Wi"),
+                "attention": ("attn.Wo",),
+                "gate": ("mlp.Wo",),
+            },
+            attention="attn",
+            branches=("attn", "mlp"),
+        ),
+        tables=("tok_embeddings",),
+    ),
 )

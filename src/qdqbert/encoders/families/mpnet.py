@@ -1,4 +1,7 @@
-"""MPNet (Song et al. 2020, arXiv:2004.09297)."""
+"""MPNet (Song et al. 2020, arXiv:2004.09297).
+
+Its table of relative positions stays in float: 32 rows of a bias that is added to the scores.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from numpy.typing import NDArray
 from qdqbert.encoders.families.bert import BERT_DEFAULTS, read_embeddings
 from qdqbert.encoders.families.roberta import ROBERTA_HEADS
 from qdqbert.encoders.family import Encoder, Family, longest_text
+from qdqbert.encoders.layer_sites import LayerSites, TrainingSites
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layers
 from qdqbert.encoders.model import Floats
 from qdqbert.encoders.reader import Reader
@@ -80,4 +84,8 @@ MPNET = Family(
         "relative_attention_num_buckets": 32,
         "vocab_size": 30527,
     },
+    positions_follow=_PADDING_ID,
+    training=TrainingSites(
+        layer=LayerSites.of(_LAYER, residual_outputs=("output",), branches=("attention.attn",))
+    ),
 )

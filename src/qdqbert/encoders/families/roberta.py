@@ -7,6 +7,7 @@ from typing import Any
 
 from qdqbert.encoders.families.bert import (
     BERT_DEFAULTS,
+    BERT_SITES,
     bert_heads,
     choose,
     read_bert_like,
@@ -69,6 +70,8 @@ ROBERTA, XLM_ROBERTA, CAMEMBERT = (
         code=FLASH_CODE if name == "xlm-roberta" else (),
         code_config=FLASH,
         conversion=_CONVERSION if name == "xlm-roberta" else None,
+        positions_follow="padding",
+        training=BERT_SITES,
     )
     for name, words in (("roberta", 50265), ("xlm-roberta", 30522), ("camembert", 30522))
 )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from qdqbert.calibration.quantizers.quantizer import Quantizer
 from qdqbert.calibration.reference.factory import QuantizerFactory
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint.families import Family
+from qdqbert.encoders.family import Family
 from qdqbert.quantization.spec import output_sites
 
 
@@ -27,7 +27,7 @@ def check_outputs(family: Family) -> None:
     Raises:
         CheckpointError: The outputs of this family's layers are not known.
     """
-    if family.sites is None or family.sites.activation is None:
+    if family.training is None or family.training.layer.activation is None:
         raise CheckpointError(
             "Quantizers on all outputs need encoder layers like BERT's, and the layers of family "
             f"`{family.model_type}` differ. Choose another `recipe`.",
@@ -46,8 +46,8 @@ def add_output_quantizers_(
         family: Layout of the layers, which `check_outputs` accepts.
         factory: Makes the quantizers.
     """
-    sites = family.sites
-    assert sites is not None
+    assert family.training is not None
+    sites = family.training.layer
     assert sites.activation is not None
     for layer in layers:
         for site in output_sites(

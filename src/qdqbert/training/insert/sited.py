@@ -11,7 +11,8 @@ from qdqbert.calibration.reference.factory import PLAIN, QuantizerFactory
 from qdqbert.calibration.reference.modules import QuantEmbedding
 from qdqbert.calibration.reference.sited_model import SitedModel, sited_model
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint.families import Family, LayerSites
+from qdqbert.encoders.family import Family
+from qdqbert.encoders.layer_sites import LayerSites, TrainingSites
 from qdqbert.quantization.spec import (
     CROSS_SEQUENCE_AXES,
     MATMUL_SEQUENCE_AXES,
@@ -41,7 +42,7 @@ def insert_quantizers_(
 
     A layer of BERT gets 20 quantizers, as in QDQBERT: 6 linear layers x (input, weight), 4 inputs
     of the attention matmuls, and 2 inputs at each of 2 residual adds. For other families see
-    `qdqbert.encoders.checkpoint.families`. Each embedding table gets one. Parameters keep their
+    `qdqbert.encoders.families`. Each embedding table gets one. Parameters keep their
     names. All quantizers are disabled.
 
     Args:
@@ -54,16 +55,17 @@ def insert_quantizers_(
         CheckpointError: The model has no encoder layer of this family, or a group of sites is not
             known for the family.
     """
-    layers = encoder_layers(model, family)
-    if family.sites is None:
+    known = family.training
+    if known is None:
         raise CheckpointError(
             f"Modules of family `{family.model_type}` get no quantizers, so it has no QAT. "
             "`quantize` calibrates its checkpoints."
         )
+    layers = [name for name, _ in model.named_modules() if known.is_layer(name)]
     if not layers:
         raise CheckpointError(
             f"The model ({type(model).__name__}) has no encoder layer of family "
-            f"`{family.model_type}`; expected modules named like `{family.layer_example}`."
+            f"`{family.model_type}`; expected modules named like `{known.layers}.0`."
         )
     register_attention()
     config: Any = model.config
@@ -73,13 +75,13 @@ def insert_quantizers_(
         if "output" in groups:
             check_outputs(family)
         for name in layers:
-            _insert_in_layer_(model, name, family, factory)
+            _insert_in_layer_(model, name, known, factory)
         if "output" in groups:
             add_output_quantizers_(model, layers, family, factory)
     for name, module in list(model.named_modules()):
         if (
             "table" in groups
-            and family.is_embedding_table(name)
+            and known.is_embedding_table(name)
             and isinstance(module, nn.Embedding)
         ):
             model.set_submodule(name, QuantEmbedding.from_float(module, name=name))
@@ -91,17 +93,11 @@ def insert_quantizers_(
     return sited
 
 
-def encoder_layers(model: nn.Module, family: Family) -> list[str]:
-    """Return the paths of the encoder layers, in order."""
-    return [name for name, _ in model.named_modules() if family.is_layer(name)]
-
-
 def _insert_in_layer_(
-    model: nn.Module, layer: str, family: Family, factory: QuantizerFactory
+    model: nn.Module, layer: str, sites: TrainingSites, factory: QuantizerFactory
 ) -> None:
-    assert family.sites is not None
-    _insert_at_(model, layer, family.sites, factory)
-    cross = family.cross_attention
+    _insert_at_(model, layer, sites.layer, factory)
+    cross = sites.cross_attention
     if cross is not None and _has(model, f"{layer}.{cross.attention}"):
         _insert_at_(model, layer, cross, factory)
     for path, module in list(model.get_submodule(layer).named_modules()):

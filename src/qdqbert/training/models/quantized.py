@@ -22,9 +22,9 @@ from qdqbert.calibration.reference.factory import PLAIN, QuantizerFactory
 from qdqbert.calibration.reference.sited_model import SitedModel, sited_model
 from qdqbert.common.errors import CheckpointError, SpecError, UserInputError
 from qdqbert.encoders.checkpoint.configuration import excluded_of, quantizer_options_of, recipe_of
-from qdqbert.encoders.checkpoint.families import family_of
 from qdqbert.encoders.checkpoint.load import Checkpoint, check_positions, load_checkpoint
 from qdqbert.encoders.checkpoint.weights import check_shapes
+from qdqbert.encoders.families import quantized_family
 from qdqbert.encoders.stored import BUFFERS, ENDS, check_format, quantizes_like_graphs, wrong_range
 from qdqbert.quantization.recipes import QuantizerOptions, build_recipe
 from qdqbert.quantization.spec import SiteGroup
@@ -216,7 +216,7 @@ def put_quantizers_in_(model: Any) -> None:
     config, training = model.config, model.training
     check_format(vars(config))
     recipe, options, factory = recipe_of(config), quantizer_options_of(config), factory_of(model)
-    stored, family = getattr(config, "quantizers", None), family_of(config.model_type)
+    stored, family = getattr(config, "quantizers", None), quantized_family(config.model_type)
     groups: tuple[SiteGroup, ...] = build_recipe(recipe or "full", embeddings=None).groups
     if quantizes_like_graphs(vars(config)):
         groups = ("table", *groups)

@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint.families import FAMILIES, family_of
+from qdqbert.encoders.families import FAMILIES, quantized_family
 
 
 @pytest.mark.parametrize(
@@ -20,26 +20,18 @@ from qdqbert.encoders.checkpoint.families import FAMILIES, family_of
     ids=["bare-model", "under-a-head", "all-layers", "part-of-a-layer", "another-word"],
 )
 def test_layers_are_recognized_by_their_path(path, expected) -> None:
-    assert family_of("bert").is_layer(path) is expected
-
-
-@pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_the_example_of_a_layer_is_recognized_with_and_without_a_head(name) -> None:
-    family = family_of(name)
-    assert family.is_layer(family.layer_example)
-    assert family.is_layer(f"model.{family.layer_example}")
-    assert not family.is_layer(f"{family.layer_example}.attention")
+    assert FAMILIES["bert"].training.is_layer(path) is expected
 
 
 def test_an_unknown_family_lists_the_known_ones() -> None:
     with pytest.raises(CheckpointError, match=r"`t5` are not supported.*: bert, .* nomic_bert, "):
-        family_of("t5")
+        quantized_family("t5")
 
 
-@pytest.mark.parametrize("family", ["albert", "dpr"])
+@pytest.mark.parametrize("family", ["albert", "dpr", "new"])
 def test_families_that_load_runs_alone_are_named(family) -> None:
     with pytest.raises(CheckpointError, match=rf"`{family}`. `qdqbert.load` runs them in INT8"):
-        family_of(family)
+        quantized_family(family)
 
 
 @pytest.mark.parametrize(
