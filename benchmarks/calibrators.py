@@ -102,9 +102,7 @@ def main() -> None:
         cells = []
         for engine, plan in zip(arguments.engines, plans, strict=True):
             if engine == "pytorch":
-                with quantizing(
-                    sited, plan.specs, found.ranges, scales, means=means, roundings=found.roundings
-                ):
+                with quantizing(sited, plan.specs, found):
                     cells.append(test.run(test.runner))
             else:
                 model = lower(encoder, plan, choices_of(found, plan.specs))

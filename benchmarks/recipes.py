@@ -98,22 +98,16 @@ def main() -> None:
                 target=TARGETS["portable"], recipe=recipe, specs=specs
             ).rounded_weights,
         )
+        nearest = dataclasses.replace(calibration, roundings={})
         ways = {
-            "": (calibration.means, calibration.roundings),
-            ", weights rounded to nearest": (calibration.means, {}),
-            ", biases not corrected either": ({}, {}),
+            "": calibration,
+            ", weights rounded to nearest": nearest,
+            ", biases not corrected either": dataclasses.replace(nearest, means={}),
         }
-        for title, (means, roundings) in ways.items():
+        for title, changed in ways.items():
             if title and ", alpha" not in name:
                 continue
-            with quantizing(
-                sited,
-                specs,
-                calibration.ranges,
-                calibration.scales,
-                means=means,
-                roundings=roundings,
-            ):
+            with quantizing(sited, specs, changed):
                 score = test.run(test.runner)
             print(f"| {name}{title} | {name_of(calibrator)} | {score.cells()} |", flush=True)
 

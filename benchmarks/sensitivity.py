@@ -59,15 +59,7 @@ def main() -> None:
     known = dict.fromkeys(kind for each in kinds.values() for kind in each)
     for left in [None, *sorted(known)]:
         specs = {n: None if left in kinds.get(n, ()) else s for n, s in plan.specs.items()}
-        found = calibration
-        with quantizing(
-            sited,
-            specs,
-            found.ranges,
-            found.scales,
-            means=found.means,
-            roundings=found.roundings,
-        ):
+        with quantizing(sited, specs, calibration):
             score = test.run(test.runner)
         print(f"| {left or 'nothing'} | {score.cells()} |", flush=True)
 

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.evidence.saturation import SaturationCheck, overflow_percent
 from qdqbert.quantization.numerics.weight_rounding import pack
 from qdqbert.quantization.spec import SAFE_ADJACENT_SUM_LIMIT, Range, Site, TensorSpec
@@ -42,11 +43,12 @@ def checked(
     x = torch.full((2, 3, 6), 9.0)
     check = SaturationCheck(
         {INPUT: UNSIGNED, WEIGHT: weight_spec},
-        {INPUT: Range(amax=9.0, low=0.0, high=9.0)},
+        CalibrationResult(
+            ranges={INPUT: Range(amax=9.0, low=0.0, high=9.0)},
+            weight_amax={} if amax is None else {WEIGHT: torch.tensor(amax)},
+            roundings={} if rounds_up is None else {(WEIGHT, weight_spec): pack(rounds_up)},
+        ),
         {INPUT: weight},
-        {},
-        {} if amax is None else {WEIGHT: torch.tensor(amax)},
-        {} if rounds_up is None else {(WEIGHT, weight_spec): pack(rounds_up)},
     )
     check.start_batch(torch.ones(2, 3) if mask is None else mask)
     check.observe(Site(name=INPUT, kind="activation", sequence_axes=(1,)), x)
@@ -78,7 +80,9 @@ def test_weights_are_rounded_as_in_the_graph() -> None:
 
 def test_padding_and_float_layers_are_left_out() -> None:
     assert not checked(NARROW, mask=torch.zeros(2, 3)).overflows
-    check = SaturationCheck({INPUT: None, WEIGHT: None}, {}, {INPUT: torch.ones(4, 6)}, {}, {})
+    check = SaturationCheck(
+        {INPUT: None, WEIGHT: None}, CalibrationResult(), {INPUT: torch.ones(4, 6)}
+    )
     check.start_batch(torch.ones(2, 3))
     check.observe(Site(name=INPUT, kind="activation", sequence_axes=(1,)), torch.ones(2, 3, 6))
     assert not check.overflows

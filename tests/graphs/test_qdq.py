@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.reference.sited_model import quantizing, weight_of
 from qdqbert.common.errors import CalibrationError
 from qdqbert.encoders.quantize import Choices
@@ -249,15 +250,15 @@ def test_corrected_biases_restore_the_mean_of_each_linear_layer(
     rng = np.random.default_rng(0)
     mean = torch.from_numpy(rng.normal(size=module.weight.shape[1]).astype(np.float32))
     means = {input_site_of(linear): mean}
-    with quantizing(each.sited, specs, {}, means=means), torch.no_grad():
+    with quantizing(each.sited, specs, CalibrationResult(means=means)), torch.no_grad():
         made = module(mean)
     with torch.no_grad():
         np.testing.assert_allclose(made, module(mean), atol=1e-6)
-        with quantizing(each.sited, specs, {}):
+        with quantizing(each.sited, specs, CalibrationResult()):
             assert float((module(mean) - made).abs().max()) > 1e-2
 
     inputs = each.batches[0].inputs
-    with quantizing(each.sited, specs, {}, means=means), torch.no_grad():
+    with quantizing(each.sited, specs, CalibrationResult(means=means)), torch.no_grad():
         tensors = {key: torch.from_numpy(value) for key, value in inputs.items()}
         expected = each.body(**tensors)[0].numpy()
     graph = make_graph(
@@ -286,7 +287,11 @@ def test_graphs_round_weights_as_pytorch_does(bert, target) -> None:
         choices_of(dataclasses.replace(chosen, means={}, roundings=roundings), plan.specs),
     )
     nearest = make_graph(bert.encoder, plan.specs, bert.choices(plan))
-    with quantizing(bert.sited, plan.specs, chosen.ranges, chosen.scales, roundings=roundings):
+    with quantizing(
+        bert.sited,
+        plan.specs,
+        CalibrationResult(ranges=chosen.ranges, scales=chosen.scales, roundings=roundings),
+    ):
         for name, _ in plan.rounded_weights:
             base = name.removesuffix("._weight_quantizer")
             codes, scale, other = (

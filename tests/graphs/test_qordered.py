@@ -199,7 +199,10 @@ def test_a_graph_computes_what_pytorch_does(make, sizes, least_db) -> None:
     made = make(**sizes)
     model = made.lowered()
     for batch in made.batches:
-        with quantizing(made.sited, made.specs(), made.calibration.ranges), torch.no_grad():
+        with (
+            quantizing(made.sited, made.specs(), CalibrationResult(ranges=made.calibration.ranges)),
+            torch.no_grad(),
+        ):
             expected = made.body(**{k: torch.from_numpy(x) for k, x in batch.inputs.items()})
         found = run_reference(model, batch.inputs)["last_hidden_state"]
         text = batch.inputs["attention_mask"].astype(bool)

@@ -12,10 +12,11 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
+from qdqbert.calibration.statistics import TokenObserver
 from qdqbert.quantization.spec import Site
 
 
-class MeanObserver:
+class MeanObserver(TokenObserver):
     """Sum up the channels of each site over all tokens.
 
     Attributes:
@@ -25,22 +26,15 @@ class MeanObserver:
 
     def __init__(self, wanted: Collection[str]) -> None:
         self.totals: dict[str, Tensor] = {}
+        super().__init__()
         self._wanted = frozenset(wanted)
-        self._mask: Tensor | None = None
-        self._last: tuple[Tensor, Tensor] | None = None
-
-    def start_batch(self, attention_mask: Tensor) -> None:
-        """Set which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
-        self._mask = attention_mask.bool()
-        self._last = None
 
     def observe(self, site: Site, x: Tensor) -> None:
         """Add a tensor `(batch, seq, channels)`."""
         if site.name not in self._wanted:
             return
         if self._last is None or self._last[0] is not x:
-            # Cross-attention reads another text, whose mask is not known.
-            tokens = x[self._mask] if site.sequence_axes else x.flatten(0, -2)
+            tokens = self.tokens(site, x)
             sums = tokens.sum(dim=0, dtype=torch.float64)
             self._last = x, torch.cat([sums, sums.new_tensor([len(tokens)])]).cpu()
         self._add(site.name, self._last[1])

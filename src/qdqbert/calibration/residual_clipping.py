@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from qdqbert.calibration.statistics import TokenObserver
 from qdqbert.quantization.spec import LOCAL, RESIDUAL, Range, Site
 
 CANDIDATES = torch.tensor([2 ** (exponent / 2) for exponent in range(-8, 17)])
@@ -30,7 +31,7 @@ _TOKENS = 128
 _TOKENS_IN_ALL = 5000
 
 
-class ResidualErrorObserver:
+class ResidualErrorObserver(TokenObserver):
     """Measure the error of each candidate at residual adds.
 
     Attributes:
@@ -46,15 +47,15 @@ class ResidualErrorObserver:
             if name.endswith(LOCAL)
         }
         self._qmax = 2 ** (bits - 1) - 1
-        self._mask = torch.ones(())
+        super().__init__()
         self._left = dict.fromkeys(self.errors, _TOKENS_IN_ALL)
         self._waiting: dict[str, tuple[str, Tensor]] = {}
         # Errors of each batch, by which another observer knows how much of them still counts.
         self._batches: list[tuple[str, Tensor, int]] = []
 
     def start_batch(self, attention_mask: Tensor) -> None:
-        """Set which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
-        self._mask = attention_mask.bool()
+        """See `Observer`."""
+        super().start_batch(attention_mask)
         self._waiting = {}
 
     def observe(self, site: Site, x: Tensor) -> None:
@@ -70,7 +71,7 @@ class ResidualErrorObserver:
             self._waiting[add] = (side, x)
             return
         local, residual = (x, y) if side == LOCAL else (y, x)
-        local, residual = local[self._mask], residual[self._mask]
+        local, residual = self.tokens(site, local), self.tokens(site, residual)
         step = max(1, math.ceil(len(local) / _TOKENS))
         local, residual = local[::step].float(), residual[::step].float()
         self._add(add + LOCAL, self._errors(local, residual), len(local))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from qdqbert.calibration.statistics import TokenObserver
 from qdqbert.quantization.numerics.affine import parameters_of, quantize
 from qdqbert.quantization.recipes import AFFINE
 from qdqbert.quantization.spec import Range, Site
@@ -21,7 +22,7 @@ _INT32_LIMIT = 2**31
 _ROWS = 512
 
 
-class SecondMomentObserver:
+class SecondMomentObserver(TokenObserver):
     """Sum up the products of all pairs of channels, over the tokens of all texts.
 
     Tensors are rounded to 8-bit codes first, as a quantized model reads them. Sums of products of
@@ -32,14 +33,8 @@ class SecondMomentObserver:
         """Observe the sites in `ranges`."""
         self._parameters = {name: parameters_of(each, AFFINE) for name, each in ranges.items()}
         self._totals: dict[str, _Products] = {}
+        super().__init__()
         self._leader: dict[str, str] = {}
-        self._mask: Tensor | None = None
-        self._last: tuple[Tensor, str] | None = None
-
-    def start_batch(self, attention_mask: Tensor) -> None:
-        """Set which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
-        self._mask = attention_mask.bool()
-        self._last = None
 
     def observe(self, site: Site, x: Tensor) -> None:
         """Add a tensor `(batch, seq, channels)`."""
@@ -51,11 +46,7 @@ class SecondMomentObserver:
             return
         self._last = x, site.name
         self._leader[site.name] = site.name
-        assert self._mask is not None
-        step = -(-x.shape[1] // _TOKENS)
-        some = x[:, ::step]
-        # Cross-attention reads another text, whose mask is not known.
-        tokens = some[self._mask[:, ::step]] if site.sequence_axes else some.flatten(0, -2)
+        tokens = self.tokens(site, x, step=-(-x.shape[1] // _TOKENS))
         parameters = self._parameters[site.name]
         codes = quantize(tokens.float(), parameters, AFFINE)
         if site.name not in self._totals:

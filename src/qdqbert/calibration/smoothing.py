@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from qdqbert.calibration.statistics import TokenObserver
 from qdqbert.quantization.numerics.channel_scales import ChannelStatistics, least_noise_scale
 from qdqbert.quantization.numerics.threads import map_on_threads
 from qdqbert.quantization.spec import Site
 
 
-class ChannelObserver:
+class ChannelObserver(TokenObserver):
     """Keep the range of each channel per site, and the sums for its variance.
 
     Attributes:
@@ -47,15 +48,9 @@ class ChannelObserver:
     def __init__(self, wanted: Collection[str]) -> None:
         self.ends: dict[str, Tensor] = {}
         self.totals: dict[str, Tensor] = {}
+        super().__init__()
         self._wanted = frozenset(wanted)
-        self._mask: Tensor | None = None
-        self._last: tuple[Tensor, str] | None = None
         self._leader: dict[str, str] = {}
-
-    def start_batch(self, attention_mask: Tensor) -> None:
-        """Set which positions of the next tensors are text. Shape `(batch, seq)`, 0 is [PAD]."""
-        self._mask = attention_mask.bool()
-        self._last = None
 
     def observe(self, site: Site, x: Tensor) -> None:
         """Include a tensor `(batch, seq, channels)`."""
@@ -64,8 +59,7 @@ class ChannelObserver:
         if self._last is not None and self._last[0] is x:
             self._join([site.name], self._last[1])
             return
-        assert self._mask is not None
-        tokens = x[self._mask].float()
+        tokens = self.tokens(site, x).float()
         low, high = torch.aminmax(tokens, dim=0)
         sums = [each.sum(dim=0, dtype=torch.float64) for each in (tokens, tokens.square())]
         totals = functional.pad(torch.stack(sums), (0, 1), value=len(tokens))

@@ -45,6 +45,28 @@ class MergeableObserver(Observer, Protocol):
         """Merge another observer's statistics, of later batches, into this one."""
 
 
+class TokenObserver:
+    """An observer of tokens, without those at [PAD] positions."""
+
+    def __init__(self) -> None:
+        self._mask = torch.ones(())
+        # The last tensor, and what is known of it: query, key and value read one tensor.
+        self._last: tuple[Tensor, Any] | None = None
+
+    def start_batch(self, attention_mask: Tensor) -> None:
+        """See `Observer`."""
+        self._mask, self._last = attention_mask.bool(), None
+
+    def tokens(self, site: Site, x: Tensor, *, step: int = 1) -> Tensor:
+        """Return each `step`th token of the texts, `(tokens, channels)`.
+
+        `x` is the value at the site, `(batch, seq, channels)`.
+        """
+        x = x[:, ::step]
+        # Cross-attention reads another text, whose mask is not known.
+        return x[self._mask[:, ::step]] if site.sequence_axes else x.flatten(0, -2)
+
+
 class CombinedObserver:
     """Pass everything on to several observers, in order."""
 

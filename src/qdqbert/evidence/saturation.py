@@ -13,14 +13,16 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from qdqbert.calibration.calibration import CalibrationResult
+from qdqbert.calibration.statistics import TokenObserver
 from qdqbert.quantization.numerics.affine import (
     dynamic_parameters,
     parameters_of,
     quantize,
     quantize_weight,
 )
-from qdqbert.quantization.numerics.weight_rounding import Roundings, rounding_of
-from qdqbert.quantization.spec import Range, Site, TensorSpec, weight_site_of
+from qdqbert.quantization.numerics.weight_rounding import rounding_of
+from qdqbert.quantization.spec import Site, TensorSpec, weight_site_of
 
 # Tokens that are emulated for each linear layer. They make tens of millions of sums, enough to find
 # one that saturates among a hundred thousand.
@@ -63,36 +65,27 @@ def overflow_percent(inputs: Tensor, weights: Tensor) -> float:
     return 100 * beyond / (tokens * weights.shape[0] * max(even // 2, 1))
 
 
-class SaturationCheck:
+class SaturationCheck(TokenObserver):
     """An observer of inputs of linear layers that emulates 16-bit sums of products.
 
     Attributes:
-        scales: `pre_quant_scale` by name of site.
+        calibration: The calibration that it was made with.
     """
 
     def __init__(
         self,
         specs: Mapping[str, TensorSpec | None],
-        ranges: Mapping[str, Range],
+        calibration: CalibrationResult,
         weights: Mapping[str, Tensor],
-        scales: Mapping[str, Tensor],
-        weight_amax: Mapping[str, Tensor],
-        roundings: Roundings | None = None,
     ) -> None:
         """Keep how the linear layers are quantized.
 
-        Specs, ranges, scales and `weight_amax` are by site name, and weights `(out, in)` by the
-        name of their input's site.
+        Specs are by site name, and weights `(out, in)` by the name of their input's site.
         """
-        self._specs, self._ranges, self._roundings = specs, ranges, roundings
-        self._weights, self.scales, self._weight_amax = weights, scales, weight_amax
-        self._mask = torch.ones(())
+        self._specs, self.calibration, self._weights = specs, calibration, weights
+        super().__init__()
         self._seen: dict[str, int] = {}
         self._beyond: dict[str, float] = {}
-
-    def start_batch(self, attention_mask: Tensor) -> None:
-        """Set the mask of the next tensors, `(batch, seq)`; 0 is [PAD]."""
-        self._mask = attention_mask.bool()
 
     def observe(self, site: Site, x: Tensor) -> None:
         """Emulate the sums of an input `(batch, seq, in)`, already multiplied by its scale."""
@@ -102,24 +95,22 @@ class SaturationCheck:
         left = _TOKENS - self._seen.get(name, 0)
         if name not in self._weights or spec is None or weight_spec is None or left <= 0:
             return
-        tokens = (
-            x[self._mask][:left] if x.shape[:2] == self._mask.shape else x.flatten(0, -2)[:left]
-        )
+        tokens = self.tokens(site, x)[:left]
         if not len(tokens):
             return
         parameters = (
             dynamic_parameters(tokens, spec)
             if spec.dynamic
-            else parameters_of(self._ranges[name], spec)
+            else parameters_of(self.calibration.ranges[name], spec)
         )
         codes = quantize(tokens, parameters, spec)
         if spec.signed:
             codes = codes + 128
         weight = self._weights[name]
-        if name in self.scales:
-            weight = weight * (1 / self.scales[name])
-        amax = self._weight_amax.get(weight_name)
-        rounds_up = rounding_of(self._roundings, weight_name, weight.shape[1], self._specs)
+        if name in self.calibration.scales:
+            weight = weight * (1 / self.calibration.scales[name])
+        amax, roundings = self.calibration.weight_amax.get(weight_name), self.calibration.roundings
+        rounds_up = rounding_of(roundings, weight_name, weight.shape[1], self._specs)
         weight_codes, _ = quantize_weight(weight, weight_spec, amax, rounds_up)
         self._beyond[name] = self._beyond.get(name, 0.0) + len(tokens) * overflow_percent(
             codes, weight_codes

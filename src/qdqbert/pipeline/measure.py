@@ -129,14 +129,7 @@ def find_overflows(plan: Plan, ready: Ready, progress: Progress) -> tuple[Overfl
     if ready.scheme.quantizers.weights_for != "vnni" or not is_for_cpus:
         return None
     chosen = ready.calibration.for_recipe(plan.recipe)
-    check = SaturationCheck(
-        plan.specs,
-        chosen.ranges,
-        ready.sited.weights(),
-        chosen.scales,
-        chosen.weight_amax,
-        chosen.roundings,
-    )
+    check = SaturationCheck(plan.specs, chosen, ready.sited.weights())
     batches = ready.inputs.calibration.batches
     with progress.stage(f"Checking {plan.target.name} for saturation"):
         ready.sited.check_saturation(check, batches[:: max(1, len(batches) // 8)])

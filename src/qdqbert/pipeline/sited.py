@@ -90,7 +90,13 @@ class SitedSource:
 
     def check_saturation(self, check: SaturationCheck, batches: Sequence[Batch]) -> None:
         """Show the inputs of the linear layers to a check, scaled for smoothing."""
-        run_observed(self._sited, self._forward, as_tensors(batches), check, check.scales)
+        run_observed(
+            self._sited,
+            lambda inputs: self._body(**inputs),
+            as_tensors(batches),
+            check,
+            check.calibration.scales,
+        )
 
     @functools.cached_property
     def parameters_sha256(self) -> str:
@@ -120,14 +126,14 @@ class SitedSource:
 
         Used to compare plans. Its outputs are close to a target's graph, but not equal.
         """
-        with self._quantizing(plan, calibration):
+        with quantizing(self._sited, plan.specs, calibration):
             yield self.runner
 
     def references(
         self, plan: Plan, calibration: CalibrationResult, batches: Sequence[Batch]
     ) -> list[Reference]:
         """Return the results of PyTorch's fake quantization under a plan."""
-        with self._quantizing(plan, calibration):
+        with quantizing(self._sited, plan.specs, calibration):
             # Rounding all weights leaves about as much memory as it needs.
             release_memory()
             return make_references(
@@ -138,19 +144,3 @@ class SitedSource:
                 outputs=self._output_names,
                 last_bits=plan.target.last_bits,
             )
-
-    def _quantizing(
-        self, plan: Plan, calibration: CalibrationResult
-    ) -> contextlib.AbstractContextManager[None]:
-        return quantizing(
-            self._sited,
-            plan.specs,
-            calibration.ranges,
-            calibration.scales,
-            calibration.weight_amax,
-            calibration.means,
-            calibration.roundings,
-        )
-
-    def _forward(self, inputs: Mapping[str, Tensor]) -> object:
-        return self._body(**inputs)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.reference.sited_encoder import SitedEncoder
 from qdqbert.calibration.reference.sited_model import observing, quantizing
 from qdqbert.encoders.checkpoint.load import load_checkpoint
@@ -81,8 +82,12 @@ def test_fake_quantization_gives_the_same_outputs(prepared, family, recipe) -> N
     plan = each.plan("portable", recipe)
     found = each.calibration(plan)
     with (
-        quantizing(encoder.sited, plan.specs, found.ranges, found.scales),
-        quantizing(each.sited, plan.specs, found.ranges, found.scales),
+        quantizing(
+            encoder.sited, plan.specs, CalibrationResult(ranges=found.ranges, scales=found.scales)
+        ),
+        quantizing(
+            each.sited, plan.specs, CalibrationResult(ranges=found.ranges, scales=found.scales)
+        ),
         torch.inference_mode(),
     ):
         made, expected = (body(**tensors(each))[0] for body in (encoder, each.body))

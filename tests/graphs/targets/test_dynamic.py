@@ -69,7 +69,7 @@ def test_the_engine_computes_what_pytorch_does_with_ranges_at_run_time(bert, tmp
     save_graph(model, tmp_path / "model.onnx")
     runner = open_runner("onnxruntime", tmp_path / "model.onnx")
     inputs = bert.batches[0].inputs
-    with quantizing(bert.sited, plan.specs, {}, bert.smooth.scales):
+    with quantizing(bert.sited, plan.specs, CalibrationResult(scales=bert.smooth.scales)):
         expected = TorchRunner(bert.body, bert.checkpoint.input_names).run(inputs)
     text = inputs["attention_mask"].astype(bool)
     name = "last_hidden_state"

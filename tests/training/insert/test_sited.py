@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from calibrated import calibrate
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.reference.sited_model import linear_weights, observing, quantizing
 from qdqbert.common.errors import CalibrationError, CheckpointError
 from qdqbert.data.tokenizing.encoding import Batch
@@ -173,7 +174,7 @@ def test_a_quantized_run_is_near_float_and_not_equal_to_it(prepared, family) -> 
     inputs = padded_inputs(each.batches)
     with torch.inference_mode():
         floats = each.checkpoint.model(**inputs).last_hidden_state
-        with quantizing(each.sited, plan.specs, each.plain.ranges):
+        with quantizing(each.sited, plan.specs, CalibrationResult(ranges=each.plain.ranges)):
             ours = each.checkpoint.model(**inputs).last_hidden_state
     text = inputs["attention_mask"].bool()
     error = (ours[text] - floats[text]).norm() / floats[text].norm()
@@ -277,7 +278,9 @@ def test_an_exception_leaves_the_model_as_it_was(bert, mode) -> None:
     specs = dict.fromkeys((site.name for site in bert.sited.sites), None)
     specs["embeddings.word_embeddings._weight_quantizer"] = TensorSpec(narrow=True, axis=1)
     manager = (
-        observing(bert.sited, fail) if mode == "observing" else quantizing(bert.sited, specs, {})
+        observing(bert.sited, fail)
+        if mode == "observing"
+        else quantizing(bert.sited, specs, CalibrationResult())
     )
     ids = torch.full((1, 6), 9)
     hook = bert.checkpoint.model.encoder.register_forward_hook(fail)
@@ -306,7 +309,7 @@ def test_quantizing_without_a_range_names_the_site(bert) -> None:
         pytest.raises(
             CalibrationError, match=r"`encoder\.layer\.1\.attention\.self\.matmul_q_input"
         ),
-        quantizing(bert.sited, specs, {}),
+        quantizing(bert.sited, specs, CalibrationResult()),
     ):
         pass
 
@@ -325,7 +328,10 @@ def test_a_quantized_linear_is_what_numpy_makes_of_its_codes(bert, affine, resca
 
     scales = {input_site: torch.from_numpy(factor)} if rescaled else {}
     chosen = {input_site: Range(amax=2.0, low=-1.0, high=2.0)}
-    with quantizing(bert.sited, specs, chosen, scales), torch.inference_mode():
+    with (
+        quantizing(bert.sited, specs, CalibrationResult(ranges=chosen, scales=scales)),
+        torch.inference_mode(),
+    ):
         result = linear(torch.from_numpy(x)).numpy()
 
     weight, bias = linear.weight.detach().numpy() / factor, linear.bias.detach().numpy()
@@ -353,7 +359,7 @@ def test_a_linear_half_of_which_is_float_is_smoothed_on_both_sides_or_on_none(be
     ranges = {input_site: Range(amax=40.0, low=-40.0, high=40.0)}
     with torch.inference_mode():
         expected = linear(x)
-        with quantizing(bert.sited, specs, ranges, scales):
+        with quantizing(bert.sited, specs, CalibrationResult(ranges=ranges, scales=scales)):
             made = linear(x)
     # A factor on one side alone moves the product by as much as it is large.
     assert 0 < float((made - expected).square().mean() / expected.square().mean()) < 0.05
@@ -371,7 +377,10 @@ def test_a_smoothed_input_of_an_add_is_divided_again(bert, affine) -> None:
     chosen = dict.fromkeys(names, Range(amax=2.0, low=-1.0, high=2.0))
     hidden, residual = rng.normal(size=(1, 5, 64)), rng.normal(size=(1, 5, 32))
     inputs = [torch.from_numpy(each.astype(np.float32)) for each in (hidden, residual)]
-    with quantizing(bert.sited, specs, chosen, scales), torch.inference_mode():
+    with (
+        quantizing(bert.sited, specs, CalibrationResult(ranges=chosen, scales=scales)),
+        torch.inference_mode(),
+    ):
         result = layer(*inputs).numpy()
     with torch.inference_mode():
         local = layer.dense(inputs[0]).numpy()
@@ -396,7 +405,7 @@ def test_biases_are_corrected_only_within_the_context(bert) -> None:
     specs[f"{LINEAR}._weight_quantizer"] = TensorSpec(narrow=True, axis=0)
     bias = linear.bias
     means = {f"{LINEAR}._input_quantizer": torch.ones(32)}
-    with quantizing(bert.sited, specs, {}, means=means):
+    with quantizing(bert.sited, specs, CalibrationResult(means=means)):
         assert not torch.equal(linear.bias, bias)
     assert linear.bias is bias
 

@@ -317,8 +317,7 @@ def test_outputs_are_those_of_the_pipelines_fake_quantization(
     with quantizing(
         expected.sited,
         expected.specs,
-        expected.calibration.ranges,
-        expected.calibration.scales,
+        CalibrationResult(ranges=expected.calibration.ranges, scales=expected.calibration.scales),
     ):
         there = states_of(expected.sited.model, batches)
     here = states_of(model, batches)

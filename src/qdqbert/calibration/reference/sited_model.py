@@ -1,7 +1,7 @@
 """Quantizers at the sites of a model, and different ways to run the model.
 
     with observing(sited, observe): ...                     # calibration
-    with quantizing(sited, specs, ranges, scales): ...      # emulate INT8
+    with quantizing(sited, specs, calibration): ...         # emulate INT8
 
 Outside of these contexts, quantizers are disabled, and the model computes in float.
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.quantizers.quantizer import Action, Quantizer
 from qdqbert.common.errors import CalibrationError
 from qdqbert.common.machine import release_memory_after
@@ -28,9 +29,8 @@ from qdqbert.quantization.numerics.affine import (
     quantize_weight,
     rounding_shift,
 )
-from qdqbert.quantization.numerics.weight_rounding import Roundings, rounding_of
+from qdqbert.quantization.numerics.weight_rounding import rounding_of
 from qdqbert.quantization.spec import (
-    Range,
     Site,
     TensorSpec,
     input_site_of,
@@ -134,30 +134,22 @@ def scaled(
 def quantizing(
     sited: SitedModel,
     specs: Mapping[str, TensorSpec | None],
-    ranges: Mapping[str, Range],
-    scales: Mapping[str, Tensor] | None = None,
-    weight_amax: Mapping[str, Tensor] | None = None,
-    means: Mapping[str, Tensor] | None = None,
-    roundings: Roundings | None = None,
+    calibration: CalibrationResult,
 ) -> Iterator[None]:
     """Fake-quantize every site that has a spec.
+
+    Weights are divided by the scales of their inputs, and inputs of residual adds by their own
+    after rounding.
 
     Args:
         sited: The model.
         specs: Specs of all sites, by name.
-        ranges: Range of each activation whose spec is not dynamic, by site name.
-        scales: `pre_quant_scale` by site name, `(channels,)`. Weights are divided by it, and so
-            are inputs of residual adds after rounding.
-        weight_amax: Ranges of weights that do not use their own, by site name. Shape `()` or
-            `(channels,)`.
-        means: Mean of the inputs of linear layers whose biases are corrected, by site name,
-            `(channels,)`.
-        roundings: How weights are rounded, where it is not to the nearest code.
+        calibration: Ranges of the activations whose specs are not dynamic, and so on.
 
     Raises:
         CalibrationError: An activation has a spec and no range.
     """
-    scales, means = scales or {}, means or {}
+    ranges, scales, means = calibration.ranges, calibration.scales, calibration.means
     shifts: dict[str, Tensor] = {}
     actions: dict[str, Action] = {}
     for site in sited.sites:
@@ -168,12 +160,12 @@ def quantizing(
         if spec is None and scale is None:
             continue
         if site.kind == "weight":
-            amax = (weight_amax or {}).get(site.name)
+            amax = calibration.weight_amax.get(site.name)
             # The range comes from the current values, so it cannot be out of date.
             weight = weight_of(sited.model, site.name)
             # Bit for bit like a quantizer whose `pre_quant_scale` is the inverse.
             weight = weight if scale is None else weight * (1 / scale)
-            rounds_up = rounding_of(roundings, site.name, weight.shape[1], specs)
+            rounds_up = rounding_of(calibration.roundings, site.name, weight.shape[1], specs)
             rounded = _rounded_weight(weight, spec, amax, rounds_up)
             actions[site.name] = _constant(rounded)
             release_memory_after(weight.nbytes)
