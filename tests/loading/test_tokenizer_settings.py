@@ -20,7 +20,7 @@ from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from qdqbert.common.errors import CheckpointError
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.encoders.checkpoint.load import describe_checkpoint
+from qdqbert.encoders.checkpoint.description import describe_checkpoint
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer, write_tokenizer
 from qdqbert.loading.float_checkpoint import open_float_checkpoint
 from qdqbert.loading.float_checkpoint.folder import WITH_TYPES

@@ -36,8 +36,7 @@ import transformers
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from qdqbert.encoders.checkpoint.load import check_vocabulary
-from qdqbert.encoders.checkpoint.tokenizer import load_tokenizer
+from qdqbert.encoders.checkpoint.tokenizer import check_vocabulary, load_tokenizer
 
 
 class _TextClassification(transformers.TextClassificationPipeline):  # type: ignore[misc]

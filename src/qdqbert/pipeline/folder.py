@@ -11,9 +11,9 @@ from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.common.file_names import CARD
 from qdqbert.common.files import write_bytes, write_json
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.encoders.checkpoint.calls import finder_of
 from qdqbert.encoders.checkpoint.card import read_card_data
 from qdqbert.encoders.checkpoint.configuration import config_of_graph
-from qdqbert.encoders.checkpoint.load import finder_of
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.tokenizer import write_tokenizer
 from qdqbert.evidence.lengths import TextLengths, text_lengths

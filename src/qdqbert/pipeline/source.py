@@ -20,15 +20,9 @@ from qdqbert.common.file_names import CONFIG
 from qdqbert.common.options.onnx import Onnx, is_onnx_file
 from qdqbert.common.progress import Progress
 from qdqbert.encoders.adapters import merged
-from qdqbert.encoders.checkpoint.cross_encoder import CrossEncoderFiles
-from qdqbert.encoders.checkpoint.load import (
-    Checkpoint,
-    Description,
-    check_vocabulary,
-    describe_checkpoint,
-    load_described,
-)
-from qdqbert.encoders.checkpoint.text_heads import TextHead
+from qdqbert.encoders.checkpoint.description import Described, Description, describe_checkpoint
+from qdqbert.encoders.checkpoint.load import Checkpoint, load_described
+from qdqbert.encoders.checkpoint.tokenizer import check_vocabulary
 from qdqbert.encoders.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import quantized_family
@@ -93,42 +87,26 @@ class StoredQuantizers:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(Described):
     """A float model to be quantized.
 
     Attributes:
         model: Where it is.
         task: Its task.
-        model_type: transformers' name of its family; `None` if it is not known.
-        config: Its config, or what is known of it.
-        tokenizer: Its tokenizer, of transformers.
         encoder: The model as data.
         graph: The .onnx file on ONNX Runtime; `None` for a checkpoint.
-        head: The modules of sentence-transformers after the model; `None` for none.
-        cross_encoder: Files of a cross-encoder of sentence-transformers; `None` otherwise.
-        max_length: Longest input in tokens.
-        input_names: Names of the inputs.
         output_names: Names of the outputs.
         stored: Quantizers of its own, if it has some.
         training: How `train` trained it; empty if it did not.
-        notices: Messages for the user.
     """
 
     model: ModelPath
     task: Task
-    model_type: str | None
-    config: Any
-    tokenizer: Any
     encoder: EncoderModel
     graph: GraphRunner | None = None
-    head: TextHead | None = None
-    cross_encoder: CrossEncoderFiles | None
-    max_length: int
-    input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     stored: StoredQuantizers | None = None
     training: Mapping[str, Any]
-    notices: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -213,21 +191,17 @@ def _read_onnx(model: ModelPath, scratch: Path) -> Source:
     facts = imported.runner.facts()
     found = load_tokenizer_and_config(path, task=task, tokenizer=tokenizer, graph=facts)
     encoder = imported.read(longest=found.max_length)
-    return Source(
+    source = Source(
+        **found.described(),
         model=model,
         task=task_for(task, found.config),
-        model_type=found.model_type,
-        config=found.config,
-        tokenizer=found.tokenizer,
         encoder=encoder,
         graph=imported.runner,
-        cross_encoder=found.cross_encoder,
-        max_length=min(found.max_length, encoder.limit),
-        input_names=imported.input_names,
         output_names=imported.output_names,
         training={},
-        notices=(*imported.notices, *found.notices),
     )
+    length, notices = min(found.max_length, encoder.limit), (*imported.notices, *found.notices)
+    return dataclasses.replace(source, max_length=length, notices=notices)
 
 
 def _read_float(model: ModelPath, found: Description) -> Source:
@@ -279,19 +253,14 @@ def _of_checkpoint(
     stored: StoredQuantizers | None = None,
     notices: Sequence[str] = (),
 ) -> Source:
-    return Source(
+    source = Source(
+        **found.described(),
         model=model,
         task=task_for(found.task, found.config),
-        model_type=found.family.model_type,
-        config=found.config,
-        tokenizer=found.tokenizer,
         encoder=encoder,
-        head=found.head,
-        cross_encoder=found.cross_encoder,
-        max_length=min(found.max_length, encoder.limit),
-        input_names=found.input_names,
         output_names=tuple(output.name for head in encoder.heads for output in head.outputs),
         stored=stored,
         training=read_training(Path(found.name)),
-        notices=(*found.notices, *notices),
     )
+    length = min(found.max_length, encoder.limit)
+    return dataclasses.replace(source, max_length=length, notices=(*found.notices, *notices))

@@ -12,11 +12,13 @@ import torch
 
 import qdqbert
 from qdqbert.common.errors import CheckpointError
+from qdqbert.encoders.checkpoint.calls import files_of
 from qdqbert.encoders.checkpoint.cross_encoder import (
     CrossEncoderFiles,
     activation_of,
 )
-from qdqbert.encoders.checkpoint.load import files_of, infer_task, load_checkpoint
+from qdqbert.encoders.checkpoint.description import infer_task
+from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.checkpoint.model_settings import ModelSettings
 from qdqbert.encoders.checkpoint.text_heads import read_layout
 

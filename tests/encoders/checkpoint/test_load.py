@@ -18,12 +18,8 @@ from jina_models import ABSOLUTE, ROTARY, save_flash
 from qdqbert.common.choices import POOLING_MODES
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.encoders.checkpoint import hub, tokenizer
-from qdqbert.encoders.checkpoint.load import (
-    describe_checkpoint,
-    infer_task,
-    load_checkpoint,
-    read_config,
-)
+from qdqbert.encoders.checkpoint.description import describe_checkpoint, infer_task, read_config
+from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.families import FAMILIES
 from torch_files import to_torch

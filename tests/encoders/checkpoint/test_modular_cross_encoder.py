@@ -20,7 +20,8 @@ import flat
 import qdqbert
 from conftest import TEXTS
 from qdqbert.common.errors import CheckpointError, UserInputError
-from qdqbert.encoders.checkpoint.load import infer_task, load_checkpoint
+from qdqbert.encoders.checkpoint.description import infer_task
+from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.checkpoint.text_heads import read_layout
 from qdqbert.serving.app import build_app

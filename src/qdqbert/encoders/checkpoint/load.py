@@ -2,133 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
-from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
-from transformers.utils import logging as transformers_logging
-from transformers.utils.hub import cached_file
 
-from qdqbert.common.choices import POOLING_MODES, PoolingMode
-from qdqbert.common.errors import CheckpointError, UserInputError, showing
-from qdqbert.common.file_names import CONFIG, TOKENIZER
-from qdqbert.data.tokenizing.tokenizer_files import check_rows, check_tokens, no_tokenizer
-from qdqbert.encoders.adapters import check_adapter, merged
-from qdqbert.encoders.checkpoint.configuration import register_config
-from qdqbert.encoders.checkpoint.cross_encoder import (
-    CrossEncoderFiles,
-    ScoreHead,
-    task_of_files,
-    used_files,
-)
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.file_names import CONFIG
+from qdqbert.encoders.adapters import merged
+from qdqbert.encoders.checkpoint.calls import call
+from qdqbert.encoders.checkpoint.description import Description, describe_checkpoint
 from qdqbert.encoders.checkpoint.docstrings import importing_models
-from qdqbert.encoders.checkpoint.folder import check_name, read_known_config, refuse_old_pickles
-from qdqbert.encoders.checkpoint.hub import download_weights
-from qdqbert.encoders.checkpoint.layout import prompt_notices
-from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
-from qdqbert.encoders.checkpoint.sentence import SentenceHead
-from qdqbert.encoders.checkpoint.sentence_files import FindFile, SentenceFiles, text_reader
-from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
-from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
+from qdqbert.encoders.checkpoint.tokenizer import check_vocabulary
 from qdqbert.encoders.checkpoint.weights import check_weights
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.families import FAMILIES, quantized_family
-from qdqbert.encoders.family import Family
-from qdqbert.encoders.model import Step
-from qdqbert.encoders.task_kinds import (
-    ENCODER,
-    TASK_KINDS,
-    TASK_NAMES,
-    TaskName,
-    architectures_of,
-    check_classes,
-    head_of,
-    tasks_of,
-    unknown_task,
-)
+from qdqbert.encoders.families import FAMILIES
+from qdqbert.encoders.task_kinds import TASK_KINDS, TaskName
 from qdqbert.encoders.tensor_files import SAFETENSORS
 from qdqbert.encoders.weights import Weights
-
-# Tasks whose heads are all called `classifier`.
-_CLASSIFIERS = {name for name, kind in TASK_KINDS.items() if kind.has_classes or kind.has_choices}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Description:
-    """A checkpoint without its weights: config, tokenizer and settings.
-
-    Attributes:
-        name: Folder or hub id, as the user gave it.
-        subfolder: Folder of the encoder in it; empty for its root.
-        task: The task of its head.
-        family: Its family.
-        config: The transformers config of the model.
-        tokenizer: Its tokenizer.
-        head: The modules of sentence-transformers after the model, if they are known.
-        cross_encoder: Files of a cross-encoder of sentence-transformers; `None` for other models.
-        max_length: Longest input in tokens.
-        input_names: Inputs of the model, out of `input_ids`, `attention_mask`, `token_type_ids`.
-        notices: Sentences for the user.
-        adapter: Adapter that is merged into the weights; `None` for none.
-    """
-
-    name: str
-    subfolder: str
-    task: TaskName
-    family: Family
-    config: Any
-    tokenizer: Any
-    head: TextHead | None
-    max_length: int
-    input_names: tuple[str, ...]
-    cross_encoder: CrossEncoderFiles | None
-    notices: tuple[str, ...]
-    adapter: str | None
-
-    @property
-    def head_steps(self) -> tuple[Step, ...]:
-        """Steps of the `head` besides pooling; none without a head."""
-        return () if self.head is None else self.head.steps(finder_of(self.name))
-
-    def weights_folder(self) -> Path:
-        """Return the folder of the encoder's weights, which are downloaded if they are on the hub.
-
-        Raises:
-            CheckpointError: The hub cannot be reached.
-        """
-        folder = Path(self.name)
-        if not folder.is_dir():
-            folder = download_weights(self.name, [self.subfolder])
-            refuse_old_pickles(folder / self.subfolder, self.name)
-        return folder / self.subfolder
-
-    @contextlib.contextmanager
-    def reading_weights(self) -> Iterator[Path]:
-        """Yield `weights_folder`. Errors of the block name it as the user does."""
-        folder = self.weights_folder()
-        with showing(str(Path(self.name, self.subfolder)), folder):
-            yield folder
-
-    @property
-    def model_task(self) -> TaskName:
-        """The task of transformers' model: the encoder alone if modules make the scores."""
-        return ENCODER if isinstance(self.head, ScoreHead) else self.task
-
-    @property
-    def unattended_id(self) -> int | None:
-        """Id of the token that expands queries; see `EncoderModel.expansion_id`."""
-        if not isinstance(self.head, MultiVectorHead):
-            return None
-        return self.head.rules.unattended_id(
-            self.tokenizer.special_tokens_map.get, self.tokenizer.backend_tokenizer.token_to_id
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,70 +34,6 @@ class Checkpoint(Description):
     """
 
     model: torch.nn.Module
-
-
-def describe_checkpoint(
-    name: str,
-    *,
-    task: str | None = None,
-    pooling: str | None = None,
-    adapter: str | None = None,
-    new_head: Sequence[str] | None = None,
-) -> Description:
-    """Load the tokenizer and the settings of a checkpoint.
-
-    Args:
-        name: A local folder or a hub id.
-        task: A task name of transformers. If `None`, it is inferred: from the files of
-            sentence-transformers, or else from the config's `architectures`.
-        pooling: How an embedder's token states become one vector; `None` for the checkpoint's own
-            pooling.
-        adapter: Adapter that is merged into the weights, by its name.
-        new_head: Classes of a head that is created for training if the checkpoint has none; empty
-            for heads without classes. `None` refuses the head of another task.
-
-    Raises:
-        CheckpointError: The checkpoint does not exist, has no weights or no tokenizer, or its
-            family is unknown.
-        UserInputError: The task is unknown or not supported, or `pooling` cannot be used.
-    """
-    check_name(name)
-    stored, config = _read_configs(name)
-    check_adapter(Config(values=config.to_dict()), adapter, name)
-    subfolder = stored.subfolder if stored else ""
-    family = quantized_family(config.model_type)
-    chosen = _choose_task(task, config, stored)
-    head, head_notices = _choose_head(name, stored, chosen, pooling)
-    cross_encoder, pair_notices = used_files(stored, Config(values=config.to_dict()), chosen)
-    _check_config(config, chosen, family)
-    if new_head is None:
-        _check_other_heads(name, config, head_of(chosen))
-    elif new_head and head_of(chosen) not in tasks_of(config):
-        set_classes_(config, dict(enumerate(new_head)))
-    check_classes(chosen, config.id2label, where=str(Path(name) / subfolder / CONFIG))
-    layout = head or cross_encoder
-    tokenizer, token_notices = _load_tokenizer(
-        name, subfolder, prepare_=layout.prepare_tokenizer_ if layout else lambda backend: None
-    )
-    length = tokenizer.model_max_length
-    if not isinstance(length, int | float) or length <= 0:
-        # As `load` does with what is no limit.
-        length = tokenizer.model_max_length = VERY_LARGE_INTEGER
-    limits = (family.longest_input(config), stored.longest_input(length) if stored else length)
-    return Description(
-        name=name,
-        subfolder=subfolder,
-        task=chosen,
-        family=family,
-        config=config,
-        tokenizer=tokenizer,
-        head=head,
-        max_length=int(min(filter(None, limits))),
-        input_names=_input_names(tokenizer, config),
-        cross_encoder=cross_encoder,
-        notices=(*head_notices, *pair_notices, *token_notices),
-        adapter=adapter,
-    )
 
 
 def load_checkpoint(
@@ -245,11 +75,12 @@ def load_described(
     with found.reading_weights() as folder:
         # Refuses two values for one tensor, of which transformers takes one.
         tensors = _tensors(folder, found, left_out)
-    model, info = _from_transformers(
+    model, info = call(
         name,
         class_for(_model_class(found.model_task, found.config), found.config).from_pretrained,
         str(folder) if tensors is None else None,
         config=found.config,
+        trust_remote_code=False,
         use_safetensors=True,
         state_dict=tensors,
         dtype=torch.float32,
@@ -285,144 +116,6 @@ def _tensors(
     return {name: torch.tensor(weights.read(name)) for name in weights}
 
 
-def read_config(name: str) -> Any:
-    """Return the config of a checkpoint.
-
-    Raises:
-        CheckpointError: The checkpoint does not exist, or its config cannot be read.
-    """
-    check_name(name)
-    _, config = _read_configs(name)
-    return config
-
-
-def infer_task(name: str) -> TaskName | None:
-    """Return the task of a checkpoint; `None` for a plain encoder.
-
-    Raises:
-        CheckpointError: The checkpoint does not exist, or its config cannot be read.
-    """
-    check_name(name)
-    stored, config = _read_configs(name)
-    task = _inferred_task(config, stored)
-    has_head = task is None or TASK_KINDS[task].has_head
-    return task if has_head or isinstance(stored, TextHead) else None
-
-
-def set_classes_(config: Any, names: Mapping[int, str]) -> None:
-    """Set the names of the classes by number in a config of transformers."""
-    config.id2label = dict(names)
-    config.label2id = {name: number for number, name in names.items()}
-
-
-def check_positions(config: Any) -> None:
-    """Raise `CheckpointError` for positions that transformers 5 does not compute."""
-    kind = getattr(config, "position_embedding_type", None) or "absolute"
-    if kind != "absolute":
-        raise CheckpointError(
-            f"`position_embedding_type={kind!r}` is not computed by transformers 5; only "
-            "'absolute' is supported."
-        )
-
-
-def _choose_task(
-    task: str | None, config: Any, stored: TextHead | CrossEncoderFiles | None
-) -> TaskName:
-    if task is not None:
-        return known_task(task)
-    inferred = _inferred_task(config, stored)
-    if inferred is None:
-        raise unknown_task(config.architectures[0])
-    return inferred
-
-
-def known_task(task: str) -> TaskName:
-    """Return a task that the user named.
-
-    Raises:
-        UserInputError: It is unknown.
-    """
-    for name in TASK_NAMES:
-        if name == task:
-            return name
-    raise UserInputError(
-        f"`task={task!r}` is unknown. Known tasks: {', '.join(TASK_NAMES)}.", argument="task"
-    )
-
-
-def _inferred_task(config: Any, stored: TextHead | CrossEncoderFiles | None) -> TaskName | None:
-    return task_of_files(
-        architectures_of(getattr(config, "architectures", None)) or ["Model"],
-        Config(values=config.to_dict()),
-        stored,
-    )
-
-
-def _choose_head(
-    name: str, layout: object, task: TaskName, pooling: str | None
-) -> tuple[TextHead | None, tuple[str, ...]]:
-    """Return the head after the model, if it has one, and notices about it."""
-    stored = layout if isinstance(layout, SentenceHead) else None
-    if TASK_KINDS[task].vectors != "sentence":
-        if pooling is not None:
-            raise UserInputError(
-                f"`pooling={pooling!r}` is for task `feature-extraction`, got task `{task}`. Leave "
-                "it out.",
-                argument="pooling",
-            )
-        return own_head(layout, name, task)
-    if pooling is None and stored is None:
-        return None, (
-            f"{name!r} has no modules.json, so its pooling is not known: the mean of the token "
-            f"states is used. If it was trained with another one, pass `pooling`: "
-            f"{', '.join(POOLING_MODES)}. BGE models, for example, use cls.",
-        )
-    notices = [] if stored is None else prompt_notices(stored)
-    if pooling is None:
-        return stored, tuple(notices)
-    mode = _pooling_mode(pooling)
-    if stored is None:
-        return SentenceHead(poolings=(mode,), normalize=False, max_length=None), ()
-    if stored.poolings == (mode,):
-        return stored, tuple(notices)
-    given = ", ".join(stored.poolings)
-    notices.append(f"modules.json specifies pooling {given}; {mode} is used, as requested.")
-    return stored.with_pooling(mode), tuple(notices)
-
-
-def _pooling_mode(pooling: str) -> PoolingMode:
-    for mode in POOLING_MODES:
-        if mode == pooling:
-            return mode
-    raise UserInputError(
-        f"`pooling={pooling!r}` is unknown. Known: {', '.join(POOLING_MODES)}.", argument="pooling"
-    )
-
-
-def _check_config(config: Any, task: TaskName, family: Family) -> None:
-    if family.training is not None:
-        check_positions(config)
-    if TASK_KINDS[task].is_causal:
-        # Without it BERT's causal head would see the tokens that it has to predict.
-        config.is_decoder, config.use_cache = True, False
-    elif getattr(config, "is_decoder", False):
-        raise CheckpointError(
-            "`is_decoder=True` in config.json is for task `text-generation` only; all other tasks "
-            "read a text in both directions."
-        )
-
-
-def _check_other_heads(name: str, config: Any, task: str) -> None:
-    """Refuse another task's head with equal names of weights, which would be loaded by mistake."""
-    classifiers = [each for each in tasks_of(config) if each in _CLASSIFIERS]
-    if task in _CLASSIFIERS and classifiers and task not in classifiers:
-        raise UserInputError(
-            f"`task={task!r}` was given, but checkpoint {name!r} has a head for "
-            f"`{classifiers[0]}` ({config.architectures[0]}). Pass that task, or leave it out.",
-            argument="task",
-        )
-
-
 def _model_class(task: TaskName, config: Any) -> Any:
     mapping = getattr(transformers, TASK_KINDS[task].auto_class)._model_mapping
     if type(config) not in mapping:
@@ -432,124 +125,3 @@ def _model_class(task: TaskName, config: Any) -> Any:
         )
     with importing_models():
         return mapping[type(config)]
-
-
-def _load_tokenizer(
-    name: str, subfolder: str, *, prepare_: Callable[[Any], None]
-) -> LoadedTokenizer:
-    loaded: LoadedTokenizer = _call(name, load_tokenizer, name, subfolder=subfolder)
-    tokenizer = loaded.tokenizer
-    has_file = Path(name, subfolder, TOKENIZER).is_file()
-    if len(tokenizer) <= len(tokenizer.all_special_tokens) and not has_file:
-        raise no_tokenizer(Path(name, subfolder), name)
-    # `runtime_tokenizer` refuses tokenizers in Python, by name.
-    if tokenizer.is_fast:
-        prepare_(tokenizer.backend_tokenizer)
-    return loaded
-
-
-def check_vocabulary(name: str, tokenizer: Any, embeddings: int) -> tuple[str, ...]:
-    """Refuse a tokenizer with ids that have no embedding. Unused embeddings are allowed.
-
-    Returns:
-        Sentences for the user, if it has much fewer tokens.
-
-    Raises:
-        CheckpointError: There is such an id, or it has no words.
-    """
-    token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    check_rows(largest, token, embeddings, name)
-    return lacking_tokens(tokenizer, embeddings, name)
-
-
-def lacking_tokens(tokenizer: Any, embeddings: int, name: str) -> tuple[str, ...]:
-    """Return sentences about a tokenizer that lacks tokens of a model; see `check_tokens`."""
-    # `runtime_tokenizer` refuses tokenizers in Python, by name.
-    lacking = (
-        check_tokens(tokenizer.backend_tokenizer, embeddings, name) if tokenizer.is_fast else None
-    )
-    return (f"The tokenizer {lacking}",) if lacking else ()
-
-
-def _input_names(tokenizer: Any, config: Any) -> tuple[str, ...]:
-    """Return the inputs that the tokenizer makes and the model reads."""
-    # Not all models have a table of segments.
-    segments = ("token_type_ids",) if getattr(config, "type_vocab_size", 0) else ()
-    known = ("input_ids", "attention_mask", *segments)
-    return tuple(name for name in known if name in tokenizer.model_input_names)
-
-
-def _from_transformers(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call transformers without remote code; see `_call`."""
-    return _call(name, function, *args, trust_remote_code=False, **kwargs)
-
-
-def _call(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function without progress bars and warnings.
-
-    Its errors become a `CheckpointError` of one line that names the checkpoint.
-    """
-    try:
-        with _quiet():
-            return function(*args, **kwargs)
-    except CheckpointError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise CheckpointError(
-            f"Checkpoint {name!r} cannot be loaded: {reason} Expected a local folder with "
-            "config.json, weights and a tokenizer, or the id of a hub model that has "
-            "them."
-        ) from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide progress bars, reports on weights, which are checked here, and repeated requests."""
-    hub = logging.getLogger("huggingface_hub")
-    hub_level = hub.level
-    level, has_bars = (
-        transformers_logging.get_verbosity(),
-        transformers_logging.is_progress_bar_enabled(),
-    )
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    hub.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        hub.setLevel(hub_level)
-        transformers_logging.set_verbosity(level)
-        if has_bars:
-            transformers_logging.enable_progress_bar()
-
-
-def finder_of(name: str) -> FindFile:
-    """Return a finder of files, of a folder or of a model of the hub."""
-
-    def find(path: str) -> Path | None:
-        found = _call(name, cached_file, name, path, _raise_exceptions_for_missing_entries=False)
-        return None if found is None else Path(found)
-
-    return find
-
-
-def files_of(name: str) -> SentenceFiles:
-    """Return the files of a folder or of a model of the hub."""
-    return SentenceFiles(text_reader(finder_of(name)))
-
-
-def _read_configs(name: str) -> tuple[TextHead | CrossEncoderFiles | None, Any]:
-    """Return the layout in sentence-transformers' files, if any, and the encoder's config."""
-    files = files_of(name)
-    stored: TextHead | CrossEncoderFiles | None = _call(name, read_layout, files)
-    subfolder = stored.subfolder if stored else ""
-    known = read_known_config(name, files.read, subfolder)
-    names = known.class_names()
-    register_config()
-    make = transformers.CONFIG_MAPPING[known.values["model_type"]].from_dict
-    config = _call(name, make, dict(known.values))
-    set_classes_(config, names)
-    if isinstance(stored, ScoreHead):
-        config.num_labels = stored.outputs
-    return stored, config

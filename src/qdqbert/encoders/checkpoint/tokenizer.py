@@ -26,6 +26,8 @@ from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.data.tokenizing.tokenizer_files import (
     TokenizerFile,
     add_tokens_,
+    check_rows,
+    check_tokens,
     read_tokenizer,
     set_limits,
 )
@@ -122,6 +124,29 @@ def runtime_tokenizer(tokenizer: Any) -> Tokenizer:
     }
     file = TokenizerFile(tokenizer=backend, largest_id=largest)
     return Tokenizer(file, config, Path(name) / TOKENIZER, max_length=None)
+
+
+def check_vocabulary(name: str, tokenizer: Any, embeddings: int) -> tuple[str, ...]:
+    """Refuse a tokenizer with ids that have no embedding. Unused embeddings are allowed.
+
+    Returns:
+        Sentences for the user, if it has much fewer tokens.
+
+    Raises:
+        CheckpointError: There is such an id, or it has no words.
+    """
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    check_rows(largest, token, embeddings, name)
+    return lacking_tokens(tokenizer, embeddings, name)
+
+
+def lacking_tokens(tokenizer: Any, embeddings: int, name: str) -> tuple[str, ...]:
+    """Return sentences about a tokenizer that lacks tokens of a model; see `check_tokens`."""
+    # `runtime_tokenizer` refuses tokenizers in Python, by name.
+    lacking = (
+        check_tokens(tokenizer.backend_tokenizer, embeddings, name) if tokenizer.is_fast else None
+    )
+    return (f"The tokenizer {lacking}",) if lacking else ()
 
 
 def write_tokenizer(tokenizer: Any, folder: Path, *, max_length: int) -> None:

@@ -10,12 +10,13 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from qdqbert.common.errors import UserInputError, naming, one_line
 from qdqbert.common.file_names import CONFIG
+from qdqbert.encoders.checkpoint.calls import files_of
 from qdqbert.encoders.checkpoint.cross_encoder import CrossEncoderFiles, task_of_files, used_files
+from qdqbert.encoders.checkpoint.description import Described, known_task, set_classes_
 from qdqbert.encoders.checkpoint.hub import check_hub_model
-from qdqbert.encoders.checkpoint.load import files_of, known_task, lacking_tokens, set_classes_
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.text_heads import TextHead, read_layout
-from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
+from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, lacking_tokens, load_tokenizer
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.task_kinds import TASK_KINDS, TASK_NAMES, TaskName, check_classes
@@ -45,27 +46,6 @@ class GraphFacts:
     is_pooled: bool
     vocabulary_size: int | None
     max_length: int | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenizerAndConfig:
-    """The tokenizer and the config of an .onnx file.
-
-    Attributes:
-        tokenizer: The tokenizer.
-        config: The config, or as much of one as the graph shows.
-        model_type: transformers' name of the family; `None` without a config.
-        max_length: Longest input in tokens.
-        cross_encoder: Files of a cross-encoder of sentence-transformers; `None` for other models.
-        notices: Notices for the user.
-    """
-
-    tokenizer: Any
-    config: Any
-    model_type: str | None
-    max_length: int
-    cross_encoder: CrossEncoderFiles | None
-    notices: tuple[str, ...]
 
 
 def choose_task(path: Path, *, task: str | None, tokenizer: str | None) -> TaskName:
@@ -144,7 +124,7 @@ def _unusable_config(tokenizer: str | None, path: Path, error: Exception) -> Use
 
 def load_tokenizer_and_config(
     path: Path, *, task: TaskName, tokenizer: str | None, graph: GraphFacts
-) -> TokenizerAndConfig:
+) -> Described:
     """Load the tokenizer and the config of an .onnx file, and check that they fit it.
 
     Args:
@@ -196,7 +176,8 @@ def load_tokenizer_and_config(
     cross_encoder, pair_notices = used_files(layout, Config(values=config.to_dict()), task)
     pools = TASK_KINDS[task].vectors == "sentence" and not graph.is_pooled
     pooling_notices = _pooling_notices(path, layout) if pools else ()
-    return TokenizerAndConfig(
+    return Described(
+        input_names=graph.input_names,
         tokenizer=loaded,
         config=config,
         model_type=model_type,

@@ -22,7 +22,8 @@ from qdqbert.calibration.reference.factory import PLAIN, QuantizerFactory
 from qdqbert.calibration.reference.sited_model import SitedModel, sited_model
 from qdqbert.common.errors import CheckpointError, SpecError, UserInputError
 from qdqbert.encoders.checkpoint.configuration import excluded_of, quantizer_options_of, recipe_of
-from qdqbert.encoders.checkpoint.load import Checkpoint, check_positions, load_checkpoint
+from qdqbert.encoders.checkpoint.description import check_positions
+from qdqbert.encoders.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.encoders.checkpoint.weights import check_shapes
 from qdqbert.encoders.families import quantized_family
 from qdqbert.encoders.stored import BUFFERS, ENDS, check_format, quantizes_like_graphs, wrong_range

@@ -24,7 +24,8 @@ from qdqbert.data.rows.data import Dataset, fingerprint, labels_place
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.encoding import Encoded, make_batches
 from qdqbert.encoders.checkpoint.cross_encoder import activation_of
-from qdqbert.encoders.checkpoint.load import Checkpoint, infer_task, read_config
+from qdqbert.encoders.checkpoint.description import infer_task, read_config
+from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint.model_settings import ModelSettings
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TASK_KINDS, TaskSettings, head_of, tasks_of

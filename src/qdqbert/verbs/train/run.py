@@ -19,8 +19,9 @@ from qdqbert.common.files import json_values, write_json
 from qdqbert.common.options.declared import command_line
 from qdqbert.common.progress import Progress, Silent
 from qdqbert.data.rows.lines import counted
+from qdqbert.encoders.checkpoint.calls import finder_of
 from qdqbert.encoders.checkpoint.layout import PooledHead
-from qdqbert.encoders.checkpoint.load import Checkpoint, finder_of
+from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.tokenizer import write_tokenizer
 from qdqbert.evidence.reporting.comparison import metric_text
