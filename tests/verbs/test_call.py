@@ -17,7 +17,8 @@ from qdqbert.common.objects import OptionalModel, PathOption, SavedModel, Severa
 from qdqbert.common.options.declared import described, docstring, option
 from qdqbert.common.options.limits import Limits
 from qdqbert.common.progress import Progress, Silent
-from qdqbert.verbs.call import Call, public
+from qdqbert.pipeline.calls import Call
+from qdqbert.verbs.call import public
 
 
 class SizeCall(Call):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import family_of
-from qdqbert.encoders.family import Parts, ReadHead
+from qdqbert.encoders.family import Family, Parts
 from qdqbert.encoders.heads import PROJECTION, pooled_words, scores, states, token_vectors
 from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
 from qdqbert.encoders.model import EncoderModel, Head, Layer, Linear, Norm, Pooling, Step
@@ -78,50 +78,19 @@ def read_encoder(
     family = family_of(config)
     config = family.complete(config)
     kind = TASK_KINDS[task]
-    is_decoder = kind.is_causal
-    if config.flag("is_decoder", null=False) != is_decoder:
+    if config.flag("is_decoder", null=False) != kind.is_causal:
         raise config.refuse(
             "is_decoder", "it has to be true for the task `text-generation`, and false for others."
         )
-    is_scored_by_steps = kind.has_classes and bool(poolings)
-    own_task = ENCODER if is_scored_by_steps else task
+    # Modules of the file score the vector of an encoder alone.
+    own_task = ENCODER if kind.has_classes and poolings else task
     parts = family.read(weights, config, has_head=TASK_KINDS[own_task].has_head)
     tensors = parts.root.weights
     path = str(tensors.path)
     refuse_adapter(path, tensors.unused)
     _check_widths(steps, parts.hidden * max(1, len(poolings)), path)
     is_inner = _inner_names(parts)
-    if kind.vectors == "sentence":
-        own = family.embedding
-        heads = states(poolings, *steps) if own is None else own(parts)
-    elif is_scored_by_steps:
-        heads = scores(poolings, steps)
-    elif kind.vectors == "tokens":
-        heads = token_vectors(steps)
-        if PROJECTION in tensors:
-            # Stanford's ColBERT has it next to the encoder; it is one of the steps.
-            tensors.read(PROJECTION)
-    else:
-        read = family.heads.of(kind.head or task)
-        if read is None:
-            known = [
-                name
-                for name, each in TASK_KINDS.items()
-                if not each.has_head or name in family.heads.tasks
-            ]
-            raise UserInputError(
-                f"`task={task!r}`: models of type `{family.model_type}` have no such head. Known: "
-                f"{', '.join(known)}.",
-                argument="task",
-            )
-        heads = _read_head(read, parts, task)
-        if kind.counts_classes or kind.outputs_of_head:
-            outputs = next(
-                len(step.bias) for step in heads[0].steps[::-1] if isinstance(step, Linear)
-            )
-            check_classes(task, config.class_names(), where=config.path, outputs=outputs)
-        if kind.vectors == "sparse":
-            heads = pooled_words(heads[0], poolings or ("max",), steps)
+    heads = _heads(family, parts, task, poolings, steps)
     left_out = check_left_out(
         path,
         tensors.unused,
@@ -137,12 +106,12 @@ def read_encoder(
         notices += left_out
     return EncoderModel(
         embeddings=parts.encoder.embeddings,
-        layers=_causal(parts.encoder.layers) if is_decoder else parts.encoder.layers,
+        layers=_causal(parts.encoder.layers) if kind.is_causal else parts.encoder.layers,
         heads=heads,
         limit=parts.encoder.limit,
         input_names=_input_names(parts, reads_token_types),
         final_norm=parts.encoder.final_norm,
-        has_choices=TASK_KINDS[task].has_choices,
+        has_choices=kind.has_choices,
         convolution=parts.encoder.convolution,
     )
 
@@ -183,12 +152,50 @@ def _check_widths(steps: Sequence[Step], width: int, path: str) -> None:
         width = step.weight.shape[0]
 
 
-def _read_head(read: ReadHead, parts: Parts, task: TaskName) -> tuple[Head, ...]:
-    """Return the head of a task.
+def _heads(
+    family: Family,
+    parts: Parts,
+    task: TaskName,
+    poolings: Sequence[Pooling],
+    steps: Sequence[Step],
+) -> tuple[Head, ...]:
+    """Return the head of a task; see `read_encoder`."""
+    kind = TASK_KINDS[task]
+    if kind.vectors == "sentence":
+        return states(poolings, *steps) if family.embedding is None else family.embedding(parts)
+    if kind.has_classes and poolings:
+        return scores(poolings, steps)
+    if kind.vectors == "tokens":
+        if PROJECTION in parts.root.weights:
+            # Stanford's ColBERT has it next to the encoder; it is one of the steps.
+            parts.root.weights.read(PROJECTION)
+        return token_vectors(steps)
+    heads = _read_head(family, parts, task)
+    if kind.counts_classes or kind.outputs_of_head:
+        outputs = next(len(step.bias) for step in heads[0].steps[::-1] if isinstance(step, Linear))
+        config = parts.config
+        check_classes(task, config.class_names(), where=config.path, outputs=outputs)
+    return (
+        pooled_words(heads[0], poolings or ("max",), steps) if kind.vectors == "sparse" else heads
+    )
+
+
+def _read_head(family: Family, parts: Parts, task: TaskName) -> tuple[Head, ...]:
+    """Return the head of transformers' model.
 
     Raises:
         CheckpointError: The checkpoint does not have it.
+        UserInputError: The family does not have it.
     """
+    read = family.heads.of(TASK_KINDS[task].head or task)
+    if read is None:
+        kinds = TASK_KINDS.items()
+        known = [name for name, each in kinds if not each.has_head or name in family.heads.tasks]
+        raise UserInputError(
+            f"`task={task!r}`: models of type `{family.model_type}` have no such head. Known: "
+            f"{', '.join(known)}.",
+            argument="task",
+        )
     try:
         return read(parts)
     except MissingTensorError as error:

@@ -14,6 +14,7 @@ from qdqbert.common.options.limits import Limits
 from qdqbert.data import texts as resources
 from qdqbert.data.rows.data import Dataset, fingerprint, without_rows
 from qdqbert.evidence.intervals import fewest_trials
+from qdqbert.pipeline.calls import CalibratingCall
 from qdqbert.tasks.task import Task
 
 # Most held-out examples, without labels and with them; and their share of the data, which is one of
@@ -53,6 +54,17 @@ class Data:
     max_heldout: int | None = None
     limits: Limits = Limits()
     is_demo: bool = False
+
+    @classmethod
+    def of_call(cls, call: CalibratingCall, **others: Any) -> Data:
+        """Return the data of a call, with `others` of the attributes."""
+        return cls(
+            calibration_data=call.calibration_data,
+            columns=call.columns,
+            samples=call.calibration.samples,
+            seed=call.calibration.seed,
+            **others,
+        )
 
     @property
     def name(self) -> str:

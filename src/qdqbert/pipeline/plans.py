@@ -13,6 +13,7 @@ from qdqbert.engines.registry import is_installed
 from qdqbert.graphs.targets import target_named
 from qdqbert.graphs.targets.files import check_encoder
 from qdqbert.graphs.targets.target import Plan, Target, make_plan, recipe_for
+from qdqbert.pipeline.calls import CalibratingCall
 from qdqbert.pipeline.settings import changes_of, quantizer_options_of
 from qdqbert.pipeline.source import Source, StoredQuantizers
 from qdqbert.quantization.recipes import QuantizerOptions
@@ -33,6 +34,11 @@ class Scheme:
     recipe: RecipeName | None = None
     quantizers: Quantizers = Quantizers()
     calibration: Calibration = Calibration()
+
+    @classmethod
+    def of_call(cls, call: CalibratingCall) -> Scheme:
+        """Return the scheme of a call."""
+        return cls(recipe=call.recipe, quantizers=call.quantizers, calibration=call.calibration)
 
     @property
     def quantizer_options(self) -> QuantizerOptions:

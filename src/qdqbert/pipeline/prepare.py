@@ -13,7 +13,6 @@ import numpy as np
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.machine import release_memory
-from qdqbert.common.options.tasks import TaskOptions
 from qdqbert.common.progress import Progress
 from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
@@ -21,6 +20,7 @@ from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.engines.runner import Outputs
 from qdqbert.graphs.targets.target import Plan, Target
+from qdqbert.pipeline.calls import BatchCall
 from qdqbert.pipeline.examples import ChosenExamples, Data, choose_examples
 from qdqbert.pipeline.messages import limit_warnings
 from qdqbert.pipeline.plans import Scheme, make_plans
@@ -53,21 +53,6 @@ _LOGGER = logging.getLogger(__name__)
 # Texts that the float model runs for the ranges of embeddings, about, if no calibration runs it.
 # More cost time, and change the ranges little.
 _RANGE_TEXTS = 200
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """How a call tokenizes.
-
-    Attributes:
-        max_length: Longest input in tokens; as usual if `None`.
-        batch_size: Number of examples in a batch.
-        task_options: Settings of the task.
-    """
-
-    max_length: int | None = None
-    batch_size: int = 8
-    task_options: TaskOptions = TaskOptions()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,7 +127,7 @@ def prepare(
     targets: Sequence[Target],
     scheme: Scheme,
     data: Data,
-    lengths: Lengths,
+    call: BatchCall,
     progress: Progress,
     *,
     earlier: Artifact | None = None,
@@ -158,7 +143,7 @@ def prepare(
     trained = rows_of(source.training, "training")
     examples = choose_examples(data, source.task, source.config.id2label, ranges.known, trained)
     plans = make_plans(source, targets, scheme, leaves_out=leaves_out)
-    inputs = encode_inputs(source, examples, lengths)
+    inputs = encode_inputs(source, examples, call)
     baseline = run_float(source, inputs, progress)
     # Nothing can be computed of values that are not finite, which are refused below.
     is_finite = all(np.isfinite(prediction).all() for prediction in baseline.predictions)
@@ -237,13 +222,13 @@ def find_embedding_ranges(
     return VectorRanges.of([*found.values()])
 
 
-def encode_inputs(source: Source, examples: ChosenExamples, lengths: Lengths) -> Inputs:
+def encode_inputs(source: Source, examples: ChosenExamples, call: BatchCall) -> Inputs:
     """Tokenize the examples of a call, at the length and with the settings that apply."""
     task, trained = source.task, source.training
     max_length, notices = input_length(
-        lengths.max_length, trained.get("max_length") or task.max_length, source.max_length
+        call.max_length, trained.get("max_length") or task.max_length, source.max_length
     )
-    task_options = task_options_of(task, lengths.task_options, trained.get("task_options", {}))
+    task_options = task_options_of(task, call.task_options, trained.get("task_options", {}))
     tokenizer = runtime_tokenizer(source.tokenizer)
 
     how = Tokenization(
@@ -254,7 +239,7 @@ def encode_inputs(source: Source, examples: ChosenExamples, lengths: Lengths) ->
     )
 
     def encoded(chosen: Sequence[Any], what: str, encode: Encode = task.encode) -> EncodedExamples:
-        result = encode_examples(encode, chosen, how, batch_size=lengths.batch_size)
+        result = encode_examples(encode, chosen, how, batch_size=call.batch_size)
         notices.extend(f"In the {what} data: {notice}" for notice in result.features.notices)
         return result
 

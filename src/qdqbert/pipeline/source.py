@@ -7,6 +7,7 @@ Everything else is the same for both.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from qdqbert.engines.runner import Runner
 from qdqbert.graphs.imported.graph_runner import GraphRunner
 from qdqbert.graphs.imported.imported_model import import_onnx
 from qdqbert.graphs.of_checkpoint import encoder_of
+from qdqbert.pipeline.calls import BatchCall
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.sited import SitedSource
 from qdqbert.quantization.recipes import QuantizerOptions
@@ -67,6 +69,18 @@ class ModelPath:
     pooling: PoolingMode | None = None
     adapter: str | None = None
     onnx: Onnx = Onnx()
+
+    @classmethod
+    def of_call(cls, call: BatchCall, path: str | os.PathLike[str], shown: str) -> ModelPath:
+        """Return where the model of a call is; `shown` is its name in reports."""
+        return cls(
+            path=os.fspath(path),
+            shown=shown,
+            task=call.task,
+            pooling=call.task_options.pooling,
+            adapter=call.task_options.adapter,
+            onnx=call.onnx,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

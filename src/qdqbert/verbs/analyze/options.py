@@ -11,7 +11,7 @@ from qdqbert.common.objects import ModelOption, OptionalData, OptionalPath
 from qdqbert.common.options.calibration import Calibration
 from qdqbert.common.options.declared import option
 from qdqbert.common.options.quantizers import Quantizers
-from qdqbert.verbs.call import CalibratingCall
+from qdqbert.pipeline.calls import CalibratingCall
 from qdqbert.verbs.quantize.options import QuantizeOptions
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from qdqbert.common.progress import Progress
 from qdqbert.evidence.reporting.analyze import AnalyzeReport, Cost, UnitReport
 from qdqbert.pipeline.examples import Data
 from qdqbert.pipeline.plans import Scheme, choose_targets
-from qdqbert.pipeline.prepare import Lengths, prepare
+from qdqbert.pipeline.prepare import prepare
 from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.pipeline.trials import Trials
 from qdqbert.quantization.search.units import Unit, make_units
@@ -28,37 +27,16 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
     """
     if options.plot is not None:
         check_plot(Path(options.plot))
-    model = ModelPath(
-        path=os.fspath(options.model),
-        shown=str(options.model),
-        task=options.task,
-        pooling=options.task_options.pooling,
-        adapter=options.task_options.adapter,
-        onnx=options.onnx,
-    )
-    scheme = Scheme(
-        recipe=options.recipe, quantizers=options.quantizers, calibration=options.calibration
-    )
-    data = Data(
-        calibration_data=options.calibration_data,
-        eval_data=options.data,
-        eval_name="data",
-        columns=options.columns,
-        samples=options.calibration.samples,
-        seed=options.calibration.seed,
-        max_heldout=options.max_examples,
-    )
-    lengths = Lengths(
-        max_length=options.max_length,
-        batch_size=options.batch_size,
-        task_options=options.task_options,
+    model = ModelPath.of_call(options, options.model, str(options.model))
+    data = Data.of_call(
+        options, eval_data=options.data, eval_name="data", max_heldout=options.max_examples
     )
     with temporary_folder() as scratch:
         source = open_source(model, scratch, progress)
-        scheme = scheme.of(source)
+        scheme = Scheme.of_call(options).of(source)
         name, weights_for = source.task.name, scheme.quantizers.weights_for
         [target] = choose_targets([options.target], name, weights_for)
-        ready = prepare(source, [target], scheme, data, lengths, progress)
+        ready = prepare(source, [target], scheme, data, options, progress)
         [plan] = ready.plans
         units = make_units(plan.specs, ready.sited.weights(), options.granularity)
         whole, reports = measure(units, Trials.of(ready, plan), progress)

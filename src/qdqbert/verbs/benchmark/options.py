@@ -6,7 +6,7 @@ from qdqbert.common.choices import EngineName, ProviderName
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import Several, SeveralModels
 from qdqbert.common.options.declared import option
-from qdqbert.verbs.call import Call
+from qdqbert.pipeline.calls import Call
 
 _SEQUENCES = (32, 128)
 

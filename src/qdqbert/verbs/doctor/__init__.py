@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qdqbert.common.progress import Progress
-from qdqbert.verbs.call import Call, public
+from qdqbert.pipeline.calls import Call
+from qdqbert.verbs.call import public
 
 if TYPE_CHECKING:
     from qdqbert.evidence.reporting.doctor import DoctorReport

@@ -17,8 +17,8 @@ from qdqbert.common.options.columns import check_columns
 from qdqbert.common.options.declared import option
 from qdqbert.common.options.limits import Limits
 from qdqbert.common.options.onnx import check_onnx_options, is_onnx_file
+from qdqbert.pipeline.calls import BatchCall
 from qdqbert.runtime.artifact import is_artifact
-from qdqbert.verbs.call import BatchCall
 
 
 class EvaluateOptions(BatchCall):

@@ -7,7 +7,7 @@ from pathlib import Path
 from qdqbert.common.choices import ExportedOutputs, ExportFormat, TargetName
 from qdqbert.common.objects import OptionalPath, PathOption
 from qdqbert.common.options.declared import option
-from qdqbert.verbs.call import Call
+from qdqbert.pipeline.calls import Call
 
 
 class ExportOptions(Call):

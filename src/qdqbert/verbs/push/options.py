@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbert.common.objects import PathOption
 from qdqbert.common.options.declared import option
-from qdqbert.verbs.call import Call
+from qdqbert.pipeline.calls import Call
 
 
 class PushOptions(Call):

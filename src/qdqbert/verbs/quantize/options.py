@@ -13,7 +13,7 @@ from qdqbert.common.options.declared import option
 from qdqbert.common.options.limits import Limits
 from qdqbert.common.options.onnx import check_onnx_options, is_onnx_file
 from qdqbert.encoders.checkpoint.demo import DEMO_NAME
-from qdqbert.verbs.call import CalibratingCall
+from qdqbert.pipeline.calls import CalibratingCall
 
 
 class QuantizeOptions(CalibratingCall):

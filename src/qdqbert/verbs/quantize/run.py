@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import tempfile
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from qdqbert.pipeline.examples import Data
 from qdqbert.pipeline.folder import Output, write_report
 from qdqbert.pipeline.measure import collect_evidence
 from qdqbert.pipeline.plans import Scheme, choose_targets
-from qdqbert.pipeline.prepare import Lengths, prepare
+from qdqbert.pipeline.prepare import prepare
 from qdqbert.pipeline.ranges import open_earlier
 from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.pipeline.vocabulary import keep_vocabulary, with_changed_texts
@@ -43,9 +42,7 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
         CalibrationError: A site saw no usable value. Nothing was written.
         GraphError: A target cannot run its graph. Nothing was written.
     """
-    scheme = Scheme(
-        recipe=options.recipe, quantizers=options.quantizers, calibration=options.calibration
-    )
+    scheme = Scheme.of_call(options)
     earlier = open_earlier(scheme)
     try:
         # Temporary graphs lie in the partial folder, which the next call removes if this one is
@@ -79,9 +76,11 @@ def _fill(
     progress: Progress,
 ) -> QuantizeReport:
     """Fill the output folder, and return the report."""
-    source = open_source(
-        _model_of(options), output.scratch, progress, functools.partial(_check_task, options)
-    )
+    with naming("model"):
+        path = demo_checkpoint() if options.model is None else options.model
+    model = ModelPath.of_call(options, path, str(options.model or DEMO_NAME))
+    check = functools.partial(_check_task, options)
+    source = open_source(model, output.scratch, progress, check)
     keeps_some, whole = bool(options.keep_vocabulary or options.keep_scripts), source.tokenizer
     if keeps_some:
         source = keep_vocabulary(source, options.keep_vocabulary, options.keep_scripts, progress)
@@ -95,20 +94,13 @@ def _fill(
             else choose_targets(options.targets, source.task.name, weights_for)
         ),
         scheme,
-        Data(
-            calibration_data=options.calibration_data,
+        Data.of_call(
+            options,
             eval_data=options.eval_data,
-            columns=options.columns,
-            samples=options.calibration.samples,
-            seed=options.calibration.seed,
             limits=options.limits,
             is_demo=options.model is None,
         ),
-        Lengths(
-            max_length=options.max_length,
-            batch_size=options.batch_size,
-            task_options=options.task_options,
-        ),
+        options,
         progress,
         earlier=earlier,
         leaves_out=options.is_auto or not options.targets,
@@ -131,19 +123,6 @@ def _fill(
     if report.meets_limits:
         write_report(output.folder, report, evidence)
     return report
-
-
-def _model_of(options: QuantizeOptions) -> ModelPath:
-    with naming("model"):
-        path = demo_checkpoint() if options.model is None else options.model
-    return ModelPath(
-        path=os.fspath(path),
-        shown=str(options.model or DEMO_NAME),
-        task=options.task,
-        pooling=options.task_options.pooling,
-        adapter=options.task_options.adapter,
-        onnx=options.onnx,
-    )
 
 
 def _check_task(options: QuantizeOptions, task: str) -> None:

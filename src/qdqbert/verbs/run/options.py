@@ -8,8 +8,8 @@ from qdqbert.common.objects import PathOption
 from qdqbert.common.options.declared import option
 from qdqbert.data.tables.inputs import STDIN
 from qdqbert.data.tables.outputs import STDOUT
+from qdqbert.pipeline.calls import Call
 from qdqbert.runtime.options import RowOptions
-from qdqbert.verbs.call import Call
 
 
 class RunOptions(RowOptions, Call):

@@ -6,8 +6,8 @@ import sys
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.options.declared import option
+from qdqbert.pipeline.calls import Call
 from qdqbert.serving.options import ServerOptions
-from qdqbert.verbs.call import Call
 
 
 class ServeOptions(ServerOptions, Call):

@@ -18,8 +18,8 @@ from qdqbert.common.objects import (
 from qdqbert.common.options.calibration import Calibration, check_percentile
 from qdqbert.common.options.declared import Options, declared_options, option
 from qdqbert.common.options.quantizers import Quantizers
+from qdqbert.pipeline.calls import TaskCall
 from qdqbert.training.trainer.distillation import Distillation
-from qdqbert.verbs.call import TaskCall
 
 _FLOAT_SCHEDULE = {"epochs": 3.0, "learning_rate": 3e-5, "lr_scheduler": "linear"}
 # A tenth of the float schedule with cosine decay, as in the paper (arXiv:2004.09602) and the
