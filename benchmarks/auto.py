@@ -25,7 +25,7 @@ from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.evidence.reports import CandidateReport
 from qdqbert.pipeline.auto import choice
 from qdqbert.pipeline.auto.choice import Candidate, Timed
-from qdqbert.pipeline.auto.halving import Standing, rank
+from qdqbert.pipeline.auto.ranking import Sample, rank
 
 
 def main() -> None:
@@ -43,18 +43,16 @@ def main() -> None:
             names.extend((x.target.name, x.target.engines[0], x.recipe.name) for x in plans)
         return time_candidates(candidates, **options)
 
-    def rank_twice(timers: Sequence[Any], **options: Any) -> list[Standing]:
+    def rank_twice(timers: Sequence[Any], **options: Any) -> list[tuple[int, Sample]]:
         nonlocal seconds
         if exhaustive:
             return rank(timers, **options)
-        # The candidates that fall behind stay open.
-        standings = rank(timers, advance=options["advance"])
+        ranked = rank(timers, **options)
         start = time.perf_counter()
         for _ in range(arguments.passes):
-            found = rank(timers, finalists=len(timers))
-            exhaustive.append({each.index: each.sample.mean_ms for each in found})
+            exhaustive.append({index: sample.mean_ms for index, sample in rank(timers)})
         seconds = time.perf_counter() - start
-        return standings
+        return ranked
 
     limits = {
         name: value

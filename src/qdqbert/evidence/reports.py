@@ -159,8 +159,7 @@ class CandidateReport:
         precision: Float type of the other operations than int8 ones.
         recipe: Recipe that placed its Q/DQ pairs; "float" if there are none.
         codes: Widths of their codes: "INT8", or "W4A8" for weights of 4 bits.
-        single_ms: Time for one text at a time, in milliseconds. If it was not in the last round, it
-            is computed for the texts of this round, as all numbers of the table compare.
+        single_ms: Time for one text at a time, in milliseconds.
         texts_per_second: Speed with many texts at once, on these texts.
         relative_time: Geometric mean of `single_ms` and the time for one of many texts, divided by
             the fastest candidate's.

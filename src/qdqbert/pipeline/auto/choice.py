@@ -28,7 +28,7 @@ from qdqbert.evidence.reports import LEAST_INT8_PERCENT, CandidateReport, Target
 from qdqbert.graphs.targets import target_named
 from qdqbert.graphs.targets.target import Plan
 from qdqbert.pipeline.auto.candidates import distinct, missing_engines
-from qdqbert.pipeline.auto.halving import FINALISTS, Sample, rank, round_sizes, turns
+from qdqbert.pipeline.auto.ranking import Sample, rank, turns
 from qdqbert.pipeline.auto.timing import open_timers
 from qdqbert.pipeline.auto.worker import write_features
 from qdqbert.pipeline.folder import Output, make_report, write_model
@@ -146,7 +146,7 @@ def choose_fastest(evidence: Evidence, output: Output, progress: Progress) -> Ch
     ready, limits = evidence.ready, evidence.limits
     features = output.scratch / "features.json"
     inputs = list(ready.inputs.calibration.features.encoded.inputs)
-    # Every round takes texts from the start of the list, which can be sorted in any way.
+    # Candidates are timed on texts from the start of the list, which can be sorted in any way.
     random.Random(ready.data.seed).shuffle(inputs)
     write_features(inputs, features)
     is_possible = can_be_met(limits, ready.baseline)
@@ -206,14 +206,9 @@ def time_candidates(
         progress.stage(title, turns(len(candidates))) as advance,
         open_timers(folders, features) as timers,
     ):
-        standings = rank(timers, stop=lambda index: timers[index].close(), advance=advance)
         return [
-            Timed(
-                candidate=candidates[each.index],
-                sample=each.sample,
-                precision=timers[each.index].precision,
-            )
-            for each in standings
+            Timed(candidate=candidates[index], sample=sample, precision=timers[index].precision)
+            for index, sample in rank(timers, advance=advance)
         ]
 
 
@@ -235,32 +230,21 @@ def choose(
             the multiplications in float; or says why there is none.
     """
     rejected, reports, best = list[Timed](), list[TargetReport](), None
-    timed = time(candidates, again=False)
-    finalists = round_sizes(len(candidates))[-1]
-    # The others were timed on few texts.
-    others, rough = timed[:finalists], timed[finalists:]
-    while best is None and (others or rough):
-        each = min([*others, *rough], key=lambda each: each.mean_ms)
-        if each in rough:
-            rough.sort(key=lambda each: each.mean_ms)
-            following = [each.candidate for each in rough[: FINALISTS - 1]]
-            others += _timed_again(time, timed[0], following)
-            del rough[: FINALISTS - 1]
-            continue
-        others.remove(each)
+    others = time(candidates, again=False)
+    while best is None and others:
+        each = others.pop(0)
         report, reason = check(each.candidate)
         if reason:
             rejected.append(dataclasses.replace(each, rejection=reason))
             reports.append(report)
         else:
             best, reports = each, [report]
-    others += rough
     for each in sorted(rejected, key=lambda each: each.mean_ms):
         if best is None or each.mean_ms * _LEAST_GAIN > best.mean_ms:
             break
         closer = adjust(each.candidate, _most_float(each, best, [*others, best]))
         if isinstance(closer, Candidate):
-            [again] = _timed_again(time, best, [closer])
+            again = _timed_again(time, best, closer)
             if again.mean_ms < best.mean_ms:
                 report, reason = check(closer)
                 if not reason:
@@ -300,21 +284,15 @@ def _most_float(candidate: Timed, best: Timed, others: Sequence[Timed]) -> float
     return min(1.0, allowed / max(in_float - candidate.mean_ms, allowed))
 
 
-def _timed_again(time: Time, known: Timed, candidates: Sequence[Candidate]) -> list[Timed]:
-    """Return candidates with times that compare with those of an earlier ranking.
+def _timed_again(time: Time, known: Timed, candidate: Candidate) -> Timed:
+    """Return a candidate with times that compare with those of an earlier ranking.
 
-    Args:
-        time: Times candidates.
-        known: A candidate of the earlier ranking, which is timed with the others.
-        candidates: The others.
+    `known` is a candidate of that ranking, which is timed with the new one.
     """
-    timed = time([known.candidate, *candidates], again=True)
-    same = next(each.sample for each in timed if each.candidate is known.candidate)
-    return [
-        dataclasses.replace(each, sample=each.sample.scaled(same, known.sample))
-        for each in timed
-        if each.candidate is not known.candidate
-    ]
+    timed = time([known.candidate, candidate], again=True)
+    [same] = [each.sample for each in timed if each.candidate is known.candidate]
+    [found] = [each for each in timed if each.candidate is candidate]
+    return dataclasses.replace(found, sample=found.sample.scaled(same, known.sample))
 
 
 def rejection(report: TargetReport, limits: Limits, ranges: RangeKind) -> str:

@@ -8,28 +8,23 @@ from pathlib import Path
 
 from qdqbert.common.choices import EngineName
 from qdqbert.evidence.processes import WorkerProcess, open_worker
-from qdqbert.pipeline.auto.halving import Sample
+from qdqbert.pipeline.auto.ranking import Sample
 
 
 class FolderTimer:
-    """Times a folder in a process. Made by `open_timers`; see `halving.Timer`.
+    """Times a folder in a process. Made by `open_timers`; see `ranking.Timer`.
 
     Attributes:
         precision: Float type that the engine computes in between int8 operators.
     """
 
-    def __init__(self, worker: WorkerProcess, precision: str, end: contextlib.ExitStack) -> None:
+    def __init__(self, worker: WorkerProcess, precision: str) -> None:
         """Keep the process."""
-        self._worker, self._end = worker, end
-        self.precision = precision
+        self._worker, self.precision = worker, precision
 
     def __call__(self, *, single: int, bulk: int) -> Sample:
-        """Run the folder once; see `halving.Timer`."""
+        """Run the folder once; see `ranking.Timer`."""
         return Sample(**self._worker.ask({"single": single, "bulk": bulk}))
-
-    def close(self) -> None:
-        """End the process."""
-        self._end.close()
 
 
 @contextlib.contextmanager
@@ -44,9 +39,8 @@ def open_timers(
     with contextlib.ExitStack() as stack:
         timers = []
         for folder, engine in folders:
-            alone = stack.enter_context(contextlib.ExitStack())
             what = f"`{folder.name}` on {engine}"
-            worker = alone.enter_context(open_worker("qdqbert.pipeline.auto.worker", what))
+            worker = stack.enter_context(open_worker("qdqbert.pipeline.auto.worker", what))
             load = {"folder": str(folder), "engine": engine, "features": str(features)}
-            timers.append(FolderTimer(worker, worker.ask(load)["precision"], alone))
+            timers.append(FolderTimer(worker, worker.ask(load)["precision"]))
         yield timers
