@@ -177,7 +177,8 @@ class Prepared:
         chosen = self.calibration(plan)
         ranges = chosen.ranges if ranges is None else ranges
         scales = chosen.scales if scales is None else scales
-        with quantizing(self.sited, plan.specs, ranges, scales):
+        found = CalibrationResult(ranges=ranges, scales=scales)
+        with quantizing(self.sited, plan.specs, found):
             return make_references(
                 self.sited,
                 self.body,
