@@ -104,11 +104,7 @@ def read_ranges(path: Path) -> CalibrationResult:
 
 
 def _check(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse ranges, scales and means that cannot be used.
-
-    Raises:
-        CalibrationError: There is one.
-    """
+    """Refuse ranges, scales and means that cannot be used."""
     for name, x in tensors.items():
         if _ROUNDS_UP in name:
             continue

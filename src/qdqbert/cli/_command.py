@@ -227,11 +227,7 @@ _NUMBERS: Mapping[Any, tuple[Callable[[str], Any], str]] = {
 
 
 def _value(option: Declared, value: Any) -> Any:
-    """Read numbers, choices, and `NAME=VALUE`, separated by commas or given by repeated options.
-
-    Raises:
-        UserInputError: A word is no number, or a name or a value is missing.
-    """
+    """Read numbers, choices, and `NAME=VALUE`, separated by commas or given by repeated options."""
     if option.is_mapping:
         pairs = {}
         for word in _split(value):

@@ -16,10 +16,7 @@ from qdqbert.evidence.reporting.terminal import WIDTH, rendered
 def print_report(report: Report, options: Sequence[Declared], *, as_json: bool) -> None:
     """Print a report.
 
-    Args:
-        report: Result of a public function.
-        options: Options of the command, whose names are translated in messages.
-        as_json: Print JSON instead.
+    Names of `options` are translated in messages.
     """
     # Answers on stdout are not mixed with the report.
     stream = sys.stderr if getattr(report, "output", None) == "-" else sys.stdout

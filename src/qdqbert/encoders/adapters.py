@@ -65,16 +65,7 @@ def has_adapter_weights(weights: Weights, config: Config) -> bool:
 
 
 def check_adapter(config: Config, adapter: str | None, name: str) -> None:
-    """Refuse an adapter that a checkpoint does not have.
-
-    Args:
-        config: Its config.
-        adapter: Name of the adapter; `None` for none.
-        name: The user's name for the checkpoint, for the message.
-
-    Raises:
-        UserInputError: It does not have it.
-    """
+    """Refuse an adapter that a checkpoint does not have."""
     known = adapter_names(config)
     if adapter is None or adapter in known:
         return

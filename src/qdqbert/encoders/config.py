@@ -103,9 +103,7 @@ class Config:
     def with_classes(self, task: str, *, outputs: int | None = None) -> Config:
         """Return the config with an `id2label` that has a name for each class, by its number.
 
-        Args:
-            task: The task.
-            outputs: Number of outputs of the model's head, if it is known.
+        `outputs` is the number of outputs of the model's head, if it is known.
 
         Raises:
             CheckpointError: A field is of a kind that transformers does not read, or the models of

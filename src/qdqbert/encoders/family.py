@@ -202,8 +202,7 @@ class Family:
     def of_own_code(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the fields of the family's own code say, under transformers' names.
 
-        Args:
-            values: The content of config.json.
+        `values` is the content of config.json.
         """
         is_own = values.get("model_type") != self.model_type
         return {**(self.code_defaults if is_own else {}), **_renamed(values, self.fields)}
@@ -211,10 +210,8 @@ class Family:
     def read(self, weights: Weights, config: Config, *, has_head: bool) -> Parts:
         """Read the encoder.
 
-        Args:
-            weights: Tensors of the checkpoint.
-            config: Its config, as `complete` returns it.
-            has_head: Whether the model has a head. Modules of its encoder then have a prefix.
+        `config` is what `complete` returns. Modules of the encoder of a model with a head have a
+        prefix.
 
         Raises:
             CheckpointError: A tensor or a field is missing or wrong, or is of a kind that is not

@@ -71,10 +71,8 @@ class Sizes:
     ) -> Sizes:
         """Return the sizes that a config has under BERT's names.
 
-        Args:
-            reader: Reader of the encoder.
-            epsilon: Name of the field of the epsilon.
-            head: Name of a field that may have the channels of a head.
+        `epsilon` is the name of the field of the epsilon, and `head` that of one that may have the
+        channels of a head.
 
         Raises:
             CheckpointError: A size is wrong, or all heads together are not as wide as the states.
@@ -176,14 +174,7 @@ def read_layers(
 ) -> tuple[Layer, ...]:
     """Read all layers of an encoder; see `read_layer`.
 
-    Args:
-        reader: Reader of the encoder.
-        paths: Paths of the parts of a layer.
-        sizes: Sizes of a layer.
-        path: Path of the layers.
-        activation: Activation function of the feed-forward parts; by default the config's.
-        norms_first: See `read_layer`.
-        change: See `read_layer`.
+    `path` is that of the layers. The activation function is the config's by default.
     """
     config = reader.config
     activation = activation or config.activation("hidden_act")

@@ -134,11 +134,7 @@ def with_expansion(model: EncoderModel, config: Config, index: int | None) -> En
 
 
 def _check_widths(steps: Sequence[Step], width: int, path: str) -> None:
-    """Refuse steps that read vectors of another width than they get.
-
-    Raises:
-        CheckpointError: There is one. The error names `path`, the file of the encoder.
-    """
+    """Refuse steps that read vectors of another width than they get."""
     for step in steps:
         if not isinstance(step, Linear | Norm):
             continue
@@ -181,12 +177,7 @@ def _heads(
 
 
 def _read_head(family: Family, parts: Parts, task: TaskName) -> tuple[Head, ...]:
-    """Return the head of transformers' model.
-
-    Raises:
-        CheckpointError: The checkpoint does not have it.
-        UserInputError: The family does not have it.
-    """
+    """Return the head of transformers' model."""
     read = family.heads.of(TASK_KINDS[task].head or task)
     if read is None:
         kinds = TASK_KINDS.items()

@@ -60,10 +60,7 @@ _WRAPPERS = re.compile(r"\.(base_layer|modules_to_save)(?=\.)")
 def merged_adapter(weights: Weights, folder: Path, place: str) -> Weights:
     """Return weights to which an adapter is added.
 
-    Args:
-        weights: All tensors of the checkpoint, under its own names.
-        folder: The folder of the adapter.
-        place: The user's name of this folder, for messages.
+    `place` is the user's name of the folder, for messages.
 
     Raises:
         CheckpointError: A file is missing or damaged, the adapter computes something else than
@@ -108,11 +105,7 @@ def merged_adapter(weights: Weights, folder: Path, place: str) -> Weights:
 
 
 def _checked(config: Config) -> Config:
-    """Return the config with all fields that are read.
-
-    Raises:
-        CheckpointError: It is of another kind than such sums.
-    """
+    """Return the config with all fields that are read."""
     if config.values.get("peft_type") != "LORA":
         raise config.refuse("peft_type", "only 'LORA' can be merged.")
     for name, value in config.values.items():

@@ -144,12 +144,8 @@ def quantize_encoder(
 
     The codes, scales and biases are those that `graphs.qdq` writes for the same specs.
 
-    Args:
-        model: The model in float. It is not changed.
-        specs: Specs of all sites of its layers. Tables without one stay in float.
-        choices: Ranges, and how weights are scaled and rounded.
-        fits_closely: See `affine.quantize_weight`.
-        threads: Number of layers that are quantized at the same time.
+    Tables without a spec stay in float. `threads` layers are quantized at the same time. For
+    `fits_closely`, see `affine.quantize_weight`.
 
     Raises:
         CalibrationError: An activation has a spec and no range.
@@ -321,11 +317,8 @@ def round_module(
 ) -> RoundedModule:
     """Round the weight of a module, if its site has a spec.
 
-    Args:
-        parts: The linear layers of the module, in the order of its outputs.
-        specs: Specs by name of the site.
-        choices: How weights are scaled and rounded.
-        fits_closely: See `affine.quantize_weight`.
+    `parts` are in the order of the module's outputs. For `fits_closely`, see
+    `affine.quantize_weight`.
     """
     site, weight_site = _sites_of(parts)
     weight, bias = module_parameters(parts)

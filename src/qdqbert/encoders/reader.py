@@ -100,10 +100,7 @@ class Reader:
     def table(self, name: str, *, rows: str, width: int) -> Table:
         """Return an embedding table `(rows, width)`.
 
-        Args:
-            name: Its path.
-            rows: Name of the config's field with their number.
-            width: Its width.
+        `rows` is the name of the config's field with their number.
 
         Raises:
             CheckpointError: It is missing, or has another shape.

@@ -167,11 +167,7 @@ def spec_of(state: Mapping[str, Any]) -> TensorSpec | None:
 
 
 def check_format(values: Mapping[str, Any]) -> None:
-    """Refuse a config.json that a newer version wrote.
-
-    Raises:
-        CheckpointError: Its format is newer.
-    """
+    """Refuse a config.json that a newer version wrote."""
     found = values.get("qdqbert_format") or FORMAT
     if type(found) is not int or found > FORMAT:
         raise CheckpointError(
@@ -205,11 +201,7 @@ def read_stored(
 ) -> tuple[Specs, Choices]:
     """Read the quantizers of a checkpoint: their specs, ranges and scales.
 
-    Args:
-        weights: Tensors of the checkpoint.
-        config: Its config, with `quantizers`.
-        model: The model in float.
-        prefix: Name of the encoder in models of its family with a head.
+    `prefix` is the name of the encoder in models of its family with a head.
 
     Raises:
         CheckpointError: A state or a tensor is missing or damaged, or is of another version.

@@ -49,9 +49,7 @@ def has_weights_below(folder: Path) -> bool:
 def files_of(folder: Path, names: Collection[str] = WEIGHTS) -> tuple[Path, list[Path]]:
     """Return a folder's files of tensors, without reading them, and the file or index of all.
 
-    Args:
-        folder: The folder.
-        names: Names that the file can have, by preference.
+    `names` are the names that the file can have, by preference.
 
     Raises:
         CheckpointError: There are none, or the index is damaged.

@@ -219,14 +219,7 @@ def _run(
 ) -> dict[str, object]:
     """Return the dict that a pickle makes.
 
-    Args:
-        code: The pickle.
-        storage: Returns a storage, given what a pickle says of it.
-        damaged: See `read_torch`.
-        refused: See `read_torch`.
-
-    Raises:
-        CheckpointError: It makes something else, is damaged, or needs what is not known.
+    For `damaged` and `refused`, see `read_torch`.
     """
     stack: list[Any] = []
     marks: list[int] = []

@@ -98,9 +98,7 @@ class Weights:
     def of_arrays(cls, arrays: Mapping[str, Floats], path: Path) -> Self:
         """Return arrays in memory as `Weights`.
 
-        Args:
-            arrays: The tensors by name.
-            path: Where they come from, for messages.
+        `path` is where they come from, for messages.
         """
         weights = cls.__new__(cls)
         weights.path, weights.files, weights._used, weights._others = path, [], set(), {}
@@ -204,11 +202,7 @@ class Weights:
 
 
 def check_largest(largest: float, name: str, path: str) -> None:
-    """Refuse the tensor `name` of `path` by its largest absolute value.
-
-    Raises:
-        CheckpointError: It is not finite, or larger than any that a model computes with.
-    """
+    """Refuse the tensor `name` of `path` by its largest absolute value."""
     if not largest <= LARGEST_FLOAT:
         wrong = f"as large as {largest:g}" if math.isfinite(largest) else "not finite"
         raise CheckpointError(
@@ -218,11 +212,7 @@ def check_largest(largest: float, name: str, path: str) -> None:
 
 
 def _by_name(tensors: Iterable[tuple[str, str, _Tensor]], path: Path) -> dict[str, _Tensor]:
-    """Return tensors by today's names, given their own names too.
-
-    Raises:
-        CheckpointError: Two that differ have one name. The error names `path`.
-    """
+    """Return tensors by today's names, given their own names too."""
     found: dict[str, _Tensor] = {}
     own: dict[str, str] = {}
     for name, current, tensor in tensors:

@@ -95,10 +95,8 @@ def find_faults(
 ) -> Storage | None:
     """Return how a graph stores its weights, and what is wrong; `None` for a float graph.
 
-    Args:
-        weights: The weights of the graph.
-        inputs: Inputs of linear layers by the name of the value, `(tokens, in)`, for those that
-            were recorded.
+    `inputs` are those of linear layers that were recorded, `(tokens, in)`, by the name of the
+    value.
     """
     inputs = inputs or {}
     if not weights.are_quantized:

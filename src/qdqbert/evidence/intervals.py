@@ -191,8 +191,7 @@ def bootstrap_interval(
 def times_needed(is_shown: Callable[[float], bool]) -> float | None:
     """Return how many times as many examples are needed, to two digits; `None` if it is too many.
 
-    Args:
-        is_shown: Whether so many times as many examples show something.
+    `is_shown` says whether so many times as many examples show something.
     """
     low, high = 1.0, 2.0
     while not is_shown(high):

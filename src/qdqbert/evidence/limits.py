@@ -84,10 +84,7 @@ def metric_differences(
 ) -> tuple[MetricDifference, ...]:
     """Return the difference of each metric that both models have, the main one first.
 
-    Args:
-        scores: The results of a model.
-        references: The results of the reference.
-        keys: Returns a key for each row of a score; equal texts have equal ones.
+    `keys` returns a key for each row of a score; equal texts have equal ones.
     """
     known = {each.name: each for each in references}
     return tuple(
@@ -105,12 +102,7 @@ def metric_differences(
 def check_limits_apply(limits: Limits, *, is_embedding: bool) -> None:
     """Refuse a limit of another task, before anything is measured.
 
-    Args:
-        limits: The limits.
-        is_embedding: Whether the models are embedders, which choose no answers.
-
-    Raises:
-        UserInputError: A limit does not apply.
+    Embedders choose no answers.
     """
     if limits.max_flips is not None and is_embedding:
         raise _not_applicable("max_flips", limits.max_flips)

@@ -24,13 +24,8 @@ def write_every_target(
 ) -> QuantizeReport:
     """Fill the output folder with a graph for each plan of a call, and return the report.
 
-    Args:
-        evidence: The calibrated model, and what graphs are compared with.
-        output: Where to write.
-        progress: Receives the stages.
-        benchmark: Whether to measure latency.
-        leaves_out: Whether targets that miss a limit are left out if another one meets all. Some
-            targets run all linear layers in int8, and can only miss it.
+    With `leaves_out`, targets that miss a limit are left out if another one meets all: some run all
+    linear layers in int8, and can only miss it.
     """
     ready, sited, calibration = evidence.ready, evidence.ready.sited, evidence.ready.calibration
     plans = plans_within_limits(evidence, progress)

@@ -22,12 +22,8 @@ def quantization_json(
 ) -> dict[str, Any]:
     """Return the content of `quantization.json`.
 
-    Args:
-        ready: The calibrated model.
-        written: One graph for each target.
-        command: Command line that is equivalent to the call.
-        choice: Engine that was chosen, and the CPU that it was chosen on. `None` if all targets of
-            the call were written.
+    `choice` is the engine that was chosen, and its CPU; `None` if all targets of the call were
+    written.
     """
     source, calibration, scheme = ready.source, ready.calibration, ready.scheme
     kind = TASK_KINDS[source.task.name]

@@ -174,12 +174,7 @@ def saturation_notice(target: str, layers: Sequence[Overflow]) -> str:
 
 
 def limit_warnings(checks: Sequence[LimitCheck], metrics: Sequence[Metric]) -> list[str]:
-    """Warn about limits that are not shown, even for the float model itself.
-
-    Args:
-        checks: Checks of the float model.
-        metrics: Its metrics.
-    """
+    """Warn about limits that are not shown, even for the float model itself."""
     return [
         f"Too few examples to show {limit_text(each, metrics)}, even if INT8 equals float. "
         f"{examples_needed(each).capitalize()} would show it, or more if predictions change. "

@@ -125,11 +125,7 @@ def make_plans(
 ) -> Plans:
     """Resolve the recipe of each target on the sites of a model.
 
-    Args:
-        source: The float model.
-        targets: Targets of the call.
-        scheme: How the call quantizes.
-        leaves_out: Leave out targets that do not run the model, as long as one does.
+    With `leaves_out`, targets that do not run the model are left out, as long as one does.
 
     Raises:
         UserInputError: A target cannot run the recipe or the model.

@@ -339,10 +339,7 @@ class Baseline:
     ) -> BatchInvariance:
         """Run some features alone, without padding, and compare the results with the batches'.
 
-        Args:
-            runner: A model.
-            together: Its predictions in batches.
-            texts: Number of features to run alone, at most.
+        `together` are its predictions in batches. At most `texts` features run alone.
         """
         features, count = self.encoded.features, self.encoded.texts
         chosen = np.unique(np.linspace(0, count - 1, texts).round().astype(int)).tolist()

@@ -164,14 +164,7 @@ def rounding_notices(
 def training_notices(
     ranges: RangeSource, source: Source, plans: Sequence[Plan], scheme: Scheme
 ) -> tuple[str, ...]:
-    """Say what graphs round otherwise than the trained quantizers whose ranges they have.
-
-    Args:
-        ranges: Where the ranges come from.
-        source: The checkpoint.
-        plans: Plans of the graphs.
-        scheme: How the call quantizes.
-    """
+    """Say what graphs round otherwise than the trained quantizers whose ranges they have."""
     if ranges.kind != "stored" or source.stored is None:
         return ()
     trained = source.stored.specs

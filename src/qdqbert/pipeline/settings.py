@@ -46,11 +46,8 @@ def check_model(
 ) -> None:
     """Check the path of a model, unless it can be a name on the hub, before it is loaded.
 
-    Args:
-        given: The model of a call; nothing is checked without one.
-        parameter: Name of the parameter.
-        takes_quantized: Whether it may be a folder that `quantize` wrote.
-        advice: A sentence about such a folder, for the message.
+    `advice` is a sentence for the message about a folder that `quantize` wrote, which is refused
+    unless the call takes it.
 
     Raises:
         UserInputError: There is no such file or folder, or it is no model.
@@ -89,11 +86,7 @@ def input_length(asked: int | None, usual: int | None, limit: int) -> tuple[int,
 
 
 def check_sequences(sequences: Sequence[int], model: str, limit: int) -> None:
-    """Refuse lengths that a model cannot take.
-
-    Raises:
-        UserInputError: One of them exceeds the limit.
-    """
+    """Refuse lengths that a model cannot take."""
     if max(sequences, default=0) > limit:
         raise UserInputError(
             f"`sequences` contains {max(sequences)}, which exceeds the limit of {model!r}, "
@@ -107,11 +100,8 @@ def task_options_of(
 ) -> TaskSettings:
     """Return the settings of a task: those that were given, those that are stored, or defaults.
 
-    Args:
-        task: The task.
-        given: Options of the call.
-        stored: Settings that the model was trained or quantized with, by name.
-        seed: Seed of masked tokens. The stored one if `None`.
+    `stored` are the settings, by name, that the model was trained or quantized with, and `seed` is
+    for masked tokens.
 
     Raises:
         UserInputError: An option was given that belongs to another task.
@@ -138,10 +128,7 @@ def quantizer_options_of(
 ) -> QuantizerOptions:
     """Return quantizer options with all overrides and the calibrator filled in.
 
-    Args:
-        quantizers: Changes to quantizers.
-        calibration: How ranges are found.
-        usual: Calibrator of a call that names none.
+    `usual` is the calibrator of a call that names none.
     """
     calibrator, percentile = calibration.calibrator or usual, calibration.percentile
     if calibrator == "percentile" and percentile is None:

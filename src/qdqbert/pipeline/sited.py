@@ -65,10 +65,8 @@ class SitedSource:
     ) -> Run:
         """Return the function that runs the model over all batches and shows its activations.
 
-        Args:
-            batches: The batches.
-            advance: Called after each batch, of the model or of a layer.
-            on_outputs: Called with the outputs for each batch, in float, once or more.
+        `advance` is called after each batch, of the model or of a layer, and `on_outputs` with the
+        outputs for each batch, in float, once or more.
 
         Raises:
             UserInputError: A token id has no embedding.

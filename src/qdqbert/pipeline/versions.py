@@ -22,11 +22,7 @@ def versions() -> dict[str, str]:
 
 
 def version_of(module: str) -> str | None:
-    """Return the version of the package that a module comes from; `None` if there is none.
-
-    Args:
-        module: Name of a module, without dots.
-    """
+    """Return the version of the package that a module comes from; `None` if there is none."""
     try:
         return metadata.version(module)
     except metadata.PackageNotFoundError:

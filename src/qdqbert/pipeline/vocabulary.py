@@ -79,9 +79,7 @@ def keep_vocabulary(
 def with_changed_texts(ready: Ready, whole: Any) -> Ready:
     """Return a call whose notices say how many of its texts have other tokens than before.
 
-    Args:
-        ready: The call, whose model has fewer tokens.
-        whole: Tokenizer of the model with all tokens.
+    `whole` is the tokenizer with all tokens.
     """
     examples = (*ready.examples.calibration, *ready.examples.heldout)
     texts = list(dict.fromkeys(text for each in examples for text in each.content))
@@ -150,11 +148,7 @@ def _notice(kept: int, before: int, path: str | None, lines: int, scripts: Seque
 
 
 def _check(source: Source, rows: int, argument: str) -> None:
-    """Refuse models whose vocabulary cannot be cut.
-
-    Raises:
-        UserInputError: The model is one of them.
-    """
+    """Refuse models whose vocabulary cannot be cut."""
     steps = itertools.chain.from_iterable(head.steps for head in source.encoder.heads)
     scores_words = any(isinstance(each, Linear) and len(each.bias) == rows for each in steps)
     reason = None

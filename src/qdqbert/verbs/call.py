@@ -35,9 +35,6 @@ def public(
 
     The public function has the fields of the call as parameters, and their help in its docstring.
     Models in memory are saved while it runs.
-
-    Args:
-        options: Class of the call.
     """
     kind: Any = options
 

@@ -99,10 +99,7 @@ def run_head(states: Tensor, mask: Tensor, head: Head, tensor: TensorOf) -> Tens
 def run_steps(x: Tensor, steps: Sequence[Step], tensor: TensorOf) -> Tensor:
     """Run the steps of a head on vectors `(..., channels)`.
 
-    Args:
-        x: The vectors.
-        steps: The steps, in float.
-        tensor: Returns the tensor of an array.
+    `tensor` returns the tensor of an array.
     """
     for step in steps:
         if isinstance(step, Linear):

@@ -215,13 +215,7 @@ class SitedEncoder(nn.Module):
         return ((mask != 0) | (ids == self._model.expansion_id)).to(mask.dtype)
 
     def run_layer(self, index: int, x: Tensor, masks: Masks) -> Tensor:
-        """Return the states after a layer, `(texts, seq, hidden)`.
-
-        Args:
-            index: Position of the layer.
-            x: The states before it.
-            masks: Masks of the texts.
-        """
+        """Return the states after a layer, `(texts, seq, hidden)`."""
         made: Tensor = self.get_submodule(self.layer_paths[index])(x, masks)
         convolution = self._model.convolution
         if index == 0 and convolution is not None:

@@ -40,7 +40,6 @@ class Calibration(Options):
     ray: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
         super().__post_init__()
         if self.ranges_from is None:
             return

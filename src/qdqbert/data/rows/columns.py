@@ -60,11 +60,7 @@ class Table:
 
 
 def check_names(names: Iterable[object], path: str) -> None:
-    """Refuse names of columns that are not texts, such as numbers and the tuples of a MultiIndex.
-
-    Raises:
-        DataFileError: A name is not a text.
-    """
+    """Refuse names of columns that are not texts, such as numbers and tuples of a MultiIndex."""
     odd = next((name for name in names if not isinstance(name, str)), None)
     if odd is not None:
         raise DataFileError(

@@ -90,11 +90,7 @@ def _is_conll(data: str | Rows) -> bool:
 def parse_sentence(row: Mapping[str, object], path: str, number: int) -> TokenExample:
     """Make an example from one row: `tokens` or `words`; `ner_tags`, `tags` or `labels`.
 
-    Args:
-        row: Lists by name. Tags are names or numbers of classes; they are hidden if all are
-            `None`.
-        path: The data, for messages.
-        number: Number of the row.
+    Tags are names or numbers of classes; they are hidden if all are `None`.
 
     Raises:
         DataFileError: The words are missing, or words or tags have another type or number.

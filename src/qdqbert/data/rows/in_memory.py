@@ -35,9 +35,6 @@ def _records_in_memory(data: Rows) -> Iterator[Row]:
 
     Values that pandas has for missing ones become `None`, tuples and arrays become lists, and
     numbers of classes in a data set their names.
-
-    Raises:
-        DataFileError: A row is not a dict, or columns have the same name.
     """
     for number, row in _numbered(data):
         if not isinstance(row, Mapping):
@@ -53,9 +50,7 @@ def open_rows(data: Rows, columns: Columns) -> Table:
 
     The items of a tuple are a text, a second text if it is a string, and a label.
 
-    Args:
-        data: The data. Its rows are all texts, all tuples or lists, or all dicts.
-        columns: The columns that are requested.
+    Rows are all texts, all tuples or lists, or all dicts.
 
     Raises:
         DataFileError: The first row is of another kind. A later one raises when it is read.

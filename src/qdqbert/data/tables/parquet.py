@@ -107,9 +107,7 @@ class BatchRow(Mapping[str, Any]):
 def written(values: Mapping[str, Any], names: Iterable[str] | None = None) -> dict[str, Any]:
     """Return fields of a row as text formats have them; see `as_json`.
 
-    Args:
-        values: The fields.
-        names: Names of the fields to return; all of them by default.
+    `names` are the fields to return; all of them by default.
     """
     chosen = values if names is None else names
     if isinstance(values, BatchRow):

@@ -97,10 +97,7 @@ def with_named_tokens(
 ) -> TokenizerFile:
     """Return a tokenizer that also has the tokens that its settings name, as in transformers.
 
-    Args:
-        file: The tokenizer, which is changed.
-        settings: The content of tokenizer_config.json.
-        path: Its path, for messages.
+    `settings` is the content of tokenizer_config.json.
 
     Raises:
         CheckpointError: A setting is not a token.
@@ -113,14 +110,7 @@ def with_named_tokens(
 def check_rows(largest: int, token: str | None, rows: int, name: str) -> None:
     """Refuse a tokenizer with ids that have no embedding. Unused embeddings are allowed.
 
-    Args:
-        largest: Its largest id.
-        token: The token with this id, if it is known.
-        rows: Number of embeddings.
-        name: Folder or hub id of the checkpoint, for messages.
-
-    Raises:
-        CheckpointError: There is such an id.
+    `rows` is the number of embeddings, and `name` the folder or hub id, for messages.
     """
     if largest >= rows:
         raise CheckpointError(
@@ -133,10 +123,7 @@ def check_rows(largest: int, token: str | None, rows: int, name: str) -> None:
 def check_tokens(tokenizer: tokenizers.Tokenizer, rows: int, name: str) -> str | None:
     """Refuse a tokenizer without words, as transformers makes it if the vocabulary is missing.
 
-    Args:
-        tokenizer: The tokenizer.
-        rows: Number of embeddings.
-        name: Folder or hub id of the checkpoint, for messages.
+    `rows` is the number of embeddings, and `name` the folder or hub id, for messages.
 
     Returns:
         What to say of a tokenizer that lacks many tokens of the model; `None` for others.
@@ -222,10 +209,8 @@ def merged_settings(
 ) -> dict[str, Any]:
     """Return the settings of a tokenizer, as transformers merges them from its files.
 
-    Args:
-        own: The content of tokenizer_config.json.
-        special: The content of special_tokens_map.json, which older versions wrote.
-        added: The content of added_tokens.json, which older versions wrote.
+    They are the contents of tokenizer_config.json, special_tokens_map.json and added_tokens.json.
+    Older versions wrote the last two.
     """
     if "added_tokens_decoder" in own:
         return dict(own)
@@ -254,9 +239,7 @@ def contradictions(settings: Mapping[str, Any], tokenizer: tokenizers.Tokenizer)
 
     Classes of BERT's kind make the normalizer, and the tokens around a text, of their settings.
 
-    Args:
-        settings: The content of tokenizer_config.json.
-        tokenizer: The content of tokenizer.json.
+    They are the contents of tokenizer_config.json and tokenizer.json.
     """
     kind = settings.get("tokenizer_class")
     if (
@@ -286,10 +269,6 @@ def set_limits(folder: Path, max_length: int) -> None:
     transformers, transformers.js and fastembed read `model_max_length`, and fastembed `max_length`,
     too. A limit that transformers left in tokenizer.json is removed: other programs would apply it.
     The side that it cuts is written as a setting of its own.
-
-    Args:
-        folder: Folder with tokenizer.json and tokenizer_config.json, if they exist.
-        max_length: Longest input in tokens.
     """
     path, side = folder / TOKENIZER, {}
     if path.is_file():
@@ -323,9 +302,6 @@ def put_lower_case_first_(tokenizer: tokenizers.Tokenizer) -> None:
 def raising(path: Path) -> Iterator[None]:
     """Turn errors of the library into a `CheckpointError`.
 
-    Args:
-        path: File of the tokenizer that the block uses.
-
     Raises:
         CheckpointError: The library raised an error that has no class, or panicked.
     """
@@ -341,11 +317,7 @@ def raising(path: Path) -> Iterator[None]:
 
 
 def _check_merges(model: Any, path: Path) -> None:
-    """Refuse a prefix that the library cuts from tokens which do not have it.
-
-    Raises:
-        CheckpointError: The second token of a merge has no such prefix.
-    """
+    """Refuse a prefix that the library cuts from tokens which do not have it."""
     if not isinstance(model, dict) or not model.get("continuing_subword_prefix"):
         return
     prefix = model["continuing_subword_prefix"]
@@ -359,11 +331,7 @@ def _check_merges(model: Any, path: Path) -> None:
 
 
 def _largest_id(content: dict[str, Any], path: Path) -> int:
-    """Return the largest id of a tokenizer.
-
-    Raises:
-        CheckpointError: It is too large.
-    """
+    """Return the largest id of a tokenizer."""
     largest = -1
     for token, value in _ids(content):
         # The library refuses other values than integers.

@@ -30,9 +30,7 @@ def ids_of_scripts(tokenizer: tokenizers.Tokenizer, scripts: Iterable[str]) -> s
     Characters of all scripts, such as digits, punctuation and accents, and bytes that are a part of
     a character belong to each of them. So texts of these scripts have no other tokens.
 
-    Args:
-        tokenizer: The tokenizer.
-        scripts: Names of scripts, in any case.
+    Names of scripts are in any case.
 
     Raises:
         CheckpointError: The tokenizer has an algorithm that is not known.

@@ -90,11 +90,7 @@ def read_cross_encoder(files: SentenceFiles) -> CrossEncoderFiles | ScoreHead:
 
 
 def _read_score_head(files: SentenceFiles) -> ScoreHead:
-    """Return the head of a cross-encoder.
-
-    Raises:
-        CheckpointError: It has a module or a setting that is not supported.
-    """
+    """Return the head of a cross-encoder."""
     kinds = files.kinds
     if "LogitScore" in kinds:
         raise CheckpointError(
@@ -148,10 +144,7 @@ def used_files(
 def task_of_files(architectures: Sequence[str], config: Config, files: object) -> TaskName | None:
     """Return the task of a checkpoint; `None` if its architecture is not known.
 
-    Args:
-        architectures: Names of transformers' classes in the config. The first one counts.
-        config: The config.
-        files: The files of sentence-transformers, if there are some.
+    The first of transformers' classes in `architectures` counts.
     """
     # Embedders were often trained from masked language models, which their configs still name.
     if isinstance(files, Layout) and files.task is not None:

@@ -27,11 +27,7 @@ _MERGE = (
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is no model, a file, and a folder without weights that are read.
-
-    Raises:
-        CheckpointError: `name` is refused.
-    """
+    """Refuse a name that is no model, a file, and a folder without weights that are read."""
     folder = Path(name)
     if not folder.exists():
         check_hub_model(name)
@@ -70,11 +66,7 @@ def without_weights(folder: Path) -> CheckpointError:
 
 
 def refuse_old_pickles(folder: Path, name: str) -> None:
-    """Refuse a folder whose only weights are pickles as torch wrote them before version 1.6.
-
-    Raises:
-        CheckpointError: They are. The error names the checkpoint `name`.
-    """
+    """Refuse a folder whose only weights are pickles as torch wrote them before version 1.6."""
     if any(folder.rglob("*.safetensors")):
         return
     for path in sorted(each for each in folder.rglob(WEIGHTS[TORCH]) if each.is_file()):

@@ -110,10 +110,8 @@ class Layout:
 
         There is no modules.json if sentence-transformers cannot run these graphs.
 
-        Args:
-            folder: The folder.
-            hidden: Channels of the encoder's states.
-            find: Finds files of the checkpoint.
+        `hidden` is the number of channels of the encoder's states. `find` finds files of the
+        checkpoint.
 
         Raises:
             CheckpointError: A file is missing or damaged.
@@ -204,10 +202,7 @@ def read_pooling(files: SentenceFiles) -> tuple[dict[str, Any], list[tuple[Modul
 def read_layout_fields(files: SentenceFiles, subfolder: str, returned: Returned) -> dict[str, Any]:
     """Return the fields of a `Layout`.
 
-    Args:
-        files: Files of the checkpoint.
-        subfolder: Folder of the encoder.
-        returned: The output that the encoder must have.
+    `returned` is the output that the encoder must have.
 
     Raises:
         CheckpointError: The settings change how texts are tokenized, or what the transformer
@@ -253,11 +248,7 @@ def _check_transformer(fields: Fields, task: str, output: str) -> None:
 
 
 def _longest_input(fields: Fields) -> int | None:
-    """Return the longest input in tokens; `None` if there is none.
-
-    Raises:
-        CheckpointError: It is one of several arguments of the tokenizer, which change texts.
-    """
+    """Return the longest input in tokens; `None` if there is none."""
     arguments: dict[str, Any] = {}
     if fields.has("processing_kwargs"):
         given = fields.child("processing_kwargs")

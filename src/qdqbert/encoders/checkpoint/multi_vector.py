@@ -376,10 +376,7 @@ def _words(fields: Fields, usual: Sequence[str] = ()) -> tuple[str, ...]:
 def _lengths(files: SentenceFiles, encoder_path: str, has_mask: bool) -> dict[str, Any]:
     """Return the fields of `TokenRules` about lengths.
 
-    Args:
-        files: Files of the checkpoint.
-        encoder_path: Folder of the encoder.
-        has_mask: Whether there is a mask, without which only tokens that are attended to count.
+    Without a mask, only tokens that are attended to count.
     """
     own = files.fields(encoder_path, SETTINGS).values
     content = {**_pylate_lengths(files.settings.values), **own}

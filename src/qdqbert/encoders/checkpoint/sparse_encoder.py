@@ -133,12 +133,7 @@ def read_query_weights(folder: Path, *, vocabulary: int) -> QueryWeights | None:
 
 
 def splade_head(layout: object, name: str) -> tuple[SpladeHead, tuple[str, ...]]:
-    """Return the head of a sparse encoder, and notices about it.
-
-    Args:
-        layout: The files of sentence-transformers, if there are some.
-        name: Name of the checkpoint, for notices.
-    """
+    """Return the head of a sparse encoder, and notices about it."""
     if isinstance(layout, SpladeHead):
         return layout, tuple(prompt_notices(layout))
     return SpladeHead(max_length=None), (

@@ -46,11 +46,6 @@ def own_head(
 ) -> tuple[SpladeHead | MultiVectorHead | ScoreHead | None, tuple[str, ...]]:
     """Return the head of a model that is no plain embedder, if it has one, and notices.
 
-    Args:
-        layout: The files of sentence-transformers, if there are some.
-        name: Name of the checkpoint, for messages.
-        task: The task.
-
     Raises:
         UserInputError: The files of a multi-vector embedder are missing.
     """

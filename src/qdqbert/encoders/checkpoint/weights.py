@@ -25,9 +25,6 @@ def check_weights(
 
     Returns:
         Notices about weights that are left out and do not matter.
-
-    Raises:
-        CheckpointError: The files and the class do not fit.
     """
     for weight, value in model.named_parameters():
         check_largest(float(value.detach().abs().max()) if value.numel() else 0.0, weight, name)
@@ -49,12 +46,7 @@ def check_weights(
 def check_shapes(name: str, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
     """Refuse weights of other shapes than the config describes.
 
-    Args:
-        name: Folder or hub id of the checkpoint, for messages.
-        mismatched: Names of such weights, their shapes and those that the config describes.
-
-    Raises:
-        CheckpointError: There is one.
+    `mismatched` are their names, their shapes, and those that the config describes.
     """
     for weight, stored, expected in sorted(mismatched):
         raise CheckpointError(

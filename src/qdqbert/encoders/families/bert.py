@@ -127,8 +127,7 @@ def pooled(parts: Parts) -> tuple[Step, ...]:
 def pooled_heads(read: Callable[[Parts], tuple[Step, ...]]) -> tuple[ReadHead, ReadHead]:
     """Return the heads that classify texts and that score choices by the first token.
 
-    Args:
-        read: Reads the steps before the layer `classifier`.
+    `read` reads the steps before the layer `classifier`.
     """
 
     def classify(parts: Parts) -> tuple[Head, ...]:
@@ -174,13 +173,8 @@ def transform(
 ) -> tuple[Linear, Activation, Norm]:
     """Return the steps before the decoder of a masked LM.
 
-    Args:
-        parts: The model.
-        at: Reader of the head.
-        dense: Path of the linear layer.
-        norm: Path of the LayerNorm.
-        activation: The activation function between them.
-        outputs: Number of outputs of the linear layer, if it is known.
+    `dense` and `norm` are paths in the head, and `outputs` is the number of outputs of the linear
+    layer, if it is known.
     """
     layer = at.linear(dense, inputs=parts.hidden, outputs=outputs)
     added = parts.config.number("layer_norm_eps")

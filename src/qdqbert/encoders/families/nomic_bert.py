@@ -83,13 +83,7 @@ def _with_padded_vocabulary(reader: Reader) -> Reader:
 
 
 def read_rotated(reader: Reader, paths: LayerPaths, *, knows_ntk: bool = False) -> Encoder:
-    """Read a model with rotated queries and keys, and LayerNorms after the residual adds.
-
-    Args:
-        reader: Reader of the encoder.
-        paths: Paths of the parts of a layer.
-        knows_ntk: See `read_rotation`.
-    """
+    """Read a model with rotated queries and keys, and LayerNorms after the residual adds."""
     config = reader.config
     sizes = Sizes.of(reader, head="head_dim")
     limit = config.integer("max_position_embeddings", least=1)

@@ -31,12 +31,7 @@ def read_norms_first(
 ) -> Encoder:
     """Read a model with BERT's embeddings, whose layers normalize first.
 
-    Args:
-        reader: Reader of the encoder.
-        paths: Paths of the parts of a layer.
-        last: Path of the LayerNorm after the last layer.
-        padding_id: See `read_bert_like`.
-        has_norm: See `read_bert_like`.
+    `last` is the path of the LayerNorm after the last layer. For the others, see `read_bert_like`.
     """
     sizes = Sizes.of(reader)
     return dataclasses.replace(

@@ -38,8 +38,7 @@ def times_as_fast(candidate: CandidateReport, other: CandidateReport) -> float:
 def reason_of(found: Sequence[CandidateReport]) -> str:
     """Say in words why a candidate was chosen, and why faster ones were not.
 
-    Args:
-        found: All candidates, the fastest one first.
+    `found` are all candidates, the fastest one first.
     """
     chosen = next((each for each in found if each.verdict == "chosen"), None)
     if chosen is None:

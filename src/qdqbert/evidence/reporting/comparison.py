@@ -96,11 +96,7 @@ def quality(
 ) -> Table:
     """Compare models with their reference.
 
-    Args:
-        models: The models by name.
-        reference: Name of the reference; empty if there is none.
-        metrics: Its metrics.
-        task: Task of all of them.
+    `reference` is its name, empty if there is none, and `metrics` are its metrics.
     """
     found = {each.name: {reference: Cell(text=metric_text(each))} for each in metrics}
     for name, model in models.items():
@@ -311,10 +307,8 @@ def changed_sections(
 ) -> list[Section]:
     """Show examples whose prediction changed; nothing without any.
 
-    Args:
-        examples: The examples.
-        models: Names of the reference and the model, in a sentence.
-        names: Names of the columns with the predictions of the reference and of the model.
+    `models` names the reference and the model in a sentence, and `names` the columns of their
+    predictions.
     """
     has_labels = any(each.label is not None for each in examples)
     columns = ["example", *(["label"] if has_labels else []), *names]

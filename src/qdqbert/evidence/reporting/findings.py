@@ -91,9 +91,7 @@ _BEFORE_LAYER = re.compile(r"^.*?(?=[a-z]+[./]\d+[./])")
 def findings_section(storage: Storage, cpu_features: Sequence[str]) -> Section:
     """Show what is wrong with a file, a line for each finding.
 
-    Args:
-        storage: How the file stores its weights.
-        cpu_features: Features of the CPU that the model ran on, under Linux' names.
+    The model ran on a CPU with these features.
     """
     text = (
         f"{counted(storage.linear_layers, 'linear layer')}, {storage.int8_percent:.1f} % of whose "

@@ -51,10 +51,6 @@ def model_card(report: QuantizeReport, origin: Origin) -> str:
     """Return the model card of a folder that `quantize` wrote.
 
     It names no folder of this machine.
-
-    Args:
-        report: The measurements. It has a directory.
-        origin: Where the model comes from.
     """
     assert report.directory is not None
     name, source = Path(report.directory).name, markdown_code(Path(report.checkpoint).name)

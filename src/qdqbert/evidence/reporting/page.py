@@ -118,10 +118,7 @@ def _table(table: Table) -> str:
 def _cell(cell: Cell, column: Sequence[str], compared: Sequence[Cell]) -> str:
     """Return a cell, with its number on the axis of the cells that it is compared with.
 
-    Args:
-        cell: The cell.
-        column: Name of its column; empty if columns have no names.
-        compared: The cells that it is compared with.
+    `column` is the name of its column; empty if columns have no names.
     """
     style = "" if cell.level == "plain" else cell.level
     content = _text(cell.text) + _drawing(cell, compared)

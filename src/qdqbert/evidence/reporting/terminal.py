@@ -30,9 +30,7 @@ def plain_text(report: HasDocument) -> str:
 def rendered(report: HasDocument, spelled: Callable[[str], str] = str) -> RenderableType:
     """Return a report for a terminal: the result first, the command that runs it last.
 
-    Args:
-        report: The report.
-        spelled: Translates names of options in texts.
+    `spelled` translates names of options in texts.
     """
     return Group(*_parts(report, spelled))
 

@@ -26,10 +26,8 @@ _RECIPES: Mapping[str, tuple[RecipeName, ...]] = {
 def candidate_targets(recipe: RecipeName | None, weights_for: WeightsFor | None) -> list[Target]:
     """Return a target for each candidate: with one engine, and with its recipe.
 
-    Args:
-        recipe: Recipe of all candidates; `None` for their own ones.
-        weights_for: CPUs that the weights of all candidates are encoded for, as this does not
-            change the speed.
+    Without a `recipe`, candidates have their own. All are for the same CPUs, as this does not
+    change the speed.
     """
     found = []
     for name, own in _RECIPES.items():

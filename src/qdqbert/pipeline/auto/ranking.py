@@ -52,9 +52,7 @@ class Timer(Protocol):
     def __call__(self, *, single: int, bulk: int) -> Sample:
         """Run a candidate once.
 
-        Args:
-            single: Number of texts that run one at a time.
-            bulk: Number of texts that run at once.
+        `single` texts run one at a time, and then `bulk` texts at once.
         """
         ...
 
@@ -72,9 +70,7 @@ def rank(
 
     Candidates take turns.
 
-    Args:
-        timers: One for each candidate.
-        advance: Called after each of the `turns`.
+    They take turns, and `advance` is called after each of the `turns`.
     """
 
     def turn(single: int, bulk: int) -> list[Sample]:

@@ -41,11 +41,6 @@ class AnalyzeOptions(CalibratingCall):
     quantizers: Quantizers = option(default=Quantizers(), without=("dedicated_qdq_pairs",))
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserInputError: A value is not allowed, or two options contradict each other.
-        """
         super().__post_init__()
         if self.target == "float":
             raise UserInputError(

@@ -16,12 +16,7 @@ _MOST = 40
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a file that cannot be plotted to, before anything is measured.
-
-    Raises:
-        UserInputError: The format is unknown.
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Refuse a file that cannot be plotted to, before anything is measured."""
     if path.suffix not in FORMATS:
         raise UserInputError(
             f"`plot={str(path)!r}` must end in {', '.join(FORMATS)}.", argument="plot"
@@ -31,10 +26,6 @@ def check_plot(path: Path) -> None:
 
 def plot_costs(report: AnalyzeReport, path: Path) -> None:
     """Plot the SQNR of each unit alone, and of the rest if the units above it stay in float.
-
-    Args:
-        report: Result of `analyze`.
-        path: File to write, in one of `FORMATS`.
 
     Raises:
         UserInputError: The file cannot be written.

@@ -41,11 +41,6 @@ class BenchmarkOptions(Call):
     seconds: float = option(default=0.5, above=0)
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserInputError: A value is not allowed, or two options contradict each other.
-        """
         super().__post_init__()
         if not self.models:
             raise UserInputError("`models` is missing. Name at least one.", argument="models")

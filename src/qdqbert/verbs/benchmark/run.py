@@ -100,11 +100,7 @@ def _first_model(timing: Timing, timings: Sequence[Timing]) -> Timing:
 def _shared_engines(
     found: Sequence[_Found], options: BenchmarkOptions, engines: Sequence[EngineName]
 ) -> list[Candidate]:
-    """Leave out engines that run only some of the models, unless they were asked for.
-
-    Raises:
-        UserInputError: No engine runs all models.
-    """
+    """Leave out engines that run only some of the models, unless they were asked for."""
     candidates = [each for model in found for each in model.candidates]
     if engines:
         return candidates

@@ -27,10 +27,7 @@ _TOKENS = 128
 def find_storage(options: EvaluateOptions, task: str, batch: Batch) -> Storage | None:
     """Return how an .onnx file stores its weights; `None` for other models and float files.
 
-    Args:
-        options: Options of the call.
-        task: Name of the task.
-        batch: Texts, of which a few are run.
+    A few texts of the batch are run.
 
     Raises:
         UserInputError: The file cannot be read or run.

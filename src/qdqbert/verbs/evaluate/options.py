@@ -61,11 +61,6 @@ class EvaluateOptions(BatchCall):
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserInputError: A value is not allowed, or two options contradict each other.
-        """
         super().__post_init__()
         if self.limits.given() and self.reference is None:
             name, value = next(iter(self.limits.given().items()))

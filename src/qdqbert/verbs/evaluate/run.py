@@ -224,11 +224,7 @@ def read_examples(subject: Subject, options: EvaluateOptions) -> tuple[Dataset, 
 
 
 def _built_in(subject: Subject, max_examples: int | None) -> Dataset:
-    """Return the built-in sentences.
-
-    Raises:
-        UserInputError: The task does not read plain texts.
-    """
+    """Return the built-in sentences."""
     if not subject.task.reads_texts:
         raise UserInputError(
             f"`data` is missing. Task {subject.task.name!r} cannot be compared on the built-in "
@@ -342,11 +338,7 @@ def _check_outputs(expected: Predictions, predictions: Predictions, reference: o
 def _write_files(
     report: EvaluateReport, files: Mapping[str, bytes], output: Path, data: object
 ) -> EvaluateReport:
-    """Write files and the report to a folder, and return the report.
-
-    Raises:
-        UserInputError: The folder cannot be written, or a file in it is the data.
-    """
+    """Write files and the report to a folder, and return the report."""
     if isinstance(data, str) and any(is_within(Path(data), output / name) for name in files):
         raise overwrites("output", str(output), f"`data={data!r}`")
     report = dataclasses.replace(report, directory=str(output), files=(*files, REPORT_PAGE))

@@ -39,11 +39,7 @@ def predict_in_streams(
 ) -> Predictions:
     """Return the predictions of a model, one for each feature, in their order.
 
-    Args:
-        task: Task of the model.
-        scheduler: The model. Its threads end with the call.
-        features: Its inputs.
-        advance: Called for each feature.
+    The threads of the scheduler end with the call. `advance` is called for each feature.
 
     Raises:
         UserInputError: A feature cannot be run.

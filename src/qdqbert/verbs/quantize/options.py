@@ -82,11 +82,6 @@ class QuantizeOptions(CalibratingCall):
         return self.overwrite or (self.model is None and self.output is None)
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserInputError: A value is not allowed, or two options contradict each other.
-        """
         super().__post_init__()
         if not self.is_onnx:
             check_onnx_options(self.onnx, self.model)

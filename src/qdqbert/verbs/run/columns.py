@@ -123,12 +123,7 @@ def _read_names(
     entry: RowFormat,
     options: RunOptions,
 ) -> tuple[str, ...]:
-    """Return the columns of the texts.
-
-    Raises:
-        UserInputError: A column does not exist or cannot be inferred, or the first row may not be a
-            header.
-    """
+    """Return the columns of the texts."""
     path = rows[0].file if rows else options.input
     if entry.read is not None and not source.header:
         raise UserInputError(

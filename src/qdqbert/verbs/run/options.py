@@ -45,11 +45,6 @@ class RunOptions(RowOptions, Call):
     ray: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserInputError: A value is not allowed, or two options contradict each other.
-        """
         super().__post_init__()
         if self.ray is not None and self.input == STDIN:
             raise UserInputError(

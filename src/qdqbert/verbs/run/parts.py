@@ -234,11 +234,7 @@ def _is_part(path: Path) -> bool:
 
 
 def _check_identity(what: str, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Refuse to continue a run, named by `what`, with another input, model or options.
-
-    Raises:
-        UserInputError: Something differs.
-    """
+    """Refuse to continue a run, named by `what`, with another input, model or options."""
     details = []
     for name, current in identity.items():
         if name not in stored:
@@ -256,11 +252,7 @@ def _check_identity(what: str, stored: Mapping[str, Any], identity: Mapping[str,
 
 @contextlib.contextmanager
 def _locked(path: Path, output: Path) -> Iterator[None]:
-    """Keep other processes from writing the same parts.
-
-    Raises:
-        UserInputError: Another process writes them.
-    """
+    """Keep other processes from writing the same parts."""
     try:
         import fcntl
     except ImportError:

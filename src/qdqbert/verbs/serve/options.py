@@ -29,11 +29,6 @@ class ServeOptions(ServerOptions, Call):
     shutdown_seconds: int = option(default=30, at_least=0)
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserInputError: A value is not allowed.
-        """
         super().__post_init__()
         if not self.host.strip():
             raise UserInputError(

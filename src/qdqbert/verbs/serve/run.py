@@ -75,9 +75,6 @@ def _bound(options: ServeOptions, count: int) -> Iterator[list[socket.socket]]:
 
     Linux divides connections among sockets of one address. On other systems, the processes share
     one socket, and one of them may take most connections.
-
-    Raises:
-        UserInputError: The address is taken, or is not one of this machine.
     """
     with contextlib.ExitStack() as stack:
         # Alone, so that an address that another server uses is refused.
@@ -95,9 +92,6 @@ def _socket(options: ServeOptions, port: int, *, divides: bool = False) -> socke
 
     A name can have several addresses: the first of version 4 that is this machine's is taken, then
     the first of version 6.
-
-    Raises:
-        UserInputError: The address is taken, or is not one of this machine.
     """
     failure: Exception
     try:

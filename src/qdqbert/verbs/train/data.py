@@ -292,11 +292,7 @@ def _scale_notice(train: Dataset) -> list[str]:
 
 
 def _in_batch_notices(train: Dataset, batch_size: int) -> list[str]:
-    """Return notices on pairs without scores.
-
-    Raises:
-        UserInputError: A batch has no wrong answer.
-    """
+    """Return notices on pairs without scores."""
     texts = [example.content for example in train.examples]
     if len(texts[0]) == 2 and min(batch_size, len(texts)) < 2:
         raise UserInputError(

@@ -117,11 +117,6 @@ class TrainOptions(TaskCall):
     quantizers: Quantizers = option(default=Quantizers(), without=_OF_QUANTIZE["quantizers"])
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserInputError: A value is not allowed, or two options contradict each other.
-        """
         super().__post_init__()
         if not self.qat:
             given = self.options_of_new_quantizers()
