@@ -21,7 +21,6 @@ class Encoder:
 
     Attributes:
         embeddings: Token ids to hidden states.
-        layers: The encoder layers.
         limit: Longest text in tokens.
         final_norm: LayerNorm after the last layer; `None` if layers end with one.
         convolution: Convolution whose output is added to the states after the first layer, if any.
@@ -47,7 +46,6 @@ class Parts:
     Attributes:
         root: Reader of the whole checkpoint.
         body: Reader of the encoder.
-        encoder: The encoder.
     """
 
     root: Reader

@@ -360,7 +360,6 @@ class EncoderModel:
 
     Attributes:
         embeddings: Token ids to hidden states.
-        layers: The encoder layers.
         final_norm: LayerNorm after the last layer; `None` if layers end with one.
         heads: Heads on the last hidden states.
         limit: Longest text in tokens.

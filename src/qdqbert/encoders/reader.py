@@ -18,7 +18,6 @@ class Reader:
 
     Attributes:
         weights: All tensors.
-        config: The config.
         path: Path of the module that names are relative to, with a dot at its end; empty for the
             root.
         module: The same path in a model of transformers for the task, whose encoder may have a

@@ -248,7 +248,6 @@ class _Reader:
 
     Attributes:
         weights: Tensors of the checkpoint.
-        config: Its config.
         base: Prefix of the names of tensors in a model with a head.
     """
 

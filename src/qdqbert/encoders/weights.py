@@ -72,7 +72,6 @@ class Weights:
 
     Attributes:
         path: The file or the index, for messages.
-        files: The files.
     """
 
     def __init__(self, folder: Path, names: Collection[str] = WEIGHTS) -> None:

@@ -31,7 +31,6 @@ class Shard:
     """The share of a node.
 
     Attributes:
-        model: The model.
         groups: Groups of the sites.
         batches: Consecutive batches.
     """

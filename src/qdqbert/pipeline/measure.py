@@ -63,7 +63,6 @@ class _InPyTorch:
     """Results of PyTorch's fake quantization under a plan.
 
     Attributes:
-        plan: The plan.
         references: Its results, layer by layer, on batches of different lengths.
         floats: The float model's results on the same batches.
         sensitivity: The cost of each layer.

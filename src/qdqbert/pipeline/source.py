@@ -106,7 +106,6 @@ class Source(Described):
 
     Attributes:
         model: Where it is.
-        task: Its task.
         encoder: The model as data.
         graph: The .onnx file on ONNX Runtime; `None` for a checkpoint.
         output_names: Names of the outputs.

@@ -35,7 +35,6 @@ class Trials:
     Everything is computed with fake quantization, without an engine.
 
     Attributes:
-        plan: The plan.
         sited: The model with sites.
         calibration: Ranges of the call.
         baseline: The float model's results.

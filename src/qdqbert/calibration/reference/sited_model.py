@@ -44,7 +44,6 @@ class SitedModel:
     """A model with quantizers at its sites.
 
     Attributes:
-        model: The model.
         quantizers: Quantizers by site name, in the order of the model's modules.
     """
 

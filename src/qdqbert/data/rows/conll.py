@@ -26,7 +26,6 @@ class TokenExample:
     """A sentence.
 
     Attributes:
-        words: Its words.
         tags: The tag of each word; `None` if the data have no tags.
         row: Number of the row, or of the line that the sentence starts at. Not compared.
     """

@@ -50,11 +50,7 @@ def import_pyarrow() -> Any:
 
 
 class Batch:
-    """A record batch, and the columns that were converted to Python.
-
-    Attributes:
-        batch: The record batch.
-    """
+    """A record batch, and the columns that were converted to Python."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         """Keep the batch; nothing is converted yet."""

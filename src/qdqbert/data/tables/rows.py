@@ -26,7 +26,6 @@ class Header:
     """The columns of a file that names them before its rows.
 
     Attributes:
-        names: Their names.
         types: Their types as a schema of Arrow, if the file has types.
     """
 
@@ -75,7 +74,6 @@ class Column:
     """A column that a task adds to the rows.
 
     Attributes:
-        name: Its name.
         kind: What its values are: a text, a float, an integer, lists of texts or of numbers, arrays
             `(rows, numbers)`, lists of objects, or lists of such lists.
         fields: Names and kinds of the fields of objects.

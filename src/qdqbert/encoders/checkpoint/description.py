@@ -88,7 +88,6 @@ class Description(Described):
         name: Folder or hub id, as the user gave it.
         subfolder: Folder of the encoder in it; empty for its root.
         task: The task of its head.
-        family: Its family.
         adapter: Adapter that is merged into the weights; `None` for none.
     """
 

@@ -75,7 +75,6 @@ class Timed:
     """A candidate and its speed.
 
     Attributes:
-        candidate: The candidate.
         sample: Its times for the same texts as those of all other candidates.
         precision: Float type of the operators that are not int8.
         rejection: Why it is not close enough to float, in words; empty if it is, or if it was not

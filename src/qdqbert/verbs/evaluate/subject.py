@@ -57,12 +57,10 @@ class Subject:
 
     Attributes:
         name: Name of its folder or file, or its hub id.
-        task: Its task.
         engine: Name of the engine that runs it; `pytorch` for a checkpoint in float.
         target: Target that its graph was made for; `None` for PyTorch or an .onnx file.
         is_proxy: Whether the engine is a proxy for the runtime of the target.
         runner: The model, ready to run. A folder runs in the batches of `load`.
-        tokenizer: Its tokenizer.
         input_names: Names of its inputs.
         id2label: Names of its classes by index.
         max_length: Longest input in tokens.

@@ -68,7 +68,6 @@ class RowRun:
     """How rows are read, answered and written.
 
     Attributes:
-        model: The model.
         columns: Columns that are read and written.
         writer: How rows are written.
         options: Options of the call.

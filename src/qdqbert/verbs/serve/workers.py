@@ -93,7 +93,6 @@ class _Worker:
 
     Attributes:
         place: Number of its socket and of its CPUs.
-        process: The process.
         messages: File descriptor that it writes its message to.
         is_ready: Whether it accepts connections.
         failures: How many processes in a row died before they were ready.
