@@ -15,6 +15,8 @@ from pathlib import Path
 
 import qdqbert
 from qdqbert.loading import load as module
+from qdqbert.loading import options as load_options
+from qdqbert.runtime import options as engine_options
 from qdqbert.tasks.registry import TASKS
 
 STUB = Path(qdqbert.__file__).parent / "loading" / "typed_load.pyi"
@@ -68,11 +70,11 @@ def default(parameter: inspect.Parameter) -> str:
 
 
 def origins() -> dict[str, str]:
-    """Return the modules that names in the file of `load` come from."""
-    tree = ast.parse(inspect.getsource(module))
+    """Return the modules that names in the files of `load` and its options come from."""
     return {
         alias.name: str(node.module)
-        for node in tree.body
+        for each in (module, load_options, engine_options)
+        for node in ast.parse(inspect.getsource(each)).body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }

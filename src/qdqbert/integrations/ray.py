@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from qdqbert.common.errors import DataFileError, UserInputError
-from qdqbert.common.options.functions import constructor
+from qdqbert.common.options.functions import taking
 from qdqbert.integrations.batches import BatchKind, kind_of
 from qdqbert.loading.answers import answer_columns, entry_of, load_model, read_item, text_columns
 from qdqbert.runtime.options import RowOptions
@@ -39,7 +39,7 @@ class Predictor:
         >>> frame.mapInPandas(predict.map_in_pandas, "text string, label string, score double")
     """
 
-    @constructor(RowOptions)
+    @taking(RowOptions)
     def __init__(self, options: RowOptions) -> None:
         """Check the options.
 

@@ -6,21 +6,19 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.common.choices import EngineName, KernelName, Precision, ProviderName, TargetName
+from qdqbert.common.choices import EngineName, KernelName, ProviderName
 from qdqbert.common.errors import CheckpointError, UserInputError, showing
 from qdqbert.common.file_names import TOKENIZER
 from qdqbert.common.files import digest_of
-from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.machine import usable_cores
 from qdqbert.common.objects import ModelLike, SavedModel, saved
-from qdqbert.common.options.declared import check_arguments
+from qdqbert.common.options.functions import taking
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.peft import ADAPTER_CONFIG
-from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.registry import open_runner
@@ -34,6 +32,7 @@ from qdqbert.loading.float_checkpoint import (
     open_float_checkpoint,
     weight_folders,
 )
+from qdqbert.loading.options import LoadOptions
 from qdqbert.runtime.artifact import QUANTIZATION, Artifact, is_artifact, open_artifact, weights_of
 from qdqbert.runtime.batches import BatchPlan
 from qdqbert.runtime.model import Loaded
@@ -58,21 +57,8 @@ _SCHEDULES: dict[str, Schedule] = {
 _FLOAT_TARGETS = (None, "float", "native", "native-dynamic")
 
 
-@suggest_keywords
-def load(
-    path: ModelLike,
-    *,
-    task: TaskName | None = None,
-    engine: EngineName | None = None,
-    provider: ProviderName | None = None,
-    kernel: KernelName | None = None,
-    threads: int | None = None,
-    target: TargetName | None = None,
-    batch_invariant: bool = False,
-    precision: Precision = "int8",
-    adapter: str | None = None,
-    check: bool = True,
-) -> Any:
+@taking(LoadOptions)
+def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking` adds them
     """Load a model, ready to run on texts in INT8.
 
     It is a folder that `quantize` wrote, or a float checkpoint. The weights of a checkpoint are
@@ -80,36 +66,14 @@ def load(
     package for the native engine. A checkpoint that stores quantizers has their ranges.
 
     The graph is loaded when it is first needed; with a `provider` other than the CPU at once. Texts
-    are tokenized without transformers, and run without torch.
+    are tokenized without transformers, and run without torch. A message of level INFO in the log
+    "qdqbert" says which engine runs it, and why.
 
     Args:
         path: The folder; or the name of a model of the hub, OWNER/NAME or NAME, of which only the
             needed files are downloaded, to the hub's cache. Or a float model in memory:
             `(model, tokenizer)` of transformers, a pipeline, a `SentenceTransformer` or a
             `CrossEncoder`.
-        task: The task that the model must have, as a check. Type checkers know the class of the
-            returned object by it. With "sparse-embedding", a masked language model is run as
-            SPLADE, and with "feature-extraction" the encoder of a float checkpoint is an embedder.
-        engine: Engine that runs the graph. By default the fastest one that is installed, by the
-            folder's own measurements if they were made on a CPU like this one. A message of level
-            INFO in the log "qdqbert" says which and why.
-        provider: Execution provider of ONNX Runtime: "cuda" and so on. The CPU by default.
-        kernel: Instruction set of the native engine, which this CPU must have: "avx2" and so on.
-            By default the fastest one.
-        threads: Number of threads in all. By default one for each core that this process may use.
-        target: Graph to run, if the folder has several. By default the one that was made for the
-            engine.
-        batch_invariant: Run each input alone and without padding, so that its result does not
-            depend on other inputs. It is slower, most for short inputs. The report of `quantize`
-            says how much results depend on the batch without it. Results of the native engine
-            never do.
-        precision: How a float checkpoint runs: in "int8" on the native engine, or in "float" on
-            ONNX Runtime, to compare with. "float" is the same as the target "float".
-        adapter: Adapter of a float checkpoint that is merged into its weights, by its name. Without
-            it, an embedder that has adapters for several tasks, as jina-embeddings-v3, takes the
-            name in each call: `encode(texts, task="retrieval.query")`.
-        check: Whether a float checkpoint is compared with INT8 on 16 built-in texts. A message of
-            level INFO says how close they are, or of level WARNING if INT8 is not usable.
 
     Returns:
         An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,
@@ -129,26 +93,6 @@ def load(
         >>> model(["great food", "the room was cold"])
         [{'label': 'positive', 'score': 0.998}, {'label': 'negative', 'score': 0.981}]
     """
-    given: dict[str, Any] = {
-        "task": task,
-        "engine": engine,
-        "provider": provider,
-        "kernel": kernel,
-        "threads": threads,
-        "target": target,
-        "batch_invariant": batch_invariant,
-        "precision": precision,
-        "adapter": adapter,
-        "check": check,
-    }
-    check_arguments(load, given, threads={"at_least": 1})
-    if precision == "float":
-        if target not in (None, "float"):
-            raise UserInputError(
-                f"`precision='float'` contradicts the INT8 target `target={target!r}`. Pass one.",
-                argument="precision",
-            )
-        target = "float"
     with saved(path, "path") as source:
         if not isinstance(source, str | os.PathLike):
             raise UserInputError(
@@ -156,73 +100,88 @@ def load(
                 f"{type(source).__name__}.",
                 argument="path",
             )
-        called = str(source)
-        artifact = open_folder(
-            source,
-            precision="float" if target == "float" else "int8",
-            check=check,
-            engine=engine,
-            target=target,
-            task=task,
-            adapter=adapter,
-            provider=provider,
-        )
-    with showing(called, artifact.directory):
-        config = artifact.read_config()
-        found, model = model_for(artifact.task, config, wanted=task)
-        if model is None:
-            known = [name for name, each in TASKS.items() if each.model is not None]
-            raise UserInputError(
-                f"{called!r} is a model for {found!r}, which `load` does not run. It runs: "
-                f"{', '.join(known)}."
-            )
-        if task not in (None, found):
-            raise UserInputError(
-                f"`task={task!r}`: {called!r} is a model for {found!r}. Pass `task={found!r}`, or "
-                "the path of another model.",
-                argument="task",
-            )
-        chosen, reason = choose_engine(artifact, engine=engine, provider=provider, kernel=kernel)
-        name = artifact.target_for(chosen, target)
-        if not artifact.model_for(chosen, name).is_file():
-            download_graph(called, artifact, artifact.model_for(chosen, name))
-        _LOGGER.info("Running %s (%s) on %s%s.", called, name, chosen, reason and f": {reason}")
-        if chosen == "native" and kernel is None:
-            warn_of_slow_kernel(artifact)
+        artifact = open_folder(source, options)
+    with showing(str(source), artifact.directory):
+        config, kind = _kind_of(artifact, str(source), options.task)
+        engine, target = _graph_of(artifact, str(source), options)
         runners, scheduler, tokenizer = open_graph(
             artifact,
-            chosen,
-            name,
-            provider=provider,
-            kernel=kernel,
-            threads=threads,
-            batch_invariant=batch_invariant,
+            engine,
+            target,
+            provider=options.provider,
+            kernel=options.kernel,
+            threads=options.threads,
+            batch_invariant=options.batch_invariant,
         )
-        place: str | SavedModel
-        if isinstance(source, SavedModel):
-            # It is gone, and what was made of it is in the cache.
-            place = SavedModel(folder=str(artifact.directory), name=called)
-            given["adapter"] = None
-            adapters: tuple[str, ...] = ()
-        else:
+        adapters: tuple[str, ...] = ()
+        if not isinstance(source, SavedModel):
             adapters = tuple(artifact.quantization.get("adapters") or ())
-            # A pickle may be read in another folder.
-            place = called if is_hub_name(source) else str(Path(source).absolute())
-        loaded = Loaded(
-            name=called,
-            artifact=artifact,
-            engine=chosen,
-            target=name,
-            runners=runners,
-            scheduler=scheduler,
-            tokenizer=tokenizer,
-            config=config,
-            reopen=functools.partial(
-                _load_again, _content(artifact), place, given | {"check": False}
-            ),
-            adapters=adapters,
+        return kind(
+            Loaded(
+                name=str(source),
+                artifact=artifact,
+                engine=engine,
+                target=target,
+                runners=runners,
+                scheduler=scheduler,
+                tokenizer=tokenizer,
+                config=config,
+                reopen=_reopen(source, artifact, options),
+                adapters=adapters,
+            )
         )
-        return model(loaded)
+
+
+def _kind_of(
+    artifact: Artifact, name: str, task: str | None
+) -> tuple[Mapping[str, Any], Callable[[Loaded], Any]]:
+    """Return the config of a model, and the class for its task, which must be the one wanted."""
+    config = artifact.read_config()
+    found, kind = model_for(artifact.task, config, wanted=task)
+    if kind is None:
+        known = [name for name, each in TASKS.items() if each.model is not None]
+        raise UserInputError(
+            f"{name!r} is a model for {found!r}, which `load` does not run. It runs: "
+            f"{', '.join(known)}."
+        )
+    if task not in (None, found):
+        raise UserInputError(
+            f"`task={task!r}`: {name!r} is a model for {found!r}. Pass `task={found!r}`, or "
+            "the path of another model.",
+            argument="task",
+        )
+    return config, kind
+
+
+def _graph_of(artifact: Artifact, name: str, options: LoadOptions) -> tuple[EngineName, str]:
+    """Return the engine of a folder that runs, and the target of its graph, which is downloaded."""
+    engine, reason = choose_engine(
+        artifact, engine=options.engine, provider=options.provider, kernel=options.kernel
+    )
+    target = artifact.target_for(engine, "float" if options.is_float else options.target)
+    graph = artifact.model_for(engine, target)
+    if not graph.is_file():
+        download_graph(name, artifact, graph)
+    _LOGGER.info("Running %s (%s) on %s%s.", name, target, engine, reason and f": {reason}")
+    if engine == "native" and options.kernel is None:
+        warn_of_slow_kernel(artifact)
+    return engine, target
+
+
+def _reopen(
+    source: str | os.PathLike[str], artifact: Artifact, options: LoadOptions
+) -> Callable[..., Any]:
+    """Return what loads a model again."""
+    given: dict[str, Any] = {**options.given(), "check": False}
+    place: str | SavedModel
+    if isinstance(source, SavedModel):
+        # It is gone, and what was made of it is in the cache.
+        place = SavedModel(folder=str(artifact.directory), name=str(source))
+        given["adapter"] = None
+    else:
+        # A pickle may be read in another folder.
+        place = str(source) if is_hub_name(source) else str(Path(source).absolute())
+    return functools.partial(_load_again, _content(artifact), place, given)
 
 
 def _load_again(content: str, place: Any, options: Mapping[str, Any], **changes: Any) -> Any:
@@ -289,28 +248,10 @@ def open_graph(
     return runners, scheduler, tokenizer
 
 
-def open_folder(
-    path: str | os.PathLike[str],
-    *,
-    precision: Precision = "int8",
-    check: bool,
-    engine: EngineName | None = None,
-    target: TargetName | None = None,
-    task: TaskName | None = None,
-    adapter: str | None = None,
-    provider: ProviderName | None = None,
-) -> Artifact:
+def open_folder(path: str | os.PathLike[str], options: LoadOptions) -> Artifact:
     """Return the folder that runs a model: of `quantize`, or of the cache for a float checkpoint.
 
-    Args:
-        path: As in `load`. From the hub, settings and the weights of checkpoints are downloaded.
-        precision: As in `load`.
-        check: As in `load`.
-        engine: As in `load`. A float checkpoint is refused for the engines that do not run it.
-        target: As in `load`, and refused in the same way.
-        task: As in `load`, without the check.
-        adapter: As in `load`.
-        provider: As in `load`, and refused for a float checkpoint in INT8.
+    From the hub, settings and the weights of checkpoints are downloaded.
 
     Raises:
         CheckpointError: As in `load`.
@@ -320,10 +261,10 @@ def open_folder(
     is_on_hub = is_hub_name(path)
     folder = download_settings(str(path)) if is_on_hub else Path(path)
     if is_artifact(folder):
-        if adapter is not None:
+        if options.adapter is not None:
             raise UserInputError(
-                f"`adapter={adapter!r}` applies to float checkpoints, and {str(path)!r} is a "
-                "quantized model, whose weights are fixed. Leave it out.",
+                f"`adapter={options.adapter!r}` applies to float checkpoints, and {str(path)!r} is "
+                "a quantized model, whose weights are fixed. Leave it out.",
                 argument="adapter",
             )
         with showing(str(path), folder):
@@ -333,18 +274,18 @@ def open_folder(
 
         # It refuses what cannot be run before weights are downloaded.
         download_weights(
-            str(path), weight_folders(folder, str(path), task=task), commit=folder.name
+            str(path), weight_folders(folder, str(path), task=options.task), commit=folder.name
         )
     if is_float_checkpoint(folder):
-        _check_float(str(path), precision, engine=engine, target=target, provider=provider)
+        _check_float(str(path), options)
         with showing(str(path), folder):
             return open_float_checkpoint(
                 folder,
                 name=str(path),
-                precision=precision,
-                check=check,
-                task=task,
-                adapter=adapter,
+                precision="float" if options.is_float else "int8",
+                check=options.check,
+                task=options.task,
+                adapter=options.adapter,
             )
     if isinstance(path, SavedModel) and not folder.exists():
         raise CheckpointError(
@@ -376,14 +317,14 @@ def open_folder(
     return open_artifact(folder)
 
 
-def _check_float(name: str, precision: Precision, **given: str | None) -> None:
+def _check_float(name: str, options: LoadOptions) -> None:
     """Refuse options of `load` that a float checkpoint is not made for, before it is made."""
-    is_int8 = precision == "int8"
     allowed: Mapping[str, tuple[str | None, ...]] = {
-        "engine": (None, "native" if is_int8 else "onnxruntime"),
+        "engine": (None, "onnxruntime" if options.is_float else "native"),
         "target": _FLOAT_TARGETS,
-        "provider": (None,) if is_int8 else (given["provider"],),
+        "provider": (options.provider,) if options.is_float else (None,),
     }
+    given = {each: getattr(options, each) for each in allowed}
     argument = next((each for each, values in allowed.items() if given[each] not in values), None)
     if argument is not None:
         value = given[argument]

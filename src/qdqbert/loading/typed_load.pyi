@@ -22,15 +22,15 @@ from qdqbert.tasks.token_classification import TokenClassifier
 class LoadOptions(TypedDict, total=False):
     """Options of `load`."""
 
+    precision: Precision
+    adapter: str | None
+    check: bool
     engine: EngineName | None
     provider: ProviderName | None
     kernel: KernelName | None
     threads: int | None
     target: TargetName | None
     batch_invariant: bool
-    precision: Precision
-    adapter: str | None
-    check: bool
 
 @overload
 def load(
@@ -77,15 +77,15 @@ def load(
     path: ModelLike,
     *,
     task: TaskName | None = None,
+    precision: Precision = "int8",
+    adapter: str | None = None,
+    check: bool = True,
     engine: EngineName | None = None,
     provider: ProviderName | None = None,
     kernel: KernelName | None = None,
     threads: int | None = None,
     target: TargetName | None = None,
     batch_invariant: bool = False,
-    precision: Precision = "int8",
-    adapter: str | None = None,
-    check: bool = True,
 ) -> Any:
     """Load a model, ready to run on texts in INT8.
 
@@ -94,7 +94,8 @@ def load(
     package for the native engine. A checkpoint that stores quantizers has their ranges.
 
     The graph is loaded when it is first needed; with a `provider` other than the CPU at once. Texts
-    are tokenized without transformers, and run without torch.
+    are tokenized without transformers, and run without torch. A message of level INFO in the log
+    "qdqbert" says which engine runs it, and why.
 
     Args:
         path: The folder; or the name of a model of the hub, OWNER/NAME or NAME, of which only the
@@ -104,19 +105,6 @@ def load(
         task: The task that the model must have, as a check. Type checkers know the class of the
             returned object by it. With "sparse-embedding", a masked language model is run as
             SPLADE, and with "feature-extraction" the encoder of a float checkpoint is an embedder.
-        engine: Engine that runs the graph. By default the fastest one that is installed, by the
-            folder's own measurements if they were made on a CPU like this one. A message of level
-            INFO in the log "qdqbert" says which and why.
-        provider: Execution provider of ONNX Runtime: "cuda" and so on. The CPU by default.
-        kernel: Instruction set of the native engine, which this CPU must have: "avx2" and so on.
-            By default the fastest one.
-        threads: Number of threads in all. By default one for each core that this process may use.
-        target: Graph to run, if the folder has several. By default the one that was made for the
-            engine.
-        batch_invariant: Run each input alone and without padding, so that its result does not
-            depend on other inputs. It is slower, most for short inputs. The report of `quantize`
-            says how much results depend on the batch without it. Results of the native engine
-            never do.
         precision: How a float checkpoint runs: in "int8" on the native engine, or in "float" on
             ONNX Runtime, to compare with. "float" is the same as the target "float".
         adapter: Adapter of a float checkpoint that is merged into its weights, by its name. Without
@@ -124,6 +112,17 @@ def load(
             name in each call: `encode(texts, task="retrieval.query")`.
         check: Whether a float checkpoint is compared with INT8 on 16 built-in texts. A message of
             level INFO says how close they are, or of level WARNING if INT8 is not usable.
+        engine: Library that runs the graph. By default the fastest one that is installed, by the
+            folder's own measurements if they were made on a CPU like this one.
+        provider: Execution provider of ONNX Runtime; "cpu" by default.
+        kernel: Instruction set of the native engine, which this CPU must have. By default the
+            fastest one.
+        threads: Number of threads in all. By default one for each core that the process may use.
+        target: Graph to run, if the folder has several for one engine. By default the one that was
+            made for the engine.
+        batch_invariant: Run each input alone and without padding, so that its result does not
+            depend on other inputs. It is slower, most for short inputs. Results of the native
+            engine never do.
 
     Returns:
         An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,

@@ -65,29 +65,39 @@ class AnswerOptions(Options):
     aggregation_strategy: AggregationStrategy | None = None
 
 
-class RowOptions(TextColumnOptions, AnswerOptions):
+class EngineOptions(Options):
+    """Engine.
+
+    Attributes:
+        engine: Library that runs the graph. By default the fastest one that is installed, by the
+            folder's own measurements if they were made on a CPU like this one.
+        provider: Execution provider of ONNX Runtime; "cpu" by default.
+        kernel: Instruction set of the native engine, which this CPU must have. By default the
+            fastest one.
+        threads: Number of threads in all. By default one for each core that the process may use.
+        target: Graph to run, if the folder has several for one engine. By default the one that was
+            made for the engine.
+        batch_invariant: Run each input alone and without padding, so that its result does not
+            depend on other inputs. It is slower, most for short inputs. Results of the native
+            engine never do.
+    """
+
+    engine: EngineName | None = None
+    provider: ProviderName | None = None
+    kernel: KernelName | None = None
+    threads: int | None = option(default=None, at_least=1)
+    target: TargetName | None = None
+    batch_invariant: bool = False
+
+
+class RowOptions(TextColumnOptions, AnswerOptions, EngineOptions):
     """Common options.
 
     Attributes:
         model: Folder that `quantize` wrote, or a float checkpoint; or its name on the hub.
-        engine: Library that runs the graph. By default the fastest one that is installed.
-        provider: Execution provider of ONNX Runtime; "cpu" by default.
-        kernel: Instruction set of the native engine, which this CPU must have. By default the
-            fastest one.
-        target: Graph to run, if the folder has several for one engine. By default the one that was
-            made for the engine.
-        threads: Number of threads in all. By default one for each core.
-        batch_invariant: Run each row alone and without padding, so that its answer does not depend
-            on the other rows. This is slower. The native engine does not need it.
     """
 
     model: PathOption = option(kw_only=False)
-    engine: EngineName | None = None
-    provider: ProviderName | None = None
-    kernel: KernelName | None = None
-    target: TargetName | None = None
-    threads: int | None = option(default=None, at_least=1)
-    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -19,7 +19,7 @@ from qdqbert.common.options.declared import (
     groups_of,
     own_options,
 )
-from qdqbert.common.options.functions import with_arguments
+from qdqbert.common.options.functions import parameters_of, with_arguments
 from qdqbert.common.progress import Progress, progress_of
 from qdqbert.pipeline.calls import Call
 
@@ -60,7 +60,7 @@ def public(
 
         call.options = kind  # type: ignore[attr-defined]
         call.__signature__ = signature  # type: ignore[attr-defined]
-        call.__doc__ = with_arguments(docstring(function), kind, signature)
+        call.__doc__ = with_arguments(docstring(function), kind, list(signature.parameters))
         return call
 
     return decorate
@@ -74,13 +74,9 @@ def _saved(option: Declared, value: Any, stack: contextlib.ExitStack) -> Any:
 
 
 def _signature(options: type, function: Callable[..., Any]) -> inspect.Signature:
-    """Return the parameters: positional ones, then options that a class adds, then its groups."""
-    found = inspect.signature(options).parameters
-    names = [each.field for each in own_options(options) if each.field != "progress"]
-    names = [*names, *groups_of(options), "progress"]
-    ordered = [each for each in found.values() if each.kind is not each.KEYWORD_ONLY]
-    ordered += [found[name] for name in names if found[name] not in ordered]
-    return inspect.Signature(ordered, return_annotation=function.__annotations__["return"])
+    """Return the parameters of a function, `progress` last."""
+    parameters = sorted(parameters_of(options), key=lambda each: each.name == "progress")
+    return inspect.Signature(parameters, return_annotation=function.__annotations__["return"])
 
 
 def _advice(options: type, unknown: Mapping[str, Any]) -> str:

@@ -410,37 +410,6 @@ def _check(option: Declared, value: Any) -> None:
             )
 
 
-def check_arguments(
-    function: Callable[..., Any], arguments: Mapping[str, Any], **settings: Mapping[str, Number]
-) -> None:
-    """Check arguments of a function that is not made of a class of options, by its annotations.
-
-    Args:
-        function: The function.
-        arguments: The arguments by name.
-        settings: Bounds of the arguments by name, as in `option`.
-
-    Raises:
-        UserInputError: The type, the choice or the bounds of one of them are wrong.
-    """
-    hints = typing.get_type_hints(function)
-    for name, value in arguments.items():
-        kind, is_optional = _without_none(hints[name])
-        declared = Declared(
-            name=name,
-            field=name,
-            parameter=name,
-            type=kind,
-            is_optional=is_optional,
-            default=dataclasses.MISSING,
-            help="",
-            group=type(None),
-            settings=settings.get(name, {}),
-            is_path=_has_path(hints[name]),
-        )
-        _check(declared, value)
-
-
 def _check_outputs(options: Options) -> None:
     """Refuse outputs that cannot be written, or that would overwrite another path of the call.
 

@@ -1,4 +1,4 @@
-"""Signatures and docstrings of functions whose parameters are the fields of a class of options."""
+"""Functions whose parameters are the fields of a class of options."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from qdqbert.common.keywords import suggest_keywords
-from qdqbert.common.options.declared import docstring, helps_of
+from qdqbert.common.options.declared import docstring, groups_of, helps_of, own_options
 
 _P = ParamSpec("_P")
-_Self = TypeVar("_Self")
+_First = TypeVar("_First")
 _Options = TypeVar("_Options")
+_R = TypeVar("_R")
 
 
-def constructor(
+def taking(
     options: Callable[_P, _Options],
-) -> Callable[[Callable[[_Self, _Options], None]], Callable[Concatenate[_Self, _P], None]]:
-    """Make an `__init__` with the fields of a class as parameters of one that takes its options.
+) -> Callable[[Callable[[_First, _Options], _R]], Callable[Concatenate[_First, _P], _R]]:
+    """Let a function take the fields of its options, its second parameter, as parameters.
+
+    The fields' help is added to its docstring.
 
     Args:
         options: The class of the options.
@@ -28,31 +31,45 @@ def constructor(
     kind: Any = options
 
     def decorate(
-        function: Callable[[_Self, _Options], None],
-    ) -> Callable[Concatenate[_Self, _P], None]:
-        given = inspect.signature(kind)
-        first, *_ = inspect.signature(function).parameters.values()
+        function: Callable[[_First, _Options], _R],
+    ) -> Callable[Concatenate[_First, _P], _R]:
+        own, added = inspect.signature(function), parameters_of(kind)
+        first = next(iter(own.parameters))
+        signature = own.replace(parameters=[own.parameters[first], *added])
 
         @functools.wraps(function)
-        def call(self: _Self, *args: _P.args, **kwargs: _P.kwargs) -> None:
-            function(self, options(*args, **kwargs))
+        def call(*args: Any, **kwargs: Any) -> _R:
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
+            return function(given.pop(first), kind(**given))
 
         made: Any = call
-        made.__signature__ = given.replace(parameters=[first, *given.parameters.values()])
-        made.__doc__ = with_arguments(docstring(function), kind, given)
+        made.__signature__ = signature
+        made.__doc__ = with_arguments(docstring(function), kind, [each.name for each in added])
         return suggest_keywords(made)
 
     return decorate
 
 
-def with_arguments(text: str, options: type, signature: inspect.Signature) -> str:
-    """Add the help of the parameters to a docstring."""
+def parameters_of(options: type) -> list[inspect.Parameter]:
+    """Return the parameters: positional ones, then options that a class adds, then its groups."""
+    found = inspect.signature(options).parameters
+    names = [*(each.field for each in own_options(options)), *groups_of(options)]
+    first = [each for each in found.values() if each.kind is not each.KEYWORD_ONLY]
+    return first + [found[name] for name in names if found[name] not in first]
+
+
+def with_arguments(text: str, options: type, names: list[str]) -> str:
+    """Add the help of options to a docstring, after that of other parameters."""
     helps = helps_of(options)
     lines = [
         textwrap.fill(
             f"{name}: {helps[name]}", 96, initial_indent="    ", subsequent_indent=" " * 8
         )
-        for name in signature.parameters
+        for name in names
     ]
     before, *after = re.split(r"(?m)^(?=Returns:|Raises:)", text, maxsplit=1)
-    return "\n".join([f"{before}Args:", *lines, "", *after])
+    head = before.rstrip() if "Args:\n" in before else f"{before}Args:"
+    return "\n".join([head, *lines, "", *after])

@@ -18,6 +18,7 @@ from qdqbert.engines.registry import check_engine, float_engine, is_installed
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.reporting.benchmark import BenchmarkReport
 from qdqbert.loading.load import open_folder
+from qdqbert.loading.options import LoadOptions
 from qdqbert.pipeline.settings import check_sequences
 from qdqbert.runtime.artifact import Artifact, is_artifact, open_artifact
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
@@ -143,13 +144,13 @@ def _find(model: str, engines: Sequence[EngineName], sequences: Sequence[int]) -
                 for engine in (engines or ("openvino",) if is_openvino else float_engines)
             ]
         )
-    exported = open_folder(model, precision="float", check=False)
+    exported = open_folder(model, LoadOptions(precision="float", check=False))
     check_sequences(sequences, model, exported.max_length)
     in_float = _graphs(model, exported, cast(Sequence[EngineName], float_engines))
     if "native" not in (engines or installed):
         return _Found(candidates=in_float, max_length=exported.max_length)
     try:
-        rounded = open_folder(model, check=False)
+        rounded = open_folder(model, LoadOptions(check=False))
     except (CheckpointError, UserInputError) as error:
         if engines:
             raise

@@ -22,6 +22,7 @@ from qdqbert.engines.runner import Runner
 from qdqbert.graphs.imported.graph_runner import NO_NAMES, GivenNames, open_graph_file
 from qdqbert.loading.engine_choice import choose_engine
 from qdqbert.loading.load import open_folder, open_graph
+from qdqbert.loading.options import LoadOptions
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.settings import input_length
 from qdqbert.runtime.artifact import (
@@ -192,7 +193,10 @@ def load_subject(name: str, request: Request) -> Subject:
 def _load_rounded(name: str, request: Request) -> Subject:
     """Load a float checkpoint in INT8."""
     # Refuses targets that a float checkpoint is not made for.
-    artifact = open_folder(name, check=False, target=request.target, adapter=request.adapter)
+    artifact = open_folder(
+        name,
+        LoadOptions(engine="native", target=request.target, adapter=request.adapter, check=False),
+    )
     if artifact.calibration_fingerprints or not artifact.model_for("native").is_file():
         raise UserInputError(
             f"`{request.parameter}={name!r}` is a quantized model of the hub. Download it with "
