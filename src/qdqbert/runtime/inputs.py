@@ -156,6 +156,18 @@ def check_whole(argument: str, value: Any, *, at_least: int) -> None:
         )
 
 
+def check_choice(argument: str, value: Any, known: Sequence[str]) -> None:
+    """Check an argument that is one of some names.
+
+    Raises:
+        UserInputError: It is something else.
+    """
+    if value not in known:
+        raise UserInputError(
+            f"`{argument}={value!r}` is unknown. Known: {', '.join(known)}.", argument=argument
+        )
+
+
 def check_device(value: Any) -> None:
     """Check the argument `device` of calls, which code for sentence-transformers passes.
 

@@ -17,7 +17,7 @@ from qdqbert.common.choices import EngineName
 from qdqbert.common.errors import ModelClosedError, UserInputError
 from qdqbert.common.forks import repair_in_child
 from qdqbert.common.keywords import plain
-from qdqbert.common.progress import Progress, Silent
+from qdqbert.common.progress import Progress, Silent, progress_of
 from qdqbert.data.rows.lines import cut_notice
 from qdqbert.data.tokenizing.encoding import Encoded, Inputs, feature_of, make_batch, padding_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
@@ -430,6 +430,22 @@ class Model:
         if truncated:
             self._count_truncated(truncated, len(items), max_length or self.max_length)
         return answers
+
+    def _call(
+        self,
+        job: Job[_I, _A],
+        items: Sequence[_I],
+        *,
+        batch_size: int | None,
+        show_progress_bar: bool | None,
+        device: Any = None,
+        max_length: int | None = None,
+    ) -> list[_A]:
+        """Return the answers to all items, for calls with arguments of sentence-transformers."""
+        check_whole("batch_size", batch_size, at_least=1)
+        check_device(device)
+        progress = progress_of(bool(show_progress_bar))
+        return self._all(job, items, max_length=max_length, progress=progress)
 
     @property
     def truncated_inputs(self) -> int:

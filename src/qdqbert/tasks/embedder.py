@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
@@ -12,13 +12,12 @@ import numpy as np
 from qdqbert.common.choices import OUTPUT_DTYPES, OutputDtype
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import plain, suggest_keywords
-from qdqbert.common.progress import progress_of
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tables.rows import Column
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.runtime.artifact import quantize_command
 from qdqbert.runtime.inputs import (
-    check_device,
+    check_choice,
     check_whole,
     listed_texts,
 )
@@ -52,6 +51,8 @@ from qdqbert.tasks.small_vectors import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Values of `output_value`.
+_OF_TEXTS, _OF_TOKENS = "sentence_embedding", "token_embeddings"
 # More dimensions than embeddings have.
 _MOST = 2**31
 
@@ -225,8 +226,6 @@ class Embedder(PromptedModel[SmallEmbedding]):
             >>> vectors.shape
             (2, 384)
         """
-        check_whole("batch_size", batch_size, at_least=1)
-        check_device(device)
         if precision is not None and output_dtype not in (None, precision):
             raise UserInputError(
                 f"`output_dtype={output_dtype!r}` and `precision={precision!r}` are two names of "
@@ -247,11 +246,13 @@ class Embedder(PromptedModel[SmallEmbedding]):
             ranges=ranges,
         )
         texts = listed_texts(inputs, "inputs")
-        vectors = self._all(job, texts, progress=progress_of(bool(show_progress_bar)))
+        vectors = self._call(
+            job, texts, batch_size=batch_size, show_progress_bar=show_progress_bar, device=device
+        )
         found: Any = vectors
         if is_one:
             found = vectors[0]
-        elif output_value != "token_embeddings":
+        elif output_value != _OF_TOKENS:
             found = np.stack(vectors or self._all(job, ["a"]))[: len(vectors)]
         return converted(
             found,
@@ -380,7 +381,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
         Raises:
             UserInputError: The graph has no token states.
         """
-        job = self.job(output_value="token_embeddings", prompt="")
+        job = self.job(output_value=_OF_TOKENS, prompt="")
         return [each[None] for each in self._all(job, listed_texts(texts, "texts"))]
 
     @suggest_keywords
@@ -390,7 +391,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
         prompt_name: str | None = None,
         prompt: str | None = None,
         task: str | None = None,
-        output_value: str = "sentence_embedding",
+        output_value: str = _OF_TEXTS,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         chunk_overlap: int | None = None,
@@ -403,68 +404,37 @@ class Embedder(PromptedModel[SmallEmbedding]):
         With `keep_length`, embeddings of length 1 are scaled to length 1 again after a cut to fewer
         dimensions, unlike in sentence-transformers.
         """
-        if output_dtype not in OUTPUT_DTYPES:
-            raise UserInputError(
-                f"`output_dtype={output_dtype!r}` is unknown. Known: {', '.join(OUTPUT_DTYPES)}.",
-                argument="output_dtype",
-            )
+        check_choice("output_value", output_value, (_OF_TEXTS, _OF_TOKENS))
+        check_choice("output_dtype", output_dtype, OUTPUT_DTYPES)
         check_whole("truncate_dim", truncate_dim, at_least=1)
         check_whole("chunk_overlap", chunk_overlap, at_least=0)
-        if ranges is not None and output_dtype not in RANGED:
-            raise UserInputError(
-                f"`ranges` applies to `output_dtype` 'int8' and 'uint8', got {output_dtype!r}. "
-                "Leave it out.",
-                argument="ranges",
-            )
         adapter, prompt_name = self._chosen(task, prompt_name, prompt)
-        runners = self._with(adapter)._loaded.runners
+        prompt = self._prompt(prompt_name, prompt)
         shared: dict[str, Any] = {
             "tokenizer": self._loaded.tokenizer,
             "input_names": self._loaded.artifact.input_names,
-            "prompt": self._prompt(prompt_name, prompt),
+            "prompt": prompt,
             "adapter": adapter,
         }
-        if output_value == "sentence_embedding":
-            if EMBEDDING in runners.single.output_names:
-                shared["reads"] = (EMBEDDING,)
-            shared["normalize"] = normalize_embeddings
-            shared["dimensions"] = truncate_dim or self._truncate_dim
-            shared["keep_length"] = keep_length
-            shared["output_dtype"] = output_dtype
-            if output_dtype in RANGED:
-                shared["limits"] = (
-                    self._limits(shared["dimensions"], normalize_embeddings, keep_length)
-                    if ranges is None
-                    else checked_limits(ranges)
-                )
-            if chunk_overlap is None:
-                return Embed(**shared)
-            prompt_tokens = self._prompt_tokens(shared["prompt"], chunk_overlap)
-            return EmbedInChunks(**shared, overlap=chunk_overlap, prompt_tokens=prompt_tokens)
-        if output_value != "token_embeddings":
-            raise UserInputError(
-                f"`output_value={output_value!r}` is unknown. Known: sentence_embedding, "
-                "token_embeddings.",
-                argument="output_value",
-            )
-        if output_dtype != "float32":
-            raise UserInputError(
-                f"`output_dtype={output_dtype!r}` applies to sentence embeddings only. Leave it "
-                "out.",
-                argument="output_dtype",
-            )
-        if chunk_overlap is not None:
-            raise UserInputError(
-                f"`chunk_overlap={chunk_overlap}` applies to sentence embeddings only. Leave it "
-                "out.",
-                argument="chunk_overlap",
-            )
-        if "last_hidden_state" not in runners.single.output_names:
-            raise UserInputError(
-                "`output_value='token_embeddings'`: the graph returns sentence embeddings only.",
-                argument="output_value",
-            )
-        return States(**shared)
+        outputs = self._with(adapter)._loaded.runners.single.output_names
+        if output_value == _OF_TOKENS:
+            _check_states(outputs, output_dtype=output_dtype, chunk_overlap=chunk_overlap)
+        dimensions = truncate_dim or self._truncate_dim
+        limits = self._limits(output_dtype, ranges, dimensions, normalize_embeddings, keep_length)
+        if output_value == _OF_TOKENS:
+            return States(**shared)
+        shared |= {
+            "normalize": normalize_embeddings,
+            "dimensions": dimensions,
+            "keep_length": keep_length,
+            "output_dtype": output_dtype,
+            "limits": limits,
+            "reads": (EMBEDDING,) if EMBEDDING in outputs else None,
+        }
+        if chunk_overlap is None:
+            return Embed(**shared)
+        prompt_tokens = self._prompt_tokens(prompt, chunk_overlap)
+        return EmbedInChunks(**shared, overlap=chunk_overlap, prompt_tokens=prompt_tokens)
 
     def _check_width(self, truncate_dim: int | None) -> None:
         """Refuse a number of dimensions that embeddings do not have."""
@@ -503,8 +473,28 @@ class Embedder(PromptedModel[SmallEmbedding]):
         values = min(kept, self._width)
         return -(-values // 8) if output_dtype in ("binary", "ubinary") else values
 
-    def _limits(self, dimensions: int | None, normalize: bool, keep_length: bool) -> Embedding:
-        """Return the folder's range of vectors that are cut and scaled by these options."""
+    def _limits(
+        self,
+        output_dtype: OutputDtype,
+        given: Any,
+        dimensions: int | None,
+        normalize: bool,
+        keep_length: bool,
+    ) -> Embedding | None:
+        """Return the ranges of codes, if they depend on some: those given, or the folder's.
+
+        The folder's are those of vectors that are cut and scaled by these options.
+        """
+        if output_dtype not in RANGED:
+            if given is not None:
+                raise UserInputError(
+                    f"`ranges` applies to `output_dtype` 'int8' and 'uint8', got {output_dtype!r}. "
+                    "Leave it out.",
+                    argument="ranges",
+                )
+            return None
+        if given is not None:
+            return checked_limits(given)
         ranges = self._ranges()
         keeps = keep_length and ranges.have_length_1
         return shared_limits(ranges.limits(dimensions, is_scaled=normalize or keeps))
@@ -524,3 +514,18 @@ class Embedder(PromptedModel[SmallEmbedding]):
                 argument="chunk_overlap",
             )
         return tokens
+
+
+def _check_states(outputs: Collection[str], **given: Any) -> None:
+    """Refuse options that states of tokens do not have, and graphs without states."""
+    for name, value in given.items():
+        if value not in (None, "float32"):
+            raise UserInputError(
+                f"`{name}={value!r}` applies to sentence embeddings only. Leave it out.",
+                argument=name,
+            )
+    if "last_hidden_state" not in outputs:
+        raise UserInputError(
+            f"`output_value={_OF_TOKENS!r}`: the graph returns sentence embeddings only.",
+            argument="output_value",
+        )

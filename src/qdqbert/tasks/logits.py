@@ -9,10 +9,9 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.checkpoint.cross_encoder import Activation
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import lower_case
+from qdqbert.runtime.inputs import check_choice, lower_case
 from qdqbert.tasks.metrics import accuracy
 from qdqbert.tasks.task import (
     Answer,
@@ -62,13 +61,10 @@ def apply(function: Activation, logits: NDArray[Any]) -> NDArray[Any]:
 
 def check_function(function: Activation | None, argument: str) -> Activation | None:
     """Return the name of a function; raise `UserInputError` if it is unknown."""
-    given, function = function, lower_case(function)
-    if function is not None and function not in get_args(Activation):
-        raise UserInputError(
-            f"`{argument}={given!r}` is unknown. Known: {', '.join(get_args(Activation))}.",
-            argument=argument,
-        )
-    return function
+    named: Activation | None = lower_case(function)
+    if named is not None:
+        check_choice(argument, named, get_args(Activation))
+    return named
 
 
 def probabilities(logits: ArrayLike) -> NDArray[np.float64]:

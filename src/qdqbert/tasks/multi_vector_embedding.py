@@ -12,21 +12,20 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, Unpack, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
-from qdqbert.common.progress import progress_of
 from qdqbert.data.tables.rows import Column
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.model_settings import Kind
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead, TokenRules, read_token_rules
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.runtime.batches import Feature, Results
-from qdqbert.runtime.inputs import check_device, check_whole, listed_texts
+from qdqbert.runtime.inputs import check_choice, listed_texts
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
@@ -42,7 +41,6 @@ from qdqbert.tasks.prompts import (
     PromptedModel,
     Texts,
     check_as_many,
-    check_kind,
     first_prompt,
 )
 from qdqbert.tasks.ranked import check_ranking, ranked
@@ -221,15 +219,15 @@ class MultiVectorEmbedder(PromptedModel[Any]):
             >>> model.similarity(queries, documents)
             array([[26.4, 14.1]], dtype=float32)
         """
-        check_whole("batch_size", batch_size, at_least=1)
-        check_device(device)
         job = self.job(prompt_name=prompt_name, prompt=prompt, task=task)
         texts = listed_texts(inputs, "inputs")
-        vectors = self._all(
+        vectors = self._call(
             job,
             texts,
+            batch_size=batch_size,
+            show_progress_bar=show_progress_bar,
+            device=device,
             max_length=job.tokenizer.max_length,
-            progress=progress_of(bool(show_progress_bar)),
         )
         is_one = isinstance(inputs, str)
         return converted(
@@ -329,7 +327,8 @@ class MultiVectorEmbedder(PromptedModel[Any]):
         task: Kind | None = None,
     ) -> _Encode:
         """Return the job of `encode` with these options, for `stream`."""
-        check_kind(task)
+        if task is not None:
+            check_choice("task", task, get_args(Kind))
         return _job(
             self._rules,
             self._loaded.tokenizer,

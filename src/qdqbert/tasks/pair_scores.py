@@ -11,13 +11,10 @@ from numpy.typing import NDArray
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import suggest_keywords
-from qdqbert.common.progress import progress_of
 from qdqbert.encoders.checkpoint.cross_encoder import ACTIVATIONS, Activation, activation_of
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
     Text,
-    check_device,
-    check_whole,
     described,
     is_pair,
     listed,
@@ -179,8 +176,6 @@ class PairScorer(HasPrompts):
             UserInputError: `inputs` is not a pair or a list of pairs, or `prompt_name` is
                 unknown.
         """
-        check_whole("batch_size", batch_size, at_least=1)
-        check_device(device)
         is_one = is_pair(inputs)
         wanted = "a pair of texts or a list of them"
         pairs = [inputs] if is_one else listed(inputs, "inputs", wanted)
@@ -188,7 +183,9 @@ class PairScorer(HasPrompts):
         if apply_softmax and self.num_labels > 1:
             function = "softmax"
         job = self.scoring_job(prompt_name=prompt_name, prompt=prompt, activation=function)
-        rows = self._all(job, pairs, progress=progress_of(bool(show_progress_bar)))
+        rows = self._call(
+            job, pairs, batch_size=batch_size, show_progress_bar=show_progress_bar, device=device
+        )
         scores = np.stack(rows) if rows else np.zeros((0, self.num_labels), np.float32)
         scores = scores[:, 0] if scores.shape[1] == 1 else scores
         return converted(

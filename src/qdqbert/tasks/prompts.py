@@ -13,7 +13,6 @@ from typing import (
     Literal,
     TypedDict,
     TypeVar,
-    get_args,
     overload,
 )
 
@@ -129,18 +128,6 @@ def encode_in_turn(
                 # Queries and documents can have a shorter limit of their own, which is no loss.
                 truncated += item.truncated and job.tokenizer.max_length == max_length
     return tuple(features[position] for position in range(len(texts))), truncated
-
-
-def check_kind(task: Any) -> None:
-    """Refuse something else than a kind of texts or `None`.
-
-    Raises:
-        UserInputError: `task` is something else.
-    """
-    if task not in (None, *get_args(Kind)):
-        raise UserInputError(
-            f"`task={task!r}` is unknown. Known: {', '.join(get_args(Kind))}.", argument="task"
-        )
 
 
 def check_as_many(one: Sized, other: Sized, argument: str) -> None:

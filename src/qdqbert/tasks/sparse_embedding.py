@@ -12,7 +12,7 @@ import dataclasses
 import operator
 from collections.abc import Iterator, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, Unpack, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,13 @@ from qdqbert.common.extras import require
 from qdqbert.common.file_names import CONFIG
 from qdqbert.common.json_files import Fields, damaged
 from qdqbert.common.keywords import suggest_keywords
-from qdqbert.common.progress import progress_of
 from qdqbert.data.tables.rows import Column
 from qdqbert.encoders.checkpoint.model_settings import Kind
 from qdqbert.encoders.checkpoint.sparse_encoder import read_query_weights
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
-    check_device,
+    check_choice,
     check_text,
     check_whole,
     described,
@@ -47,7 +46,6 @@ from qdqbert.tasks.prompts import (
     PromptedModel,
     Texts,
     check_as_many,
-    check_kind,
 )
 from qdqbert.tasks.task import Prediction
 
@@ -415,13 +413,13 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
             >>> model.decode(found, top_k=3)
             [[('kitchen', 1.67), ('tap', 1.66), ('leak', 1.6)]]
         """
-        check_whole("batch_size", batch_size, at_least=1)
-        check_device(device)
         job = self.job(
             prompt_name=prompt_name, prompt=prompt, task=task, max_active_dims=max_active_dims
         )
         texts = [inputs] if isinstance(inputs, str) else listed_texts(inputs, "inputs")
-        vectors = self._all(job, texts, progress=progress_of(bool(show_progress_bar)))
+        vectors = self._call(
+            job, texts, batch_size=batch_size, show_progress_bar=show_progress_bar, device=device
+        )
         found = stack_vectors(vectors, self.dimensions)
         if not convert_to_sparse_tensor:
             dense = found.to_dense()
@@ -554,7 +552,8 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
         max_active_dims: int | None = None,
     ) -> Job[str, SparseVector]:
         """Return the job of `encode` with these options, for `stream`."""
-        check_kind(task)
+        if task is not None:
+            check_choice("task", task, get_args(Kind))
         check_whole("max_active_dims", max_active_dims, at_least=1)
         loaded = self._loaded
         shared: dict[str, Any] = {

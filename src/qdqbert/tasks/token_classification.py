@@ -24,7 +24,7 @@ from qdqbert.data.tables.rows import Column, Kind
 from qdqbert.data.tokenizing.chunks import in_chunks
 from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_whole, listed, lower_case
+from qdqbert.runtime.inputs import check_choice, check_whole, listed, lower_case
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute
@@ -387,12 +387,7 @@ class TokenClassifier(Model):
     ) -> Tag:
         """Return the job of a call with these options, for `stream`."""
         aggregation_strategy = lower_case(aggregation_strategy)
-        if aggregation_strategy not in get_args(Strategy):
-            raise UserInputError(
-                f"`aggregation_strategy={aggregation_strategy!r}` is unknown. Known: "
-                f"{', '.join(get_args(Strategy))}.",
-                argument="aggregation_strategy",
-            )
+        check_choice("aggregation_strategy", aggregation_strategy, get_args(Strategy))
         check_whole("stride", stride, at_least=0)
         tokenizer = self._loaded.tokenizer
         room = self.max_length - tokenizer.backend.num_special_tokens_to_add(is_pair=False)
