@@ -10,18 +10,18 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from qdqbert.common.choices import OutputDtype
-from qdqbert.serving.fields import Body, Refused, kind_options
+from qdqbert.serving.fields import NamesModel, Refused, kind_options
 from qdqbert.serving.output_dtype import base64_of
 from qdqbert.serving.rerank import rerank_error
-from qdqbert.serving.responses import Response, json_response
+from qdqbert.serving.responses import Response
 from qdqbert.serving.routing import Route
-from qdqbert.serving.service import Served, check_width, count_truncated
+from qdqbert.serving.service import Served, check_width
 from qdqbert.tasks.embedder import Embedder
 
 _EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
-class CohereBody(Body):
+class CohereBody(NamesModel):
     """Body of `/v1/embed` and `/v2/embed`."""
 
     refused: ClassVar[Refused] = {
@@ -30,9 +30,6 @@ class CohereBody(Body):
     }
 
     texts: Annotated[list[str], Field(min_length=1)] = Field(description="Texts to embed.")
-    model: str | None = Field(
-        None, description="Name of the model. Any name will do if the server has a single model."
-    )
     input_type: str | None = Field(
         None, description="Kind of the texts, which has a prompt of the model: `search_query`."
     )
@@ -80,23 +77,22 @@ async def _embed(body: CohereBody, served: Served, *, version: int) -> Response:
             truncate=body.truncate != "NONE",
             side="left" if body.truncate == "START" else None,
         )
-        vectors = [each.answer for each in answered]
+        vectors = answered.each
         per_value = 8 if dtype in ("binary", "ubinary") else 1
         check_width(vectors, body.output_dimension, per_value=per_value)
         found[kind] = [base64_of(each) for each in vectors] if kind == "base64" else vectors
     is_plain = version == 1 and body.embedding_types is None
-    return json_response(
+    return answered.response(
         {
             "id": str(uuid.uuid4()),
             "texts": body.texts,
             "embeddings": found["float"] if is_plain else found,
             "meta": {
                 "api_version": {"version": str(version)},
-                "billed_units": {"input_tokens": sum(each.tokens for each in answered)},
+                "billed_units": {"input_tokens": answered.tokens},
             },
             "response_type": "embeddings_floats" if is_plain else "embeddings_by_type",
-        },
-        truncated=count_truncated(answered),
+        }
     )
 
 

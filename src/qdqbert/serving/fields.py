@@ -105,6 +105,14 @@ class Body(BaseModel):
         )
 
 
+class NamesModel(Body):
+    """The field that names a model."""
+
+    model: str | None = Field(
+        None, description="Name of the model. Any name will do if the server has a single model."
+    )
+
+
 def in_parameters(kind: type[Body]) -> Renamed:
     """Return the fields of `parameters`, for bodies that read them beside it, too."""
     names = (*kind.model_fields, *kind.renamed, *kind.refused)
@@ -163,10 +171,8 @@ def check_tokens(model: Any, **limits: int | None) -> None:
     for name, limit in limits.items():
         if limit not in (None, -1) and limit < model.max_length:
             raise BadRequestError(
-                422,
                 f"`{name}`={limit} is not served: inputs are cut at the model's own "
-                f"{model.max_length} tokens. Leave it out.",
-                "Validation",
+                f"{model.max_length} tokens. Leave it out."
             )
 
 
@@ -196,9 +202,7 @@ def kind_options(
             found.append(_prompt(model.prompts, name, value))
     if any(each != found[0] for each in found):
         raise BadRequestError(
-            422,
-            "`prompt_name`, `input_type` and `task` choose different prompts. Send one of them.",
-            "Validation",
+            "`prompt_name`, `input_type` and `task` choose different prompts. Send one of them."
         )
     return found[0] if found else {}
 
@@ -214,9 +218,7 @@ def _prompt(prompts: Mapping[str, str], field: str, kind: str) -> dict[str, Any]
     if not prompts:
         return {}
     raise BadRequestError(
-        422,
-        f"`{field}`={kind!r:.80}: the model has no such prompt. It has: {', '.join(prompts)}.",
-        "Validation",
+        f"`{field}`={kind!r:.80}: the model has no such prompt. It has: {', '.join(prompts)}."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hmac
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from qdqbert.serving.options import ServerOptions
@@ -65,7 +65,11 @@ class BadRequestError(Exception):
     """
 
     def __init__(
-        self, status: int, message: str, kind: str, headers: dict[str, str] | None = None
+        self,
+        message: str,
+        status: int = 422,
+        kind: str = "Validation",
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """Keep the parts of the response."""
         super().__init__(message)
@@ -102,10 +106,9 @@ class BodyReader:
         if coding.strip().lower() not in ("", "identity"):
             # As RFC 9110, section 15.5.16.
             raise BadRequestError(
-                415,
                 f"`Content-Encoding: {coding}` is not served. Send the body as it is.",
-                "Validation",
-                {"Accept-Encoding": "identity"},
+                415,
+                headers={"Accept-Encoding": "identity"},
             )
         declared = named.get(b"content-length", b"")
         size = int(declared[:_MOST_DIGITS]) if declared.isdigit() else 0
@@ -121,10 +124,10 @@ class BodyReader:
         scheme, _, key = given.strip().partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
             raise BadRequestError(
-                401,
                 "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`.",
+                401,
                 "Unauthorized",
-                {"WWW-Authenticate": "Bearer"},
+                headers={"WWW-Authenticate": "Bearer"},
             )
 
     async def _body(self, receive: Receive) -> bytes | None:
@@ -154,16 +157,15 @@ class BodyReader:
     def too_slow(self) -> BadRequestError:
         """Return the error about a body that did not arrive in time."""
         return BadRequestError(
-            408,
             f"The body took longer than {self.seconds:g} seconds to arrive.",
+            408,
             "Timeout",
-            {"Connection": "close"},
+            headers={"Connection": "close"},
         )
 
     def _too_large(self, *, is_read: bool) -> BadRequestError:
         return BadRequestError(
-            413,
             f"The body is larger than {self._limits.max_body} bytes. Send fewer texts at a time.",
-            "Validation",
-            {} if is_read else {"Connection": "close"},
+            413,
+            headers={} if is_read else {"Connection": "close"},
         )

@@ -8,22 +8,19 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from qdqbert.serving.fields import Body, Refused
-from qdqbert.serving.responses import Response, json_response
+from qdqbert.serving.fields import NamesModel, Refused
+from qdqbert.serving.responses import Response
 from qdqbert.serving.routing import Route
-from qdqbert.serving.service import Served, check_width, count_truncated
+from qdqbert.serving.service import Served, check_width
 from qdqbert.tasks.embedder import Embedder
 
 
-class OllamaBody(Body):
+class OllamaBody(NamesModel):
     """Body of `/api/embed`."""
 
     refused: ClassVar[Refused] = {"options": ({},)}
 
     input: str | Annotated[list[str], Field(min_length=1)] = Field(description="A text or several.")
-    model: str | None = Field(
-        None, description="Name of the model. Any name will do if the server has a single model."
-    )
     truncate: bool | None = Field(
         None, description="Cut inputs that are too long, as by default. `false` refuses them."
     )
@@ -47,17 +44,15 @@ async def _embed(body: OllamaBody, served: Served) -> Response:
     texts = [body.input] if isinstance(body.input, str) else body.input
     options = {"truncate_dim": body.dimensions, "normalize_embeddings": True}
     found = await served.run("job", options, texts, truncate=body.truncate)
-    vectors = [each.answer for each in found]
-    check_width(vectors, body.dimensions)
-    return json_response(
+    check_width(found.each, body.dimensions)
+    return found.response(
         {
             "model": served.name,
-            "embeddings": vectors,
+            "embeddings": found.each,
             "total_duration": time.monotonic_ns() - started,
             "load_duration": 0,
-            "prompt_eval_count": sum(each.tokens for each in found),
-        },
-        truncated=count_truncated(found),
+            "prompt_eval_count": found.tokens,
+        }
     )
 
 

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from qdqbert.runtime.model import Model
 from qdqbert.serving.fields import (
     VLLM_REFUSED,
+    NamesModel,
     Refused,
     Renamed,
     Truncation,
@@ -25,14 +26,14 @@ from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.output_dtype import Vectors
 from qdqbert.serving.responses import Response, json_response, openai_error
 from qdqbert.serving.routing import NAME, Route
-from qdqbert.serving.service import Models, Served, check_width, count_truncated
+from qdqbert.serving.service import Models, Served, Usage, check_width
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.prompts import TokenIds
 
 _route = functools.partial(Route, tag="OpenAI", error_form=openai_error)
 
 
-class EmbeddingsBody(Vectors, Truncation):
+class EmbeddingsBody(Vectors, Truncation, NamesModel):
     """Body of `/v1/embeddings`."""
 
     renamed: ClassVar[Renamed] = {
@@ -59,9 +60,6 @@ class EmbeddingsBody(Vectors, Truncation):
     input: str | list[str] | list[StrictInt] | list[list[StrictInt]] = Field(
         description="A text or several; or token ids of the model's own tokenizer, with its "
         "special tokens."
-    )
-    model: str | None = Field(
-        None, description="Name of the model. Any name will do if the server has a single model."
     )
     dimensions: int | None = Field(
         None, ge=1, description="Leading dimensions to keep, for models trained for it."
@@ -91,13 +89,6 @@ class EmbeddingsBody(Vectors, Truncation):
         None, description="Not below the limit of the model, which is what is kept."
     )
     user: Any = Field(None, description="Ignored.")
-
-
-class Usage(TypedDict):
-    """Numbers of tokens."""
-
-    prompt_tokens: int
-    total_tokens: int
 
 
 class Embedding(TypedDict):
@@ -137,10 +128,8 @@ async def _embeddings(body: EmbeddingsBody, served: Served) -> Response:
     check_tokens(served.model, truncate_prompt_tokens=body.truncate_prompt_tokens)
     if body.normalized is False and await asyncio.to_thread(_have_length_1, served.model):
         raise BadRequestError(
-            422,
             "`normalized` is false, but the model itself scales embeddings to length 1. Leave it "
-            "out.",
-            "Validation",
+            "out."
         )
     kind = kind_options(
         served.model, prompt_name=body.prompt_name, input_type=body.input_type, task=body.task
@@ -154,20 +143,17 @@ async def _embeddings(body: EmbeddingsBody, served: Served) -> Response:
         **kind,
     }
     found = await served.run("job", options, _inputs(body.input), **body.cutting)
-    vectors = [each.answer for each in found]
-    check_width(vectors, body.dimensions, per_value=body.dimensions_per_value)
-    tokens = sum(each.tokens for each in found)
-    return json_response(
+    check_width(found.each, body.dimensions, per_value=body.dimensions_per_value)
+    return found.response(
         {
             "object": "list",
             "data": [
                 {"object": "embedding", "index": index, "embedding": each}
-                for index, each in enumerate(body.shown(vectors))
+                for index, each in enumerate(body.shown(found.each))
             ],
             "model": served.name,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        },
-        truncated=count_truncated(found),
+            "usage": found.usage,
+        }
     )
 
 
@@ -220,7 +206,7 @@ def _inputs(given: str | list[Any]) -> list[str | TokenIds]:
     if isinstance(given, str):
         return [given]
     if not given:
-        raise BadRequestError(422, "`input` is empty. Send at least one text.", "Validation")
+        raise BadRequestError("`input` is empty. Send at least one text.")
     if isinstance(given[0], int):
         return [TokenIds(given)]
     return [each if isinstance(each, str) else TokenIds(each) for each in given]

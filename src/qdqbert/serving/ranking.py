@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.serving.batcher import Answered
-from qdqbert.serving.service import Served
+from qdqbert.serving.service import Answers, Served
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder
 from qdqbert.tasks.regression import Regressor
@@ -18,25 +17,29 @@ from qdqbert.tasks.regression import Regressor
 
 async def rank_logits(
     served: Served, query: str, texts: Sequence[str], **cutting: Any
-) -> tuple[list[Answered], NDArray[np.float32]]:
+) -> tuple[Answers, NDArray[np.float32]]:
     """Return the answers of a model about texts, and their logits or MaxSim, `(texts,)`."""
     if isinstance(served.model, MultiVectorEmbedder):
         return await _rank_vectors(served, served.model, query, texts, **cutting)
     # Scores of large logits round to the same number.
     pairs = [(query, text) for text in texts]
     found = await served.run("scoring_job", {"activation": "none"}, pairs, **cutting)
-    return found, np.array([each.answer[0] for each in found])
+    return found, np.array([each[0] for each in found.each])
 
 
 async def _rank_vectors(
     served: Served, model: MultiVectorEmbedder, query: str, texts: Sequence[str], **cutting: Any
-) -> tuple[list[Answered], NDArray[np.float32]]:
-    (one,) = await served.run("job_of_kind", {"task": "query"}, [query], **cutting)
+) -> tuple[Answers, NDArray[np.float32]]:
+    one = await served.run("job_of_kind", {"task": "query"}, [query], **cutting)
     found = await served.run("job_of_kind", {"task": "document"}, texts, **cutting)
-    vectors = [each.answer for each in found]
     # It takes a while, and other requests are answered in the meantime.
-    scores = await asyncio.to_thread(model.similarity, [one.answer], vectors)
-    return [one, *found], scores[0]
+    scores = await asyncio.to_thread(model.similarity, one.each, found.each)
+    every = Answers(
+        each=found.each,
+        tokens=one.tokens + found.tokens,
+        truncated=one.truncated + found.truncated,
+    )
+    return every, scores[0]
 
 
 def scores_of(

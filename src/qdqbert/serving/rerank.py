@@ -13,14 +13,19 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from qdqbert.serving.batcher import Answered
-from qdqbert.serving.fields import VLLM_REFUSED, Refused, Renamed, Truncation, check_tokens
+from qdqbert.serving.fields import (
+    VLLM_REFUSED,
+    NamesModel,
+    Refused,
+    Renamed,
+    Truncation,
+    check_tokens,
+)
 from qdqbert.serving.limits import BadRequestError
-from qdqbert.serving.openai import Usage
 from qdqbert.serving.ranking import best_first, rank_logits, scores_of
-from qdqbert.serving.responses import Response, json_response
+from qdqbert.serving.responses import Response
 from qdqbert.serving.routing import Route
-from qdqbert.serving.service import Served, count_truncated
+from qdqbert.serving.service import Answers, Served, Usage
 from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder
 from qdqbert.tasks.reranking import Reranker
 
@@ -38,7 +43,7 @@ Documents = Annotated[list[str | Document], Field(min_length=1)]
 _RAW = {True: {"raw_scores": False}, False: {"raw_scores": True}}
 
 
-class Ranking(Truncation):
+class Ranking(Truncation, NamesModel):
     """What to rank, and how, apart from the documents."""
 
     renamed: ClassVar[Renamed] = {
@@ -55,9 +60,6 @@ class Ranking(Truncation):
     }
 
     query: str = Field(description="The query.")
-    model: str | None = Field(
-        None, description="Name of the model. Any name will do if the server has a single model."
-    )
     top_n: int | None = Field(
         None, ge=0, description="Number of documents to return; all by default, and for 0."
     )
@@ -131,7 +133,7 @@ def rerank_error(error: BadRequestError, message: str) -> RerankError:
 
 async def rank(
     body: Ranking, texts: Sequence[str], served: Served
-) -> tuple[list[Answered], list[tuple[int, float]]]:
+) -> tuple[Answers, list[tuple[int, float]]]:
     """Return the answers of a model about texts, and the best of these with their scores.
 
     Returns:
@@ -159,13 +161,12 @@ async def rank_documents(
     returns_documents = body.return_documents
     if returns_documents is None:
         returns_documents = version == 1
-    tokens = sum(each.tokens for each in found)
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": score}
         | ({"document": {"text": texts[index]}} if returns_documents else {})
         for index, score in ranked
     ]
-    return json_response(
+    return found.response(
         {
             "id": str(uuid.uuid4()),
             "object": "list",
@@ -176,13 +177,12 @@ async def rank_documents(
                 {**each, **({"document": texts[each["index"]]} if "document" in each else {})}
                 for each in results
             ],
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            "usage": found.usage,
             "meta": {
                 "api_version": {"version": str(version)},
-                "tokens": {"input_tokens": tokens, "output_tokens": 0},
+                "tokens": {"input_tokens": found.tokens, "output_tokens": 0},
             },
-        },
-        truncated=count_truncated(found),
+        }
     )
 
 

@@ -135,7 +135,7 @@ async def respond(found: Found, models: Models, method: str, path: str, body: by
     form = error_form_of(found, path)
     try:
         if found is None:
-            raise BadRequestError(404, f"Not Found: there is no route {path!r}.", "Validation")
+            raise BadRequestError(f"Not Found: there is no route {path!r}.", 404)
         route, name = found
         _check_method(route, method, path)
         parsed = _parsed(route, body)
@@ -147,7 +147,7 @@ async def respond(found: Found, models: Models, method: str, path: str, body: by
         return error_response(error, form)
     except Exception:
         _LOGGER.exception("A request to %s failed.", shortened(path))
-        failure = BadRequestError(500, "The request failed in the server.", "Backend")
+        failure = BadRequestError("The request failed in the server.", 500, "Backend")
         return error_response(failure, form)
 
 
@@ -161,7 +161,7 @@ def _check_method(route: Route, method: str, path: str) -> None:
     if method not in route.methods:
         allowed = ", ".join(route.methods)
         raise BadRequestError(
-            405, f"{path!r} answers {allowed}, got {method}.", "Validation", {"Allow": allowed}
+            f"{path!r} answers {allowed}, got {method}.", 405, headers={"Allow": allowed}
         )
 
 
@@ -175,7 +175,7 @@ def _parsed(route: Route, body: bytes) -> Any:
     except pydantic.ValidationError as error:
         raise described(error, route.body) from error
     except ValueError as error:
-        raise BadRequestError(422, f"The body: {error}. Send it once.", "Validation") from error
+        raise BadRequestError(f"The body: {error}. Send it once.") from error
     return parsed
 
 
@@ -185,9 +185,7 @@ def described(error: pydantic.ValidationError, body: type[Body]) -> BadRequestEr
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
         return BadRequestError(
-            422,
-            f"The body is not JSON: {reason}. Send JSON with `Content-Type: application/json`.",
-            "Validation",
+            f"The body is not JSON: {reason}. Send JSON with `Content-Type: application/json`."
         )
     if len(first["loc"]) > 1:
         name = str(first["loc"][0])
@@ -195,12 +193,10 @@ def described(error: pydantic.ValidationError, body: type[Body]) -> BadRequestEr
         if field.description is not None and _has_forms(field.annotation):
             # pydantic has an error for each form, and does not know which one was meant.
             expected = field.description[:1].lower() + field.description[1:]
-            return BadRequestError(422, f"`{name}`: expected {expected}", "Validation")
+            return BadRequestError(f"`{name}`: expected {expected}")
     place = ".".join(map(str, first["loc"]))
     text = first["msg"][:1].lower() + first["msg"][1:].replace(" after validation", "")
-    return BadRequestError(
-        422, f"`{place}`: {text}." if place else f"The body: {text}.", "Validation"
-    )
+    return BadRequestError(f"`{place}`: {text}." if place else f"The body: {text}.")
 
 
 def _has_forms(annotation: Any) -> bool:

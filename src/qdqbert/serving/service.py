@@ -14,8 +14,9 @@ from qdqbert.common.json_files import shown
 from qdqbert.data.tokenizing.tokenizer_files import Side
 from qdqbert.runtime.model import Model, TextEncoder
 from qdqbert.runtime.scheduler import Job
-from qdqbert.serving.batcher import Answered, Batcher, OverloadedError, TooLongError, size_of
+from qdqbert.serving.batcher import Batcher, OverloadedError, TooLongError, size_of
 from qdqbert.serving.limits import BadRequestError, Limits
+from qdqbert.serving.responses import Response, json_response
 
 # At most, around a text.
 _SPECIAL_TOKENS = 4
@@ -30,6 +31,37 @@ class ServedInfo(TypedDict):
     target: str
     max_input_length: int
     max_client_batch_size: int
+
+
+class Usage(TypedDict):
+    """Numbers of tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What a model answers to the inputs of a request.
+
+    Attributes:
+        each: The answers.
+        tokens: Number of tokens that ran.
+        truncated: Number of inputs that were cut.
+    """
+
+    each: list[Any]
+    tokens: int
+    truncated: int
+
+    @property
+    def usage(self) -> Usage:
+        """The numbers of tokens, as OpenAI's API has them."""
+        return {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
+
+    def response(self, content: Any) -> Response:
+        """Return a response with JSON, whose headers say how many inputs were cut."""
+        return json_response(content, truncated=self.truncated)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +102,7 @@ class Served:
         *,
         truncate: bool | None = None,
         side: Side | None = None,
-    ) -> list[Answered]:
+    ) -> Answers:
         """Return the answers to the inputs of a request.
 
         Args:
@@ -97,15 +129,20 @@ class Served:
             key = (method, side, repr(options))
             found = await self.batcher.run(key, job, items, truncate=truncate is not False)
         except TooLongError as error:
-            raise BadRequestError(413, str(error), "Validation") from error
+            raise BadRequestError(str(error), 413) from error
         except UserInputError as error:
-            raise BadRequestError(422, str(error), "Validation") from error
+            raise BadRequestError(str(error)) from error
         except OverloadedError as error:
             retry = {"Retry-After": str(error.retry_after)}
-            raise BadRequestError(429, str(error), "Overloaded", retry) from error
-        if truncated := count_truncated(found):
-            self.count_truncated(truncated)
-        return found
+            raise BadRequestError(str(error), 429, "Overloaded", headers=retry) from error
+        answers = Answers(
+            each=[each.answer for each in found],
+            tokens=sum(each.tokens for each in found),
+            truncated=sum(each.truncated for each in found),
+        )
+        if answers.truncated:
+            self.count_truncated(answers.truncated)
+        return answers
 
     def check_count(self, items: Sequence[Any]) -> None:
         """Refuse more inputs than a request may have.
@@ -115,9 +152,7 @@ class Served:
         """
         most = self.limits.max_texts
         if len(items) > most:
-            raise BadRequestError(
-                413, f"A request may have {most} inputs, got {len(items)}.", "Validation"
-            )
+            raise BadRequestError(f"A request may have {most} inputs, got {len(items)}.", 413)
 
     def _check_sizes(self, items: Sequence[Any]) -> None:
         """Refuse texts that a model would read whole, in more windows than a request may have."""
@@ -134,9 +169,7 @@ class Served:
         most = self.limits.max_read_characters
         if sum(map(size_of, items)) > most:
             raise BadRequestError(
-                413,
-                f"Inputs that are read whole may have {most} characters. Send them in parts.",
-                "Validation",
+                f"Inputs that are read whole may have {most} characters. Send them in parts.", 413
             )
 
     def check_states(self, texts: Sequence[str]) -> None:
@@ -149,16 +182,10 @@ class Served:
         tokens = sum(min(len(text) + _SPECIAL_TOKENS, longest) for text in texts)
         if tokens > most:
             raise BadRequestError(
-                413,
                 f"The response may have the states of {most} tokens, and these texts may have "
                 f"{tokens}. Send fewer at a time.",
-                "Validation",
+                413,
             )
-
-
-def count_truncated(answers: Sequence[Answered]) -> int:
-    """Return the number of inputs that were cut."""
-    return sum(each.truncated for each in answers)
 
 
 def check_width(
@@ -177,10 +204,9 @@ def check_width(
     width = len(vectors[0]) * per_value
     if requested is not None and requested > width:
         raise BadRequestError(
-            400,
             f"`dimensions` is {shown(requested)}, but embeddings of the model have {width}. "
             f"Send {width} or less, or leave it out.",
-            "Validation",
+            400,
         )
 
 
@@ -199,7 +225,7 @@ class Models:
         """
         if name not in self.by_name:
             raise BadRequestError(
-                404, f"There is no model {name!r}. {self._names()}", "ModelNotFound"
+                f"There is no model {name!r}. {self._names()}", 404, "ModelNotFound"
             )
         return self.by_name[name]
 
@@ -231,22 +257,18 @@ class Models:
             found = self.named(name)
             if not isinstance(found.model, kinds):
                 raise BadRequestError(
-                    422,
                     f"The model {name!r} is for the task {found.model.task!r}, which this route "
-                    "does not run.",
-                    "Validation",
+                    "does not run."
                 )
             return found
         fitting = self.names_of(kinds)
         if not fitting:
             raise BadRequestError(
-                404, f"No model of this server runs this route. {self._names()}", "ModelNotFound"
+                f"No model of this server runs this route. {self._names()}", 404, "ModelNotFound"
             )
         if len(fitting) > 1:
             names = ", ".join(f"/models/{each}/..." for each in fitting)
-            raise BadRequestError(
-                422, f"Several models run this route. Name one in the path: {names}", "Validation"
-            )
+            raise BadRequestError(f"Several models run this route. Name one in the path: {names}")
         return self.by_name[fitting[0]]
 
     def _names(self) -> str:

@@ -17,9 +17,9 @@ from pydantic import ConfigDict, Field, create_model
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.serving.fields import Body, in_parameters
-from qdqbert.serving.responses import Response, json_response
+from qdqbert.serving.responses import Response
 from qdqbert.serving.routing import Route
-from qdqbert.serving.service import Served, count_truncated
+from qdqbert.serving.service import Served
 from qdqbert.tasks.registry import TASKS
 
 _STRICT = ConfigDict(extra="forbid")
@@ -46,11 +46,8 @@ def _route(name: str, kind: type[Model], route: TaskRoute) -> Route:
         # Jobs take texts, and mappings with the fields of the other inputs.
         inputs = [each if isinstance(each, str) else dataclasses.asdict(each) for each in items]
         found = await served.run("job", given, inputs)
-        answers = [route.answer(each.answer, given) for each in found]
-        return json_response(
-            answers[0] if is_one and not route.wraps_one else answers,
-            truncated=count_truncated(found),
-        )
+        answers = [route.answer(each, given) for each in found.each]
+        return found.response(answers[0] if is_one and not route.wraps_one else answers)
 
     return Route(
         path=f"/{name}",

@@ -21,9 +21,9 @@ from qdqbert.serving.fields import Body, Refused, Renamed, Truncation, in_parame
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.output_dtype import Vectors
 from qdqbert.serving.rerank import Documents, Ranking, rank, rank_documents
-from qdqbert.serving.responses import Response, json_response
+from qdqbert.serving.responses import Response
 from qdqbert.serving.routing import Route
-from qdqbert.serving.service import Served, check_width, count_truncated
+from qdqbert.serving.service import Served, check_width
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder
 from qdqbert.tasks.prompts import HasPrompts
@@ -189,9 +189,8 @@ async def _embed(body: EmbedBody, served: Served) -> Response:
         "output_dtype": body.kind,
     }
     found = await served.run("job", options, _listed(body.inputs), **body.cutting)
-    vectors = [each.answer for each in found]
-    check_width(vectors, body.dimensions, per_value=body.dimensions_per_value)
-    return json_response(body.shown(vectors), truncated=count_truncated(found))
+    check_width(found.each, body.dimensions, per_value=body.dimensions_per_value)
+    return found.response(body.shown(found.each))
 
 
 async def _embed_sparse(body: EmbedSparseBody, served: Served) -> Response:
@@ -201,11 +200,11 @@ async def _embed_sparse(body: EmbedSparseBody, served: Served) -> Response:
     rows = [
         [
             {"index": index, "value": value}
-            for index, value in zip(each.answer.indices.tolist(), each.answer.values, strict=True)
+            for index, value in zip(each.indices.tolist(), each.values, strict=True)
         ]
-        for each in found
+        for each in found.each
     ]
-    return json_response(rows, truncated=count_truncated(found))
+    return found.response(rows)
 
 
 async def _embed_all(body: EmbedAllBody, served: Served) -> Response:
@@ -218,7 +217,7 @@ async def _embed_all(body: EmbedAllBody, served: Served) -> Response:
     else:
         options["output_value"] = "token_embeddings"
     found = await served.run(method, options, texts, **body.cutting)
-    return json_response([each.answer for each in found], truncated=count_truncated(found))
+    return found.response(found.each)
 
 
 async def _similarity(body: SimilarityBody, served: Served) -> Response:
@@ -227,14 +226,14 @@ async def _similarity(body: SimilarityBody, served: Served) -> Response:
     options = {"normalize_embeddings": True, "prompt_name": parameters.prompt_name}
     texts = [body.inputs.source_sentence, *body.inputs.sentences]
     found = await served.run("job", options, texts, **parameters.cutting)
-    source, *others = (each.answer for each in found)
-    return json_response(np.stack(others) @ source, truncated=count_truncated(found))
+    source, *others = found.each
+    return found.response(np.stack(others) @ source)
 
 
 async def _rerank(body: RerankBody, served: Served) -> Response:
     """Sort texts by how well they answer a query, the best one first."""
     if (body.texts is None) == (body.documents is None):
-        raise BadRequestError(422, "Send `texts`, or `documents` instead.", "Validation")
+        raise BadRequestError("Send `texts`, or `documents` instead.")
     if body.documents is not None:
         return await rank_documents(body, body.documents, served, version=1)
     assert body.texts is not None
@@ -244,7 +243,7 @@ async def _rerank(body: RerankBody, served: Served) -> Response:
         | ({"text": body.texts[index]} if body.return_documents else {})
         for index, score in ranked
     ]
-    return json_response(answers, truncated=count_truncated(found))
+    return found.response(answers)
 
 
 async def _predict(body: PredictBody, served: Served) -> Response:
@@ -253,9 +252,7 @@ async def _predict(body: PredictBody, served: Served) -> Response:
     function = options["function_to_apply"]
     if None not in (body.raw_scores, function) and body.raw_scores != (function == "none"):
         raise BadRequestError(
-            422,
-            "`raw_scores` and `function_to_apply` contradict each other; leave one of them out.",
-            "Validation",
+            "`raw_scores` and `function_to_apply` contradict each other; leave one of them out."
         )
     if body.raw_scores:
         options["function_to_apply"] = "none"
@@ -264,8 +261,7 @@ async def _predict(body: PredictBody, served: Served) -> Response:
     # Jobs take texts and pairs.
     texts = [each[0] if len(each) == 1 else each for each in items]
     found = await served.run("job", options, texts, **body.cutting)
-    answers = [each.answer for each in found]
-    return json_response(answers[0] if is_one else answers, truncated=count_truncated(found))
+    return found.response(found.each[0] if is_one else found.each)
 
 
 async def _tokenize(body: TokenizeBody, served: Served) -> Response:
@@ -275,7 +271,7 @@ async def _tokenize(body: TokenizeBody, served: Served) -> Response:
     served.check_read(texts)
     options = {"add_special_tokens": body.add_special_tokens is not False}
     found = await served.run("tokenizing_job", options, texts)
-    return json_response([each.answer for each in found])
+    return found.response(found.each)
 
 
 async def _decode(body: DecodeBody, served: Served) -> Response:
@@ -285,7 +281,7 @@ async def _decode(body: DecodeBody, served: Served) -> Response:
     served.check_read(items)
     options = {"skip_special_tokens": body.skip_special_tokens is not False}
     found = await served.run("decoding_job", options, items)
-    return json_response([each.answer for each in found])
+    return found.response(found.each)
 
 
 def _listed(inputs: str | list[str]) -> list[str]:
@@ -298,7 +294,7 @@ def _prompt(model: Model, name: str | None) -> str:
     try:
         return choose_prompt(prompts, None, name=name, text=None)
     except UserInputError as error:
-        raise BadRequestError(422, str(error), "Validation") from error
+        raise BadRequestError(str(error)) from error
 
 
 _route = functools.partial(Route, tag="text-embeddings-inference")

@@ -11,20 +11,25 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from qdqbert.serving.batcher import Answered
-from qdqbert.serving.fields import VLLM_REFUSED, Refused, Renamed, Truncation, check_tokens
+from qdqbert.serving.fields import (
+    VLLM_REFUSED,
+    NamesModel,
+    Refused,
+    Renamed,
+    Truncation,
+    check_tokens,
+)
 from qdqbert.serving.limits import BadRequestError
-from qdqbert.serving.openai import Usage
-from qdqbert.serving.responses import Response, json_response, openai_error
+from qdqbert.serving.responses import Response, openai_error
 from qdqbert.serving.routing import Route
-from qdqbert.serving.service import Served, count_truncated
+from qdqbert.serving.service import Answers, Served, Usage
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.reranking import Reranker
 
 _TextOrTexts = str | Annotated[list[str], Field(min_length=1)]
 
 
-class ScoreBody(Truncation):
+class ScoreBody(Truncation, NamesModel):
     """Body of `/score`."""
 
     renamed: ClassVar[Renamed] = {
@@ -44,9 +49,6 @@ class ScoreBody(Truncation):
     )
     text_2: _TextOrTexts = Field(
         description="The second texts. `documents` is another name of the field.",
-    )
-    model: str | None = Field(
-        None, description="Name of the model. Any name will do if the server has a single model."
     )
     truncate_prompt_tokens: int | None = Field(
         None, description="Not below the limit of the model, which is what is kept."
@@ -82,11 +84,10 @@ async def _score(body: ScoreBody, served: Served) -> Response:
     if isinstance(served.model, Reranker):
         options = {} if body.use_activation is not False else {"activation": "none"}
         found = await served.run("scoring_job", options, pairs, **body.cutting)
-        scores = np.array([each.answer[0] for each in found])
+        scores = np.array([each[0] for each in found.each])
     else:
         found, scores = await _cosines(served, pairs, **body.cutting)
-    tokens = sum(each.tokens for each in found)
-    return json_response(
+    return found.response(
         {
             "id": f"score-{uuid.uuid4().hex}",
             "object": "list",
@@ -96,21 +97,20 @@ async def _score(body: ScoreBody, served: Served) -> Response:
                 {"index": index, "object": "score", "score": score}
                 for index, score in enumerate(scores.tolist())
             ],
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        },
-        truncated=count_truncated(found),
+            "usage": found.usage,
+        }
     )
 
 
 async def _cosines(
     served: Served, pairs: list[tuple[str, str]], **cutting: Any
-) -> tuple[list[Answered], NDArray[np.float32]]:
+) -> tuple[Answers, NDArray[np.float32]]:
     """Return the answers of an embedder about the texts of pairs, and the cosine of each pair."""
     # Texts that are in several pairs run once.
     served.check_count(pairs)
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     found = await served.run("job", {"normalize_embeddings": True}, texts, **cutting)
-    vectors = {text: each.answer for text, each in zip(texts, found, strict=True)}
+    vectors = dict(zip(texts, found.each, strict=True))
     return found, np.array([vectors[first] @ vectors[second] for first, second in pairs])
 
 
@@ -127,10 +127,8 @@ def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
         first = first * len(second)
     if len(first) != len(second):
         raise BadRequestError(
-            422,
             f"`text_1` has {len(first)} texts and `text_2` {len(second)}. Send as many, or one "
-            "`text_1`.",
-            "Validation",
+            "`text_1`."
         )
     return list(zip(first, second, strict=True))
 

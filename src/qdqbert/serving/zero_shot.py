@@ -13,9 +13,9 @@ from pydantic import ConfigDict, Field
 
 from qdqbert.serving.fields import Body, Renamed, in_parameters
 from qdqbert.serving.limits import BadRequestError
-from qdqbert.serving.responses import Response, json_response
+from qdqbert.serving.responses import Response
 from qdqbert.serving.routing import Route
-from qdqbert.serving.service import Served, count_truncated
+from qdqbert.serving.service import Served
 from qdqbert.serving.text_embeddings_inference import ScoredClass
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.text_classification import TextClassifier
@@ -56,17 +56,15 @@ async def _classify(body: ZeroShotBody, served: Served) -> Response:
         labels = [each.strip() for each in labels.split(",") if each.strip()]
     if not labels or "{}" not in given.hypothesis_template:
         raise BadRequestError(
-            422,
             "`parameters`: expected at least one of `candidate_labels`, and `{}` in "
-            "`hypothesis_template`, in the place of a label.",
-            "Validation",
+            "`hypothesis_template`, in the place of a label."
         )
     entailment, contradiction = _entailment(served)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     sentences = [given.hypothesis_template.replace("{}", each) for each in labels]
     pairs = [(text, sentence) for text in texts for sentence in sentences]
     found = await served.run("scoring_job", {"activation": "none"}, pairs)
-    logits = np.stack([each.answer for each in found]).reshape(len(texts), len(labels), -1)
+    logits = np.stack(found.each).reshape(len(texts), len(labels), -1)
     if given.multi_label or len(labels) == 1:
         # The probability of entailment rather than contradiction.
         both = apply("softmax", logits[..., [contradiction, entailment]])
@@ -78,7 +76,7 @@ async def _classify(body: ZeroShotBody, served: Served) -> Response:
         order = np.argsort(-row, kind="stable").tolist()
         answers.append([{"label": labels[index], "score": float(row[index])} for index in order])
     is_one = isinstance(body.inputs, str)
-    return json_response(answers[0] if is_one else answers, truncated=count_truncated(found))
+    return found.response(answers[0] if is_one else answers)
 
 
 def _entailment(served: Served) -> tuple[int, int]:
@@ -93,10 +91,8 @@ def _entailment(served: Served) -> tuple[int, int]:
     own = next((index for index, name in enumerate(names) if name.startswith("entail")), None)
     if own is None:
         raise BadRequestError(
-            422,
             f"The model {served.name!r} has no class of entailment, which labels of a request "
-            f"need. It has: {', '.join(model.labels)}.",
-            "Validation",
+            f"need. It has: {', '.join(model.labels)}."
         )
     # As transformers chooses it: the first class, or the last one if that is entailment.
     return own, 0 if own != 0 else -1
