@@ -36,10 +36,7 @@ def load_model(options: RowOptions) -> Model:
 def read_item(entry: RowFormat, fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     """Return the input of the job for a row.
 
-    Args:
-        entry: The entry of the model.
-        fields: The fields of the row.
-        names: Columns of the texts; ignored by tasks whose columns have fixed names.
+    `names` are the columns of the texts; tasks whose columns have fixed names ignore them.
 
     Raises:
         DataFileError: The row cannot be used. The message is a phrase about "it".
@@ -135,11 +132,7 @@ def answer_columns(
 ) -> tuple[Column, ...]:
     """Return the columns of the answers, called `predicted_NAME` if the rows have a column `NAME`.
 
-    Args:
-        model: The model.
-        options: Options of the call.
-        path: What has the columns, for messages.
-        names: Names of the columns of the rows.
+    `path` is what has the columns, for messages, and `names` are those of the rows.
 
     Raises:
         DataFileError: The rows have columns of both names.

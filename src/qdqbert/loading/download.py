@@ -27,9 +27,6 @@ def download_settings(name: str) -> Path:
 
     Files that the hub's local cache has are not downloaded again.
 
-    Args:
-        name: Its name on the hub.
-
     Raises:
         CheckpointError: The hub has no such model, or cannot be reached.
     """
@@ -42,10 +39,7 @@ def download_settings(name: str) -> Path:
 def download_graph(name: str, artifact: Artifact, model: Path) -> None:
     """Download a graph to the folder of its model.
 
-    Args:
-        name: Name of the model on the hub.
-        artifact: The folder that `download_settings` returned.
-        model: File of the graph, in the folder of the artifact.
+    `artifact` is the folder that `download_settings` returned.
 
     Raises:
         CheckpointError: The hub does not have it, or cannot be reached.

@@ -217,14 +217,7 @@ def open_graph(
 ) -> tuple[Runners, Scheduler, Tokenizer]:
     """Return a graph of a folder, the scheduler of its inputs, and its tokenizer.
 
-    Args:
-        artifact: The folder.
-        engine: Engine that runs the graph.
-        target: Target of the graph.
-        provider: As in `load`.
-        kernel: As in `load`.
-        threads: As in `load`.
-        batch_invariant: As in `load`.
+    For the options, see `load`.
 
     Raises:
         CheckpointError: A file is not what `quantize` wrote, or they do not fit together.

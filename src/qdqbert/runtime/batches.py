@@ -90,10 +90,7 @@ def stack(
 ) -> dict[str, NDArray[np.int64]]:
     """Return features as one batch, padded at the end.
 
-    Args:
-        features: The inputs.
-        padding: Value that pads each input, by name.
-        length: Length of the batch in tokens.
+    `padding` has the value that pads each input, and `length` is in tokens.
 
     Returns:
         int64 arrays by name, `(batch, ..., length)`.

@@ -50,10 +50,7 @@ def listed(inputs: Any, argument: str, wanted: str) -> list[Any]:
 def listed_texts(inputs: Any, argument: str, *, takes_one: bool = True) -> list[str]:
     """Return texts as a list.
 
-    Args:
-        inputs: Texts.
-        argument: Name of the parameter.
-        takes_one: Whether `inputs` may be a single text.
+    If `takes_one`, `inputs` may be a single text.
 
     Raises:
         UserInputError: `inputs` or an item of it is something else.

@@ -408,11 +408,7 @@ class Model:
     ) -> list[_A]:
         """Return the answers to all items. The first ones that are truncated are logged.
 
-        Args:
-            job: The job.
-            items: Its inputs.
-            max_length: Limit of the job in tokens; `None` for the model's.
-            progress: Shows how many are done.
+        `max_length` is the limit of the job in tokens, the model's by default.
         """
         truncated = finished = 0
         shown = (progress or Silent()).throughput("Running the model", len(items))

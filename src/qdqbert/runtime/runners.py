@@ -26,10 +26,7 @@ class Runners:
     def __init__(self, open_runner: OpenRunner, *, threads: int, streams: int) -> None:
         """Load nothing yet.
 
-        Args:
-            open_runner: Loads the graph.
-            threads: Number of threads in all.
-            streams: Number of streams for many inputs; `threads` are divided among them.
+        `threads` is their number in all, which the `streams` for many inputs share.
         """
         self.streams = streams
         self._open = open_runner

@@ -148,11 +148,7 @@ class Scheduler:
     ) -> None:
         """Keep the graph; threads are started when they are needed.
 
-        Args:
-            runners: The graph.
-            schedule: How inputs are scheduled.
-            limit: Longest input of the model in tokens.
-            padding: Value that pads each input, by name.
+        `limit` is the longest input in tokens, and `padding` has the value that pads each input.
         """
         self._runners = runners
         self._schedule = schedule

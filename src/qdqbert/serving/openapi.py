@@ -12,13 +12,7 @@ from qdqbert.serving.service import Models
 
 
 def describe(routes: Sequence[Route], models: Models, *, version: str) -> dict[str, Any]:
-    """Return a description of routes in the format of OpenAPI 3.1.
-
-    Args:
-        routes: The routes.
-        models: The models, whose names can stand in paths.
-        version: Version of this package.
-    """
+    """Return a description of routes in the format of OpenAPI 3.1."""
     types = {
         (route.path, part): kind
         for route in routes

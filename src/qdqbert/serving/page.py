@@ -70,14 +70,7 @@ for (const each of document.querySelectorAll("pre"))
 
 
 def page(routes: Sequence[Route], models: Models, *, version: str, needs_key: bool) -> str:
-    """Return the page.
-
-    Args:
-        routes: The routes.
-        models: The models.
-        version: Version of this package.
-        needs_key: Whether requests need a key.
-    """
+    """Return the page."""
     every = models.by_name.values()
     return _PAGE.format(
         version=escape(version),

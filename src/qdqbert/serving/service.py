@@ -193,10 +193,7 @@ def check_width(
 ) -> None:
     """Refuse a number of dimensions that the model does not have.
 
-    Args:
-        vectors: The vectors.
-        requested: The number of dimensions; `None` for all.
-        per_value: Number of dimensions that a value holds.
+    `requested` is `None` for all, and `per_value` the number of dimensions that a value holds.
 
     Raises:
         BadRequestError: The vectors have fewer dimensions than requested.
@@ -239,11 +236,6 @@ class Models:
         """Return the model that a request means.
 
         Clients have to name a model in bodies. If the server has a single model, any name will do.
-
-        Args:
-            kinds: Kinds of models that can answer it.
-            in_path: Name of the model in the path.
-            in_body: Name of the model in the body.
 
         Raises:
             BadRequestError: No model or several can answer it.

@@ -54,11 +54,7 @@ def name_classes(
 
     Labels that mean no class are left out, as an error about one of them names its row.
 
-    Args:
-        labels: The labels, without spaces around them.
-        id2label: Names of the classes by number.
-        where: The data, as messages name them.
-        noun: Word for a label in messages.
+    `labels` have no spaces around them. Messages call the data `where`, and a label a `noun`.
 
     Raises:
         DataFileError: Numbers can be read in two ways, or count from 1 where classes count from 0.
@@ -131,10 +127,6 @@ def class_of(label: str, id2label: Mapping[int, str], *, noun: str = "Label") ->
 
 def new_names(dataset: Dataset, names_of: Callable[[Any], Iterable[str]]) -> set[str]:
     """Return the labels of a data set, which become the classes of a new head, or its scores.
-
-    Args:
-        dataset: The data.
-        names_of: Returns the labels of an example.
 
     Raises:
         DataFileError: There are fewer than two labels, one of them stands for a missing value, or

@@ -75,9 +75,7 @@ def count_entities(
 ) -> dict[str, EntityCounts]:
     """Return the counts of each type that is predicted or labelled, by its name, sorted.
 
-    Args:
-        predictions: Predicted tags, one sequence for each sentence.
-        labels: True tags, of the same lengths.
+    `predictions` and `labels` are tags, one sequence for each sentence.
     """
     left, right = set(find_entities(_joined(predictions))), set(find_entities(_joined(labels)))
     predicted, labelled, correct = (

@@ -91,10 +91,7 @@ def class_answers(outcome: Outcome, names: Mapping[int, Any] | Sequence[Any]) ->
 def score_answers(outcome: Outcome, values: ArrayLike, name: str) -> list[Answer]:
     """Return the number that a model computes for each example, which decides nothing.
 
-    Args:
-        outcome: The examples.
-        values: The numbers, `(examples,)`.
-        name: Name of the number.
+    `values` are the numbers, `(examples,)`.
     """
     numbers = np.asarray(values, dtype=np.float64)
     return [

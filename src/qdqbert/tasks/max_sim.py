@@ -27,10 +27,8 @@ def max_sim(
 ) -> NDArray[np.float32]:
     """Return the scores of all pairs, float32 `(queries, documents)`.
 
-    Args:
-        queries: Vectors of each query, `(tokens, dimensions)`.
-        documents: Vectors of each document, the same.
-        is_mean: Whether scores are divided by the number of vectors of the query.
+    Each query and document is `(tokens, dimensions)`. If `is_mean`, scores are divided by the
+    number of vectors of the query.
     """
     found = np.full((len(queries), len(documents)), NOTHING, np.float32)
     for chosen in _blocks(documents):

@@ -37,11 +37,7 @@ def f1_binary(
 ) -> float:
     """Return the F1 score of one class, in percent; 0 if it is neither predicted nor labelled.
 
-    Args:
-        predictions: As for `accuracy`.
-        labels: As for `accuracy`.
-        weights: As for `accuracy`.
-        positive: The class that is scored; 1 for MRPC and QQP of GLUE.
+    `positive` is the class that is scored; 1 for MRPC and QQP of GLUE.
 
     Raises:
         ValueError: As `accuracy`.
@@ -53,11 +49,6 @@ def f1_binary(
 
 def f1_macro(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> float:
     """Return the mean of the F1 scores of all classes predicted or labelled, in percent.
-
-    Args:
-        predictions: As for `accuracy`.
-        labels: As for `accuracy`.
-        weights: As for `accuracy`.
 
     Raises:
         ValueError: As `accuracy`.
@@ -97,11 +88,6 @@ def matthews(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | Non
     """Return Matthews' correlation of two or more classes times 100, -100 to 100.
 
     It is 0 if all predictions, or all labels, are of one class.
-
-    Args:
-        predictions: As for `accuracy`.
-        labels: As for `accuracy`.
-        weights: As for `accuracy`.
 
     Raises:
         ValueError: As `accuracy`.

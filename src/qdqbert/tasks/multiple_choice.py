@@ -125,10 +125,7 @@ def _examples(path: str, rows: Iterator[tuple[int, dict[str, object]]]) -> Itera
 def choice_example(where: str, row: Mapping[str, object], number: int) -> ChoiceExample:
     """Return the example of a row with SWAG's columns, or with a list of endings.
 
-    Args:
-        where: How messages refer to the row.
-        row: Its fields.
-        number: Its number.
+    `where` is how messages refer to the row.
 
     Raises:
         DataFileError: Fields are missing or malformed.

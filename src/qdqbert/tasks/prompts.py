@@ -97,10 +97,7 @@ def encode_in_turn(
 
     A text that begins with the prompt of a job belongs to this job, and gets no further prompt.
 
-    Args:
-        texts: The texts.
-        jobs: The jobs, which have different prompts.
-        max_length: Longest input in tokens.
+    The jobs have different prompts, and `max_length` is in tokens.
 
     Returns:
         A feature for each text, and the number of texts that were longer than `max_length`.

@@ -15,9 +15,7 @@ Relevance = NDArray[np.float64]
 def rank(scores: ArrayLike, relevance: ArrayLike) -> Relevance:
     """Return the relevance of documents, sorted by score, highest first. Shape `(documents,)`.
 
-    Args:
-        scores: Scores of a model. Shape `(documents,)`.
-        relevance: Above 0 for relevant documents. Same shape.
+    Scores and relevance are `(documents,)`; relevant documents have a relevance above 0.
     """
     gains = np.asarray(relevance, dtype=np.float64)
     order = np.lexsort((gains, -np.asarray(scores, dtype=np.float64)))

@@ -251,10 +251,8 @@ def largest_weights(
 ) -> SparseVector:
     """Return the largest weights by absolute value that are not 0, in the order of their words.
 
-    Args:
-        indices: Ids of words, in order, `(words,)`.
-        values: Their weights, `(words,)`.
-        count: Most weights to return; `None` for all.
+    `indices` are ids of words, in order, and `values` their weights, both `(words,)`. Without a
+    `count`, all are returned.
     """
     # NumPy finds true values much faster than numbers that are not 0.
     kept = np.flatnonzero(values != 0)

@@ -36,9 +36,7 @@ from qdqbert.tasks.task import (
 def score_tokens(logits: NDArray[np.float32], ids: NDArray[np.int32]) -> Prediction:
     """Return the log-probability of the true tokens, and the ids of the most likely ones.
 
-    Args:
-        logits: Logits over the vocabulary. Shape `(tokens, vocab)`.
-        ids: Ids of the true tokens. Shape `(tokens,)`.
+    `logits` are `(tokens, vocab)`, and `ids` of the true tokens `(tokens,)`.
 
     Returns:
         Shape `(tokens, 2)`. Log-softmax is computed in float64.
@@ -122,10 +120,7 @@ def token_answers(outcome: Outcome, ids: Sequence[NDArray[np.int32]]) -> list[An
 def keep_examples(features: Features, keep: Sequence[bool], *, why: str) -> Features:
     """Leave out examples that have nothing to predict, and add a notice about them.
 
-    Args:
-        features: Features, one for each example.
-        keep: Whether to keep each example.
-        why: The fault of the rest: "without a token to mask".
+    `why` is the fault of the rest: "without a token to mask".
 
     Raises:
         DataFileError: No example is left.

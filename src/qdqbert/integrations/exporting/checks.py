@@ -123,10 +123,7 @@ def check_graph(
 ) -> list[Agreement]:
     """Run an exported graph on ONNX Runtime, each text alone, and compare it with the folder.
 
-    Args:
-        source: The model.
-        graph: The exported graph.
-        inputs_of: Returns its inputs for a text or pair, each `(1, tokens)`.
+    `inputs_of` returns its inputs for a text or pair, each `(1, tokens)`.
 
     Raises:
         UserInputError: The results are not close.

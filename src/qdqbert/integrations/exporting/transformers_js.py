@@ -139,10 +139,7 @@ def _usage(source: Source, folder: Path) -> str:
 def _code(source: Source, name: str, *, local: str = "") -> str:
     """Return JavaScript that runs the model.
 
-    Args:
-        source: The model.
-        name: Its name on the hub, or of its folder.
-        local: Lines that say where folders are.
+    `local` are lines that say where folders are.
     """
     task, model = source.artifact.task, json.dumps(name)
     env = "env, " if local else ""

@@ -47,10 +47,7 @@ def has_settings(folder: Path) -> bool:
 def weight_folders(folder: Path, name: str, *, task: TaskName | None = None) -> tuple[str, ...]:
     """Return the paths in a checkpoint of the folders with weights, by its settings.
 
-    Args:
-        folder: The folder of the checkpoint, which may lack the weights.
-        name: The user's name for it.
-        task: As in `read_checkpoint`.
+    The folder may lack the weights. For the other arguments, see `read_checkpoint`.
 
     Raises:
         CheckpointError: The family is not supported, or a setting is missing or damaged.

@@ -29,9 +29,7 @@ _TEXTS, _LONGEST_TEXT = 16, 128
 def measure_closeness(checkpoint: FloatCheckpoint, packed: Path) -> Closeness:
     """Compare the last output of INT8 on the native engine with float on ONNX Runtime.
 
-    Args:
-        checkpoint: The checkpoint.
-        packed: The packed model, next to its tokenizer.
+    The packed model is next to its tokenizer.
 
     Raises:
         OSError: The float graph, a temporary file, cannot be written.

@@ -165,14 +165,7 @@ def write_folder(
 def _expanding(
     checkpoint: FloatCheckpoint, model: EncoderModel, settings: Mapping[str, Any], backend: Any
 ) -> EncoderModel:
-    """Return a model that knows the token that expands queries, if it has one.
-
-    Args:
-        checkpoint: The checkpoint.
-        model: Its model.
-        settings: Settings of its tokenizer.
-        backend: The tokenizer.
-    """
+    """Return a model that knows the token that expands queries, if it has one."""
     if not isinstance(checkpoint.head, MultiVectorHead):
         return model
     unattended = checkpoint.head.rules.unattended_id(

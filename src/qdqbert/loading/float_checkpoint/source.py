@@ -89,9 +89,7 @@ class FloatCheckpoint:
     def guesses(self, name: str, *, is_named: bool) -> tuple[str, ...]:
         """Return sentences on what no file says.
 
-        Args:
-            name: The user's name for the checkpoint.
-            is_named: Whether the user named the task.
+        `name` is the user's name for the checkpoint; `is_named`, whether the user named the task.
         """
         if self.layout is not None or family_of(self.config).embedding is not None:
             return ()

@@ -40,11 +40,7 @@ def add_output_quantizers_(
 ) -> None:
     """Add quantizers to the outputs that no quantizer of the layers reads.
 
-    Args:
-        model: A model whose layers have their quantizers; changed in place.
-        layers: Paths of its encoder layers, in order.
-        family: Layout of the layers, which `check_outputs` accepts.
-        factory: Makes the quantizers.
+    The layers, by their paths in order, have theirs, and `check_outputs` accepts the family.
     """
     assert family.training is not None
     sites = family.training.layer

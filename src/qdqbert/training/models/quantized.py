@@ -85,8 +85,7 @@ class QuantizedModel:
 
         Ranges that still fit are kept. A calibrator takes effect at the next calibration.
 
-        Args:
-            options: All options. Missing ones get their defaults.
+        Missing options get their defaults.
 
         Raises:
             UnmatchedRuleError: A pattern matches no quantizer.
@@ -176,9 +175,7 @@ class QuantizedModel:
 def check_ranges(name: str, model: Any) -> None:
     """Refuse ranges and scales that a quantizer cannot use.
 
-    Args:
-        name: Name of the checkpoint, for messages.
-        model: The model.
+    `name` is that of the checkpoint, for messages.
 
     Raises:
         CheckpointError: There is one.

@@ -52,9 +52,7 @@ def similarity_loss(embeddings: Tensor, scores: Tensor) -> Tensor:
 def relevance_loss(logits: Tensor, scores: Tensor) -> Tensor:
     """Return the binary cross-entropy of the sigmoid of one output and a score. Shape `()`.
 
-    Args:
-        logits: Outputs of the model. Shape `(pairs, 1)`.
-        scores: Scores from 0 to 1. Shape `(pairs,)`.
+    `logits` are `(pairs, 1)`, and `scores` from 0 to 1 `(pairs,)`.
 
     Source: the default loss of sentence-transformers' `CrossEncoder` with one output.
     """
