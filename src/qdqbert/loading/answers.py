@@ -21,15 +21,7 @@ _PREFIX = "predicted_"
 
 def load_model(options: RowOptions) -> Model:
     """Load the model that options name; see `load`."""
-    model: Model = load(
-        options.model,
-        engine=options.engine,
-        provider=options.provider,
-        kernel=options.kernel,
-        target=options.target,
-        threads=options.threads,
-        batch_invariant=options.batch_invariant,
-    )
+    model: Model = load(options.model, **options.of_engine())
     return model
 
 

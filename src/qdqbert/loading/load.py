@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.common.choices import EngineName, KernelName, ProviderName
+from qdqbert.common.choices import EngineName
 from qdqbert.common.errors import CheckpointError, UserInputError, showing
 from qdqbert.common.file_names import TOKENIZER
 from qdqbert.common.files import digest_of
@@ -36,6 +36,7 @@ from qdqbert.loading.options import LoadOptions
 from qdqbert.runtime.artifact import QUANTIZATION, Artifact, is_artifact, open_artifact, weights_of
 from qdqbert.runtime.batches import BatchPlan
 from qdqbert.runtime.model import Loaded
+from qdqbert.runtime.options import EngineOptions
 from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import Schedule, Scheduler
 from qdqbert.tasks.registry import TASKS, model_for
@@ -104,15 +105,7 @@ def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking
     with showing(str(source), artifact.directory):
         config, kind = _kind_of(artifact, str(source), options.task)
         engine, target = _graph_of(artifact, str(source), options)
-        runners, scheduler, tokenizer = open_graph(
-            artifact,
-            engine,
-            target,
-            provider=options.provider,
-            kernel=options.kernel,
-            threads=options.threads,
-            batch_invariant=options.batch_invariant,
-        )
+        runners, scheduler, tokenizer = open_graph(artifact, engine, target, options)
         adapters: tuple[str, ...] = ()
         if not isinstance(source, SavedModel):
             adapters = tuple(artifact.quantization.get("adapters") or ())
@@ -206,18 +199,9 @@ def _content(artifact: Artifact) -> str:
 
 
 def open_graph(
-    artifact: Artifact,
-    engine: EngineName,
-    target: str,
-    *,
-    provider: ProviderName | None = None,
-    kernel: KernelName | None = None,
-    threads: int | None = None,
-    batch_invariant: bool = False,
+    artifact: Artifact, engine: EngineName, target: str, options: EngineOptions
 ) -> tuple[Runners, Scheduler, Tokenizer]:
     """Return a graph of a folder, the scheduler of its inputs, and its tokenizer.
-
-    For the options, see `load`.
 
     Raises:
         CheckpointError: A file is not what `quantize` wrote, or they do not fit together.
@@ -226,13 +210,13 @@ def open_graph(
     graph = artifact.model_for(engine, target)
     _check_files(artifact, graph)
     schedule = _SCHEDULES[engine]
-    if batch_invariant and not schedule.is_invariant:
+    if options.batch_invariant and not schedule.is_invariant:
         alone = BatchPlan(tokens=1, multiple=1)
         # The graph for many inputs runs single ones, too: another number of threads may round
         # differently.
         schedule = dataclasses.replace(schedule, plan=alone, single_tokens=0)
-    runners = _runners(artifact, engine, target, provider, kernel, threads)
-    if provider not in (None, "cpu"):
+    runners = _runners(artifact, engine, target, options)
+    if options.provider not in (None, "cpu"):
         # A provider can be installed and not start.
         _ = runners.many
     tokenizer = Tokenizer.from_folder(artifact.directory, max_length=artifact.max_length)
@@ -329,12 +313,7 @@ def _check_float(name: str, options: LoadOptions) -> None:
 
 
 def _runners(
-    artifact: Artifact,
-    engine: EngineName,
-    target: str,
-    provider: str | None,
-    kernel: str | None,
-    threads: int | None,
+    artifact: Artifact, engine: EngineName, target: str, options: EngineOptions
 ) -> Runners:
     path = artifact.model_for(engine, target)
     names = (*artifact.input_names, *artifact.quantization.get("outputs", ()))
@@ -346,22 +325,18 @@ def _runners(
             threads=threads,
             streams=streams,
             names=names,
-            provider=provider,
-            kernel=kernel,
+            provider=options.provider,
+            kernel=options.kernel,
         )
 
-    cores = threads or usable_cores()
+    cores = options.threads or usable_cores()
     # A GPU runs one batch after another.
-    streams = cores if provider in (None, "cpu") else 1
+    streams = cores if options.provider in (None, "cpu") else 1
     return Runners(open_graph, threads=cores, streams=streams)
 
 
 def _check_ids(tokenizer: Tokenizer, engine: EngineName, model: Path) -> None:
-    """Refuse a tokenizer that gives ids which the graph does not have.
-
-    Raises:
-        CheckpointError: It gives one.
-    """
+    """Refuse a tokenizer that gives ids which the graph does not have."""
     count = (
         len(load_packed(model).arrays["words"])
         if engine == "native"
@@ -375,11 +350,7 @@ def _check_ids(tokenizer: Tokenizer, engine: EngineName, model: Path) -> None:
 
 
 def _check_files(artifact: Artifact, model: Path) -> None:
-    """Compare the graph and the tokenizer with their checksums. Settings may be changed by hand.
-
-    Raises:
-        CheckpointError: One is not what `quantize` wrote.
-    """
+    """Compare the graph and the tokenizer with their checksums. Settings may be changed by hand."""
     files = [model, artifact.directory / TOKENIZER]
     if weights_of(model).exists():
         files.append(weights_of(model))

@@ -320,11 +320,7 @@ def _check_checkpoint(folder: Path) -> None:
 
 
 def _check_format(fields: Fields, path: Path, expected: str) -> None:
-    """Refuse a file that another version wrote.
-
-    Raises:
-        CheckpointError: Its format is not the expected one.
-    """
+    """Refuse a file that another version wrote, in another format than the expected one."""
     found = fields.values.get("format")
     if found != expected:
         raise CheckpointError(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from qdqbert.common.choices import (
     AggregationStrategy,
     EngineName,
@@ -88,6 +91,10 @@ class EngineOptions(Options):
     threads: int | None = option(default=None, at_least=1)
     target: TargetName | None = None
     batch_invariant: bool = False
+
+    def of_engine(self) -> dict[str, Any]:
+        """Return the options of this class, without those of subclasses, for `load`."""
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(EngineOptions)}
 
 
 class RowOptions(TextColumnOptions, AnswerOptions, EngineOptions):

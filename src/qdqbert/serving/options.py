@@ -91,11 +91,7 @@ class ServerOptions(Options):
 
 
 def _check_key(key: str, place: str, argument: str | None = None) -> None:
-    """Check that clients can send a key in a header. Messages do not show it.
-
-    Raises:
-        UserInputError: They cannot.
-    """
+    """Refuse a key that clients cannot send in a header. Messages do not show it."""
     # Other letters have no encoding in headers that clients agree on.
     wrong = next((at for at, letter in enumerate(key) if not " " <= letter <= "~"), None)
     if not key:

@@ -145,11 +145,7 @@ class Served:
         return answers
 
     def check_count(self, items: Sequence[Any]) -> None:
-        """Refuse more inputs than a request may have.
-
-        Raises:
-            BadRequestError: There are more.
-        """
+        """Refuse more inputs than a request may have."""
         most = self.limits.max_texts
         if len(items) > most:
             raise BadRequestError(f"A request may have {most} inputs, got {len(items)}.", 413)
@@ -161,11 +157,7 @@ class Served:
                 self.check_read([each])
 
     def check_read(self, items: Sequence[Any]) -> None:
-        """Refuse inputs that are too long to be read whole.
-
-        Raises:
-            BadRequestError: Together, they have too many characters.
-        """
+        """Refuse inputs that together have too many characters to be read whole."""
         most = self.limits.max_read_characters
         if sum(map(size_of, items)) > most:
             raise BadRequestError(
@@ -173,11 +165,7 @@ class Served:
             )
 
     def check_states(self, texts: Sequence[str]) -> None:
-        """Refuse texts that may have more tokens than a response may have states of.
-
-        Raises:
-            BadRequestError: They are too long or too many.
-        """
+        """Refuse texts that may have more tokens than a response may have states of."""
         most, longest = self.limits.max_states, self.model.max_length
         tokens = sum(min(len(text) + _SPECIAL_TOKENS, longest) for text in texts)
         if tokens > most:

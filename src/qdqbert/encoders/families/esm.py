@@ -99,11 +99,7 @@ ESM = Family(
     model_type="esm",
     prefix="esm",
     encoder=read_esm,
-    heads=Heads(
-        fill_mask=fill,
-        classify=classify,
-        classify_tokens=classify_tokens,
-    ),
+    heads=Heads(fill_mask=fill, classify=classify, classify_tokens=classify_tokens),
     defaults={
         **BERT_DEFAULTS,
         "emb_layer_norm_before": None,

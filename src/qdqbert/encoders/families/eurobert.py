@@ -130,11 +130,7 @@ EUROBERT = Family(
     prefix="model",
     first="embed_tokens.weight",
     encoder=read_eurobert,
-    heads=Heads(
-        fill_mask=fill_mask,
-        classify=classify,
-        classify_tokens=classify_tokens,
-    ),
+    heads=Heads(fill_mask=fill_mask, classify=classify, classify_tokens=classify_tokens),
     defaults={
         **BERT_DEFAULTS,
         "attention_bias": False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qdqbert.encoders.families.bert import BERT_DEFAULTS, classify, classify_tokens
-from qdqbert.encoders.families.nomic_bert import ROTATED_LAYER, read_rotated
+from qdqbert.encoders.families.nomic_bert import ROTATED_LAYER, check_expected, read_rotated
 from qdqbert.encoders.families.roberta import fill_mask
 from qdqbert.encoders.family import Encoder, Family, Heads
 from qdqbert.encoders.reader import Reader
@@ -35,9 +35,7 @@ _CONVERSION = Conversion(
 
 def read_gte(reader: Reader) -> Encoder:
     """Read a model whose queries and keys are rotated, with gates."""
-    for name, expected in _EXPECTED.items():
-        if (reader.config.values[name] or expected) != expected:
-            raise reader.config.refuse(name, f"only {expected!r} is supported.")
+    check_expected(reader.config, _EXPECTED)
     return read_rotated(
         reader, ROTATED_LAYER, knows_ntk=reader.config.text("model_type") == NEW.model_type
     )
@@ -48,11 +46,7 @@ GTE, NEW = (
         model_type=name,
         prefix="gte",
         encoder=read_gte,
-        heads=Heads(
-            fill_mask=fill_mask,
-            classify=classify,
-            classify_tokens=classify_tokens,
-        ),
+        heads=Heads(fill_mask=fill_mask, classify=classify, classify_tokens=classify_tokens),
         code=tuple(
             f"{start}{end}"
             for start in ("New", "Gte")

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from qdqbert.encoders.config import Config
 from qdqbert.encoders.families.bert import BERT_DEFAULTS, classify, classify_tokens, transform
 from qdqbert.encoders.family import Encoder, Family, Heads, Parts
 from qdqbert.encoders.heads import decoder, logits
@@ -68,10 +69,15 @@ _CONVERSION = Conversion(
 
 def read_nomic_bert(reader: Reader) -> Encoder:
     """Read a model whose queries and keys are rotated, with gates."""
-    for name, expected in _EXPECTED.items():
-        if (reader.config.values[name] or expected) != expected:
-            raise reader.config.refuse(name, f"only {expected!r} is supported.")
+    check_expected(reader.config, _EXPECTED)
     return read_rotated(_with_padded_vocabulary(reader), ROTATED_LAYER)
+
+
+def check_expected(config: Config, expected: Mapping[str, object]) -> None:
+    """Refuse fields with other values than those that are read; null is one of them."""
+    for name, value in expected.items():
+        if (config.values[name] or value) != value:
+            raise config.refuse(name, f"only {value!r} is supported.")
 
 
 def _with_padded_vocabulary(reader: Reader) -> Reader:
@@ -125,11 +131,7 @@ NOMIC_BERT = Family(
     model_type="nomic_bert",
     prefix="nomic_bert",
     encoder=read_nomic_bert,
-    heads=Heads(
-        fill_mask=fill_mask,
-        classify=classify,
-        classify_tokens=classify_tokens,
-    ),
+    heads=Heads(fill_mask=fill_mask, classify=classify, classify_tokens=classify_tokens),
     code=("NomicBertModel", "NomicBertForPreTraining", "NomicBertForSequenceClassification"),
     defaults={
         **BERT_DEFAULTS,

@@ -51,11 +51,7 @@ def differing_texts(
 
 
 def check_tokens(source: Source, tokenize: Tokenize, *, converter: str, prompt: str = "") -> None:
-    """Refuse a tokenizer that gives other ids for some text.
-
-    Raises:
-        UserInputError: It does.
-    """
+    """Refuse a tokenizer that gives other ids for some text, with a `UserInputError`."""
     texts: Mapping[str, Item] = HARD
     if source.takes_pairs:
         # The library that runs OpenVINO's tokenizers fails for two empty texts.

@@ -22,11 +22,7 @@ from qdqbert.quantization.spec import output_sites
 
 
 def check_outputs(family: Family) -> None:
-    """Refuse a family whose layers differ from BERT's.
-
-    Raises:
-        CheckpointError: The outputs of this family's layers are not known.
-    """
+    """Refuse a family whose layers differ from BERT's, as their outputs are not known."""
     if family.training is None or family.training.layer.activation is None:
         raise CheckpointError(
             "Quantizers on all outputs need encoder layers like BERT's, and the layers of family "

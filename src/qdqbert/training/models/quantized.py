@@ -176,9 +176,6 @@ def check_ranges(name: str, model: Any) -> None:
     """Refuse ranges and scales that a quantizer cannot use.
 
     `name` is that of the checkpoint, for messages.
-
-    Raises:
-        CheckpointError: There is one.
     """
     for path, module in model.named_modules():
         if isinstance(module, Quantizer):

@@ -33,6 +33,7 @@ from qdqbert.runtime.artifact import (
     rows_of,
     size_bytes,
 )
+from qdqbert.runtime.options import EngineOptions
 from qdqbert.runtime.scheduler import Scheduler
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task
@@ -327,7 +328,9 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
     check_engine(engine, provider=request.provider)
     target = artifact.target_for(engine, request.target)
     length, notices = request.input_length(None, artifact.max_length)
-    _, scheduler, tokenizer = open_graph(artifact, engine, target, provider=request.provider)
+    _, scheduler, tokenizer = open_graph(
+        artifact, engine, target, EngineOptions(provider=request.provider)
+    )
     return Subject(
         name=_shown_name(name),
         task=task_for(task, config),
