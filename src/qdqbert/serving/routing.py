@@ -141,7 +141,9 @@ async def respond(found: Found, models: Models, method: str, path: str, body: by
         parsed = _parsed(route, body)
         served = None
         if route.kinds:
-            served = models.requested(route.kinds, in_path=name, in_body=_model_in(parsed))
+            # Some protocols name the model in the body.
+            in_body = getattr(parsed, "model", None)
+            served = models.requested(route.kinds, in_path=name, in_body=in_body)
         return await route.run(parsed, served)
     except BadRequestError as error:
         return error_response(error, form)
@@ -149,12 +151,6 @@ async def respond(found: Found, models: Models, method: str, path: str, body: by
         _LOGGER.exception("A request to %s failed.", shortened(path))
         failure = BadRequestError("The request failed in the server.", 500, "Backend")
         return error_response(failure, form)
-
-
-def _model_in(body: Any) -> str | None:
-    """Return the model that a body names, in protocols that name one there."""
-    name: str | None = getattr(body, "model", None)
-    return name
 
 
 def _check_method(route: Route, method: str, path: str) -> None:

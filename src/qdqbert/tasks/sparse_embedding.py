@@ -35,7 +35,6 @@ from qdqbert.runtime.inputs import (
     listed_texts,
 )
 from qdqbert.runtime.model import Loaded
-from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem, Job
 from qdqbert.runtime.tensors import converted
@@ -325,7 +324,9 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
             Column(name="indices", kind="numbers", dtype="int32"),
             Column(name="values", kind="numbers"),
         ),
-        job=lambda model, options: _job_of(model, options),
+        job=lambda model, options: model.job(
+            prompt_name=options.prompt_name, prompt=options.prompt, max_active_dims=options.top_k
+        ),
         values=lambda answer, _: (answer.indices, answer.values),
     )
 
@@ -564,12 +565,6 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
         if queries is None or task == "document" or (task is None and not queries.is_default):
             return _Weigh(**shared)
         return _LookUp(**shared, weights=queries.weights)
-
-
-def _job_of(model: SparseEmbedder, options: AnswerOptions) -> Job[str, SparseVector]:
-    return model.job(
-        prompt_name=options.prompt_name, prompt=options.prompt, max_active_dims=options.top_k
-    )
 
 
 def _predictions(results: Results) -> list[Prediction]:

@@ -98,7 +98,7 @@ def _insert_in_layer_(
 ) -> None:
     _insert_at_(model, layer, sites.layer, factory)
     cross = sites.cross_attention
-    if cross is not None and _has(model, f"{layer}.{cross.attention}"):
+    if cross is not None and f"{layer}.{cross.attention}" in dict(model.named_modules()):
         _insert_at_(model, layer, cross, factory)
     for path, module in list(model.get_submodule(layer).named_modules()):
         if type(module) in BLOCKS:
@@ -129,7 +129,3 @@ def _insert_at_(model: nn.Module, layer: str, sites: LayerSites, factory: Quanti
     for path in sites.branches:
         name = f"{layer}.{path}"
         add_residual_quantizers_(model.get_submodule(name), name=name, factory=factory)
-
-
-def _has(model: nn.Module, path: str) -> bool:
-    return any(name == path for name, _ in model.named_modules())
