@@ -14,7 +14,6 @@ MOST_FILES = 3
 
 # Files that may name tasks besides, and why.
 EXCEPTIONS = {
-    "encoders/families/": "a family lists the heads that it can read",
     "integrations/exporting/source.py": "whether an exported classifier takes pairs",
     "integrations/transformers.py": "transformers' names of its pipelines",
     "pipeline/manifest.py": "facts that only the examples of a task show",

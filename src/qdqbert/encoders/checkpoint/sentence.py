@@ -27,7 +27,7 @@ from qdqbert.encoders.checkpoint.sentence_modules import (
 )
 from qdqbert.encoders.family import is_jina_v5
 from qdqbert.encoders.model import Step
-from qdqbert.encoders.task_kinds import TaskName
+from qdqbert.encoders.task_kinds import ENCODER, TaskName
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class SentenceHead(PooledHead):
         normalize: Whether the vector is scaled to length 1 after the modules.
     """
 
-    task: ClassVar[TaskName] = "feature-extraction"
+    task: ClassVar[TaskName] = ENCODER
     normalize: bool
 
     def steps(self, find: FindFile) -> tuple[Step, ...]:
