@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
 import gc
+import hashlib
 import importlib.util
 import json
 import os
+import pickle
 import random
 import shutil
 import tempfile
@@ -22,6 +25,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # As `import qdqbert` does, which comes after `import onnxruntime` below.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+import filelock
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -403,8 +407,14 @@ LONG = (
 )
 
 
+# First, so that `-m` sees the marks.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first."""
+    """Put the longest files first, and mark the cases `slow` that are not `usual`."""
+    for item in items:
+        mark, case = item.get_closest_marker("usual"), getattr(item, "callspec", None)
+        if mark and case and not any(fnmatch.fnmatchcase(case.id, each) for each in mark.args):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not set(LONG) & set(item.path.parts))
 
 
@@ -423,6 +433,16 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def made_once(path: Path, make: Callable[[], object]) -> None:
+    """Make something at a path, unless another process of this run has made it or is making it."""
+    done = path.with_name(f"{path.name}.done")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path.with_name(f"{path.name}.lock")):
+        if not done.exists():
+            make()
+            done.touch()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def kernels_are_cached_for_this_run(run_folder: Path) -> Iterator[None]:
     """Keep compiled kernels of the native engine in a folder of this run, not of the user."""
@@ -432,13 +452,10 @@ def kernels_are_cached_for_this_run(run_folder: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def checkpoints(run_folder: Path) -> Callable[[str], Path]:
     """Make float checkpoints by name, each when first requested. Do not change the folders."""
-    root = tmp_path_factory.mktemp("checkpoints")
 
-    @functools.cache
-    def make(name: str) -> Path:
-        folder = root / name
+    def save(folder: Path, name: str) -> Path:
         if name in FAMILIES:
             return save_checkpoint(folder, transformers.AutoModel, make_config(name))
         if name == "sentence":
@@ -465,6 +482,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
             transformers.AutoModelForSequenceClassification,
             make_config("bert", **heads[name]),
         )
+
+    @functools.cache
+    def make(name: str) -> Path:
+        folder = run_folder / "checkpoints" / name
+        made_once(folder, lambda: save(folder, name))
+        return folder
 
     return make
 
@@ -510,17 +533,15 @@ def checkpoint_copy(checkpoints: Callable[[str], Path], tmp_path: Path) -> Calla
 
 
 @pytest.fixture(scope="session")
-def quantized(
-    checkpoints: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Quantized]:
+def quantized(checkpoints: Callable[[str], Path], run_folder: Path) -> Callable[[str], Quantized]:
     """Quantize checkpoints by name, each when it is first requested. Do not change the folders.
 
     `sentence` is quantized for all CPU targets in INT8, `sparse` and `multi_vector` for some of
     them, all others for the target `portable`.
     """
-    root = tmp_path_factory.mktemp("quantized")
+    root = run_folder / "quantized"
     data = root / "texts.txt"
-    data.write_text("\n".join(TEXTS))
+    made_once(data, lambda: data.write_text("\n".join(TEXTS)))
     every = [
         name
         for name, target in TARGETS.items()
@@ -529,9 +550,8 @@ def quantized(
     targets = {"sentence": tuple(every), "sparse": ("native", "onnxruntime")}
     targets["multi_vector"] = ("native", "onnxruntime", "openvino")
 
-    @functools.cache
-    def make(name: str) -> Quantized:
-        report = quantize(
+    def write(name: str, report: Path) -> None:
+        made = quantize(
             str(checkpoints(name)),
             root / name,
             calibration_data=str(data),
@@ -539,67 +559,77 @@ def quantized(
             targets=targets.get(name, ("portable",)),
             benchmark=False,
         )
+        report.write_bytes(pickle.dumps(made))
+
+    @functools.cache
+    def make(name: str) -> Quantized:
+        report = root / f"{name}-report.pickle"
+        made_once(report, lambda: write(name, report))
         return Quantized(
-            directory=root / name, checkpoint=checkpoints(name), data=data, report=report
+            directory=root / name,
+            checkpoint=checkpoints(name),
+            data=data,
+            report=pickle.loads(report.read_bytes()),
         )
 
     return make
 
 
 @pytest.fixture(scope="session")
-def tiny_artifact(save_tiny, tmp_path_factory) -> Callable[..., tuple[Path, Path]]:
+def tiny_artifact(save_tiny, run_folder) -> Callable[..., tuple[Path, Path]]:
     """Make a tiny checkpoint with a head and quantize it; return both folders.
 
     Weights stay float32 where quantization is not the subject: `quantize` is called with
     `quant_disable=True`, so that results equal those of transformers up to rounding. Without
     `is_float`, the folder has INT8 graphs for ONNX Runtime and the native engine.
     """
-    root = tmp_path_factory.mktemp("artifacts")
-    made: dict[str, tuple[Path, Path]] = {}
+    root = run_folder / "artifacts"
+
+    def write(key: str, head: str, family: str, is_float: bool, changes: dict[str, Any]) -> None:
+        checkpoint = save_tiny(
+            root / f"{key}-float", family, getattr(transformers, head), **changes
+        )
+        kind = next(each for each in HEADS.values() if each.auto_class == head)
+        data = root / f"{key}-{kind.file}"
+        data.write_text(kind.write(random.Random(0), 24))
+        quantize(
+            str(checkpoint),
+            root / key,
+            calibration_data=str(data),
+            calibration=Calibration(samples=4),
+            targets=("onnxruntime",) if is_float else ("onnxruntime", "native"),
+            task_options=TaskOptions(**settings_of(head)),
+            quantizers=Quantizers(quant_disable=is_float),
+            benchmark=False,
+        )
 
     def make(
         head: str = "AutoModel", family: str = "bert", *, is_float: bool = True, **changes
     ) -> tuple[Path, Path]:
-        key = f"{head}-{family}-{is_float}-{abs(hash(repr(sorted(changes.items()))))}"
-        if key not in made:
-            checkpoint = save_tiny(
-                root / f"{key}-float", family, getattr(transformers, head), **changes
-            )
-            kind = next(each for each in HEADS.values() if each.auto_class == head)
-            data = root / f"{key}-{kind.file}"
-            data.write_text(kind.write(random.Random(0), 24))
-            quantize(
-                str(checkpoint),
-                root / key,
-                calibration_data=str(data),
-                calibration=Calibration(samples=4),
-                targets=("onnxruntime",) if is_float else ("onnxruntime", "native"),
-                task_options=TaskOptions(**settings_of(head)),
-                quantizers=Quantizers(quant_disable=is_float),
-                benchmark=False,
-            )
-            made[key] = checkpoint, root / key
-        return made[key]
+        digest = hashlib.sha256(repr(sorted(changes.items())).encode()).hexdigest()[:8]
+        key = f"{head}-{family}-{is_float}-{digest}"
+        made_once(root / key, lambda: write(key, head, family, is_float, changes))
+        return root / f"{key}-float", root / key
 
     return make
 
 
 @pytest.fixture(scope="session")
-def third_party(
-    checkpoints: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
+def third_party(checkpoints: Callable[[str], Path], run_folder: Path) -> Callable[[str], Path]:
     """Quantize a classifier's graph with ONNX Runtime's tools, or return it in float, by name.
 
     The names are `float` and those of `third_party.FILES`.
     """
-    root = tmp_path_factory.mktemp("third-party")
 
     @functools.cache
     def make(name: str) -> Path:
-        checkpoint, path = checkpoints("classifier"), root / f"{name}.onnx"
+        checkpoint, path = checkpoints("classifier"), run_folder / "third-party" / f"{name}.onnx"
         if name == "float":
-            return write_float(checkpoint, path)
-        return write_quantized(name, make("float"), checkpoint, path)
+            made_once(path, lambda: write_float(checkpoint, path))
+        else:
+            base = make("float")
+            made_once(path, lambda: write_quantized(name, base, checkpoint, path))
+        return path
 
     return make
 

@@ -70,6 +70,7 @@ def assert_equal(made: CalibrationResult, expected: CalibrationResult) -> None:
 @pytest.mark.parametrize("smooths", [False, True], ids=["plain", "smoothed"])
 @pytest.mark.parametrize("recipe", ["full", "linear"])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.usual("bert-full-*", "deberta-v2-full-smoothed", "modernbert-linear-*")
 def test_layers_give_what_the_whole_model_gives(prepared, family, recipe, smooths) -> None:
     each = prepared(family)
     plan = plan_of(each, recipe, smooths=smooths)

@@ -52,6 +52,7 @@ def test_a_model_runs_without_the_extra(printed) -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "float"])
+@pytest.mark.usual("int8")
 def test_a_checkpoint_runs_without_the_extra(precision, checkpoints, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path))
     done = run_without(f"""

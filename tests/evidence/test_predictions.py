@@ -80,6 +80,7 @@ def test_answers_without_numbers_can_be_compared() -> None:
     "task",
     [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in HEADS],
 )
+@pytest.mark.usual("question-answering")
 def test_predictions_agree_with_what_was_measured(tiny_artifact, write_file, task) -> None:
     head = HEADS[task]
     checkpoint, folder = tiny_artifact(head.auto_class, is_float=False, **head.changes)

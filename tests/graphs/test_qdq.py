@@ -181,6 +181,12 @@ def test_a_saved_graph_contains_no_paths_of_this_machine(bert, tmp_path) -> None
 
 
 @pytest.mark.parametrize("target", FLOAT32_TARGETS)
+@pytest.mark.usual(
+    "onnxruntime-full-smoothed-*",
+    "onnxruntime-full-portable",
+    "openvino-full-openvino",
+    "openvino-linear-openvino",
+)
 def test_a_graph_agrees_with_pytorch_layer_by_layer(
     bert, engine, recipe, target, check_lowered
 ) -> None:
@@ -206,6 +212,13 @@ def test_a_graph_agrees_with_pytorch_layer_by_layer(
 @pytest.mark.parametrize(
     "name", ["deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"]
 )
+@pytest.mark.usual(
+    "onnxruntime-*-onnxruntime-dynamic",
+    "onnxruntime-modernbert-portable",
+    "onnxruntime-deberta-v2-onnxruntime",
+    "openvino-electra-openvino",
+    "openvino-mpnet-openvino",
+)
 def test_other_families_agree_with_pytorch_layer_by_layer(
     prepared, engine, target, name, check_lowered
 ) -> None:
@@ -218,6 +231,7 @@ def test_other_families_agree_with_pytorch_layer_by_layer(
 
 
 @pytest.mark.parametrize("name", ["deberta-v2", "distilbert", "modernbert", "mpnet"])
+@pytest.mark.usual("deberta-v2", "mpnet")
 def test_other_families_support_all_sites_of_the_paper(prepared, name, check_lowered) -> None:
     each = prepared(name)
     references = each.references(each.plan("portable", "full"))

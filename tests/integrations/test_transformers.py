@@ -44,6 +44,7 @@ def close(found, expected) -> None:
         ("AutoModelForMaskedLM", {}, [f"the [MASK] {text}" for text in TEXTS[:2]], {"top_k": 3}),
     ],
 )
+@pytest.mark.usual("AutoModelForTokenClassification-*")
 def test_answers_are_those_of_load(
     tiny_artifact, caplog, auto_class, sizes, texts, options
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_folder_without_weights_gets_the_advice_of_quantize(checkpoint_copy, w
         ("AutoModelForQuestionAnswering", "qa_outputs."),
     ],
 )
+@pytest.mark.usual("AutoModelForMaskedLM-cls.", "AutoModelForTokenClassification-*")
 def test_the_task_in_the_advice_for_a_missing_head_works(
     save_tiny, tmp_path, auto_class, part
 ) -> None:
@@ -146,6 +147,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvw
 
 @pytest.mark.parametrize("call", [qdqbert.load, lambda folder: load_checkpoint(str(folder))])
 @pytest.mark.parametrize("files", [{}, {"tokenizer_config.json": "{}"}, {"vocab.json": "{}"}])
+@pytest.mark.usual("files0-*", "*-<lambda>")
 def test_a_folder_without_a_vocabulary_needs_that_of_its_base(checkpoint_copy, call, files) -> None:
     folder = checkpoint_copy("classifier")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -99,6 +99,7 @@ def folder_of(checkpoints, save_tiny, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.usual("sparse", "token-classification", "sentence", "reranker")
 def test_copies_answer_as_the_model_does(folder_of, name) -> None:
     task = "sparse-embedding" if name == "sparse" else None
     with qdqbert.load(folder_of(name), task=task, check=False) as model:

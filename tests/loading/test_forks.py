@@ -86,12 +86,14 @@ def run(folder, engine, code, **variables) -> str:
 
 
 @pytest.mark.parametrize("engine", ["native", "onnxruntime", "openvino"])
+@pytest.mark.usual("native")
 def test_a_used_model_can_be_used_in_forked_processes(quantized, engine) -> None:
     folder = quantized("sentence").directory
     # With this variable, the library `tokenizers` would wait for its threads in the child.
     assert run(folder, engine, USED_IN_BOTH, TOKENIZERS_PARALLELISM="true") == "0 0 0"
 
 
+@pytest.mark.slow
 def test_a_used_batcher_answers_in_a_forked_process(quantized) -> None:
     assert run(quantized("sentence").directory, "onnxruntime", IN_A_BATCHER) == "0"
 

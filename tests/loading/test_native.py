@@ -83,6 +83,7 @@ def folder(quantized, tmp_path):
 
 
 @pytest.mark.parametrize("task", TASKS)
+@pytest.mark.usual("feature-extraction", "fill-mask", "question-answering")
 def test_answers_are_close_to_those_of_onnxruntime(tiny_artifact, task) -> None:
     head, changes, answers = TASKS[task]
     _, folder = tiny_artifact(HEADS[head].auto_class, is_float=False, **changes)
@@ -98,6 +99,7 @@ def test_answers_are_close_to_those_of_onnxruntime(tiny_artifact, task) -> None:
 
 
 @pytest.mark.parametrize("family", ["roberta", "mpnet"])
+@pytest.mark.usual("roberta")
 def test_texts_that_spell_special_tokens_are_answered_as_by_transformers(
     tiny_artifact, family
 ) -> None:

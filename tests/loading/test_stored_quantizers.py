@@ -97,6 +97,7 @@ def assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
     ],
     ids=["per channel", "per tensor", "some in float"],
 )
+@pytest.mark.usual("per channel")
 def test_states_are_those_of_the_fake_quantized_model(qdqbert_folder, options) -> None:
     folder = qdqbert_folder(**options)
     expected = outputs_of(qdqbert.QDQBertModel.from_pretrained(folder), folder)
@@ -152,6 +153,7 @@ def test_a_decoder_of_its_own_in_the_file_is_not_the_table(save_tiny, tmp_path) 
 
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("family", ["distilbert", "modernbert", "roberta"])
+@pytest.mark.usual("distilbert-True", "modernbert-False")
 def test_models_of_other_families_keep_their_quantizers(
     checkpoints, tmp_path, family, learns
 ) -> None:

@@ -62,6 +62,7 @@ def fake_ray(monkeypatch) -> FakeRay:
 
 # `full` measures residual adds on a limited number of tokens.
 @pytest.mark.parametrize("recipe", ["full", "full-smoothed"])
+@pytest.mark.usual("full-smoothed")
 def test_ranges_are_those_of_one_process(
     checkpoints, quantized, tmp_path, fake_ray, monkeypatch, recipe
 ) -> None:

@@ -218,6 +218,7 @@ def inputs_seen(server: Server) -> float:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.usual("15")
 def test_a_signal_ends_the_server_after_what_it_accepted(folders, number) -> None:
     server = Server(str(folders["embedder"]))
     headers = {"Authorization": f"Bearer {KEY}"}

@@ -221,6 +221,7 @@ DATA = [
 @pytest.mark.parametrize(("kind", "name"), DATA)
 # The first metric is the one of `max_drop`.
 @pytest.mark.parametrize("which", [slice(1), pytest.param(slice(1, None), marks=pytest.mark.slow)])
+@pytest.mark.usual("which0-*-one*", "which0-*-all-but-one")
 def test_no_limit_is_met_that_one_changed_answer_would_miss(kind, name, which) -> None:
     right, changed = right_and_wrong(kind, name)
     for score, others in [*zip(right, zip(*changed, strict=True), strict=True)][which]:

@@ -74,6 +74,7 @@ def rounded(value):
 # The pipeline warns that byte-level tokenizers do not know words.
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.usual("bert-none", "roberta-*")
 def test_answers_are_those_of_the_pipeline(both, strategy) -> None:
     model, pipeline = both
     for options in ({}, {"ignore_labels": ["PER", "B-PER"]}):

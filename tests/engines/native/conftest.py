@@ -16,6 +16,11 @@ from qdqbert.engines.native.instruction_sets import usable_sets
 
 collect_ignore_glob = [] if importlib.util.find_spec("llvmlite") else ["*.py"]
 USABLE = [each.name for each in usable_sets()]
+# The kernels of BERT are tested on all sets. Others, and whole models, take a second to compile.
+SOME = [
+    name if name in (USABLE[0], USABLE[-1]) else pytest.param(name, marks=pytest.mark.slow)
+    for name in USABLE
+]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -63,7 +68,7 @@ def dynamic_kernels(request: pytest.FixtureRequest) -> Any:
     return kernels_of(request.param, Features(activation="gelu", dynamic=True))
 
 
-@pytest.fixture(scope="session", params=USABLE)
+@pytest.fixture(scope="session", params=SOME)
 def modern_kernels(request: pytest.FixtureRequest) -> Any:
     """Kernels for dynamic scales of models with all parts that BERT lacks."""
     from native_kernels import kernels_of
@@ -82,7 +87,7 @@ def modern_kernels(request: pytest.FixtureRequest) -> Any:
     return kernels_of(request.param, features)
 
 
-@pytest.fixture(scope="session", params=USABLE)
+@pytest.fixture(scope="session", params=SOME)
 def rounding_kernels(request: pytest.FixtureRequest) -> Any:
     """Kernels of models that fake-quantize inputs of products and adds."""
     from native_kernels import kernels_of
@@ -91,7 +96,7 @@ def rounding_kernels(request: pytest.FixtureRequest) -> Any:
     return kernels_of(request.param, features)
 
 
-@pytest.fixture(scope="session", params=USABLE)
+@pytest.fixture(scope="session", params=SOME)
 def windowed_kernels(request: pytest.FixtureRequest) -> Any:
     """Kernels for dynamic scales of models with sliding windows."""
     from native_kernels import kernels_of
@@ -99,14 +104,7 @@ def windowed_kernels(request: pytest.FixtureRequest) -> Any:
     return kernels_of(request.param, Features(activation="gelu", dynamic=True, windowed=True))
 
 
-# Each kernel has tests of its own on all sets. Whole models take a second to compile on each one.
-WHOLE_MODELS = [
-    name if name in (USABLE[0], USABLE[-1]) else pytest.param(name, marks=pytest.mark.slow)
-    for name in USABLE
-]
-
-
-@pytest.fixture(scope="session", params=WHOLE_MODELS)
+@pytest.fixture(scope="session", params=SOME)
 def kernel(request: pytest.FixtureRequest) -> str:
     """Name of each instruction set that this CPU has."""
     return str(request.param)

@@ -90,6 +90,7 @@ def test_more_tokens_than_the_graph_takes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("which", EXPORTS, ids=lambda each: "-".join(map(str, each)))
+@pytest.mark.usual("*-False-*")
 def test_graphs_of_exports_with_fixed_shapes_are_dynamic_and_give_the_same_numbers(
     exported, tmp_path, padded_inputs, run_plainly, which
 ) -> None:

@@ -69,6 +69,7 @@ def classifier(make_model) -> Any:
 
 
 @pytest.mark.parametrize("which", EXPORTS, ids=lambda which: "-".join(map(str, which)))
+@pytest.mark.usual("bert-*")
 def test_exports_of_each_kind_are_read(exported, run_plainly, which) -> None:
     read = check_read(canonical(exported(*which)), run_plainly, random_inputs((5, 9)))
     tables = {"roberta": 2, "distilbert": 2}.get(which[0], 3)
@@ -258,6 +259,7 @@ def test_what_onnxruntime_fuses_is_read(
 
 
 @pytest.mark.parametrize(("family", "head", "steps"), HEADS)
+@pytest.mark.usual("mpnet-*", "camembert-*", "bert-*")
 def test_heads_of_each_family_are_read(
     make_model, run_plainly, tmp_path, family, head, steps
 ) -> None:

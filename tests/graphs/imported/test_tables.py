@@ -68,6 +68,7 @@ def test_the_limit_is_the_last_row_that_a_token_reads(body, tables, expected) ->
     ],
     ids=["bert", "roberta-3", "roberta-0", "dynamo", "mpnet", "deberta", "modernbert"],
 )
+@pytest.mark.usual("roberta-3", "mpnet", "deberta")
 def test_an_export_of_transformers_runs_up_to_its_limit(
     make_model, tmp_path, export_model, family, dynamo, changes, expected
 ) -> None:

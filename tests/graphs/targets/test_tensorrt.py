@@ -48,6 +48,7 @@ def lowered(each, recipe: str, *, dedicated: bool = False, target: str = "tensor
 
 
 @pytest.mark.parametrize("recipe", list(PAIRS))
+@pytest.mark.usual("full", "linear*")
 def test_each_recipe_writes_the_expected_number_of_pairs(bert, recipe) -> None:
     shared, dedicated = (lowered(bert, recipe, dedicated=each) for each in (False, True))
     weights = 2 * (2 if recipe == "ffn" else 6)
@@ -105,6 +106,7 @@ def test_the_default_recipe_is_linear(bert) -> None:
         *itertools.product(("bert", "modernbert"), ("full-smoothed",)),
     ],
 )
+@pytest.mark.usual("bert-full-smoothed", "modernbert-full")
 def test_each_layer_agrees_with_pytorch(prepared, name, recipe, check_lowered) -> None:
     each = prepared(name)
     references = each.references(each.plan("tensorrt", recipe))

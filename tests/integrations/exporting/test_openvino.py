@@ -105,6 +105,7 @@ def test_a_pooling_that_a_pipeline_does_not_have_is_refused(quantized, tmp_path)
     assert caught.value.argument == "returns"
 
 
+@pytest.mark.slow
 def test_states_and_embeddings_can_be_returned_together(quantized, tmp_path) -> None:
     report = qdqbert.export(
         quantized("sentence").directory, to="openvino", output=tmp_path / "out", returns="both"
@@ -129,6 +130,7 @@ def test_a_reranker_scores_as_the_folder_does(of_pairs, tmp_path) -> None:
     assert [each.output for each in report.agreement] == ["logits", "score"]
 
 
+@pytest.mark.slow
 def test_a_classifier_is_a_tokenizer_and_a_graph(quantized, tmp_path) -> None:
     folder = quantized("classifier").directory
     report = qdqbert.export(folder, to="openvino", output=tmp_path / "out")
@@ -142,6 +144,7 @@ def test_a_classifier_is_a_tokenizer_and_a_graph(quantized, tmp_path) -> None:
             assert row[labels[each["label"]]] == pytest.approx(each["score"], abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_classifier_of_pairs_has_a_tokenizer_with_two_inputs(
     of_pairs, logits_of, tmp_path
 ) -> None:
@@ -157,6 +160,7 @@ def test_a_classifier_of_pairs_has_a_tokenizer_with_two_inputs(
     assert not any("TextRerankPipeline" in notice for notice in report.notices)
 
 
+@pytest.mark.slow
 def test_a_score_of_single_texts_is_a_tokenizer_and_a_graph(quantized, logits_of, tmp_path) -> None:
     folder = quantized("reranker").directory
     report = qdqbert.export(folder, to="openvino", output=tmp_path / "out")
@@ -167,6 +171,7 @@ def test_a_score_of_single_texts_is_a_tokenizer_and_a_graph(quantized, logits_of
 
 
 @pytest.mark.parametrize("kind", ["bpe", "bpe with a space before", "unigram", "unigram with NFKC"])
+@pytest.mark.usual("unigram with NFKC")
 def test_tokens_of_other_kinds_of_tokenizers_are_equal(kind, with_tokenizer, tmp_path) -> None:
     from qdqbert.integrations.exporting.checks import check_tokens
     from qdqbert.integrations.exporting.openvino_files import CompiledTokenizer, write_tokenizer

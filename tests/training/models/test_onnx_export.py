@@ -333,6 +333,7 @@ def test_dynamo_stays_at_opset_18_where_its_converter_cannot_go_lower(calibrated
 
 # Opsets above 20 are written with a warning that they are not supported; here they are right.
 @pytest.mark.parametrize("opset", [13, 14, 15, 16, 17, 18, 19, 20, 23])
+@pytest.mark.usual("13", "17", "23")
 def test_torchscripts_graph_agrees_with_the_model_at_each_opset(calibrated, opset) -> None:
     exported = export(calibrated(), dynamo=False, opset=opset)
     check_opset(exported, opset, QUANTIZERS)

@@ -358,6 +358,9 @@ def test_a_saved_model_loads_bit_for_bit(
 
 @pytest.mark.parametrize("auto", list(HEADS))
 @pytest.mark.parametrize("recipe", ["full", "full-smoothed"])
+@pytest.mark.usual(
+    "full-*ForCausalLM", "full-smoothed-*ForMultipleChoice", "full-*ForQuestionAnswering"
+)
 def test_each_head_of_bert_is_prepared_saved_and_loaded(
     make_model, checkpoints, tmp_path, auto, recipe
 ) -> None:

@@ -124,6 +124,7 @@ def test_equal_scores_are_refused_before_the_model_runs(checkpoints, write_file,
 
 
 @each_output
+@pytest.mark.usual("sentence")
 def test_a_checkpoint_equals_itself(checkpoints, write_file, name, data) -> None:
     folder = checkpoints(name)
     fidelity = flat.evaluate(folder, write_file("dev.csv", data), reference=folder).fidelity
@@ -137,6 +138,7 @@ def test_a_checkpoint_equals_itself(checkpoints, write_file, name, data) -> None
 
 
 @each_output
+@pytest.mark.usual("onnxruntime-sentence", "openvino-classifier")
 def test_a_quantized_folder_is_close_to_its_checkpoint(
     quantized, write_file, engine, name, data
 ) -> None:
@@ -275,6 +277,7 @@ def test_an_engine_or_a_target_of_a_checkpoint_is_refused(checkpoints, write_fil
 
 
 @each_output
+@pytest.mark.usual("sentence")
 def test_the_native_engine_runs_a_checkpoint_in_int8(checkpoints, write_file, name, data) -> None:
     folder, file = checkpoints(name), write_file("dev.csv", data)
     report = flat.evaluate(folder, file, engine="native", reference=folder)

@@ -211,6 +211,7 @@ def eager_graph(checkpoints, tmp_path_factory) -> Path:
     [(False, "openvino"), (True, "onnxruntime")],
     ids=["float32", "float16"],
 )
+@pytest.mark.usual("float16")
 def test_a_model_that_onnxruntime_fused_is_quantized(
     eager_graph, options, tmp_path, half, target
 ) -> None:

@@ -85,6 +85,7 @@ def snapshots(monkeypatch, tmp_path) -> Callable[[Path], Iterator[Path]]:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv.gz", "a.parquet", "folder"])
+@pytest.mark.usual("folder", "a.csv.gz")
 def test_a_run_that_is_killed_at_any_moment_can_be_continued(
     classifier, reviews, tmp_path, snapshots, name
 ) -> None:

@@ -35,6 +35,7 @@ cli.main()
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="only POSIX has SIGKILL")
+@pytest.mark.slow
 def test_a_killed_run_can_be_resumed(classifier, out) -> None:
     options: dict[str, Any] = {"epochs": 1.0, "eval_steps": 2, "batch_size": 4}
     words = ["--epochs", "1", "--eval-steps", "2", "--batch-size", "4"]

@@ -34,6 +34,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("changes", RESUMED.values(), ids=RESUMED)
+@pytest.mark.usual("learned-*")
 def test_a_resumed_run_ends_like_one_without_interruption(
     classifier, tmp_path, out, changes
 ) -> None:

@@ -122,6 +122,9 @@ def trained(files_of, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
 
 # Each task with quantizers, and one in float.
 @pytest.mark.parametrize(("task", "qat"), [*((task, True) for task in HEADS), ("fill-mask", False)])
+@pytest.mark.usual(
+    "text-classification-*", "question-answering-*", "fill-mask-False", "multiple-choice-*"
+)
 def test_each_task_lowers_its_loss(trained, task: str, qat: bool) -> None:
     made = trained(task, qat=qat)
     losses = [entry["loss"] for entry in record_of(made.folder)["history"] if "loss" in entry]
