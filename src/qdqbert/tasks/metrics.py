@@ -117,7 +117,7 @@ def pearson(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> flo
             (the correlation is undefined), or the lengths differ.
     """
     left, right = _scores(x, y)
-    return _correlation(left, right, _weights(weights, left))
+    return linear_correlation(left, right, _weights(weights, left))
 
 
 def spearman(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> float:
@@ -132,8 +132,7 @@ def spearman(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> fl
         ValueError: As `pearson`.
     """
     left, right = _scores(x, y)
-    of_all = _weights(weights, left)
-    return _correlation(_average_ranks(left, of_all), _average_ranks(right, of_all), of_all)
+    return rank_correlation(left, right, _weights(weights, left))
 
 
 def rmse(rows: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
@@ -230,9 +229,17 @@ def _check(
         )
 
 
-def _correlation(
+def rank_correlation(
     x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> float:
+    """Return `spearman` of scores that were checked."""
+    return linear_correlation(_average_ranks(x, weights), _average_ranks(y, weights), weights)
+
+
+def linear_correlation(
+    x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]
+) -> float:
+    """Return `pearson` of scores that were checked."""
     cosine = float(np.dot(_standardized(x, weights), _standardized(y, weights)))
     # Rounding can exceed 1 by an ulp.
     return 100.0 * min(1.0, max(-1.0, cosine))
@@ -244,7 +251,7 @@ def _standardized(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArr
     The square of each is multiplied by its weight.
     """
     scaled = x / np.abs(x).max()
-    centred = scaled - np.average(scaled, weights=weights)
+    centred = scaled - weights @ scaled / weights.sum()
     centred = centred / np.abs(centred).max() * np.sqrt(weights)
     unit: NDArray[np.float64] = centred / np.linalg.norm(centred)
     return unit

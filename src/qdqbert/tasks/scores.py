@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,15 +12,21 @@ from numpy.typing import ArrayLike, NDArray
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.columns import is_number
 from qdqbert.data.rows.data import Dataset, Example, labels_place
-from qdqbert.tasks.metrics import pearson, spearman
+from qdqbert.tasks.metrics import linear_correlation, pearson, rank_correlation, spearman
 from qdqbert.tasks.task import Extremes, Rows, Score, drawn
 from qdqbert.tasks.texts import label_of
 
 _TINY = np.finfo(np.float64).tiny
 _MARGIN = 1e-6
 
-Correlation = Callable[[ArrayLike, ArrayLike, ArrayLike], float]
+Correlation = Callable[[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]], float]
 """Returns the correlation of outputs, labels and weights."""
+
+# Intervals call them thousands of times, so values are checked once, before.
+_CORRELATIONS: Mapping[str, tuple[Correlation, Correlation]] = {
+    "spearman": (spearman, rank_correlation),
+    "pearson": (pearson, linear_correlation),
+}
 
 
 def score_of(example: Example) -> float:
@@ -99,21 +106,20 @@ def correlations(values: ArrayLike, labels: ArrayLike) -> list[Score]:
         DataFileError: A correlation is undefined: all labels are equal, or a value is not finite.
     """
     rows = paired(values, labels)
-    found = [
+    try:
+        for checked, _ in _CORRELATIONS.values():
+            _mean_of_outputs(checked, rows, np.ones(len(rows)))
+    except ValueError as error:
+        raise DataFileError(f"The scores cannot be correlated: {error}") from error
+    return [
         Score(
             name=name,
             rows=rows,
             compute=functools.partial(_mean_of_outputs, metric),
             extremes=extreme_numbers,
         )
-        for name, metric in (("spearman", spearman), ("pearson", pearson))
+        for name, (_, metric) in _CORRELATIONS.items()
     ]
-    try:
-        for each in found:
-            each.metric()
-    except ValueError as error:
-        raise DataFileError(f"The scores cannot be correlated: {error}") from error
-    return found
 
 
 def paired(values: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
@@ -125,11 +131,8 @@ def paired(values: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
 def _mean_of_outputs(metric: Correlation, rows: Rows, weights: NDArray[np.float64]) -> float:
     """Return the mean correlation; it is 0 if outputs are equal, as nothing follows from them."""
     found, known = np.split(rows.T, 2)
-    return float(
-        np.mean(
-            [
-                0.0 if (outputs == outputs[0]).all() else metric(outputs, labels, weights)
-                for outputs, labels in zip(found, known, strict=True)
-            ]
-        )
-    )
+    correlations = [
+        0.0 if (outputs == outputs[0]).all() else metric(outputs, labels, weights)
+        for outputs, labels in zip(found, known, strict=True)
+    ]
+    return math.fsum(correlations) / len(correlations)
