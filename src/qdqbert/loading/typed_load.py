@@ -1,0 +1,3 @@
+"""`qdqbert.load`, with the types of the stub next to this file."""
+
+from qdqbert.loading.load import load as load
