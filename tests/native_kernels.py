@@ -127,7 +127,7 @@ def bytes_of_row(array: NDArray[Any]) -> int:
 
 
 def codes_record(multiplier: NDArray[np.float32], zero_point: int) -> NDArray[np.int64]:
-    return CODES.make({"multiplier": multiplier, "shift": ROUNDING + zero_point})
+    return CODES.make(multiplier=multiplier, shift=ROUNDING + zero_point)
 
 
 def norm_record(
@@ -139,7 +139,7 @@ def norm_record(
     subtracts_mean: bool = True,
 ) -> NDArray[np.int64]:
     values = {"epsilon": epsilon, "width": width, "subtracts_mean": float(subtracts_mean)}
-    return NORM.make({"weight": weight, "bias": bias, **values})
+    return NORM.make(weight=weight, bias=bias, **values)
 
 
 def round_trip_record(
@@ -148,7 +148,7 @@ def round_trip_record(
     """Return a record of fake quantization with a zero point, a lowest and a highest code."""
     shift, low, high = (ROUNDING + each for each in codes)
     arrays = {"multiplier": multiplier, "step": step}
-    return ROUND_TRIP.make({**arrays, "shift": shift, "low": low, "high": high, "is_kept": 0})
+    return ROUND_TRIP.make(**arrays, shift=shift, low=low, high=high, is_kept=0)
 
 
 def check_codes(

@@ -142,9 +142,9 @@ def test_a_loop_may_be_left_at_several_places() -> None:
 
 def test_functions_call_each_other_and_have_memory_of_their_own() -> None:
     module = Module()
-    with module.function("twice", x=PTR, inline=True) as f:
+    with module.function("twice", "x*") as f:
         f.store(f.load(I64, f.x) * 2, f.x)
-    with module.function("run", out=PTR, start=I64) as f:
+    with module.function("run", "out*, start") as f:
         own = f.allocate(I64)
         f.store(f.start, own)
         for _ in range(3):
@@ -153,7 +153,6 @@ def test_functions_call_each_other_and_have_memory_of_their_own() -> None:
     out = np.zeros(1, np.int64)
     compiled(module)("run", out, 5)
     assert out[0] == 40
-    assert "internal void @twice" in module.text()
 
 
 def test_arguments_of_a_call_may_have_names() -> None:
@@ -161,7 +160,7 @@ def test_arguments_of_a_call_may_have_names() -> None:
     with module.function("subtract", out=PTR, minuend=I64, subtrahend=I64) as f:
         f.store(f.minuend - f.subtrahend, f.out)
     with module.function("run", out=PTR, minuend=I64) as f:
-        f.call("subtract", subtrahend=2, **f.own("out", "minuend"))
+        f.call("subtract", subtrahend=2, **f.own("out, minuend"))
         with pytest.raises(AssertionError, match=r"subtract: \['subtrahend'\] \['wrong'\]"):
             f.call("subtract", f.out, f.minuend, wrong=2)
     out = np.zeros(1, np.int64)
@@ -202,7 +201,7 @@ def test_records_have_fields_of_8_bytes() -> None:
         f.store(scaled, place)
         record.write(f, f.record, "count", record.read(f, f.record, "count") + 1)
     out = np.zeros(1, np.float32)
-    made = record.make({"place": out, "count": 41, "factor": 0.75})
+    made = record.make(place=out, count=41, factor=0.75)
     assert record.size == made.nbytes == 24
     assert record.offset("factor") == 16
     compiled(module)("run", made)
@@ -212,12 +211,11 @@ def test_records_have_fields_of_8_bytes() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"place": 0},
         {"place": 0, "count": 1, "more": 2},
         {"place": 0, "count": np.zeros(1)},
         {"place": np.zeros((4, 4))[:, ::2], "count": 1},
     ],
 )
-def test_a_record_needs_each_field_in_its_form(values) -> None:
+def test_a_record_has_known_fields_in_their_form(values) -> None:
     with pytest.raises(AssertionError):
-        Record(place=PTR, count=I64).make(values)
+        Record(place=PTR, count=I64).make(**values)

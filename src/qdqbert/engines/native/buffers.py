@@ -25,12 +25,13 @@ _PAIR = 2
 # Columns of a tile of AVX-512, and two tiles of AMX.
 _TILE_COLUMNS = 64
 # Where a job's record has its texts.
-_NUMBERS = ("ids", "positions", "token_types")
 _OF_TEXTS = ("word_factors", "starts", "attended", "texts", "threads", "by_columns", "first_only")
-_IDS, _POSITIONS, _TYPES, *_REST = (JOB.offset(name) // 8 for name in (*_NUMBERS, *_OF_TEXTS))
-_FACTORS, _STARTS, _ATTENDED, _TEXTS, _THREADS, _BY_COLUMNS, _FIRST_ONLY = _REST
+_IDS, _POSITIONS, _TYPES = (JOB.index(name) for name in ("ids", "positions", "token_types"))
+_FACTORS, _STARTS, _ATTENDED, _TEXTS, _THREADS, _BY_COLUMNS, _FIRST_ONLY = (
+    JOB.index(name) for name in _OF_TEXTS
+)
 
-_PARTS, _PART_COUNT = (THREAD.offset(name) // 8 for name in ("parts", "part_count"))
+_PARTS, _PART_COUNT = (THREAD.index(name) for name in ("parts", "part_count"))
 
 
 class Scratch:
@@ -89,18 +90,12 @@ class Scratch:
         self.states = program.states(FEW_ROWS if thread else 0)
         self._parts = zeros(1, np.int64)
         self.record = THREAD.make(
-            {
-                **dict.fromkeys(("first_row", "last_row", "first_item", "last_item"), 0),
-                **dict.fromkeys(("first_head", "last_head"), 0),
-                "parts": self._parts,
-                "part_count": 0,
-                "passes": 0,
-                "first_hidden": hidden.start,
-                "own_hidden": len(hidden),
-                "first_inner": inner.start,
-                "own_inner": len(inner),
-                **self._buffers,
-            }
+            parts=self._parts,
+            first_hidden=hidden.start,
+            own_hidden=len(hidden),
+            first_inner=inner.start,
+            own_inner=len(inner),
+            **self._buffers,
         )
 
     def take(self, shares: Shares, thread: int) -> None:
@@ -165,7 +160,7 @@ class Job:
         found = self.record.copy()
         for name, value in scratch.states.items():
             own = value if isinstance(value, int) else value.ctypes.data
-            found[JOB.offset(name) // 8] = own
+            found[JOB.index(name)] = own
         return found
 
     def sleeps(self) -> int:
@@ -201,16 +196,5 @@ class Job:
             "barrier": zeros(3, np.int64),
         }
         self._states = program.states(tokens)
-        self.record = JOB.make(
-            {
-                **dict.fromkeys((*_NUMBERS, "word_factors", "starts", "attended"), 0),
-                **self._states,
-                **self._buffers,
-                "texts": 0,
-                "threads": 1,
-                "by_columns": 0,
-                "first_only": 0,
-                "sleep": self._sleep,
-            }
-        )
+        self.record = JOB.make(**self._states, **self._buffers, threads=1, sleep=self._sleep)
         self._capacity = tokens

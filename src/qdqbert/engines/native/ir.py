@@ -1,7 +1,7 @@
 """Write LLVM IR as text, with Python expressions for its instructions.
 
     module = Module()
-    with module.function("scale", x=PTR, factor=F32, count=I64) as f:
+    with module.function("scale", "x*, count", factor=F32) as f:
         with f.loop(0, f.count, 16) as i:
             x = f.x + i * 4
             f.store(f.load(vector(F32, 16), x) * f.splat(f.factor, 16), x)
@@ -62,6 +62,12 @@ Combine = Callable[["Value", "Value"], "Value"]
 def vector(scalar: Type, lanes: int) -> Type:
     """Return a vector type."""
     return Type(scalar.scalar, lanes)
+
+
+def declared(arguments: str) -> dict[str, Type]:
+    """Return the types of arguments by name: of `x*`, a pointer; of `rows`, an i64."""
+    names = arguments.split(", ") if arguments else []
+    return {name.removesuffix("*"): PTR if name.endswith("*") else I64 for name in names}
 
 
 def constant(type: Type, value: int | float | Sequence[int] | Sequence[float]) -> str:
@@ -240,21 +246,10 @@ class Variable:
 class Function:
     """A function that is being written. Its arguments are attributes."""
 
-    def __init__(
-        self, module: Module, name: str, arguments: dict[str, Type], *, inline: bool
-    ) -> None:
-        """Start the function.
-
-        Args:
-            module: The module that it belongs to.
-            name: Its name.
-            arguments: Types of its arguments by name.
-            inline: Whether to copy it into its callers.
-        """
+    def __init__(self, module: Module, name: str, arguments: dict[str, Type]) -> None:
         self.module = module
         self.name = name
         self.arguments = arguments
-        self._inline = inline
         self._variables: list[str] = []
         self._lines: list[str] = []
         self._count = 0
@@ -269,13 +264,8 @@ class Function:
     def text(self) -> str:
         """Return the function as LLVM IR."""
         arguments = ", ".join(f"{type} %{name}" for name, type in self.arguments.items())
-        linkage = "internal " if self._inline else ""
-        attributes = "#1" if self._inline else "#0"
         body = "\n".join((*self._variables, *self._lines))
-        return (
-            f"define {linkage}void @{self.name}({arguments}) {attributes} {{\n"
-            f"entry:\n{body}\n  ret void\n}}\n"
-        )
+        return f"define void @{self.name}({arguments}) #0 {{\nentry:\n{body}\n  ret void\n}}\n"
 
     def emit(self, type: Type, instruction: str) -> Value:
         """Append an instruction and return its result."""
@@ -355,9 +345,9 @@ class Function:
         text = ", ".join(f"{each.type} {each.text}" for each in values)
         self._lines.append(f"  call void @{called.name}({text})")
 
-    def own(self, *names: str) -> dict[str, Value]:
-        """Return arguments of this function by name, to pass them on."""
-        return {name: getattr(self, name) for name in names}
+    def own(self, names: str) -> dict[str, Value]:
+        """Return arguments of this function by name, to pass them on; see `declared`."""
+        return {name: getattr(self, name) for name in declared(names)}
 
     def intrinsic(
         self, name: str, result: Type, *arguments: Value, immediate: Sequence[int] = ()
@@ -496,11 +486,15 @@ class Module:
         self._declarations[line] = None
 
     @contextlib.contextmanager
-    def function(
-        self, name: str, /, *, inline: bool = False, **arguments: Type
-    ) -> Iterator[Function]:
-        """Write a function; it is part of the module when the body ends."""
-        found = Function(self, name, arguments, inline=inline)
+    def function(self, name: str, arguments: str = "", /, **others: Type) -> Iterator[Function]:
+        """Write a function; it is part of the module when the body ends.
+
+        Args:
+            name: Its name.
+            arguments: Its first arguments; see `declared`.
+            others: Types of its other arguments by name.
+        """
+        found = Function(self, name, declared(arguments) | others)
         yield found
         self.functions[name] = found
 
@@ -512,6 +506,5 @@ class Module:
                 *self._declarations,
                 *bodies,
                 f"attributes #0 = {{ nounwind noinline {self._attributes} }}",
-                f"attributes #1 = {{ nounwind alwaysinline {self._attributes} }}",
             )
         )

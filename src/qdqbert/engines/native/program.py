@@ -18,10 +18,7 @@ from qdqbert.engines.native.features import features_of
 from qdqbert.engines.native.functions import ACTIVATIONS, shift_of
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes, first_sums, pack
-from qdqbert.engines.native.kernels.forward import (
-    SPARE_ROWS,
-    build_module,
-)
+from qdqbert.engines.native.kernels.forward import SPARE_ROWS, build_module
 from qdqbert.engines.native.kernels.pooling import POOLINGS
 from qdqbert.engines.native.kernels.product import Table, pack_table, table_blocks
 from qdqbert.engines.native.kernels.split import DEPTH
@@ -35,6 +32,7 @@ from qdqbert.engines.native.records import (
     MODEL,
     NORM,
     ROUND_TRIP,
+    Record,
 )
 from qdqbert.engines.native.schedule import PART_ROWS
 from qdqbert.engines.native.schema import LINEARS, NORMS
@@ -127,45 +125,42 @@ class Program:
         self._kept.append(array)
         return array
 
+    def _record(self, record: Record, **values: Any) -> Array:
+        return self._keep(record.make(**values))
+
     def _model(self) -> Array:
         settings, size = self.settings, self.settings["head_size"]
         arrays, embeddings = self.arrays, settings["embeddings"]
         layers = [
             self._layer(f"layers.{index}", each) for index, each in enumerate(settings["layers"])
         ]
-        return self._keep(
-            MODEL.make(
-                {
-                    "layers": self._keep(np.concatenate(layers)),
-                    "layer_count": len(layers),
-                    "hidden": self.hidden,
-                    "heads": settings["heads"],
-                    "head_size": settings["head_size"],
-                    "width": self.width,
-                    "group": settings["heads"]
-                    if self.features.normalizes_heads
-                    else min(max(1, _GROUP_COLUMNS // size), settings["heads"]),
-                    "block": self.block,
-                    "inner": self.inner,
-                    "score_scale": settings["score_scale"],
-                    "limit": settings["limit"],
-                    "causal": int(settings["causal"]),
-                    "relative_rows": arrays.get("relative_rows", 0),
-                    "relative_panels": self.relative_columns // PANEL,
-                    "embedding_width": padded(embeddings["width"]),
-                    "words": arrays["words"],
-                    "word_scale": arrays["word_scale"] if embeddings["int8"] else 0,
-                    "positions": arrays["positions"],
-                    "token_types": arrays["token_types"],
-                    "embedding_norm": 0
-                    if embeddings["norm"] is None
-                    else self.norm("embedding_norm", embeddings["norm"]),
-                    "projection": 0
-                    if embeddings["projection"] is None
-                    else self.float_linear("projection", embeddings["projection"]),
-                    "embeds": 1,
-                }
-            )
+        return self._record(
+            MODEL,
+            layers=self._keep(np.concatenate(layers)),
+            layer_count=len(layers),
+            hidden=self.hidden,
+            heads=settings["heads"],
+            head_size=settings["head_size"],
+            width=self.width,
+            group=settings["heads"]
+            if self.features.normalizes_heads
+            else min(max(1, _GROUP_COLUMNS // size), settings["heads"]),
+            block=self.block,
+            inner=self.inner,
+            score_scale=settings["score_scale"],
+            limit=settings["limit"],
+            causal=int(settings["causal"]),
+            relative_rows=arrays.get("relative_rows"),
+            relative_panels=self.relative_columns // PANEL,
+            embedding_width=padded(embeddings["width"]),
+            words=arrays["words"],
+            word_scale=arrays.get("word_scale"),
+            positions=arrays["positions"],
+            token_types=arrays["token_types"],
+            embedding_norm=embeddings["norm"] and self.norm("embedding_norm", embeddings["norm"]),
+            projection=embeddings["projection"]
+            and self.float_linear("projection", embeddings["projection"]),
+            embeds=1,
         )
 
     def states(self, tokens: int) -> dict[str, Any]:
@@ -187,67 +182,51 @@ class Program:
             layers: The layers.
             embeds: Whether the first one reads embeddings; otherwise it reads `Job.x`.
         """
-        fields, record = list(MODEL.fields), self.model.copy()
-        record[fields.index("layers")] += layers.start * LAYER.size
-        record[fields.index("layer_count")] = len(layers)
-        record[fields.index("embeds")] = int(embeds)
+        record = self.model.copy()
+        record[MODEL.index("layers")] += layers.start * LAYER.size
+        record[MODEL.index("layer_count")] = len(layers)
+        record[MODEL.index("embeds")] = int(embeds)
         return record
 
     def _layer(self, name: str, layer: Mapping[str, Any]) -> Array:
         parts = ("query", "key", "value")
-        linears = [self._linear(f"{name}.{part}", layer[part]) for part in parts]
-        codes = [self._codes(f"{name}.{part}", layer[part]) for part in parts]
-        bias = self.arrays.get(f"{name}.position_bias")
+        linears = {part: self._linear(f"{name}.{part}", layer[part]) for part in LINEARS}
+        codes = {part: self._codes(f"{name}.{part}", layer[part]) for part in LINEARS}
+        optional = ("position_bias", "relative_keys", "relative_queries")
         return LAYER.make(
-            {
-                "projections": self._keep(np.concatenate(linears)),
-                "projection_codes": self._keep(np.concatenate(codes)),
-                "shares_codes": int(layer["shares_codes"]),
-                "context_codes": self._codes(f"{name}.output", layer["output"]),
-                "output": self._linear(f"{name}.output", layer["output"]),
-                **{
-                    part: 0 if layer[part] is None else self.norm(f"{name}.{part}", layer[part])
-                    for part in NORMS
-                },
-                "up_codes": self._codes(f"{name}.up", layer["up"]),
-                "up": self._linear(f"{name}.up", layer["up"]),
-                "down_codes": self._codes(f"{name}.down", layer["down"]),
-                "down": self._linear(f"{name}.down", layer["down"]),
-                "position_bias": 0 if bias is None else bias,
-                **{
-                    part: self.arrays.get(f"{name}.{part}", 0)
-                    for part in ("relative_keys", "relative_queries")
-                },
-                "window": self.settings["limit"] if layer["window"] is None else layer["window"],
-                "rotation": 0
-                if layer["rotation"] is None
-                else self.arrays[f"rotations.{layer['rotation']}"],
-                **self._roundings(name, layer),
-            }
+            projections=self._keep(np.concatenate([linears.pop(part) for part in parts])),
+            projection_codes=self._keep(np.concatenate([codes[part] for part in parts])),
+            shares_codes=int(layer["shares_codes"]),
+            context_codes=codes["output"],
+            up_codes=codes["up"],
+            down_codes=codes["down"],
+            **linears,
+            **{part: layer[part] and self.norm(f"{name}.{part}", layer[part]) for part in NORMS},
+            **{part: self.arrays.get(f"{name}.{part}") for part in optional},
+            window=self.settings["limit"] if layer["window"] is None else layer["window"],
+            rotation=self.arrays.get(f"rotations.{layer['rotation']}"),
+            **self._roundings(name, layer),
         )
 
-    def _roundings(self, name: str, layer: Mapping[str, Any]) -> dict[str, Array | int]:
+    def _roundings(self, name: str, layer: Mapping[str, Any]) -> dict[str, Array]:
         """Return the fields of a layer's record for fake quantization."""
 
         def record(part: str, channels: int) -> Array:
             return self._round_trip(f"{name}.{part}_rounding", layer[f"{part}_rounding"], channels)
 
+        def add(start: str) -> Array:
+            parts = (record(f"{start}{part}", self.hidden) for part in ("local", "states"))
+            return self._keep(np.concatenate(list(parts)))
+
         heads = [
             0 if layer[f"{part}_rounding"] is None else record(part, self.width).ctypes.data
             for part in ("query", "key", "value")
         ]
-        adds = {
-            f"{start}add": self._keep(
-                np.concatenate(
-                    [record(f"{start}{part}", self.hidden) for part in ("local", "states")]
-                )
-            )
-            for start in ("attention_", "")
-        }
         return {
             "roundings": self._keep(np.array(heads, np.int64)),
             "probability_rounding": record("probability", PANEL),
-            **adds,
+            "attention_add": add("attention_"),
+            "add": add(""),
         }
 
     def _round_trip(self, name: str, settings: Mapping[str, Any] | None, channels: int) -> Array:
@@ -259,43 +238,42 @@ class Program:
             arrays = {part: self.arrays[f"{name}.{part}"] for part in ("multiplier", "step")}
             codes = (settings["zero_point"], settings["low"], settings["high"])
         limits = dict(zip(("shift", "low", "high"), map(shift_of, codes), strict=True))
-        return self._keep(ROUND_TRIP.make({**arrays, **limits, "is_kept": int(settings is None)}))
+        return self._record(ROUND_TRIP, **arrays, **limits, is_kept=int(settings is None))
 
     def _linear(self, name: str, settings: Mapping[str, Any]) -> Array:
-        weights, start = (self.arrays[f"{name}.{part}"] for part in ("weights", "start"))
-        factor, bias = (self.arrays[f"{name}.{part}"] for part in ("factor", "bias"))
-        return self._linear_record(weights, start, factor, bias, settings)
+        parts = ("weights", "start", "factor", "bias")
+        return self._linear_record(settings, *(self.arrays[f"{name}.{part}"] for part in parts))
 
     def _linear_record(
         self,
+        settings: Mapping[str, Any],
         weights: Array,
         start: Array,
         factor: Array,
         bias: Array,
-        settings: Mapping[str, Any],
         margin: Array | int = 0,
     ) -> Array:
         first = first_sums(weights, start, is_signed=self.isa.dot.is_signed) + margin
-        return self._keep(
-            LINEAR.make(
-                {
-                    "weights": weights,
-                    "panel": 16 * settings["depth"],
-                    "panels": settings["columns"] // 16,
-                    "steps": settings["depth"] // 4,
-                    "start": start,
-                    "first_sums": self._keep(first),
-                    "factor": factor,
-                    "bias": bias,
-                }
-            )
+        return self._record(
+            LINEAR,
+            weights=weights,
+            panel=16 * settings["depth"],
+            panels=settings["columns"] // 16,
+            steps=settings["depth"] // 4,
+            start=start,
+            first_sums=self._keep(first),
+            factor=factor,
+            bias=bias,
         )
+
+    def _table(self) -> Table:
+        rest, scale = (self.arrays.get(part) for part in ("word_rest", "word_scale"))
+        return self.arrays["words"], rest, scale
 
     def weights_by_row(self, name: str, settings: Mapping[str, Any]) -> Table:
         """Return the weights of a linear layer in float with the rows one after another."""
         if settings["tied"]:
-            rest, scale = (self.arrays.get(part) for part in ("word_rest", "word_scale"))
-            return self.arrays["words"], rest, scale
+            return self._table()
         panels = self.arrays[f"{name}.weights"]
         rows = np.ascontiguousarray(panels.transpose(0, 2, 1)).reshape(-1, settings["depth"])
         return self._keep(rows), None, None
@@ -330,47 +308,33 @@ class Program:
             margin[some] = np.rint(2 * np.sqrt(variance))
             made = pack(codes, depth)
             weights[first // PANEL : first // PANEL + len(made)] = made
-        return self._linear_record(weights, start, factor, bias, settings, margin)
+        return self._linear_record(settings, weights, start, factor, bias, margin)
 
     def _codes(self, name: str, settings: Mapping[str, Any]) -> Array:
-        return self._keep(
-            CODES.make(
-                {
-                    "multiplier": self.arrays[f"{name}.multiplier"],
-                    "shift": shift_of(settings["zero_point"]),
-                }
-            )
-        )
+        multiplier, shift = self.arrays[f"{name}.multiplier"], shift_of(settings["zero_point"])
+        return self._record(CODES, multiplier=multiplier, shift=shift)
 
     def norm(self, name: str, settings: Mapping[str, Any]) -> Array:
         """Return the record of a LayerNorm."""
-        return self._keep(
-            NORM.make(
-                {
-                    "weight": self.arrays[f"{name}.weight"],
-                    "bias": self.arrays[f"{name}.bias"],
-                    "epsilon": settings["epsilon"],
-                    "width": settings["width"],
-                    "subtracts_mean": float(settings["subtracts_mean"]),
-                }
-            )
+        return self._record(
+            NORM,
+            weight=self.arrays[f"{name}.weight"],
+            bias=self.arrays[f"{name}.bias"],
+            epsilon=settings["epsilon"],
+            width=settings["width"],
+            subtracts_mean=float(settings["subtracts_mean"]),
         )
 
     def float_linear(self, name: str, settings: Mapping[str, Any]) -> Array:
         """Return the record of a linear layer in float."""
-        if settings["tied"]:
-            rest, scale = (self.arrays.get(part) for part in ("word_rest", "word_scale"))
-            weights = self._keep(pack_table(self.arrays["words"], rest, scale))
-        else:
-            weights = self.arrays[f"{name}.weights"]
-        return self._keep(
-            FLOAT_LINEAR.make(
-                {
-                    "weights": weights,
-                    "panel": 64 * settings["depth"],
-                    "panels": settings["columns"] // 16,
-                    "depth": settings["depth"],
-                    "bias": self.arrays[f"{name}.bias"],
-                }
-            )
+        is_tied = settings["tied"]
+        return self._record(
+            FLOAT_LINEAR,
+            weights=self._keep(pack_table(*self._table()))
+            if is_tied
+            else self.arrays[f"{name}.weights"],
+            panel=64 * settings["depth"],
+            panels=settings["columns"] // 16,
+            depth=settings["depth"],
+            bias=self.arrays[f"{name}.bias"],
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,9 +18,13 @@ class Record:
         self.fields = fields
         self.size = 8 * len(fields)
 
+    def index(self, name: str) -> int:
+        """Return the number of a field."""
+        return list(self.fields).index(name)
+
     def offset(self, name: str) -> int:
         """Return the offset of a field, in bytes."""
-        return 8 * list(self.fields).index(name)
+        return 8 * self.index(name)
 
     def read(self, f: Function, record: Value, name: str) -> Value:
         """Write the load of a field in a kernel."""
@@ -32,17 +34,23 @@ class Record:
         """Write the store of a field in a kernel."""
         f.store(value, record + self.offset(name), aligned=True)
 
-    def make(self, values: Mapping[str, int | float | NDArray[np.generic]]) -> NDArray[np.int64]:
-        """Return a record. Arrays become the addresses of their data; the caller keeps them."""
-        assert values.keys() == self.fields.keys(), values.keys() ^ self.fields.keys()
-        return np.array([_slot(type, values[name]) for name, type in self.fields.items()], np.int64)
+    def make(self, **values: int | float | NDArray[np.generic] | None) -> NDArray[np.int64]:
+        """Return a record. Fields without a value, or with `None`, are 0.
+
+        Arrays become the addresses of their data; the caller keeps them.
+        """
+        assert values.keys() <= self.fields.keys(), values.keys() - self.fields.keys()
+        slots = (_slot(type, values.get(name)) for name, type in self.fields.items())
+        return np.fromiter(slots, np.int64, len(self.fields))
 
 
-def _slot(type: Type, value: int | float | NDArray[np.generic]) -> int:
+def _slot(type: Type, value: int | float | NDArray[np.generic] | None) -> int:
     if isinstance(value, np.ndarray):
         assert type == PTR
         assert value.flags.c_contiguous
         return int(value.ctypes.data)
+    if value is None:
+        return 0
     if type == F32:
         return int(np.float32(value).view(np.uint32))
     return int(value)
@@ -255,3 +263,6 @@ MAILBOX = Record(
 
 FUNCTIONS = ("forward", "score_words")
 """Functions that threads run together, each of a model, a job and a thread."""
+
+RECORDS = "model*, layer*, job*, thread*"
+"""The first arguments of the functions of a layer."""

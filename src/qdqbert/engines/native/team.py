@@ -24,10 +24,10 @@ Wake = queue.SimpleQueue[None]
 _PATIENCE = 2500
 
 _MODEL, _JOB, _THREAD, _FUNCTION = (
-    list(MAILBOX.fields).index(name) for name in ("model", "job", "thread", "function")
+    MAILBOX.index(name) for name in ("model", "job", "thread", "function")
 )
-_POSTED, _WAS_ASLEEP = (list(MAILBOX.fields).index(name) for name in ("posted", "was_asleep"))
-_PASSES = list(THREAD.fields).index("passes")
+_POSTED, _DONE, _WAS_ASLEEP = (MAILBOX.index(name) for name in ("posted", "done", "was_asleep"))
+_PASSES = THREAD.index("passes")
 
 
 def sleep_address() -> int:
@@ -131,20 +131,7 @@ class Team:
 
     def _start_worker(self) -> None:
         mailbox = zeros(MAILBOX.size // 8, np.int64)
-        mailbox[:] = MAILBOX.make(
-            {
-                "posted": 0,
-                "done": 0,
-                "is_asleep": 0,
-                "was_asleep": 0,
-                "patience": _PATIENCE,
-                "model": self._model,
-                "job": 0,
-                "thread": 0,
-                "function": 0,
-                "sleep": self.sleep,
-            }
-        )
+        mailbox[:] = MAILBOX.make(patience=_PATIENCE, model=self._model, sleep=self.sleep)
         awake: Wake = queue.SimpleQueue()
         self._mailboxes.append(mailbox)
         self._awake.append(awake)
@@ -158,10 +145,9 @@ class Team:
 
 def _work(serve: Callable[..., None], mailbox: NDArray[np.int64], awake: Wake) -> None:
     """Serve a mailbox until it gets no job; sleep while nothing is posted."""
-    posted, done = (list(MAILBOX.fields).index(name) for name in ("posted", "done"))
     while True:
         serve(mailbox.ctypes.data)
-        if mailbox[posted] != mailbox[done] and not mailbox[_JOB]:
+        if mailbox[_POSTED] != mailbox[_DONE] and not mailbox[_JOB]:
             return
         awake.get()
 

@@ -62,7 +62,7 @@ class Words:
         self._table = program.weights_by_row(name, settings)
         self._linear = program.words(name, settings, self._table)
         self._ones = np.ones(self._depth, np.float32)
-        self._codes = CODES.make({"multiplier": self._ones, "shift": 0.0})
+        self._codes = CODES.make(multiplier=self._ones, shift=0.0)
         panels = _TOGETHER // (PANEL * self._depth)
         self._together = max(1, panels // _PANELS) * _PANELS
 
@@ -102,25 +102,23 @@ class Words:
         buffers = [zeros(self._depth, np.float32) for _ in panels]
         jobs = [
             WORDS.make(
-                {
-                    "linear": self._linear,
-                    "first": each.start,
-                    "end": each.stop,
-                    "together": self._together,
-                    "table": table,
-                    "rest": 0 if rest is None else rest,
-                    "scale": 0 if scale is None else scale,
-                    "depth": self._depth,
-                    "row": buffer,
-                    "states": read,
-                    "codes": codes,
-                    "code_stride": stride,
-                    "row_scales": scales,
-                    "starts": starts,
-                    "texts": len(found),
-                    "out": found,
-                    "out_stride": found.strides[0],
-                }
+                linear=self._linear,
+                first=each.start,
+                end=each.stop,
+                together=self._together,
+                table=table,
+                rest=rest,
+                scale=scale,
+                depth=self._depth,
+                row=buffer,
+                states=read,
+                codes=codes,
+                code_stride=stride,
+                row_scales=scales,
+                starts=starts,
+                texts=len(found),
+                out=found,
+                out_stride=found.strides[0],
             )
             for each, buffer in zip(panels, buffers, strict=True)
         ]

@@ -90,31 +90,25 @@ def run_attention(
         stored[: bias.size] = bias.ravel() * np.float32(math.log2(math.e))
     codes = codes_record(np.zeros(width) if multiplier is None else multiplier, _ZERO_POINT)
     layer = LAYER.make(
-        {
-            **dict.fromkeys(LAYER.fields, 0),
-            "context_codes": codes,
-            "position_bias": stored,
-            "probability_rounding": rounding,
-            "window": longest if window is None else window,
-        }
+        context_codes=codes,
+        position_bias=stored,
+        probability_rounding=rounding,
+        window=longest if window is None else window,
     )
     model = MODEL.make(
-        {
-            **dict.fromkeys(MODEL.fields, 0),
-            "heads": heads,
-            "head_size": size,
-            "width": width,
-            "score_scale": math.log2(math.e) / math.sqrt(size),
-            "limit": longest,
-            "causal": int(causal),
-        }
+        heads=heads,
+        head_size=size,
+        width=width,
+        score_scale=math.log2(math.e) / math.sqrt(size),
+        limit=longest,
+        causal=int(causal),
     )
     # What kernels may read and must not use.
     rows = np.full((3, tokens + SPARE_ROWS, width), np.nan, np.float32)
     for own, part in zip(rows, texts.parts, strict=True):
         own[:tokens, : heads * size] = part.reshape(tokens, -1)
     given = {"starts": texts.starts, "attended": texts.attended}
-    job = JOB.make({**dict.fromkeys(JOB.fields, 0), **given})
+    job = JOB.make(**given)
     buffers = {
         "queries": np.full((together, deep), np.nan, np.float32),
         "keys": np.full(limit * deep, np.nan, np.float32),
@@ -123,7 +117,7 @@ def run_attention(
         "inverse": np.full(together, np.nan, np.float32),
         "sums": np.full((together, deep), np.nan, np.float32),
     }
-    thread = THREAD.make({**dict.fromkeys(THREAD.fields, 0), **buffers})
+    thread = THREAD.make(**buffers)
     items = itertools.product(range(len(texts.starts) - 1), range(heads), [most])
     places = (*rows, bytes_of_row(rows[0]), context)
     kernels.for_each("attention", model, layer, job, thread, 0, 0, *places, last=items)

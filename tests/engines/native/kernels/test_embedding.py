@@ -36,40 +36,32 @@ def test_rows_are_summed_and_normalized(kernels, int8, is_projected) -> None:
     shift = rng.standard_normal(PROJECTED).astype(np.float32)
     panels = pack_floats(matrix, HIDDEN)
     projection = FLOAT_LINEAR.make(
-        {
-            "weights": panels,
-            "panel": panels.strides[0],
-            "panels": len(panels),
-            "depth": HIDDEN,
-            "bias": shift,
-        }
+        weights=panels,
+        panel=panels.strides[0],
+        panels=len(panels),
+        depth=HIDDEN,
+        bias=shift,
     )
     hidden = PROJECTED if is_projected else HIDDEN
     model = MODEL.make(
-        {
-            **dict.fromkeys(MODEL.fields, 0),
-            "hidden": hidden,
-            "embedding_width": HIDDEN,
-            "projection": projection if is_projected else 0,
-            "words": words,
-            "word_scale": scale if int8 else 0,
-            "positions": positions,
-            "token_types": types,
-            "embedding_norm": norm,
-        }
+        hidden=hidden,
+        embedding_width=HIDDEN,
+        projection=projection if is_projected else 0,
+        words=words,
+        word_scale=scale if int8 else 0,
+        positions=positions,
+        token_types=types,
+        embedding_norm=norm,
     )
     x = np.full((TOKENS, hidden), 7, np.float32)
     job = JOB.make(
-        {
-            **dict.fromkeys(JOB.fields, 0),
-            "ids": ids,
-            "positions": places,
-            "token_types": kinds,
-            "x": x,
-        }
+        ids=ids,
+        positions=places,
+        token_types=kinds,
+        x=x,
     )
     embedded = np.full((7, HIDDEN), 99, np.float32)
-    thread = THREAD.make({**dict.fromkeys(THREAD.fields, 0), "embedded": embedded})
+    thread = THREAD.make(embedded=embedded)
     kernels("embed", model, job, thread, 2, 7)
     values = words[ids] * (scale if int8 else np.float32(1))
     total = (values + positions[places] + types[kinds])[2:9, :WIDTH]

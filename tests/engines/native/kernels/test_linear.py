@@ -51,16 +51,14 @@ def make_case(kernels, rows: int, panels: int, depth: int, seed: int) -> Case:
     packed = pack(weights, depth)
     first = first_sums(packed, start, is_signed=kernels.isa.dot.is_signed)
     record = LINEAR.make(
-        {
-            "weights": packed,
-            "panel": bytes_of_row(packed),
-            "panels": panels,
-            "steps": depth // 4,
-            "start": start,
-            "first_sums": first,
-            "factor": factor,
-            "bias": bias,
-        }
+        weights=packed,
+        panel=bytes_of_row(packed),
+        panels=panels,
+        steps=depth // 4,
+        start=start,
+        first_sums=first,
+        factor=factor,
+        bias=bias,
     )
     sums = dot(codes[:rows, :depth], weights, start).astype(np.float64)
     return Case(codes, record, sums * factor + bias, (packed, start, factor, bias, first))

@@ -30,13 +30,11 @@ def test_rows_have_the_values_of_numpy_in_any_company(kernels, rows, columns, de
     bias = np.zeros(len(packed) * PANEL, np.float32)
     bias[:columns] = rng.standard_normal(columns)
     record = FLOAT_LINEAR.make(
-        {
-            "weights": packed,
-            "panel": bytes_of_row(packed),
-            "panels": len(packed),
-            "depth": depth,
-            "bias": bias,
-        }
+        weights=packed,
+        panel=bytes_of_row(packed),
+        panels=len(packed),
+        depth=depth,
+        bias=bias,
     )
 
     def run(first: int):

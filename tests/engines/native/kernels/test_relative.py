@@ -43,16 +43,11 @@ def test_scores_get_the_products_of_their_distance(
     expected = scores.astype(np.float64)
     added = relative_scores(query, key, keys, queries, by_distance)
     expected[:, : length - start] += added[first_query : first_query + rows, start:]
-    model = MODEL.make(
-        {**dict.fromkeys(MODEL.fields, 0), "limit": LIMIT, "relative_rows": by_distance}
-    )
+    model = MODEL.make(limit=LIMIT, relative_rows=by_distance)
     thread = THREAD.make(
-        {
-            **dict.fromkeys(THREAD.fields, 0),
-            "scores": scores,
-            "query_positions": of_queries,
-            "key_positions": of_keys,
-        }
+        scores=scores,
+        query_positions=of_queries,
+        key_positions=of_keys,
     )
     place = (first_query, rows, scores.strides[0], start, length)
     modern_kernels("add_positions", model, thread, *place, panel, of_keys.strides[0])

@@ -60,39 +60,35 @@ def test_positive_scores_are_exact_and_others_are_zero(
     margin = rng.integers(0, 1000, columns).astype(np.int32)
     first = first_sums(packed, start, is_signed=kernels.isa.dot.is_signed) + margin
     linear = LINEAR.make(
-        {
-            "weights": packed,
-            "panel": bytes_of_row(packed),
-            "panels": panels,
-            "steps": depth // 4,
-            "start": start,
-            "first_sums": first,
-            "factor": factor,
-            "bias": bias,
-        }
+        weights=packed,
+        panel=bytes_of_row(packed),
+        panels=panels,
+        steps=depth // 4,
+        start=start,
+        first_sums=first,
+        factor=factor,
+        bias=bias,
     )
     thread, row = np.zeros(THREAD.size // 8, np.int64), np.zeros(depth, np.float32)
     for begin, end in ((0, panels // 2), (panels // 2, panels)):
         job = WORDS.make(
-            {
-                "linear": linear,
-                "first": begin,
-                "end": end,
-                "together": together,
-                "table": exact if is_float else table,
-                "rest": 0 if is_float else rest,
-                "scale": 0 if is_float else scale,
-                "depth": depth,
-                "row": row,
-                "states": states,
-                "codes": codes,
-                "code_stride": bytes_of_row(codes),
-                "row_scales": row_scales,
-                "starts": starts,
-                "texts": len(lengths),
-                "out": out,
-                "out_stride": bytes_of_row(out),
-            }
+            linear=linear,
+            first=begin,
+            end=end,
+            together=together,
+            table=exact if is_float else table,
+            rest=0 if is_float else rest,
+            scale=0 if is_float else scale,
+            depth=depth,
+            row=row,
+            states=states,
+            codes=codes,
+            code_stride=bytes_of_row(codes),
+            row_scales=row_scales,
+            starts=starts,
+            texts=len(lengths),
+            out=out,
+            out_stride=bytes_of_row(out),
         )
         kernels("score_words", 0, job, thread)
     assert thread[list(THREAD.fields).index("passes")] == 2

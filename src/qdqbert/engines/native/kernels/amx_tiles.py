@@ -5,10 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.ir import I32, I64, PTR, VOID, Function, Module, Type, Value
+from qdqbert.engines.native.ir import I32, I64, VOID, Function, Module, Type, Value
 from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL, prefetch
-from qdqbert.engines.native.kernels.tile import finish_tile, following_weights, multiply_tile
+from qdqbert.engines.native.kernels.tile import (
+    MULTIPLIED,
+    finish_tile,
+    following_weights,
+    multiply_tile,
+)
 from qdqbert.engines.native.memory import LINE
 from qdqbert.engines.native.records import LINEAR
 
@@ -93,22 +98,11 @@ def amx_name(rows: int, columns: int) -> str:
 def _emit_amx(module: Module, rows: int, columns: int) -> None:
     """Write `amx_{rows}x{columns}`, whose sums start at zero.
 
-    It has the arguments of `dot` up to the depth, which has to be a multiple of 64, the address of
-    later weights, and how many lines of them each step brings into the second-level cache. It reads
-    `16 * rows` rows of codes, which do not stay in the first-level cache: the weights do.
+    Its arguments are those of `MULTIPLIED`, where the depth has to be a multiple of 64, the address
+    of later weights, and how many lines of them each step brings into the second-level cache. It
+    reads `16 * rows` rows of codes, which do not stay in the first-level cache: the weights do.
     """
-    with module.function(
-        amx_name(rows, columns),
-        codes=PTR,
-        code_stride=I64,
-        weights=PTR,
-        panel=I64,
-        sums=PTR,
-        sum_stride=I64,
-        steps=I64,
-        ahead=PTR,
-        lines=I64,
-    ) as f:
+    with module.function(amx_name(rows, columns), f"{MULTIPLIED}, ahead*, lines") as f:
         grid = [(row, column) for row in range(rows) for column in range(columns)]
         for row, column in grid:
             f.intrinsic("llvm.x86.tilezero", VOID, immediate=(SUM_TILES[2 * row + column],))

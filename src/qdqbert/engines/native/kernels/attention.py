@@ -15,14 +15,14 @@ from __future__ import annotations
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import exp2, unsigned_codes
 from qdqbert.engines.native.instruction_set import InstructionSet, Operands
-from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.ir import F32, I64, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.packing import padded_to
 from qdqbert.engines.native.kernels.product import WIDEST
 from qdqbert.engines.native.kernels.relative import emit_add_positions, relative_positions
 from qdqbert.engines.native.kernels.round_trip import rounding
-from qdqbert.engines.native.records import CODES, JOB, LAYER, MODEL, THREAD
+from qdqbert.engines.native.records import CODES, JOB, LAYER, MODEL, RECORDS, THREAD
 
 # Smaller than any score: a weight of 2^-126, which no sum of weights shows.
 _MASKED = -1e30
@@ -51,23 +51,8 @@ def emit_attention(module: Module, isa: InstructionSet, features: Features) -> N
         emit_add_positions(module, features)
     _emit_softmax(module, isa, features)
     _emit_context(module, isa.lanes, dynamic=features.dynamic)
-    with module.function(
-        "attention",
-        model=PTR,
-        layer=PTR,
-        job=PTR,
-        thread=PTR,
-        first_row=I64,
-        first_head=I64,
-        queries=PTR,
-        keys=PTR,
-        values=PTR,
-        stride=I64,
-        context=PTR,
-        text_index=I64,
-        head=I64,
-        most=I64,
-    ) as f:
+    rows = "first_row, first_head, queries*, keys*, values*, stride, context*"
+    with module.function("attention", f"{RECORDS}, {rows}, text_index, head, most") as f:
         _attention(f, isa, features)
 
 
@@ -125,7 +110,7 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
             relative.add(row, rows, first_key, end, columns)
         f.call(
             "softmax",
-            **f.own("model", "layer", "thread", "head"),
+            **f.own("model, layer, thread, head"),
             query=row,
             rows=rows,
             first=first_key,
@@ -175,7 +160,7 @@ def attend(f: Function, layer: Value, text: Value, head: Value, most: Value) -> 
     places = {name: JOB.read(f, f.job, name) for name in ("queries", "keys", "values", "context")}
     f.call(
         "attention",
-        **f.own("model", "job", "thread"),
+        **f.own("model, job, thread"),
         layer=layer,
         first_row=0,
         first_head=0,
@@ -199,16 +184,7 @@ def _emit_softmax(module: Module, isa: InstructionSet, features: Features) -> No
     """
     lanes = isa.lanes
     with module.function(
-        "softmax",
-        model=PTR,
-        layer=PTR,
-        thread=PTR,
-        head=I64,
-        query=I64,
-        rows=I64,
-        first=I64,
-        length=I64,
-        padded=I64,
+        "softmax", "model*, layer*, thread*, head, query, rows, first, length, padded"
     ) as f:
         scores, inverses = (THREAD.read(f, f.thread, name) for name in ("scores", "inverse"))
         stride = f.padded * 4
@@ -336,9 +312,7 @@ def _mask_after(f: Function, lanes: int, scores: Value, end: Value) -> None:
 def _emit_context(module: Module, lanes: int, *, dynamic: bool) -> None:
     """Write `context`: sums of values to codes of the next linear layer, or to float32."""
     floats = vector(F32, lanes)
-    with module.function(
-        "context", layer=PTR, thread=PTR, channel=I64, row=I64, size=I64, out=PTR
-    ) as f:
+    with module.function("context", "layer*, thread*, channel, row, size, out*") as f:
         sums = THREAD.read(f, f.thread, "sums") + f.row * f.size * 4
         inverse = f.load(F32, THREAD.read(f, f.thread, "inverse") + f.row * 4)
         inverse = f.splat(inverse, lanes)

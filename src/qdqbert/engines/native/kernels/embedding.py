@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.ir import F32, I8, I32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.ir import F32, I8, I32, I64, Function, Module, Value, vector
 from qdqbert.engines.native.records import JOB, MODEL, THREAD
 
 
@@ -14,7 +14,7 @@ def emit_embedding(module: Module, isa: InstructionSet, features: Features) -> N
     Its arguments are a `MODEL`, a `JOB` and a `THREAD` record, the first row and the number of
     rows, at most a block.
     """
-    with module.function("embed", model=PTR, job=PTR, thread=PTR, row=I64, rows=I64) as f:
+    with module.function("embed", "model*, job*, thread*, row, rows") as f:
         hidden, width = (MODEL.read(f, f.model, name) for name in ("hidden", "embedding_width"))
         x = JOB.read(f, f.job, "x") + f.row * hidden * 4
         projection = MODEL.read(f, f.model, "projection")

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.ir import F32, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK
 from qdqbert.engines.native.kernels.norm import normalize_attention
 from qdqbert.engines.native.kernels.second_add import keep
 from qdqbert.engines.native.kernels.weights import weights_of
-from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, ROW_SCALE, THREAD
+from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, RECORDS, ROW_SCALE, THREAD
 
 # Contents of the columns of a linear layer.
 _COLUMNS = {"output": "hidden", "up": "inner", "down": "hidden"}
@@ -32,18 +32,8 @@ def emit_feed_forward(module: Module, isa: InstructionSet, features: Features) -
     """
     _emit_add_rows(module, isa.lanes)
     for name, by_columns in (("feed_forward", False), ("feed_forward_columns", True)):
-        with module.function(
-            name,
-            model=PTR,
-            layer=PTR,
-            job=PTR,
-            thread=PTR,
-            reader=PTR,
-            row=I64,
-            rows=I64,
-            context=PTR,
-            following=PTR,
-        ) as f:
+        arguments = "reader*, row, rows, context*, following*"
+        with module.function(name, f"{RECORDS}, {arguments}") as f:
             _FeedForward(f, features, by_columns=by_columns).write()
 
 
@@ -93,7 +83,7 @@ class _FeedForward:
         in_float = features.dynamic or features.gated
         inner = self.up_in_float() if in_float else self.up_in_codes()
         self.add("down", (inner, self.inner_stride), self.record["add"])
-        f.call("end_layer", **f.own("model", "layer", "job", "thread", "reader", "row", "rows"))
+        f.call("end_layer", **f.own(f"{RECORDS}, reader, row, rows"))
 
     def up_in_codes(self) -> Value:
         """Write the first linear layer with codes as results, and return their place."""
@@ -217,7 +207,7 @@ def _emit_add_rows(module: Module, lanes: int) -> None:
     """Write `add_rows`, which adds some float32 to as many others, a multiple of 64."""
     floats = vector(F32, lanes)
     with (
-        module.function("add_rows", x=PTR, other=PTR, count=I64) as f,
+        module.function("add_rows", "x*, other*, count") as f,
         f.loop(0, f.count, lanes) as each,
     ):
         place = f.x + each * 4

@@ -5,7 +5,7 @@ They are moved together, so that the kernels of rows compute them, and back to t
 
 from __future__ import annotations
 
-from qdqbert.engines.native.ir import I8, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.ir import I8, I64, Function, Module, Value, vector
 from qdqbert.engines.native.memory import LINE
 from qdqbert.engines.native.records import JOB, MODEL
 
@@ -20,7 +20,7 @@ def emit_first_tokens(module: Module) -> None:
     """
     for name in ("gather_first", "return_first"):
         with (
-            module.function(name, x=PTR, stride=I64, starts=PTR, texts=I64) as f,
+            module.function(name, "x*, stride, starts*, texts") as f,
             f.loop(0, f.texts) as each,
         ):
             # Rows move towards the first one, and away from it in reverse order, so that none is

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
+from qdqbert.engines.native.ir import I64, Function, Module, Value
 from qdqbert.engines.native.kernels.attention import attend, emit_attention
 from qdqbert.engines.native.kernels.embedding import emit_embedding
 from qdqbert.engines.native.kernels.feed_forward import emit_feed_forward, weights_after_attention
@@ -50,7 +50,7 @@ from qdqbert.engines.native.kernels.second_add import emit_second_add
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
 from qdqbert.engines.native.kernels.weights import each_layer, first_weights
 from qdqbert.engines.native.kernels.words import emit_words
-from qdqbert.engines.native.records import JOB, MODEL, THREAD
+from qdqbert.engines.native.records import JOB, MODEL, RECORDS, THREAD
 
 SPARE_ROWS = 32
 """Rows after the last one that kernels may read."""
@@ -88,7 +88,7 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
     _emit_texts(module, dynamic=features.dynamic)
     _emit_rows(module, dynamic=features.dynamic)
     _emit_columns(module)
-    with module.function("forward", model=PTR, job=PTR, thread=PTR) as f:
+    with module.function("forward", "model*, job*, thread*") as f:
         _forward(f, isa)
     if features.scores_words:
         emit_words(module, isa)
@@ -99,7 +99,7 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
 def _forward(f: Function, isa: InstructionSet) -> None:
     isa.tiles.begin(f)
     first, last = (THREAD.read(f, f.thread, name) for name in ("first_row", "last_row"))
-    records = f.own("model", "job", "thread")
+    records = f.own("model, job, thread")
     with _blocks(f, first, last) as (row, rows):
         f.call("begin", **records, row=row, rows=rows)
     has_texts = JOB.read(f, f.job, "threads").equals(1)
@@ -139,17 +139,7 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
     Queries, keys and values of a few heads at a time stay in the second-level cache. All parts of
     a thread's texts have them at the same place.
     """
-    with module.function(
-        "run_texts",
-        model=PTR,
-        layer=PTR,
-        job=PTR,
-        thread=PTR,
-        reader=PTR,
-        first=I64,
-        last=I64,
-        following=PTR,
-    ) as f:
+    with module.function("run_texts", f"{RECORDS}, reader*, first, last, following*") as f:
         width, heads, size, group = (
             MODEL.read(f, f.model, name) for name in ("width", "heads", "head_size", "group")
         )
@@ -159,7 +149,7 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
         own = THREAD.read(f, f.thread, "first_row") * width
         parts = [JOB.read(f, f.job, name) + own * 4 for name in _PROJECTED]
         context = JOB.read(f, f.job, "context") + own * (4 if dynamic else 1)
-        stride, records = group * size * 4, f.own("model", "layer", "job", "thread")
+        stride, records = group * size * 4, f.own(RECORDS)
         output = weights_after_attention(f)
         is_first = reads_first_only(f, f.reader)
         most = most_queries(f, is_first)
@@ -203,9 +193,7 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
     Its arguments are the records, the layer that reads the states, and the weights that are read
     after the layer's own.
     """
-    with module.function(
-        "run_rows", model=PTR, layer=PTR, job=PTR, thread=PTR, reader=PTR, following=PTR
-    ) as f:
+    with module.function("run_rows", f"{RECORDS}, reader*, following*") as f:
         first, last, first_item, last_item = (
             THREAD.read(f, f.thread, name)
             for name in ("first_row", "last_row", "first_item", "last_item")
@@ -236,9 +224,7 @@ def _emit_columns(module: Module) -> None:
 
     It takes the same arguments as `run_rows`.
     """
-    with module.function(
-        "run_columns", model=PTR, layer=PTR, job=PTR, thread=PTR, reader=PTR, following=PTR
-    ) as f:
+    with module.function("run_columns", f"{RECORDS}, reader*, following*") as f:
         rows, first, last, panel = (
             THREAD.read(f, f.thread, name)
             for name in ("last_row", "first_head", "last_head", "first_hidden")
@@ -252,7 +238,7 @@ def _emit_columns(module: Module) -> None:
         f.call("wait", f.job)
         f.call(
             "feed_forward_columns",
-            **f.own("model", "layer", "job", "thread", "reader", "following"),
+            **f.own(f"{RECORDS}, reader, following"),
             row=start,
             rows=rows,
             context=JOB.read(f, f.job, "context"),
@@ -323,7 +309,7 @@ def _rest_of_layer(
         following = (row + some < count).select(output, f.following)
         f.call(
             "feed_forward",
-            **f.own("model", "layer", "job", "thread", "reader"),
+            **f.own(f"{RECORDS}, reader"),
             row=first_row + row,
             rows=some,
             context=context + row * context_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.ir import F32, I64, PTR, Module, vector
+from qdqbert.engines.native.ir import F32, Module, vector
 
 INNER_BLOCK = 32
 """Rows of the feed-forward part that are in float32 at a time, with a gate or dynamic scales."""
@@ -19,9 +19,7 @@ def emit_gate(module: Module, isa: InstructionSet, activation: str) -> None:
     """
     floats = vector(F32, isa.lanes)
     with (
-        module.function(
-            "gate_rows", x=PTR, stride=I64, rows=I64, channels=I64, out=PTR, out_stride=I64
-        ) as f,
+        module.function("gate_rows", "x*, stride, rows, channels, out*, out_stride") as f,
         f.loop(0, f.rows) as row,
         f.loop(0, f.channels, isa.lanes) as channel,
     ):

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from qdqbert.engines.native.functions import ACTIVATIONS, unsigned_codes
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Type, Value, vector
+from qdqbert.engines.native.ir import F32, I32, Function, Module, Type, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.round_trip import rounded_sum
@@ -72,7 +72,7 @@ def emit_activations(module: Module) -> None:
     floats = vector(F32, PANEL)
     for name, activation in ACTIVATIONS.items():
         with (
-            module.function(f"apply_{name}", x=PTR, count=I64) as f,
+            module.function(f"apply_{name}", "x*, count") as f,
             f.loop(0, f.count, PANEL) as each,
         ):
             place = f.x + each * 4
@@ -160,17 +160,8 @@ def kernel_function(module: Module, name: str) -> contextlib.AbstractContextMana
     """Return a kernel of a linear layer; see `_emit` for its arguments."""
     return module.function(
         name,
-        linear=PTR,
-        first=I64,
-        panels=I64,
-        codes=PTR,
-        code_stride=I64,
-        rows=I64,
-        out=PTR,
-        out_stride=I64,
-        row_scales=PTR,
-        extra=PTR,
-        following=PTR,
+        "linear*, first, panels, codes*, code_stride, rows, out*, out_stride, row_scales*, extra*, "
+        "following*",
     )
 
 
@@ -178,16 +169,7 @@ def finish_function(module: Module, name: str) -> contextlib.AbstractContextMana
     """Return a function that turns a tile of sums into results; see `tile.finish_tile`."""
     return module.function(
         name,
-        linear=PTR,
-        sums=PTR,
-        sum_stride=I64,
-        rows=I64,
-        column=I64,
-        columns=I64,
-        out=PTR,
-        out_stride=I64,
-        row_scales=PTR,
-        extra=PTR,
+        "linear*, sums*, sum_stride, rows, column, columns, out*, out_stride, row_scales*, extra*",
     )
 
 

@@ -46,7 +46,7 @@ def emit_norms(module: Module, isa: InstructionSet, features: Features) -> None:
     `quantize_tokens` is `quantize_rows` with dynamic scales, for a head that scores words.
     """
     lanes, dynamic = isa.lanes, features.dynamic
-    with module.function("layer_norm", norm=PTR, x=PTR, stride=I64, rows=I64) as f:
+    with module.function("layer_norm", "norm*, x*, stride, rows") as f:
         _layer_norm(f, lanes)
     with _codes_function(module, "quantize_rows") as f:
         _quantize_rows(f, lanes, dynamic=dynamic)
@@ -122,17 +122,7 @@ def _codes_function(
     row to the next, where the scales and zero points go if they are dynamic, and further ones.
     """
     return module.function(
-        name,
-        inline=False,
-        extra=PTR,
-        x=PTR,
-        stride=I64,
-        channels=I64,
-        rows=I64,
-        out=PTR,
-        out_stride=I64,
-        row_scales=PTR,
-        **arguments,
+        name, "extra*, x*, stride, channels, rows, out*, out_stride, row_scales*", **arguments
     )
 
 

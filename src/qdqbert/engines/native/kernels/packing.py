@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 
-from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value
+from qdqbert.engines.native.ir import F32, PTR, Function, Module, Value
 
 
 def pack_function(module: Module, name: str) -> contextlib.AbstractContextManager[Function]:
     """Return the function `pack_keys` or `pack_values`; see `instruction_set.Products`."""
-    return module.function(name, source=PTR, stride=I64, length=I64, size=I64, factor=F32, out=PTR)
+    return module.function(name, "source*, stride, length, size", factor=F32, out=PTR)
 
 
 def padded_to(count: Value, multiple: int) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Type, Value, vector
+from qdqbert.engines.native.ir import F32, I32, I64, Function, Module, Type, Value, vector
 
 _LARGEST = 2**63 - 1
 
@@ -14,23 +14,11 @@ def emit_padding(module: Module, isa: InstructionSet) -> None:
     """Write `remove_padding` and `restore_padding`."""
     with module.function(
         "remove_padding",
-        ids=PTR,
-        mask=PTR,
-        types=PTR,
-        texts=I64,
-        length=I64,
-        uncounted=I64,
-        first=I64,
-        out_ids=PTR,
-        positions=PTR,
-        out_types=PTR,
-        starts=PTR,
-        ends=PTR,
+        "ids*, mask*, types*, texts, length, uncounted, first, "
+        "out_ids*, positions*, out_types*, starts*, ends*",
     ) as f:
         _remove_padding(f)
-    with module.function(
-        "restore_padding", mask=PTR, count=I64, x=PTR, stride=I64, channels=I64, out=PTR
-    ) as f:
+    with module.function("restore_padding", "mask*, count, x*, stride, channels, out*") as f:
         _restore_padding(f, isa.lanes)
 
 

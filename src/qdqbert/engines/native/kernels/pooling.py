@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.ir import F32, I64, Function, Module, Value, vector
 from qdqbert.engines.native.memory import LINE
 
 _FLOATS = vector(F32, LINE // 4)
@@ -31,7 +31,7 @@ def emit_pooling(module: Module) -> None:
     _emit_add_pairs(module)
     for name in POOLINGS:
         with (
-            module.function(f"pool_{name}", x=PTR, stride=I64, starts=PTR, texts=I64, out=PTR) as f,
+            module.function(f"pool_{name}", "x*, stride, starts*, texts, out*") as f,
             f.loop(0, f.texts) as text,
         ):
             first, end = (f.load(I64, f.starts + text * 8 + each) for each in (0, 8))
@@ -63,7 +63,7 @@ def _emit_add_pairs(module: Module) -> None:
     Its arguments are the line of the first row, the bytes from one row to the next, the number of
     rows, and where the sum goes.
     """
-    with module.function("add_pairs", x=PTR, stride=I64, rows=I64, out=PTR) as f:
+    with module.function("add_pairs", "x*, stride, rows, out*") as f:
         is_long = f.rows > _BLOCK
         with f.when(is_long):
             half = f.rows // (2 * _SUMS) * _SUMS

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qdqbert.encoders.shared_table import joined
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.ir import F32, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_tiles
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.memory import zeros
@@ -91,23 +91,13 @@ def _emit_product(module: Module, isa: InstructionSet) -> None:
     """
     with module.function(
         "product",
-        x=PTR,
-        stride=I64,
-        rows=I64,
-        weights=PTR,
-        panel=I64,
-        panels=I64,
-        out=PTR,
-        out_stride=I64,
-        depth=I64,
-        start=PTR,
-        start_panel=I64,
+        "x*, stride, rows, weights*, panel, panels, out*, out_stride, depth, start*, start_panel",
     ) as f:
 
         def tile(panel: Value, vectors: int, row: Value, height: int) -> None:
             f.call(
                 f"product_{height}x{vectors}",
-                **f.own("stride", "panel", "out_stride", "depth"),
+                **f.own("stride, panel, out_stride, depth"),
                 x=f.x + row * f.stride,
                 weights=f.weights + panel * f.panel,
                 out=f.out + (row * f.out_stride + panel * (4 * PANEL)),
@@ -123,16 +113,14 @@ def _emit_linear(module: Module) -> None:
     Its arguments are a `FLOAT_LINEAR` record, the first row and the bytes from one row to the next,
     the number of rows, and the first row of the result and the bytes from one row to the next.
     """
-    with module.function(
-        "float_linear", linear=PTR, x=PTR, stride=I64, rows=I64, out=PTR, out_stride=I64
-    ) as f:
+    with module.function("float_linear", "linear*, x*, stride, rows, out*, out_stride") as f:
         weights, panel, panels, depth, bias = (
             FLOAT_LINEAR.read(f, f.linear, name)
             for name in ("weights", "panel", "panels", "depth", "bias")
         )
         f.call(
             "product",
-            **f.own("x", "stride", "rows", "out", "out_stride"),
+            **f.own("x, stride, rows, out, out_stride"),
             weights=weights,
             panel=panel,
             panels=panels,
@@ -145,15 +133,7 @@ def _emit_linear(module: Module) -> None:
 def _emit_tile(module: Module, lanes: int, rows: int, vectors: int) -> None:
     floats = vector(F32, lanes)
     with module.function(
-        f"product_{rows}x{vectors}",
-        x=PTR,
-        stride=I64,
-        weights=PTR,
-        panel=I64,
-        out=PTR,
-        out_stride=I64,
-        depth=I64,
-        start=PTR,
+        f"product_{rows}x{vectors}", "x*, stride, weights*, panel, out*, out_stride, depth, start*"
     ) as f:
         starts = [f.load(floats, f.start + 4 * lanes * each) for each in range(vectors)]
         totals = [[f.variable(each) for each in starts] for _ in range(rows)]

@@ -11,7 +11,7 @@ from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.norm import quantize_input
 from qdqbert.engines.native.kernels.weights import weights_of
-from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, ROW_SCALE
+from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, RECORDS, ROW_SCALE
 
 # Queries and keys, not values, are normalized and rotated.
 _CHANGED = 2
@@ -31,16 +31,7 @@ def _emit_quantize_states(module: Module, features: Features) -> None:
     It writes the codes of rows of hidden states that a layer reads, from the codes of its first,
     second or third projection on.
     """
-    with module.function(
-        "quantize_states",
-        model=PTR,
-        layer=PTR,
-        job=PTR,
-        thread=PTR,
-        row=I64,
-        rows=I64,
-        first=I64,
-    ) as f:
+    with module.function("quantize_states", f"{RECORDS}, row, rows, first") as f:
         inputs = LAYER.read(f, f.layer, "projection_codes")
         with f.loop(f.first, _last_codes(f) + 1) as index:
             norm = LAYER.read(f, f.layer, "attention_input_norm")
@@ -50,8 +41,8 @@ def _emit_quantize_states(module: Module, features: Features) -> None:
 
 def _emit_begin(module: Module) -> None:
     """Write `begin`: the embeddings of some rows, and the codes that the first layer reads."""
-    with module.function("begin", model=PTR, job=PTR, thread=PTR, row=I64, rows=I64) as f:
-        own = f.own("model", "job", "thread", "row", "rows")
+    with module.function("begin", "model*, job*, thread*, row, rows") as f:
+        own = f.own("model, job, thread, row, rows")
         with f.when(MODEL.read(f, f.model, "embeds").equals(1)):
             f.call("embed", **own)
         with f.when(MODEL.read(f, f.model, "layer_count").differs(0)):
@@ -64,17 +55,8 @@ def _emit_end_layer(module: Module, features: Features) -> None:
     It normalizes rows of hidden states, and writes the codes that the next layer reads, `reader`;
     that is null if there is none.
     """
-    with module.function(
-        "end_layer",
-        model=PTR,
-        layer=PTR,
-        job=PTR,
-        thread=PTR,
-        reader=PTR,
-        row=I64,
-        rows=I64,
-    ) as f:
-        is_last, own = f.reader.equals(0), f.own("model", "job", "thread", "row", "rows")
+    with module.function("end_layer", f"{RECORDS}, reader*, row, rows") as f:
+        is_last, own = f.reader.equals(0), f.own("model, job, thread, row, rows")
         if not features.norms_first:
             norm, states = LAYER.read(f, f.layer, "norm"), _states(f)
             with f.when(is_last):
@@ -95,22 +77,8 @@ def _emit_project(module: Module, features: Features) -> None:
     number of heads, where the results start, the bytes from one of their rows to the next, and the
     weights that are read after these.
     """
-    with module.function(
-        "project",
-        model=PTR,
-        layer=PTR,
-        job=PTR,
-        thread=PTR,
-        row=I64,
-        rows=I64,
-        head=I64,
-        heads=I64,
-        queries=PTR,
-        keys=PTR,
-        values=PTR,
-        stride=I64,
-        following=PTR,
-    ) as f:
+    arguments = "row, rows, head, heads, queries*, keys*, values*, stride, following*"
+    with module.function("project", f"{RECORDS}, {arguments}") as f:
         size = MODEL.read(f, f.model, "head_size")
         positions = JOB.read(f, f.job, "positions") + f.row * 4
         linears, last = LAYER.read(f, f.layer, "projections"), _last_codes(f)
@@ -194,7 +162,7 @@ def project_all(
     places = {name: JOB.read(f, f.job, name) + offset for name in ("queries", "keys", "values")}
     f.call(
         "project",
-        **f.own("model", "job", "thread"),
+        **f.own("model, job, thread"),
         layer=layer,
         row=row,
         rows=rows,

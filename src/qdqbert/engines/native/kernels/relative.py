@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from qdqbert.engines.native.features import Features
-from qdqbert.engines.native.ir import F32, I32, I64, PTR, Function, Module, Value
+from qdqbert.engines.native.ir import F32, I32, I64, Function, Module, Value
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.records import LAYER, MODEL, THREAD
 
@@ -111,16 +111,7 @@ def emit_add_positions(module: Module, features: Features) -> None:
     panel of the products, and the bytes from the products of a query or key to the next.
     """
     with module.function(
-        "add_positions",
-        model=PTR,
-        thread=PTR,
-        query=I64,
-        rows=I64,
-        score_stride=I64,
-        start=I64,
-        end=I64,
-        panel=I64,
-        stride=I64,
+        "add_positions", "model*, thread*, query, rows, score_stride, start, end, panel, stride"
     ) as f:
         middle = MODEL.read(f, f.model, "relative_rows") + (MODEL.read(f, f.model, "limit") - 1) * 4
         scores, of_queries, of_keys = (

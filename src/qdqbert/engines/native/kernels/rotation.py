@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.ir import F32, I32, I64, PTR, Module, vector
+from qdqbert.engines.native.ir import F32, I32, I64, Module, vector
 
 
 def emit_rotation(module: Module, isa: InstructionSet) -> None:
@@ -14,9 +14,7 @@ def emit_rotation(module: Module, isa: InstructionSet) -> None:
     as int32, and the table of cosines and sines, float32 `(limit, 2, channels / 2)`.
     """
     floats = vector(F32, isa.lanes)
-    with module.function(
-        "rotate_rows", x=PTR, stride=I64, rows=I64, heads=I64, size=I64, positions=PTR, table=PTR
-    ) as f:
+    with module.function("rotate_rows", "x*, stride, rows, heads, size, positions*, table*") as f:
         half = f.size * 2
         with f.loop(0, f.rows) as row:
             position = f.load(I32, f.positions + row * 4).cast("sext", I64)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Type, Value, vector
+from qdqbert.engines.native.ir import F32, Function, Module, Type, Value, vector
 from qdqbert.engines.native.records import ROUND_TRIP
 
 
@@ -27,9 +27,7 @@ def emit_round_trips(module: Module, lanes: int) -> None:
     numbers of channels and rows, which follow each other.
     """
     floats = vector(F32, lanes)
-    with module.function(
-        "round_rows", record=PTR, first=I64, x=PTR, stride=I64, channels=I64, rows=I64
-    ) as f:
+    with module.function("round_rows", "record*, first, x*, stride, channels, rows") as f:
         is_there = f.record.differs(0)
         with f.when(is_there), f.loop(0, f.channels, lanes) as channel:
             rounded = rounding(f, f.record, f.first + channel, floats)
@@ -37,9 +35,7 @@ def emit_round_trips(module: Module, lanes: int) -> None:
                 place = f.x + (row * f.stride + channel * 4)
                 f.store(rounded(f.load(floats, place)), place)
     with (
-        module.function(
-            "add_rounded_rows", records=PTR, x=PTR, other=PTR, channels=I64, rows=I64
-        ) as f,
+        module.function("add_rounded_rows", "records*, x*, other*, channels, rows") as f,
         f.loop(0, f.channels, lanes) as channel,
     ):
         add = rounded_sum(f, f.records, channel, floats)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.ir import F32, Function, Module, Value, vector
 from qdqbert.engines.native.records import THREAD
 
 
@@ -16,7 +16,7 @@ def emit_second_add(module: Module, isa: InstructionSet) -> None:
     floats = vector(F32, isa.lanes)
     for name in ("keep_rows", "add_kept_rows"):
         with (
-            module.function(name, kept=PTR, x=PTR, count=I64) as f,
+            module.function(name, "kept*, x*, count") as f,
             f.loop(0, f.count, isa.lanes) as each,
         ):
             kept, x = f.kept + each * 4, f.x + each * 4

@@ -28,7 +28,7 @@ from collections.abc import Callable
 
 from qdqbert.engines.native.functions import ROUNDING
 from qdqbert.engines.native.instruction_set import InstructionSet, Operands
-from qdqbert.engines.native.ir import F32, I16, I32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.ir import F32, I16, I32, I64, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks, in_tiles
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.float_products import FloatProducts
@@ -163,7 +163,7 @@ def _emit_rows(module: Module) -> None:
     rows, their length, a multiple of 16, and the first row of the result. It reads and writes rows
     up to a multiple of 8.
     """
-    with module.function("short_rows", x=PTR, stride=I64, rows=I64, size=I64, out=PTR) as f:
+    with module.function("short_rows", "x*, stride, rows, size, out*") as f:
         inverses = f.allocate(F32, _ROWS)
         out_stride = _bytes_of_query(f.size)
         with f.loop(0, f.rows, _ROWS) as row:
@@ -291,22 +291,13 @@ def _emit_product(module: Module, isa: InstructionSet) -> None:
     """
     with module.function(
         "short_product",
-        queries=PTR,
-        stride=I64,
-        rows=I64,
-        keys=PTR,
-        panel=I64,
-        panels=I64,
-        scales=I64,
-        out=PTR,
-        out_stride=I64,
-        pairs=I64,
+        "queries*, stride, rows, keys*, panel, panels, scales, out*, out_stride, pairs",
     ) as f:
 
         def tile(panel: Value, vectors: int, row: Value, height: int) -> None:
             f.call(
                 f"short_{height}x{vectors}",
-                **f.own("stride", "panel", "scales", "out_stride", "pairs"),
+                **f.own("stride, panel, scales, out_stride, pairs"),
                 queries=f.queries + row * f.stride,
                 keys=f.keys + panel * f.panel,
                 out=f.out + (row * f.out_stride + panel * (4 * PANEL)),
@@ -318,15 +309,7 @@ def _emit_product(module: Module, isa: InstructionSet) -> None:
 def _emit_tile(module: Module, lanes: int, rows: int, vectors: int) -> None:
     floats, integers = vector(F32, lanes), vector(I32, lanes)
     with module.function(
-        f"short_{rows}x{vectors}",
-        queries=PTR,
-        stride=I64,
-        keys=PTR,
-        panel=I64,
-        scales=I64,
-        out=PTR,
-        out_stride=I64,
-        pairs=I64,
+        f"short_{rows}x{vectors}", "queries*, stride, keys*, panel, scales, out*, out_stride, pairs"
     ) as f:
         columns = [lanes * each for each in range(vectors)]
         places = [f.keys + (f.panel * (column // PANEL) + column % PANEL * 4) for column in columns]

@@ -11,7 +11,7 @@ lanes of vectors. Weights have the same order along the depth: panels of 16 colu
 
 from __future__ import annotations
 
-from qdqbert.engines.native.ir import F32, I32, I64, PTR, VOID, Function, Module, Value, vector
+from qdqbert.engines.native.ir import F32, I32, I64, VOID, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.amx_tiles import (
     ROW_TILES,
     SUM_TILES,
@@ -61,7 +61,7 @@ def _emit_rows(module: Module) -> None:
     padded with zeros to a multiple of 32.
     """
     floats = vector(F32, PANEL)
-    with module.function("split_rows", x=PTR, stride=I64, rows=I64, size=I64, out=PTR) as f:
+    with module.function("split_rows", "x*, stride, rows, size, out*") as f:
         out_stride = (f.size + (DEPTH - 1)) // DEPTH * (4 * DEPTH)
         with f.loop(0, f.rows) as row, f.loop(0, f.size, DEPTH) as channel:
             x = f.x + (row * f.stride + channel * 4)
@@ -91,22 +91,13 @@ def _emit_product(module: Module) -> None:
     reads and writes rows up to a multiple of 16.
     """
     with module.function(
-        "split_product",
-        x=PTR,
-        stride=I64,
-        rows=I64,
-        weights=PTR,
-        panel=I64,
-        panels=I64,
-        out=PTR,
-        out_stride=I64,
-        depth=I64,
+        "split_product", "x*, stride, rows, weights*, panel, panels, out*, out_stride, depth"
     ) as f:
 
         def tile(panel: Value, width: int, row: Value, height: int) -> None:
             f.call(
                 f"split_{height}x{width}",
-                **f.own("stride", "panel", "out_stride", "depth"),
+                **f.own("stride, panel, out_stride, depth"),
                 x=f.x + row * (PANEL * f.stride),
                 weights=f.weights + panel * f.panel,
                 out=f.out + (row * (PANEL * f.out_stride) + panel * LINE),
@@ -121,14 +112,7 @@ def _emit_product(module: Module) -> None:
 
 def _emit_tile(module: Module, rows: int, columns: int) -> None:
     with module.function(
-        f"split_{rows}x{columns}",
-        x=PTR,
-        stride=I64,
-        weights=PTR,
-        panel=I64,
-        out=PTR,
-        out_stride=I64,
-        depth=I64,
+        f"split_{rows}x{columns}", "x*, stride, weights*, panel, out*, out_stride, depth"
     ) as f:
         grid = [(row, column) for row in range(rows) for column in range(columns)]
         for row, column in grid:

@@ -8,7 +8,7 @@ the mailbox for the last time, and a caller posts before it asks whether the wor
 from __future__ import annotations
 
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.ir import I32, I64, PTR, VOID, Function, Module, Value
+from qdqbert.engines.native.ir import I32, I64, VOID, Function, Module, Value
 from qdqbert.engines.native.records import FUNCTIONS, JOB, MAILBOX
 
 # Rounds of waiting before a thread sleeps; a round takes about 40 ns.
@@ -20,7 +20,7 @@ _SLEEP = 50
 
 def emit_barrier(module: Module, isa: InstructionSet) -> None:
     """Write `wait`, which returns when all threads of a job have called it."""
-    with module.function("wait", job=PTR) as f:
+    with module.function("wait", "job*") as f:
         threads = JOB.read(f, f.job, "threads")
         with f.when(threads > 1):
             count = JOB.read(f, f.job, "barrier")
@@ -42,14 +42,14 @@ def emit_mailbox(module: Module, isa: InstructionSet) -> None:
     sets `was_asleep`. `serve` runs posted jobs until none came for a while, or until the job is
     null. `finish` waits until a worker has finished its job.
     """
-    with module.function("post", mailbox=PTR) as f:
+    with module.function("post", "mailbox*") as f:
         _add(f, _field(f, "posted"), 1)
         state = _field(f, "is_asleep")
         asleep = f.emit(I64, f"atomicrmw xchg ptr {state.text}, i64 0 seq_cst")
         MAILBOX.write(f, f.mailbox, "was_asleep", asleep)
-    with module.function("serve", mailbox=PTR) as f:
+    with module.function("serve", "mailbox*") as f:
         _serve(f, isa)
-    with module.function("finish", mailbox=PTR) as f:
+    with module.function("finish", "mailbox*") as f:
         posted = _load(f, _field(f, "posted"))
         sleep = MAILBOX.read(f, f.mailbox, "sleep")
         with f.repeat_while() as end:

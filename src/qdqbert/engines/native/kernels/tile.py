@@ -7,6 +7,14 @@ from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.weights import weights_of
 from qdqbert.engines.native.records import LINEAR, ROW_SCALE
 
+MULTIPLIED = "codes*, code_stride, weights*, panel, sums*, sum_stride, steps"
+"""The first arguments of a tile's function.
+
+They are the first row of codes and the bytes from one row to the next, the first panel of weights
+and the bytes from one panel to the next, the first row of sums and the bytes from one row to the
+next, and the depth divided by 4.
+"""
+
 
 def multiply_tile(
     f: Function, name: str, panel: Value, row: Value, sums: Value, stride: int, **last: Value
@@ -62,7 +70,7 @@ def finish_tile(
     column = (f.first + panel) * PANEL
     f.call(
         name,
-        **f.own("linear", "out_stride", "extra"),
+        **f.own("linear, out_stride, extra"),
         sums=sums,
         sum_stride=stride,
         rows=height,

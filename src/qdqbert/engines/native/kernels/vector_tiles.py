@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.ir import I8, I32, I64, PTR, Function, Module, Value, vector
+from qdqbert.engines.native.ir import I8, I32, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL, prefetch
 from qdqbert.engines.native.kernels.tile import (
+    MULTIPLIED,
     finish_tile,
     following_weights,
     multiply_tile,
@@ -96,26 +97,14 @@ class VectorTiles:
     def _emit_dot(self, module: Module, isa: InstructionSet, rows: int, vectors: int) -> None:
         """Write the function of a tile.
 
-        Its arguments are the first row of codes and the bytes from one row to the next, the first
-        panel of weights and the bytes from one panel to the next, the first row of sums and the
-        bytes from one row to the next, the depth divided by 4, the sums to start from, int32
-        `(columns,)`, and later weights with the bytes of them that each step brings into the
-        second-level cache, at most a line.
+        Its arguments are those of `MULTIPLIED`, the sums to start from, int32 `(columns,)`, and
+        later weights with the bytes of them that each step brings into the second-level cache, at
+        most a line.
         """
         lanes = isa.lanes
         sums_type = vector(I32, lanes)
         with module.function(
-            dot_name(rows, vectors),
-            codes=PTR,
-            code_stride=I64,
-            weights=PTR,
-            panel=I64,
-            sums=PTR,
-            sum_stride=I64,
-            steps=I64,
-            start=PTR,
-            ahead=PTR,
-            ahead_step=I64,
+            dot_name(rows, vectors), f"{MULTIPLIED}, start*, ahead*, ahead_step"
         ) as f:
             places = [_place(f, f.weights, f.panel, lanes * each) for each in range(vectors)]
             starts = [f.load(sums_type, f.start + 4 * lanes * each) for each in range(vectors)]

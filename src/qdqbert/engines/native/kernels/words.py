@@ -37,7 +37,7 @@ def emit_words(module: Module, isa: InstructionSet) -> None:
     with kernel_function(module, "linear_largest") as f:
         isa.tiles.loop(f, isa, "linear_largest_finish", 4, reads_out=False)
     _emit_exact(module, isa.lanes)
-    with module.function("score_words", model=PTR, job=PTR, thread=PTR) as f:
+    with module.function("score_words", "model*, job*, thread*") as f:
         isa.tiles.begin(f)
         job = {name: WORDS.read(f, f.job, name) for name in WORDS.fields}
         linear, stride = job["linear"], job["code_stride"]
@@ -112,9 +112,7 @@ def _emit_exact(module: Module, lanes: int) -> None:
     """
     some = vector(F32, PANEL)
     with (
-        module.function(
-            "score_again", job=PTR, row=I64, rows=I64, word=I64, words=I64, out=PTR
-        ) as f,
+        module.function("score_again", "job*, row, rows, word, words, out*") as f,
         f.loop(0, f.words, PANEL) as first,
     ):
         is_positive = f.load(some, f.out + first * 4) > f.constant(some, 0.0)
