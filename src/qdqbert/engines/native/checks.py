@@ -14,6 +14,7 @@ import numpy as np
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.json_files import LARGEST_FLOAT, Fields
 from qdqbert.encoders.model import Pooling
+from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.memory import LINE, padded
@@ -39,14 +40,18 @@ Shape = tuple[int | None, ...]
 Expected = tuple[str, type[np.generic], Shape]
 
 
-def check_packed(packed: Packed) -> None:
+def check_packed(packed: Packed) -> Features:
     """Compare each setting with its limits, and each array with the settings.
+
+    Returns:
+        The features of the model.
 
     Raises:
         CheckpointError: A setting is missing or has a wrong value, or an array is missing, unknown,
             or has another dtype or shape.
     """
-    expected = {each[0]: each[1:] for each in _model(Fields(packed.settings, _wrong), packed)}
+    settings = Fields(packed.settings, _wrong)
+    expected = {each[0]: each[1:] for each in _model(settings, packed)}
     if unknown := sorted(packed.arrays.keys() ^ expected.keys()):
         state = "is missing" if unknown[0] in expected else "is unknown"
         raise _wrong(f"array {unknown[0]!r} {state}")
@@ -68,6 +73,7 @@ def check_packed(packed: Packed) -> None:
                 raise _wrong(
                     f"array {name!r} has a value that is not from {lowest} to {LARGEST_FLOAT}"
                 )
+    return Features.read(settings)
 
 
 def _wrong(reason: str) -> CheckpointError:
@@ -80,15 +86,9 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     if padded(heads * size) > _LARGEST:
         raise _wrong(f"{heads} heads of {size} channels are too many")
     limit = settings.integer("limit")
-    settings.choice("activation", tuple(ACTIVATIONS))
     settings.number("score_scale")
-    settings.truth("causal")
-    settings.truth("dynamic")
-    settings.truth("norms_first")
-    settings.truth("adds_twice")
-    settings.truth("normalizes_heads")
-    settings.truth("fits_16_bits")
-    settings.truth("has_choices")
+    for name in ("causal", "fits_16_bits", "has_choices"):
+        settings.truth(name)
     names = settings.names("input_names")
     if missing := [each for each in _INPUTS if each not in names]:
         raise _wrong(f"the inputs {names} have no {missing[0]!r}")

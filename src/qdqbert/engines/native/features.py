@@ -6,7 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from qdqbert.common.json_files import Fields
+from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.schema import ROUNDINGS
+
+# Features that have a setting of their name.
+_STORED = ("dynamic", "norms_first", "gated", "adds_twice", "normalizes_heads")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,27 +57,34 @@ class Features:
         """Whether scores depend on tables of relative positions."""
         return self.relative_keys or self.relative_queries
 
+    @classmethod
+    def read(cls, settings: Fields) -> Features:
+        """Read the features of a packed model, whose other settings were checked.
 
-def features_of(settings: Mapping[str, Any]) -> Features:
-    """Return the features of a model that its kernels depend on."""
-    relative = settings["relative"] or {"keys": False, "queries": False}
-    return Features(
-        activation=settings["activation"],
-        dynamic=settings["dynamic"],
-        norms_first=settings["norms_first"],
-        gated=settings["gated"],
-        adds_twice=settings["adds_twice"],
-        normalizes_heads=settings["normalizes_heads"],
-        rotary=settings["rotations"] > 0,
-        windowed=any(layer["window"] is not None for layer in settings["layers"]),
-        relative_keys=relative["keys"],
-        relative_queries=relative["queries"],
-        positions=settings["embeddings"]["has_positions"],
-        drops_words=settings["dropped_id"] is not None,
-        rounds_attention=_rounds(settings, of_adds=False),
-        rounds_adds=_rounds(settings, of_adds=True),
-        scores_words=any(map(scores_words, settings["heads_of_model"])),
-    )
+        Raises:
+            CheckpointError: A setting is missing or has a wrong value.
+        """
+        layers, heads = (settings.children(name) for name in ("layers", "heads_of_model"))
+        relative = settings.child("relative") if settings.has("relative") else None
+        rounded = {
+            each.is_of_add
+            for layer in layers
+            for part, each in ROUNDINGS.items()
+            if layer.has(part)
+        }
+        return cls(
+            activation=settings.choice("activation", tuple(ACTIVATIONS)),
+            **{name: settings.truth(name) for name in _STORED},
+            rotary=settings.integer("rotations", 0) > 0,
+            windowed=any(layer.has("window") for layer in layers),
+            relative_keys=relative is not None and relative.truth("keys"),
+            relative_queries=relative is not None and relative.truth("queries"),
+            positions=settings.child("embeddings").truth("has_positions"),
+            drops_words=settings.has("dropped_id"),
+            rounds_attention=False in rounded,
+            rounds_adds=True in rounded,
+            scores_words=any(scores_words(head.values) for head in heads),
+        )
 
 
 def scores_words(head: Mapping[str, Any]) -> bool:
@@ -84,9 +96,3 @@ def scores_words(head: Mapping[str, Any]) -> bool:
         and head["poolings"] == ["max"]
         and kinds[count - 1 : count + 1] == ["linear", "relu"]
     )
-
-
-def _rounds(settings: Mapping[str, Any], *, of_adds: bool) -> bool:
-    """Return whether a layer fake-quantizes inputs of attention, or of residual adds."""
-    parts = [part for part, each in ROUNDINGS.items() if each.is_of_add == of_adds]
-    return any(layer[part] for layer in settings["layers"] for part in parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from qdqbert.engines.native.ir import Function, Module, Value
 
@@ -31,17 +31,16 @@ class Dot:
 
 
 class Tiles(Protocol):
-    """How linear layers are divided into tiles whose sums stay in registers."""
+    """How linear layers are divided into tiles whose sums stay in registers.
 
-    @property
-    def start_at_zero(self) -> bool:
-        """Whether tiles leave out the sums to start from, which are added to the results then."""
-        ...
+    Attributes:
+        start_at_zero: Whether tiles leave out the sums to start from, which are added to the
+            results then.
+        spare_rows: Number of rows after the last one that tiles read.
+    """
 
-    @property
-    def spare_rows(self) -> int:
-        """Number of rows after the last one that tiles read."""
-        ...
+    start_at_zero: ClassVar[bool]
+    spare_rows: ClassVar[int]
 
     def block(self, row: int) -> int:
         """Return how many rows are computed together at most, a multiple of 32.
@@ -71,11 +70,11 @@ class Tiles(Protocol):
 
     def begin(self, f: Function) -> None:
         """Write what a thread does before it uses tiles."""
-        ...
+        return
 
     def end(self, f: Function) -> None:
         """Write what a thread does after it used tiles."""
-        ...
+        return
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,21 +107,19 @@ class Operands:
 
 
 class Products(Protocol):
-    """How attention multiplies queries by keys, and weights by values."""
+    """How attention multiplies queries by keys, and weights by values.
 
-    @property
-    def rows_together(self) -> int:
-        """Number of queries per block, a multiple of the rows of all tiles."""
-        ...
+    Attributes:
+        rows_together: Number of queries per block, a multiple of the rows of all tiles.
+        columns: The number of keys is padded to a multiple of this.
+    """
 
-    @property
-    def columns(self) -> int:
-        """The number of keys is padded to a multiple of this."""
-        ...
+    rows_together: ClassVar[int]
+    columns: ClassVar[int]
 
     def emit(self, module: Module, isa: InstructionSet) -> None:
         """Write the functions of the products, apart from `product`."""
-        ...
+        return
 
     def bytes_of_key(self, size: Value) -> Value:
         """Return the bytes of a packed key of some channels: a sixteenth of a panel."""
@@ -150,13 +147,7 @@ class Products(Protocol):
         ...
 
     def prepared(
-        self,
-        f: Function,
-        queries: Value,
-        stride: Value,
-        rows: Value,
-        size: Value,
-        out: Value,
+        self, f: Function, queries: Value, stride: Value, rows: Value, size: Value, out: Value
     ) -> tuple[Value, Value]:
         """Write the preparation of queries, and return where they are and the bytes of a row.
 
@@ -168,7 +159,7 @@ class Products(Protocol):
             size: Number of channels.
             out: A buffer for them.
         """
-        ...
+        return queries, stride
 
     def multiply_keys(self, f: Function, operands: Operands) -> None:
         """Write the scores of prepared queries, whose weights are keys."""
@@ -187,7 +178,7 @@ class Products(Protocol):
             row: The row. Its scores from `key` on have been read.
             key: The first of the keys, a multiple of their number.
         """
-        ...
+        f.store(weights[0], row + key * 4)
 
     def end_weights(
         self,
@@ -214,7 +205,7 @@ class Products(Protocol):
 
     def vectors(self, lanes: int) -> int:
         """Return the number of vectors of weights that are stored together."""
-        ...
+        return 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -249,11 +240,6 @@ class InstructionSet:
     vectors: tuple[int, ...]
     tiles: Tiles
     products: Products
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether sums are exact for any weights, not only below the adjacent sum limit."""
-        return self.dot.is_exact
 
     def exact(self) -> InstructionSet:
         """Return this instruction set with sums that are exact for any weights."""

@@ -14,7 +14,6 @@ from qdqbert.encoders.affine import quantize_weight
 from qdqbert.engines.native.cache import compiled, own_code
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.compiler import Library
-from qdqbert.engines.native.features import features_of
 from qdqbert.engines.native.functions import ACTIVATIONS, shift_of
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes, first_sums, pack
@@ -85,7 +84,7 @@ class Program:
         Raises:
             CheckpointError: An array has another dtype or shape than the settings need.
         """
-        check_packed(packed)
+        self.features = check_packed(packed)
         self.settings = packed.settings
         # Slower, and right for weights without the adjacent sum limit.
         isa = isa if self.settings["fits_16_bits"] else isa.exact()
@@ -100,7 +99,6 @@ class Program:
         self.arrays = {name: aligned(each) for name, each in packed.arrays.items()}
         # Records have addresses of arrays, which have to be kept.
         self._kept: list[Array] = []
-        self.features = features_of(self.settings)
         # Columns of the first linear layer of the feed-forward part.
         self.up_columns = 2 * self.inner if self.features.gated else self.inner
         # Rows of the tables of relative positions with padding.
@@ -291,7 +289,7 @@ class Program:
             table: Its weights.
         """
         depth, columns = settings["depth"], settings["columns"]
-        limit = None if self.isa.is_exact else SAFE_ADJACENT_SUM_LIMIT
+        limit = None if self.isa.dot.is_exact else SAFE_ADJACENT_SUM_LIMIT
         spec = dataclasses.replace(WEIGHT, adjacent_sum_limit=limit)
         weights = self._keep(zeros((columns // PANEL, depth // 4, PANEL, 4), np.int8))
         start = self._keep(zeros(columns, np.int32))

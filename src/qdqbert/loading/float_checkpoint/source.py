@@ -188,7 +188,7 @@ def _task(config: Config, layout: Any, wanted: TaskName | None) -> TaskName:
 
 def limits_pairs() -> bool:
     """Return whether limits on pairs of weights make this CPU much faster; see rounding."""
-    return not choose_set().is_exact
+    return not choose_set().dot.is_exact
 
 
 def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.engines.native.instruction_set import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet, Tiles
 from qdqbert.engines.native.ir import I32, I64, VOID, Function, Module, Type, Value
 from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL, prefetch
@@ -31,7 +31,7 @@ SUM_TILES, ROW_TILES, WEIGHT_TILES = (0, 1, 2, 3), (4, 5), (6, 7)
 
 
 @dataclasses.dataclass(frozen=True)
-class AmxTiles:
+class AmxTiles(Tiles):
     """Tiles of AMX; see `instruction_set.Tiles`."""
 
     start_at_zero = True

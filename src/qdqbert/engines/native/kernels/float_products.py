@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.engines.native.instruction_set import InstructionSet, Operands, Products
+from qdqbert.engines.native.instruction_set import Operands, Products
 from qdqbert.engines.native.ir import F32, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.packing import pack_function, transposed
@@ -16,9 +16,6 @@ class FloatProducts(Products):
 
     rows_together = 24
     columns = PANEL
-
-    def emit(self, module: Module, isa: InstructionSet) -> None:
-        """Write nothing: other kernels need `product`, too."""
 
     def bytes_of_key(self, size: Value) -> Value:
         """Return the bytes of a key."""
@@ -47,18 +44,6 @@ class FloatProducts(Products):
                     values = f.load(floats, f.source + (token * f.stride + channel * 4)) * factor
                     f.store(values, panel + token * (4 * PANEL))
 
-    def prepared(
-        self,
-        f: Function,
-        queries: Value,
-        stride: Value,
-        rows: Value,
-        size: Value,
-        out: Value,
-    ) -> tuple[Value, Value]:
-        """Return the queries as they are."""
-        return queries, stride
-
     def multiply(self, f: Function, operands: Operands) -> None:
         """Write `out = x @ weights`."""
         f.call(
@@ -75,11 +60,3 @@ class FloatProducts(Products):
             start=operands.zeros,
             start_panel=0,
         )
-
-    def vectors(self, lanes: int) -> int:
-        """Return 1."""
-        return 1
-
-    def store_weights(self, f: Function, weights: list[Value], row: Value, key: Value) -> None:
-        """Write the store of a vector."""
-        f.store(weights[0], row + key * 4)

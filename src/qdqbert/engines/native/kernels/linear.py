@@ -28,10 +28,10 @@ from qdqbert.engines.native.records import CODES, LINEAR, ROW_SCALE
 # Panels and rows whose results are finished together.
 _FINISHED_PANELS, _FINISHED_ROWS = (2, 1), (2, 1)
 
-Write = Callable[[list[Value], Value], None]
-"""Writes the operations on values: their places in the result, a vector's part for each of them."""
+Change = Callable[[list[Value], Value], Value]
+"""Writes the operations on values, given their places in the result, and returns what is stored."""
 
-Finish = Callable[[Function, Value, Type], Write]
+Finish = Callable[[Function, Value, Type], Change]
 """Loads the values of a column, given the column and the type of a vector."""
 
 
@@ -52,19 +52,17 @@ def emit_linears(
         dynamic: Whether each row of codes has its own scale and zero point.
         rounds_adds: Whether inputs of residual adds are fake-quantized.
     """
-    _emit(module, isa, "linear_float", _store, element=4, dynamic=dynamic)
-    adds: dict[str, Finish] = {"linear_add": _add}
+    _emit(module, isa, "linear_float", _as_they_are, dynamic=dynamic)
+    _emit(module, isa, "linear_add", _add, dynamic=dynamic, reads_out=True)
     if rounds_adds:
-        adds["linear_add_rounded"] = _add_rounded
-    for name, add in adds.items():
-        _emit(module, isa, name, add, element=4, dynamic=dynamic, reads_out=True)
+        _emit(module, isa, "linear_add_rounded", _add_rounded, dynamic=dynamic, reads_out=True)
     if dynamic:
         # The scale of a row depends on all of its values.
-        name, finish = f"linear_{activation}", _store_activation(activation)
-        _emit(module, isa, name, finish, element=4, dynamic=True)
+        _emit(module, isa, f"linear_{activation}", _activated(activation), dynamic=True)
     else:
-        name, finish = f"linear_codes_{activation}", _store_codes(activation)
-        _emit(module, isa, name, finish, element=1, dynamic=False)
+        _emit(
+            module, isa, f"linear_codes_{activation}", _codes(activation), element=1, dynamic=False
+        )
 
 
 def emit_activations(module: Module) -> None:
@@ -79,56 +77,41 @@ def emit_activations(module: Module) -> None:
             f.store(activation(f, f.load(floats, place)), place)
 
 
-def _store(f: Function, column: Value, floats: Type) -> Write:
-    return lambda places, values: _store_parts(f, places, values)
+def _as_they_are(f: Function, column: Value, floats: Type) -> Change:
+    return lambda places, values: values
 
 
-def _add(f: Function, column: Value, floats: Type) -> Write:
-    def write(places: list[Value], values: Value) -> None:
-        residual = f.join([f.load(floats, place) for place in places])
-        _store_parts(f, places, residual + values)
-
-    return write
+def _residual(f: Function, places: list[Value], floats: Type) -> Value:
+    return f.join([f.load(floats, place) for place in places])
 
 
-def _add_rounded(f: Function, column: Value, floats: Type) -> Write:
+def _add(f: Function, column: Value, floats: Type) -> Change:
+    return lambda places, values: _residual(f, places, floats) + values
+
+
+def _add_rounded(f: Function, column: Value, floats: Type) -> Change:
     """Add to a residual, after fake quantization of both by the records in `f.extra`."""
     add = rounded_sum(f, f.extra, column, floats)
-
-    def write(places: list[Value], values: Value) -> None:
-        residual = f.join([f.load(floats, place) for place in places])
-        _store_parts(f, places, add(values, residual))
-
-    return write
+    return lambda places, values: add(values, _residual(f, places, floats))
 
 
-def _store_activation(name: str) -> Finish:
-    def finish(f: Function, column: Value, floats: Type) -> Write:
-        return lambda places, values: _store_parts(f, places, ACTIVATIONS[name](f, values))
-
-    return finish
+def _activated(name: str) -> Finish:
+    return lambda f, column, floats: lambda places, values: ACTIVATIONS[name](f, values)
 
 
-def _store_codes(name: str) -> Finish:
-    def finish(f: Function, column: Value, floats: Type) -> Write:
+def _codes(name: str) -> Finish:
+    def finish(f: Function, column: Value, floats: Type) -> Change:
         multiplier = f.load(floats, CODES.read(f, f.extra, "multiplier") + column * 4)
         shift = CODES.read(f, f.extra, "shift")
 
-        def write(places: list[Value], values: Value) -> None:
+        def change(places: list[Value], values: Value) -> Value:
             factor = f.join([multiplier] * len(places))
             shifts = f.splat(shift, values.type.lanes)
-            codes = unsigned_codes(f, ACTIVATIONS[name](f, values), factor, shifts)
-            for place, part in zip(places, codes.parts(len(places)), strict=True):
-                f.store_bytes(part, place)
+            return unsigned_codes(f, ACTIVATIONS[name](f, values), factor, shifts)
 
-        return write
+        return change
 
     return finish
-
-
-def _store_parts(f: Function, places: list[Value], values: Value) -> None:
-    for place, part in zip(places, values.parts(len(places)), strict=True):
-        f.store(part, place)
 
 
 def _emit(
@@ -137,8 +120,8 @@ def _emit(
     name: str,
     finish: Finish,
     *,
-    element: int,
     dynamic: bool,
+    element: int = 4,
     reads_out: bool = False,
 ) -> None:
     """Write a kernel that computes rows of a linear layer.
@@ -193,7 +176,7 @@ def _emit_finish(
             bias = f.load(floats, biases + column * 4)
             start = f.load(vector(I32, floats.lanes), first + column * 4)
             shift = start.cast("sitofp", floats)
-            write = finish(f, f.column + column, floats)
+            change = finish(f, f.column + column, floats)
 
             def rows(row: Value, height: int) -> None:
                 sums = f.sums + (row * f.sum_stride + column * 4)
@@ -217,7 +200,10 @@ def _emit_finish(
                     f.join([factor] * height),
                     f.join([bias] * height),
                 )
-                write([out + f.out_stride * each for each in range(height)], values)
+                places = [out + f.out_stride * each for each in range(height)]
+                changed = change(places, values)
+                for place, part in zip(places, changed.parts(height), strict=True):
+                    (f.store if element == 4 else f.store_bytes)(part, place)
 
             in_blocks(f, f.rows, _FINISHED_ROWS, rows)
 

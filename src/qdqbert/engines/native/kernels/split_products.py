@@ -79,13 +79,7 @@ class SplitProducts(Products):
                     store(f, one, other, tile + pair * (4 * PANEL))
 
     def prepared(
-        self,
-        f: Function,
-        queries: Value,
-        stride: Value,
-        rows: Value,
-        size: Value,
-        out: Value,
+        self, f: Function, queries: Value, stride: Value, rows: Value, size: Value, out: Value
     ) -> tuple[Value, Value]:
         """Split the queries."""
         f.call("split_rows", queries, stride, rows, size, out)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.engines.native.instruction_set import InstructionSet
+from qdqbert.engines.native.instruction_set import InstructionSet, Tiles
 from qdqbert.engines.native.ir import I8, I32, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL, prefetch
@@ -26,7 +26,7 @@ _SIGN_BITS = 0x80808080
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VectorTiles:
+class VectorTiles(Tiles):
     """Tiles of vectors; see `instruction_set.Tiles`.
 
     Attributes:
@@ -50,12 +50,6 @@ class VectorTiles:
         for rows in isa.rows:
             for vectors in isa.vectors:
                 self._emit_dot(module, isa, rows, vectors)
-
-    def begin(self, f: Function) -> None:
-        """Write nothing."""
-
-    def end(self, f: Function) -> None:
-        """Write nothing."""
 
     def loop(
         self, f: Function, isa: InstructionSet, finish: str, element: int, *, reads_out: bool
