@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +44,17 @@ class OnnxRuntimeRunner:
             MissingExtraError: The provider is not in the installed package.
         """
         check_provider(provider)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = threads or 0
+        options = _options(threads)
         # The arena keeps up to twice the memory of the largest run.
         options.enable_cpu_mem_arena = not low_memory
         if exact:
             # On CPUs without VNNI, pairs of u8 x s8 products are summed in 16 bits and can
             # saturate. This selects u8 x u8 kernels there, which are slower and cannot saturate.
             options.add_session_config_entry("session.x64quantprecision", "1")
-        try:
+        with _loading(repr(str(model))):
             self._session = onnxruntime.InferenceSession(
                 str(model), options, providers=provider_list(provider)
             )
-        except Exception as error:  # its classes have no common parent
-            reason = one_line(error)
-            raise CheckpointError(f"ONNX Runtime cannot load {str(model)!r}: {reason}.") from error
         self._limits = index_limits(model)
         check_started(provider, self._session.get_providers())
         self.precision = float_type(provider)
@@ -82,6 +78,22 @@ class OnnxRuntimeRunner:
         }
 
 
+def _options(threads: int | None) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads or 0
+    return options
+
+
+@contextlib.contextmanager
+def _loading(what: str) -> Iterator[None]:
+    """Raise what ONNX Runtime raises, whose classes have no common parent, as `CheckpointError`."""
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(f"ONNX Runtime cannot load {what}: {one_line(error)}.") from error
+
+
 def load_graph(
     graph: bytes, *, threads: int | None = None
 ) -> Callable[[Mapping[str, NDArray[Any]]], Outputs]:
@@ -94,13 +106,10 @@ def load_graph(
     Raises:
         CheckpointError: ONNX Runtime cannot load the graph.
     """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads or 0
-    try:
-        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its classes have no common parent
-        raise CheckpointError(f"ONNX Runtime cannot load a head: {one_line(error)}.") from error
+    with _loading("a head"):
+        session = onnxruntime.InferenceSession(
+            graph, _options(threads), providers=["CPUExecutionProvider"]
+        )
     names = [value.name for value in session.get_outputs()]
 
     def run(inputs: Mapping[str, NDArray[Any]]) -> Outputs:

@@ -82,20 +82,18 @@ def check_engine(engine: str, *, provider: str | None = None, kernel: str | None
             f"Engine {engine!r} is not installed. Install it with: {install_command(engine)}",
             argument="engine",
         )
-    if provider is not None and engine != "onnxruntime":
-        raise UserInputError(
-            f"`provider={provider!r}` is an execution provider of ONNX Runtime; engine {engine!r} "
-            "has none. Leave `provider` out, or use engine 'onnxruntime'.",
-            argument="provider",
-        )
+    for name, value, owner, what in (
+        ("provider", provider, "onnxruntime", "an execution provider of ONNX Runtime"),
+        ("kernel", kernel, "native", "a kernel of the native engine"),
+    ):
+        if value is not None and engine != owner:
+            raise UserInputError(
+                f"`{name}={value!r}` is {what}; engine {engine!r} has none. Leave `{name}` out, or "
+                f"use engine {owner!r}.",
+                argument=name,
+            )
     if provider is not None:
         check_provider(provider)
-    if kernel is not None and engine != "native":
-        raise UserInputError(
-            f"`kernel={kernel!r}` is a kernel of the native engine; engine {engine!r} has none. "
-            "Leave `kernel` out, or use engine 'native'.",
-            argument="kernel",
-        )
     if kernel is not None:
         from qdqbert.engines.native.instruction_sets import choose_set
 

@@ -192,4 +192,4 @@ def test_static_and_dynamic_scales_together_are_refused() -> None:
 @pytest.mark.parametrize(("largest", "is_exact"), [(64, False), (127, True)])
 def test_weights_without_a_limit_get_exact_kernels(largest, is_exact) -> None:
     packed = pack_model(random_model(Shape(layers=1, largest_code=largest)))
-    assert Program(packed, INSTRUCTION_SETS["avx2"]).isa.is_exact == is_exact
+    assert Program(packed, INSTRUCTION_SETS["avx2"]).isa.dot.is_exact == is_exact

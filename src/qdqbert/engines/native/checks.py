@@ -7,7 +7,7 @@ make them read other memory. Everything is compared here before a kernel gets an
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -38,6 +38,14 @@ _INPUTS = ("input_ids", "attention_mask")
 # A length of `None` is any number from 1.
 Shape = tuple[int | None, ...]
 Expected = tuple[str, type[np.generic], Shape]
+
+
+class _Words(NamedTuple):
+    """The table of words: its shape, zeros if it is none, and whether it has codes."""
+
+    rows: int
+    width: int
+    are_int8: bool
 
 
 def check_packed(packed: Packed) -> Features:
@@ -98,7 +106,7 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     for name in ("dropped_id", "expansion_id"):
         if settings.get(name) is not None:
             settings.integer(name, 0, 2**31 - 1)
-    words = _shape_of(packed, "words")
+    words = _words(settings, packed)
     yield from _embeddings(settings, limit + has_padding, words)
     yield from _convolution(settings, words)
     yield from _optional_norm(settings, "final_norm", "final_norm", settings.integer("hidden"))
@@ -126,13 +134,13 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     yield from _tail(settings)
 
 
-def _shape_of(packed: Packed, name: str) -> tuple[int, int]:
-    """Return the shape of a matrix; zeros if it is missing or has another number of axes."""
-    shape = packed.arrays[name].shape if name in packed.arrays else ()
-    return (shape[0], shape[1]) if len(shape) == 2 else (0, 0)
+def _words(settings: Fields, packed: Packed) -> _Words:
+    shape = packed.arrays["words"].shape if "words" in packed.arrays else ()
+    rows, width = shape if len(shape) == 2 else (0, 0)
+    return _Words(rows, width, settings.child("embeddings").truth("int8"))
 
 
-def _embeddings(settings: Fields, positions: int, words: tuple[int, int]) -> Iterator[Expected]:
+def _embeddings(settings: Fields, positions: int, words: _Words) -> Iterator[Expected]:
     embeddings = settings.child("embeddings")
     own = embeddings.integer("width")
     width = padded(own)
@@ -141,19 +149,16 @@ def _embeddings(settings: Fields, positions: int, words: tuple[int, int]) -> Ite
     else:
         projection = embeddings.child("projection")
         projection.equal("width", settings.integer("hidden"))
-        yield from _float_linear(
-            projection, "projection", own, words, is_int8=embeddings.truth("int8")
-        )
-    is_int8 = embeddings.truth("int8")
-    yield "words", np.int8 if is_int8 else np.float32, (None, width)
-    if is_int8:
+        yield from _float_linear(projection, "projection", own, words)
+    yield "words", np.int8 if words.are_int8 else np.float32, (None, width)
+    if words.are_int8:
         yield "word_scale", np.float32, (width,)
     yield "positions", np.float32, (positions if embeddings.truth("has_positions") else 1, width)
     yield "token_types", np.float32, (None if embeddings.truth("has_types") else 1, width)
     yield from _optional_norm(embeddings, "norm", "embedding_norm", own)
 
 
-def _convolution(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]:
+def _convolution(settings: Fields, words: _Words) -> Iterator[Expected]:
     """Check the convolution after the first layer, if there is one."""
     if settings.get("convolution") is None:
         return
@@ -164,9 +169,7 @@ def _convolution(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]
     found.choice("activation", tuple(ACTIVATIONS))
     linear = found.child("linear")
     linear.equal("width", hidden)
-    is_int8 = settings.child("embeddings").truth("int8")
-    depth = tokens * padded(hidden)
-    yield from _float_linear(linear, "convolution", depth, words, is_int8=is_int8)
+    yield from _float_linear(linear, "convolution", tokens * padded(hidden), words)
     yield from _norm(found.child("norm"), "convolution_norm", hidden)
 
 
@@ -241,26 +244,16 @@ def _rounding(settings: Fields, part: str, name: str, channels: int) -> Iterator
     yield f"{name}.step", np.float32, (channels,)
 
 
-def _float_linear(
-    settings: Fields, name: str, width: int, words: tuple[int, int], *, is_int8: bool
-) -> Iterator[Expected]:
-    """Check a linear layer in float that takes `width` channels.
-
-    Args:
-        settings: Settings of the layer.
-        name: Start of the names of its arrays.
-        width: Number of channels.
-        words: Shape of the table of words, whose weights the layer may have.
-        is_int8: Whether the table has codes.
-    """
+def _float_linear(settings: Fields, name: str, width: int, words: _Words) -> Iterator[Expected]:
+    """Check a linear layer in float of some channels, which may have the weights of the table."""
     depth, columns = padded(width), padded(settings.integer("width", high=_MOST_WORDS), PANEL)
     settings.equal("depth", depth)
     settings.equal("columns", columns)
     if settings.truth("tied"):
-        settings.equal("width", words[0])
-        settings.equal("depth", words[1])
-        if is_int8:
-            yield "word_rest", np.int8, words
+        settings.equal("width", words.rows)
+        settings.equal("depth", words.width)
+        if words.are_int8:
+            yield "word_rest", np.int8, (words.rows, words.width)
     else:
         yield f"{name}.weights", np.float32, (columns // PANEL, depth, PANEL)
     yield f"{name}.bias", np.float32, (columns,)
@@ -298,10 +291,9 @@ def _poolings(head: Fields) -> list[Any]:
     return found
 
 
-def _heads(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]:
+def _heads(settings: Fields, words: _Words) -> Iterator[Expected]:
     """Check the heads: the channels of each step have to fit the step before it."""
     names: list[Any] = []
-    is_int8 = settings.child("embeddings").truth("int8")
     for index, head in enumerate(settings.children("heads_of_model")):
         width = settings.integer("hidden")
         poolings = _poolings(head)
@@ -316,7 +308,7 @@ def _heads(settings: Fields, words: tuple[int, int]) -> Iterator[Expected]:
             elif kind == "norm":
                 yield from _norm(step, name, width)
             else:
-                yield from _float_linear(step, name, width, words, is_int8=is_int8)
+                yield from _float_linear(step, name, width, words)
                 width = step.integer("width", high=_MOST_WORDS)
         width *= len(poolings) if token_steps == len(steps) else 1
         for output in head.children("outputs"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.heads import Rows
 from qdqbert.engines.native.memory import zeros
 from qdqbert.engines.native.program import Program
+from qdqbert.engines.native.texts import Rows
 
 # Rows that are computed together. Each has the embeddings of several tokens.
 _BLOCK = 128
@@ -29,9 +29,8 @@ class Convolution:
             program.part(range(1), embeds=False),
             program.part(range(1, count), embeds=False),
         )
-        self._functions = program.functions
+        self._program, self._activation = program, settings["activation"]
         self._tokens, self._width = settings["tokens"], program.settings["hidden"]
-        self._activation = program.functions[f"apply_{settings['activation']}"]
         self._linear = program.float_linear("convolution", settings["linear"])
         self._norm = program.norm("convolution_norm", settings["norm"])
 
@@ -48,9 +47,7 @@ class Convolution:
             rows = np.arange(first, min(first + _BLOCK, len(states)))
             added = self._convolved(embedded, text, rows)
             states[rows[0] : rows[-1] + 1] += added
-        self._functions["layer_norm"](
-            self._norm.ctypes.data, states.ctypes.data, states.strides[0], len(states)
-        )
+        self._program.normalize_(self._norm, states)
 
     def _convolved(self, embedded: Rows, text: NDArray[np.int64], rows: NDArray[np.int64]) -> Rows:
         near = zeros((len(rows), self._tokens, embedded.shape[1]), np.float32)
@@ -59,16 +56,6 @@ class Convolution:
             source = wanted.clip(0, len(text) - 1)
             is_own = (source == wanted) & (text[source] == text[rows])
             near[is_own, place] = embedded[source[is_own]]
-        out = zeros((len(rows), embedded.shape[1]), np.float32)
-        self._functions["float_linear"](
-            self._linear.ctypes.data,
-            near.ctypes.data,
-            near.strides[0],
-            len(rows),
-            out.ctypes.data,
-            out.strides[0],
-        )
-        self._activation(out.ctypes.data, out.size)
-        # Functions of zero may differ from zero, and padding has to stay zero.
-        out[:, self._width :] = 0
+        out = self._program.multiplied(self._linear, near, self._width)
+        self._program.activate_(self._activation, out, self._width)
         return out

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from qdqbert.engines.native.features import scores_words
 from qdqbert.engines.native.memory import address, padded, zeros
 from qdqbert.engines.native.program import Program
+from qdqbert.engines.native.texts import Rows
 from qdqbert.engines.native.words import Threads, Words
-
-Rows = NDArray[np.float32]
 
 # Rows that take steps together before they are pooled. The scores of a vocabulary for all tokens
 # would take gigabytes.
@@ -84,7 +83,7 @@ class Heads:
             # Steps before pooling depend on the token's own row only.
             states, starts = np.ascontiguousarray(states[starts[:-1]]), np.arange(len(starts))
         if self._final_norm is not None:
-            self._normalize(self._final_norm, states := states.copy())
+            self._program.normalize_(self._final_norm, states := states.copy())
         for index, head in enumerate(self._heads):
             outputs = [each for each in head["outputs"] if each["name"] in wanted]
             if not outputs:
@@ -140,20 +139,11 @@ class Heads:
 
         All but linear layers may overwrite the rows.
         """
-        functions = self._program.functions
         if step["kind"] == "linear":
-            out = zeros((len(rows), padded(step["columns"])), np.float32)
-            functions["float_linear"](
-                self._records[name].ctypes.data,
-                rows.ctypes.data,
-                rows.strides[0],
-                len(rows),
-                out.ctypes.data,
-                out.strides[0],
-            )
+            out = self._program.multiplied(self._records[name], rows, step["columns"])
             return out, step["width"]
         if step["kind"] == "norm":
-            self._normalize(self._records[name], rows)
+            self._program.normalize_(self._records[name], rows)
             return rows, width
         if step["name"] == "normalize":
             length = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float32))
@@ -163,9 +153,7 @@ class Heads:
             flat, places = rows.reshape(-1), np.flatnonzero(rows != 0)
             flat[places] = np.log1p(flat[places])
             return rows, width
-        functions[f"apply_{step['name']}"](rows.ctypes.data, rows.size)
-        # Functions of zero may differ from zero, and padding has to stay zero.
-        rows[:, width:] = 0
+        self._program.activate_(step["name"], rows, width)
         return rows, width
 
     def _pool_blocks(
@@ -227,16 +215,6 @@ class Heads:
             states, pooling = states * weights[:, None], "mean"
         found = zeros((len(starts) - 1, states.shape[1]), np.float32)
         self._program.functions[f"pool_{pooling}"](
-            address(states),
-            states.strides[0],
-            address(starts),
-            len(found),
-            address(found),
+            address(states), states.strides[0], address(starts), len(found), address(found)
         )
         return found
-
-    def _normalize(self, record: NDArray[np.int64], rows: Rows) -> None:
-        """Normalize rows in place."""
-        self._program.functions["layer_norm"](
-            record.ctypes.data, rows.ctypes.data, rows.strides[0], len(rows)
-        )

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.heads import Rows
 from qdqbert.engines.native.runner import NativeRunner, Stream
 from qdqbert.engines.native.schedule import divide
-from qdqbert.engines.native.texts import Texts
+from qdqbert.engines.native.texts import Rows, Texts
 from qdqbert.engines.runner import Outputs
 
 

@@ -40,6 +40,7 @@ from qdqbert.engines.native.schema import (
     NormPart,
     Place,
     sizes,
+    with_gate,
 )
 from qdqbert.engines.native.storage import Packed
 
@@ -178,25 +179,18 @@ class _Packer:
             # Kernels read whole vectors of keys.
             spare = padded(bias.size + PANEL, PANEL) - bias.size
             self._arrays[f"{name}.position_bias"] = np.append(bias, np.zeros(spare, np.float32))
-        return {
-            **{
-                part: self._linear(f"{name}.{part}", each.source(layer), each)
-                for part, each in LINEARS.items()
-            },
-            **{
-                part: self._layer_norm(f"{name}.{part}", each.source(layer), each)
-                for part, each in NORMS.items()
-            },
-            **{
-                part: self._rounding(
-                    f"{name}.{part}", each.source(layer), self._sizes[each.channels]
-                )
-                for part, each in ROUNDINGS.items()
-            },
-            "shares_codes": same_codes((attention.query, attention.key, attention.value)),
-            "window": attention.window,
-            "rotation": self._rotation(attention.rotary),
-        }
+        layer, settings = with_gate(layer), dict[str, Any]()
+        for part, linear in LINEARS.items():
+            settings[part] = self._linear(f"{name}.{part}", linear.of(layer), linear)
+        for part, norm in NORMS.items():
+            settings[part] = self._layer_norm(f"{name}.{part}", norm.of(layer), norm)
+        for part, each in ROUNDINGS.items():
+            width = self._sizes[each.channels]
+            settings[part] = self._rounding(f"{name}.{part}", each.of(layer), width)
+        settings["shares_codes"] = same_codes((attention.query, attention.key, attention.value))
+        settings["window"] = attention.window
+        settings["rotation"] = self._rotation(attention.rotary)
+        return settings
 
     def _rounding(self, name: str, rounding: RoundTrip | None, width: int) -> dict[str, Any] | None:
         if rounding is None:
@@ -208,11 +202,7 @@ class _Packer:
         # Channels that are padding stay zero.
         step = np.divide(scale, by, where=by != 0, out=np.zeros(width))
         self._arrays[f"{name}.step"] = step.astype(np.float32)
-        return {
-            "zero_point": rounding.zero_point,
-            "low": rounding.low,
-            "high": rounding.high,
-        }
+        return {"zero_point": rounding.zero_point, "low": rounding.low, "high": rounding.high}
 
     def _relative(self) -> dict[str, Any] | None:
         """Add the tables of relative positions of all layers."""
@@ -292,11 +282,7 @@ class _Packer:
             f"{name}.bias": _placed(linear.bias, columns, count),
             f"{name}.multiplier": _placed(multiplier, channels, deep),
         }
-        return {
-            "depth": deep,
-            "columns": count,
-            "zero_point": zero_point,
-        }
+        return {"depth": deep, "columns": count, "zero_point": zero_point}
 
     def _norm(self, name: str, norm: Norm) -> dict[str, Any]:
         width = padded(len(norm.weight))

@@ -308,6 +308,27 @@ class Program:
             weights[first // PANEL : first // PANEL + len(made)] = made
         return self._linear_record(settings, weights, start, factor, bias, margin)
 
+    def multiplied(self, record: Array, rows: Array, columns: int) -> Array:
+        """Return rows after a linear layer in float, with padded columns."""
+        out = zeros((len(rows), padded(columns)), np.float32)
+        self.functions["float_linear"](
+            *(record.ctypes.data, rows.ctypes.data, rows.strides[0], len(rows)),
+            *(out.ctypes.data, out.strides[0]),
+        )
+        return out
+
+    def normalize_(self, record: Array, rows: Array) -> None:
+        """Normalize rows in place."""
+        self.functions["layer_norm"](
+            record.ctypes.data, rows.ctypes.data, rows.strides[0], len(rows)
+        )
+
+    def activate_(self, name: str, rows: Array, width: int) -> None:
+        """Apply an activation function to the first channels of rows in place."""
+        self.functions[f"apply_{name}"](rows.ctypes.data, rows.size)
+        # Functions of zero may differ from zero, and padding has to stay zero.
+        rows[:, width:] = 0
+
     def _codes(self, name: str, settings: Mapping[str, Any]) -> Array:
         multiplier, shift = self.arrays[f"{name}.multiplier"], shift_of(settings["zero_point"])
         return self._record(CODES, multiplier=multiplier, shift=shift)

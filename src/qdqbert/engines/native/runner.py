@@ -18,7 +18,7 @@ from qdqbert.encoders.model import TAIL_STATES
 from qdqbert.engines.index_limits import check_ids
 from qdqbert.engines.native.buffers import Job, Scratch
 from qdqbert.engines.native.convolution import Convolution
-from qdqbert.engines.native.heads import Heads, Rows
+from qdqbert.engines.native.heads import Heads
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.memory import address
 from qdqbert.engines.native.program import Program
@@ -31,7 +31,7 @@ from qdqbert.engines.native.schedule import (
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.native.tail import TailRunner
 from qdqbert.engines.native.team import Team
-from qdqbert.engines.native.texts import Texts
+from qdqbert.engines.native.texts import Rows, Texts
 from qdqbert.engines.native.words import Threads
 from qdqbert.engines.runner import Outputs
 

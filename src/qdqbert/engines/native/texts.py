@@ -7,6 +7,9 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+Rows = NDArray[np.float32]
+"""Rows of channels, with padding of them."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Texts:

@@ -20,6 +20,7 @@ from qdqbert.engines.native.program import Program
 from qdqbert.engines.native.records import CODES, WORDS
 from qdqbert.engines.native.schedule import divide_evenly, useful_threads
 from qdqbert.engines.native.team import Team
+from qdqbert.engines.native.texts import Rows
 
 # Bytes of weights that stay in the second-level cache, next to codes and scores.
 _TOGETHER = 2**18
@@ -27,8 +28,6 @@ _TOGETHER = 2**18
 _PANELS = 6
 # Tokens that take the steps before the decoder together.
 _BLOCK = 256
-
-Rows = NDArray[np.float32]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -82,7 +82,7 @@ def test_a_tile_has_the_sums_of_numpy(kernels, data) -> None:
         rows,
         vectors * isa.lanes,
         depth_of(isa, data.draw(st.integers(1, 100), "steps")),
-        largest=127 if isa.is_exact else SAFE_CODE,
+        largest=127 if isa.dot.is_exact else SAFE_CODE,
         seed=data.draw(st.integers(0, 2**32)),
     )
 
