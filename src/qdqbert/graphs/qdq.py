@@ -218,6 +218,19 @@ class SiteWriter:
         reals = add("Cast", found, name=f"{site}.cast", to=ir.DataType.FLOAT)
         return add("Mul", reals, scale, name=f"{site}.scale")
 
+    def plain_linear(self, x: str, layer: Linear, words: Table) -> str:
+        """Write a linear layer without sites, which may have the weights of the table of words."""
+        if layer.weight is words.rows:
+            weight = self.decoder(words)
+        else:
+            array = np.asarray(layer.weight, np.float32).T
+            weight = self._add.constant(array, layer.module and f"{layer.module}.weight")
+        product = self._add("MatMul", x, weight)
+        if not layer.bias.any():
+            return product
+        bias = self._add.constant(layer.bias, layer.module and f"{layer.module}.bias")
+        return self._add("Add", product, bias)
+
     def decoder(self, table: Table) -> str:
         """Write the matrix `(width, rows)` of a decoder that has the weights of a table."""
         add = self._add

@@ -30,11 +30,12 @@ from native_models import (
 )
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
-from qdqbert.engines.native import heads, schedule
+from qdqbert.engines.native import schedule
 from qdqbert.engines.native.buffers import Job
 from qdqbert.engines.native.instruction_sets import choose_set, usable_sets
 from qdqbert.engines.native.kernels.short_products import ShortProducts
 from qdqbert.engines.native.packed import pack_model
+from qdqbert.engines.native.program import Program
 from qdqbert.engines.native.records import MAILBOX, THREAD
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import save_packed
@@ -417,13 +418,13 @@ def test_scores_of_words_are_never_kept_for_all_tokens(tmp_path, monkeypatch) ->
     path = tmp_path / "model.safetensors"
     save_with(path, shape, (head,))
     runner = NativeRunner(path, threads=1)
-    rows, zeros = [], heads.zeros
+    rows, multiplied = [], Program.multiplied
 
-    def recorded(shape: tuple[int, ...], dtype: Any) -> Any:
-        rows.append(shape[0])
-        return zeros(shape, dtype)
+    def recorded(program: Program, record: Any, given: Any, columns: int) -> Any:
+        rows.append(len(given))
+        return multiplied(program, record, given, columns)
 
-    monkeypatch.setattr(heads, "zeros", recorded)
+    monkeypatch.setattr(Program, "multiplied", recorded)
     runner.run(random_batch(LENGTHS))
     assert rows == [64, 64, sum(LENGTHS) - 128]
 
