@@ -145,11 +145,7 @@ _KINDS: Mapping[tuple[str, str], BatchKind] = {
 
 
 def kind_of(batch: Any) -> BatchKind:
-    """Return the kind of a batch.
-
-    Raises:
-        UserInputError: It is of no known kind.
-    """
+    """Return the kind of a batch."""
     if isinstance(batch, Mapping):
         return _NUMPY
     for each in type(batch).__mro__:

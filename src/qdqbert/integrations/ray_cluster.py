@@ -47,11 +47,7 @@ class ActorGroups:
 
 
 def import_ray() -> Any:
-    """Return the module `ray`, with `ray.data`.
-
-    Raises:
-        MissingExtraError: It is not installed.
-    """
+    """Return the module `ray`, with `ray.data`."""
     require("`ray`", "ray", argument="ray")
     importlib.import_module("ray.data")
     return importlib.import_module("ray")

@@ -51,11 +51,7 @@ def _texts(fields: Mapping[str, Any], names: tuple[str, ...]) -> Texts:
 
 
 def entry_of(model: Model, options: RowOptions) -> RowFormat:
-    """Return the entry of a model.
-
-    Raises:
-        UserInputError: An option does not apply to its task.
-    """
+    """Return the entry of a model."""
     entry = model.rows
     unused = {
         field.name

@@ -26,9 +26,6 @@ def download_settings(name: str) -> Path:
     """Download the settings of a model of the hub, and return their folder.
 
     Files that the hub's local cache has are not downloaded again.
-
-    Raises:
-        CheckpointError: The hub has no such model, or cannot be reached.
     """
     from qdqbert.encoders.checkpoint.hub import check_hub_model
 
@@ -40,9 +37,6 @@ def download_graph(name: str, artifact: Artifact, model: Path) -> None:
     """Download a graph to the folder of its model.
 
     `artifact` is the folder that `download_settings` returned.
-
-    Raises:
-        CheckpointError: The hub does not have it, or cannot be reached.
     """
     path = model.relative_to(artifact.directory).as_posix()
     # The folder is named after the commit. Large graphs have their weights in a file of their own.

@@ -30,11 +30,7 @@ class LoadOptions(EngineOptions):
     check: bool = True
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserInputError: A value is not allowed, or two options contradict each other.
-        """
+        """Check the options."""
         super().__post_init__()
         if self.precision == "float" and self.target not in (None, "float"):
             raise UserInputError(

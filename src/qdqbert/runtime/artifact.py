@@ -89,11 +89,7 @@ class Artifact:
 
     @property
     def trained_fingerprints(self) -> frozenset[str]:
-        """Fingerprints of the examples that `train` trained the model on, if it did.
-
-        Raises:
-            CheckpointError: `training.json` cannot be read.
-        """
+        """Fingerprints of the examples that `train` trained the model on, if it did."""
         return rows_of(read_training(self.directory), "training")
 
     @property
@@ -109,11 +105,7 @@ class Artifact:
 
     @property
     def engines(self) -> tuple[EngineName, ...]:
-        """Engines that run one of the graphs, in the order of `ENGINE_NAMES`.
-
-        Raises:
-            UserInputError: There are none.
-        """
+        """Engines that run one of the graphs, in the order of `ENGINE_NAMES`."""
         found = {engine for entry in self.targets.values() for engine in entry["engines"]}
         if not found:
             raise UserInputError(
@@ -175,12 +167,7 @@ class Artifact:
         return config.values
 
     def load_config(self) -> Any:
-        """Return the config of transformers; a plain one for models that it does not know.
-
-        Raises:
-            CheckpointError: As `read_config`.
-            UserInputError: As `read_config`.
-        """
+        """Return the config of transformers; a plain one for models that it does not know."""
         from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
         from qdqbert.encoders.checkpoint.configuration import register_config
@@ -214,11 +201,7 @@ def _targets_of(engine: EngineName) -> str:
 
 
 def is_artifact(path: Path) -> bool:
-    """Return whether `quantize` wrote a folder.
-
-    Raises:
-        CheckpointError: The folder cannot be read.
-    """
+    """Return whether `quantize` wrote a folder."""
     try:
         return (path / QUANTIZATION).is_file()
     except PermissionError as error:
@@ -307,11 +290,7 @@ def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
 
 
 def _check_checkpoint(folder: Path) -> None:
-    """Refuse a checkpoint that `quantize` does not take, with its own words.
-
-    Raises:
-        CheckpointError: It has no weights that are read, or is of another family.
-    """
+    """Refuse a checkpoint that `quantize` does not take, with its own words."""
     from qdqbert.encoders.checkpoint.folder import check_name, read_known_config
     from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 

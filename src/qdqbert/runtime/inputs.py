@@ -15,16 +15,13 @@ _NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
 
 
 def listed(inputs: Any, argument: str, wanted: str) -> list[Any]:
-    """Return the inputs of a call as a list. The items are not checked.
+    """Return the inputs of a call as a list; refuse something else. The items are not checked.
 
     Args:
         inputs: A list, a tuple, an iterator, a numpy array, a column of a table, or what else has a
             length and items, as a `KeyDataset` of transformers.
         argument: Name of the parameter.
         wanted: The accepted kinds of `inputs`, for the message.
-
-    Raises:
-        UserInputError: `inputs` is something else.
     """
     # Of the class: polars warns of the columns of a LazyFrame.
     if hasattr(type(inputs), "columns") or hasattr(type(inputs), "column_names"):
@@ -48,12 +45,9 @@ def listed(inputs: Any, argument: str, wanted: str) -> list[Any]:
 
 
 def listed_texts(inputs: Any, argument: str, *, takes_one: bool = True) -> list[str]:
-    """Return texts as a list.
+    """Return texts as a list; refuse something else.
 
     If `takes_one`, `inputs` may be a single text.
-
-    Raises:
-        UserInputError: `inputs` or an item of it is something else.
     """
     wanted = "a text or a list of texts" if takes_one else "a list of texts"
     is_one = takes_one and isinstance(inputs, str)
@@ -80,11 +74,7 @@ def lower_case(value: Any) -> Any:
 
 
 def check_text(value: Any) -> str:
-    """Return an input that is a text.
-
-    Raises:
-        UserInputError: It is something else.
-    """
+    """Return an input; refuse one that is no text."""
     if not is_text(value):
         raise UserInputError(f"Each input has to be a text; got {described(value)}.")
     return str(value)
@@ -104,11 +94,7 @@ def is_text(value: Any) -> bool:
 
 
 def text_or_pair(value: Any) -> Text:
-    """Return a text, or a pair given as a mapping, a tuple or a list.
-
-    Raises:
-        UserInputError: It is something else.
-    """
+    """Return a text, or a pair given as a mapping, a tuple or a list; refuse something else."""
     if is_text(value):
         return str(value)
     parts: Any = value
@@ -135,11 +121,7 @@ def is_pair(value: Any) -> bool:
 
 
 def check_whole(argument: str, value: Any, *, at_least: int) -> None:
-    """Check an argument that is a whole number or `None`.
-
-    Raises:
-        UserInputError: It is something else, or too small.
-    """
+    """Refuse an argument that is neither `None` nor a whole number of some size."""
     if value is None:
         return
     if type(value) is not int:
@@ -154,11 +136,7 @@ def check_whole(argument: str, value: Any, *, at_least: int) -> None:
 
 
 def check_choice(argument: str, value: Any, known: Sequence[str]) -> None:
-    """Check an argument that is one of some names.
-
-    Raises:
-        UserInputError: It is something else.
-    """
+    """Refuse an argument that is none of some names."""
     if value not in known:
         raise UserInputError(
             f"`{argument}={value!r}` is unknown. Known: {', '.join(known)}.", argument=argument
@@ -166,11 +144,7 @@ def check_choice(argument: str, value: Any, known: Sequence[str]) -> None:
 
 
 def check_device(value: Any) -> None:
-    """Check the argument `device` of calls, which code for sentence-transformers passes.
-
-    Raises:
-        UserInputError: It is neither `None` nor the CPU, once or in a list.
-    """
+    """Refuse a `device` of a call other than the CPU; code for sentence-transformers passes it."""
     devices = value if isinstance(value, list | tuple) else [value]
     if any(each is not None and str(each) != "cpu" for each in devices):
         raise UserInputError(

@@ -107,11 +107,7 @@ class RowOptions(TextColumnOptions, AnswerOptions, EngineOptions):
     model: PathOption = option(kw_only=False)
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserInputError: A value is not allowed, or two options contradict each other.
-        """
+        """Check the options."""
         super().__post_init__()
         if self.prompt is not None and self.prompt_name is not None:
             raise UserInputError(

@@ -39,11 +39,7 @@ class Runners:
 
     @property
     def single(self) -> Runner:
-        """The graph with all threads for one inference.
-
-        Raises:
-            ModelClosedError: It was closed.
-        """
+        """The graph with all threads for one inference."""
         with self._lock:
             self._check()
             if self._single is None:
@@ -54,11 +50,7 @@ class Runners:
 
     @property
     def many(self) -> Runner:
-        """The graph with `streams` inferences at the same time.
-
-        Raises:
-            ModelClosedError: It was closed.
-        """
+        """The graph with `streams` inferences at the same time."""
         with self._lock:
             self._check()
             if self._many is None:

@@ -164,9 +164,6 @@ def check_tokens(model: Any, **limits: int | None) -> None:
     Args:
         model: The model.
         limits: The limits by the names of their fields; `None` and -1 for the model's own.
-
-    Raises:
-        BadRequestError: One is lower.
     """
     for name, limit in limits.items():
         if limit not in (None, -1) and limit < model.max_length:

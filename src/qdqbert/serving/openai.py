@@ -198,11 +198,7 @@ def _have_length_1(model: Any) -> bool:
 
 
 def _inputs(given: str | list[Any]) -> list[str | TokenIds]:
-    """Return the inputs of a request: texts, or token ids.
-
-    Raises:
-        BadRequestError: There is no input.
-    """
+    """Return the inputs of a request: texts, or token ids."""
     if isinstance(given, str):
         return [given]
     if not given:

@@ -50,11 +50,7 @@ class ServerOptions(Options):
     max_queued: int = option(default=16_384, at_least=1)
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserInputError: A value is not allowed.
-        """
+        """Check the options."""
         super().__post_init__()
         if not self.models:
             raise UserInputError("`models` is missing. Name at least one.", argument="models")

@@ -138,9 +138,6 @@ async def rank(
 
     Returns:
         The answers, and the index and the score of each text that is asked for, the best one first.
-
-    Raises:
-        BadRequestError: The request wants fewer tokens than the model reads.
     """
     check_tokens(
         served.model,

@@ -182,9 +182,6 @@ def check_width(
     """Refuse a number of dimensions that the model does not have.
 
     `requested` is `None` for all, and `per_value` the number of dimensions that a value holds.
-
-    Raises:
-        BadRequestError: The vectors have fewer dimensions than requested.
     """
     width = len(vectors[0]) * per_value
     if requested is not None and requested > width:

@@ -115,11 +115,7 @@ async def _cosines(
 
 
 def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
-    """Return the pairs of a request.
-
-    Raises:
-        BadRequestError: The numbers of texts do not fit.
-    """
+    """Return the pairs of a request."""
     first, second = (
         [each] if isinstance(each, str) else each for each in (body.text_1, body.text_2)
     )

@@ -80,11 +80,7 @@ async def _classify(body: ZeroShotBody, served: Served) -> Response:
 
 
 def _entailment(served: Served) -> tuple[int, int]:
-    """Return the numbers of the class of entailment, and of the one that contradicts it.
-
-    Raises:
-        BadRequestError: The model has no class of entailment.
-    """
+    """Return the numbers of the class of entailment, and of the one that contradicts it."""
     model = served.model
     assert isinstance(model, TextClassifier), "the route has this kind"
     names = [name.lower() for name in model.labels]

@@ -38,9 +38,6 @@ def f1_binary(
     """Return the F1 score of one class, in percent; 0 if it is neither predicted nor labelled.
 
     `positive` is the class that is scored; 1 for MRPC and QQP of GLUE.
-
-    Raises:
-        ValueError: As `accuracy`.
     """
     left, right = (each == positive for each in _classes(predictions, labels))
     of_all = _weights(weights, left)
@@ -48,11 +45,7 @@ def f1_binary(
 
 
 def f1_macro(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Return the mean of the F1 scores of all classes predicted or labelled, in percent.
-
-    Raises:
-        ValueError: As `accuracy`.
-    """
+    """Return the mean of the F1 scores of all classes predicted or labelled, in percent."""
     predicted, labelled, both = _class_weights(predictions, labels, weights)
     return 100.0 * float(np.mean(_f1(both, predicted + labelled)))
 
@@ -88,9 +81,6 @@ def matthews(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | Non
     """Return Matthews' correlation of two or more classes times 100, -100 to 100.
 
     It is 0 if all predictions, or all labels, are of one class.
-
-    Raises:
-        ValueError: As `accuracy`.
     """
     predicted, labelled, both = _class_weights(predictions, labels, weights)
     # Covariances of the classes' indicators times the squared number of examples: exact integers,
@@ -127,9 +117,6 @@ def spearman(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> fl
         x: Scores, finite and not all equal. Shape `(examples,)`, integers or floats.
         y: As `x`, of the same length.
         weights: Weights of the examples; equal ones by default.
-
-    Raises:
-        ValueError: As `pearson`.
     """
     left, right = _scores(x, y)
     return rank_correlation(left, right, _weights(weights, left))

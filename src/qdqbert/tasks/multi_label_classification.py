@@ -40,11 +40,7 @@ _NO, _YES = {"0", "0.0", "false"}, {"1", "1.0", "true"}
 
 
 def labels_of(example: Example) -> tuple[str, ...]:
-    """Return the labels of an example: a JSON list, or words joined by `|`, `;` or `,`.
-
-    Raises:
-        DataFileError: The list is not one of strings or numbers.
-    """
+    """Return the labels of an example: a JSON list, or words joined by `|`, `;` or `,`."""
     text = (example.label or "").strip()
     if not text.startswith("["):
         separator = next((each for each in _SEPARATORS if each in text), None)

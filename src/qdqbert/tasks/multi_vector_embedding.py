@@ -373,16 +373,9 @@ def _job(
     max_length: int,
     skipped: NDArray[np.int64],
 ) -> _Encode:
-    """Return the job for texts of a kind.
+    """Return the job for texts of a kind; of any kind, if a call does not say the `task`.
 
-    Args:
-        rules: Which tokens count.
-        tokenizer: The tokenizer.
-        input_names: Inputs of the graph.
-        task: The kind; `None` if a call does not say it.
-        prompt: Text that is put before each text.
-        max_length: Longest input of the model in tokens.
-        skipped: Ids of tokens without vectors in the kinds that have such tokens.
+    `skipped` are ids of tokens without vectors, in the kinds that have such tokens.
     """
     length = min(rules.longest(task) or max_length, max_length)
     is_skipped = (task or "document") in rules.skipped_in

@@ -126,9 +126,6 @@ def choice_example(where: str, row: Mapping[str, object], number: int) -> Choice
     """Return the example of a row with SWAG's columns, or with a list of endings.
 
     `where` is how messages refer to the row.
-
-    Raises:
-        DataFileError: Fields are missing or malformed.
     """
     texts = [row[name] for name in ("sent1", "context", "question") if row.get(name)]
     prompt = row.get("sent2") or (texts[1] if len(texts) > 1 else "")

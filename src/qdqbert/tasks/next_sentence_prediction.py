@@ -35,11 +35,7 @@ _CLASSES = {
 
 
 def read_pairs(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
-    """Read pairs of texts with their labels; see `read_dataset`.
-
-    Raises:
-        DataFileError: As `read_dataset`, or there is no column of second texts.
-    """
+    """Read pairs of texts with their labels; see `read_dataset`."""
     dataset = read_dataset(data, columns=columns, max_examples=max_examples)
     require_pairs(dataset, "next-sentence-prediction")
     return dataset

@@ -34,11 +34,7 @@ from qdqbert.tasks.texts import check_label_column, encode_texts
 
 
 def numbers_of(example: Example, outputs: int) -> list[float]:
-    """Return the label as a number for each output: a JSON list, or numbers joined by `|` or `;`.
-
-    Raises:
-        DataFileError: It is blank, something else, or has another length.
-    """
+    """Return the label as a number for each output: a JSON list, or joined by `|` or `;`."""
     if outputs == 1:
         return [score_of(example)]
     found = labels_of(example)

@@ -64,11 +64,7 @@ class RankingExample(Example):
 
 
 def read_rankings(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
-    """Read queries with documents and their relevance; see `read_dataset`.
-
-    Raises:
-        DataFileError: As `read_dataset`, or there is no column of documents.
-    """
+    """Read queries with documents and their relevance; see `read_dataset`."""
     table = open_table(data, columns)
     column = next((name for name in table.names if name.strip().lower() in _ID_COLUMNS), None)
     ids: dict[int, str] = {}

@@ -30,11 +30,7 @@ _CORRELATIONS: Mapping[str, tuple[Correlation, Correlation]] = {
 
 
 def score_of(example: Example) -> float:
-    """Return the label as a number.
-
-    Raises:
-        DataFileError: The label is blank, or not a finite number.
-    """
+    """Return the label as a number; raise `DataFileError` if it is blank or not finite."""
     label = label_of(example)
     if not is_number(label):
         raise DataFileError(
@@ -59,9 +55,6 @@ def check_scores_differ(
     Args:
         dataset: The data.
         read: Returns the score of an example, or a list of them.
-
-    Raises:
-        DataFileError: All scores are equal, or there is only one.
     """
     scores = np.array([read(example) for example in dataset.examples]).reshape(len(dataset), -1)
     for index, column in enumerate(scores.T):

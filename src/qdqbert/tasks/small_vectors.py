@@ -143,9 +143,6 @@ def quantize_vectors(vectors: Vectors, dtype: OutputDtype, limits: Vectors | Non
     Returns:
         "int8" and "uint8" have a code for each dimension. "binary" and "ubinary" have a bit for
         each dimension, eight to a byte.
-
-    Raises:
-        UserInputError: The limits have fewer dimensions than the vectors.
     """
     if dtype == "float32":
         return vectors

@@ -109,11 +109,7 @@ class Score:
     answers: Sequence[int] | None = None
 
     def metric(self) -> Metric:
-        """Return the metric of all rows.
-
-        Raises:
-            ValueError: It is undefined for them.
-        """
+        """Return the metric of all rows."""
         return Metric(
             name=self.name,
             value=self.compute(self.rows, np.ones(len(self.rows))),

@@ -54,11 +54,7 @@ def check_label_column(dataset: Dataset) -> None:
 
 
 def label_of(example: Example) -> str:
-    """Return the label as the file writes it, without spaces around it.
-
-    Raises:
-        DataFileError: The label is blank or missing.
-    """
+    """Return the label, without spaces around it; raise `DataFileError` if it is blank."""
     label = (example.label or "").strip()
     if not label:
         raise DataFileError("The label is blank. Fill it in, or remove the row.")

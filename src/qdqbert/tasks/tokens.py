@@ -121,9 +121,6 @@ def keep_examples(features: Features, keep: Sequence[bool], *, why: str) -> Feat
     """Leave out examples that have nothing to predict, and add a notice about them.
 
     `why` is the fault of the rest: "without a token to mask".
-
-    Raises:
-        DataFileError: No example is left.
     """
     if all(keep):
         return features

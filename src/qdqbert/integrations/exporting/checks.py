@@ -120,9 +120,6 @@ def check_graph(
     """Run an exported graph on ONNX Runtime, each text alone, and compare it with the folder.
 
     `inputs_of` returns its inputs for a text or pair, each `(1, tokens)`.
-
-    Raises:
-        UserInputError: The results are not close.
     """
     items: Sequence[Item] = check_pairs() if source.takes_pairs else check_texts()
     expected = expected_results(source, items)
@@ -145,9 +142,6 @@ def check_results(name: str, expected: Sequence[Result], found: Sequence[Result]
 
     Returns:
         How close they are.
-
-    Raises:
-        UserInputError: They are not close.
     """
     shapes = [(mine.shape, its.shape) for mine, its in zip(expected, found, strict=True)]
     odd = next((pair for pair in shapes if pair[0] != pair[1]), None)

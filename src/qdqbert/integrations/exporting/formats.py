@@ -8,11 +8,7 @@ from qdqbert.integrations.exporting.format import Format
 
 
 def format_named(name: ExportFormat) -> Format:
-    """Return a format.
-
-    Raises:
-        MissingExtraError: A package that it needs is not installed.
-    """
+    """Return a format."""
     # Each of these files imports a library that the others do not need.
     match name:
         case "openvino":

@@ -131,9 +131,6 @@ def pooling_of(source: Source) -> dict[str, Any]:
 
     Returns:
         `pooling_type`, "MEAN" or "CLS", and `normalize`.
-
-    Raises:
-        UserInputError: OpenVINO GenAI has no such pooling.
     """
     known = {"mean": "MEAN", "cls": "CLS"}
     pooling, normalize = pipeline_pooling(source, known, "OpenVINO's pipelines have")

@@ -295,11 +295,7 @@ def pooling_of(source: Source, known: Mapping[str, str], runtime: str) -> tuple[
 
 
 def refuse_truncate_dim(source: Source, why: str) -> None:
-    """Refuse embedders that keep a part of their dimensions.
-
-    Raises:
-        UserInputError: The settings of the model have `truncate_dim`.
-    """
+    """Refuse embedders that keep a part of their dimensions."""
     count = source.settings.truncate_dim
     if source.is_embedder and count is not None:
         raise UserInputError(

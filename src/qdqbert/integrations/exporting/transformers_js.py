@@ -61,11 +61,7 @@ def _refuse(source: Source) -> None:
 
 
 def _pooling_of(source: Source) -> Mapping[str, Any]:
-    """Return the options of a call of transformers.js that makes embeddings.
-
-    Raises:
-        UserInputError: It has no such pooling.
-    """
+    """Return the options of a call of transformers.js that makes embeddings."""
     pooling, normalize = pooling_of(source, _POOLINGS, "transformers.js has")
     return {"pooling": pooling, "normalize": normalize}
 

@@ -72,11 +72,7 @@ class FloatCheckpoint:
     is_guess: bool = False
 
     def read_weights(self) -> Weights:
-        """Return the weights of the encoder.
-
-        Raises:
-            CheckpointError: They are missing or damaged.
-        """
+        """Return the weights of the encoder."""
         return merged(Weights(self.encoder_folder), self.config, self.adapter)
 
     def other_adapters(self) -> tuple[str, ...]:

@@ -225,11 +225,7 @@ def put_quantizers_in_(model: Any) -> None:
 
 
 def set_options_(model: Any, options: QuantizerOptions) -> None:
-    """Change the quantizer options of a model and of its config.
-
-    Raises:
-        UnmatchedRuleError: A pattern matches no quantizer.
-    """
+    """Change the quantizer options of a model and of its config."""
     config: Any = getattr(model, "config", None)
     sited = sited_model(model)
     configure_model_(sited, config, options)
@@ -244,9 +240,6 @@ def configure_model_(sited: SitedModel, config: Any, options: QuantizerOptions) 
     """Configure quantizers as the recipe in a config and the given options specify.
 
     Ranges that still fit are kept as they are.
-
-    Raises:
-        UnmatchedRuleError: A pattern matches no quantizer.
     """
     recipe = recipe_of(config)
     if not quantizes_like_graphs(vars(config)):

@@ -40,9 +40,6 @@ def configure_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
     """Set bits and axes of all quantizers, and disable those that the options disable.
 
     Ranges that still fit are kept.
-
-    Raises:
-        UnmatchedRuleError: A pattern matches no quantizer.
     """
     base: dict[str, TensorSpec | None] = {
         site.name: TensorSpec(axis=site.channel_axis if site.kind == "weight" else None)
@@ -60,12 +57,7 @@ def configure_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
 def place_(
     sited: SitedModel, recipe: str, quantizer_options: QuantizerOptions, exclude: Sequence[str] = ()
 ) -> None:
-    """Configure quantizers as a recipe specifies. Sites that it leaves in float are disabled.
-
-    Raises:
-        UserInputError: The recipe is unknown.
-        UnmatchedRuleError: A pattern matches no quantizer.
-    """
+    """Configure quantizers as a recipe specifies. Sites that it leaves in float are disabled."""
     # QDQBERT models have none.
     has_tables = any(site.group == "table" for site in sited.sites)
     embeddings = (quantizer_options.embeddings or "int8") if has_tables else None

@@ -74,12 +74,7 @@ def checkpoint_folder(
 def check_folder(
     folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool
 ) -> Path | None:
-    """Return the checkpoint to resume from; `None` for a new run, whose folder can be made.
-
-    Raises:
-        UserInputError: There is no checkpoint to resume from, or the settings differ; or the
-            folder exists and must not be replaced.
-    """
+    """Return the checkpoint to resume from; `None` for a new run, whose folder can be made."""
     if resume:
         return _check_resumable(folder, json.loads(json.dumps(settings)))
     _check_replaceable(folder, overwrite=overwrite)

@@ -23,11 +23,7 @@ def curves_of(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int,
 
 
 def plot_curves(history: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Plot the loss and each metric, one panel each.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Plot the loss and each metric, one panel each."""
     require("Plotting the curves", "train", "matplotlib")
     from matplotlib.figure import Figure
 

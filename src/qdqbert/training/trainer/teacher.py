@@ -59,12 +59,7 @@ def load_teacher(name: str, task: Task) -> Checkpoint:
 
 
 def check_teacher(task: Task, student: Checkpoint, teacher: Checkpoint) -> None:
-    """Check that a student can learn from a teacher.
-
-    Raises:
-        UserInputError: The classes, the kind of problem, the vocabulary or the size of the
-            embeddings differ.
-    """
+    """Check that a student can learn from a teacher."""
     name = teacher.name
     ours, theirs = student.config, teacher.config
     kinds = [getattr(config, "problem_type", None) for config in (theirs, ours)]
