@@ -135,9 +135,6 @@ def run_observed(
 
     The model runs in evaluation mode, without gradients and on its own device. `mask_of` returns
     the mask of the tokens that count; by default those that are attended to.
-
-    Raises:
-        NoBatchesError: There is no batch.
     """
     model = sited.model
     training, device = model.training, next(model.parameters()).device

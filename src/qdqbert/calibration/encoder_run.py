@@ -90,11 +90,7 @@ class EncoderRun:
         return [*parts]
 
     def stages(self, plan: CalibrationPlan) -> Iterator[Stage]:
-        """Yield the layers, or the whole model if it is not divided.
-
-        Raises:
-            NoBatchesError: There is no batch.
-        """
+        """Yield the layers, or the whole model if it is not divided."""
         if not self._batches:
             raise NoBatchesError
         parts = self.parts(plan)

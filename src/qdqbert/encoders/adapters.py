@@ -38,11 +38,7 @@ ADAPTER_FIELDS = (
 
 
 def adapter_names(config: Config) -> tuple[str, ...]:
-    """Return the names of a checkpoint's adapters; none for most checkpoints.
-
-    Raises:
-        CheckpointError: The field is wrong.
-    """
+    """Return the names of a checkpoint's adapters; none for most checkpoints."""
     field = _field(config)
     found = config.values.get(field) or []
     is_list = isinstance(found, list) and all(isinstance(each, str) for each in found)
@@ -85,9 +81,6 @@ def merged(
         config: Its config.
         adapter: Name of the adapter; `None` leaves all of them out.
         notices: Receives a sentence for the user about adapters that are left out.
-
-    Raises:
-        CheckpointError: The adapter has no tensors, or they do not fit.
     """
     names = adapter_names(config)
     has_adapters = has_adapter_weights(weights, config)

@@ -32,7 +32,7 @@ MOST_CLASSES = 2**22
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """A checkpoint's `config.json`.
+    """A checkpoint's `config.json`. Methods raise `CheckpointError` for missing and wrong fields.
 
     Attributes:
         values: Its content.
@@ -46,55 +46,35 @@ class Config:
         return self.values.get(name) is not None
 
     def integer(self, name: str, *, null: int | None = None, least: int = 0) -> int:
-        """Return a whole number from `least` on. `null` is what null stands for; none refuses it.
-
-        Raises:
-            CheckpointError: The field is something else, or is missing.
-        """
+        """Return a whole number from `least` on. `null` is what null stands for, if anything."""
         found = self._field(name, null)
         if type(found) is not int or not least <= found < 2**31:
             raise self._wrong(name, found, f"a whole number from {least}")
         return found
 
     def number(self, name: str) -> float:
-        """Return a number.
-
-        Raises:
-            CheckpointError: The field is something else, or is missing.
-        """
+        """Return a number."""
         found = self._field(name)
         if type(found) not in (int, float) or not abs(found) < 1e30:
             raise self._wrong(name, found, "a number")
         return float(found)
 
     def flag(self, name: str, *, null: bool | None = None) -> bool:
-        """Return a truth value. `null` is what null stands for; none refuses it.
-
-        Raises:
-            CheckpointError: The field is something else, or is missing.
-        """
+        """Return a truth value. `null` is what null stands for; none refuses it."""
         found = self._field(name, null)
         if not isinstance(found, bool):
             raise self._wrong(name, found, "true or false")
         return found
 
     def text(self, name: str, *, null: str | None = None) -> str:
-        """Return a string. `null` is what null stands for; none refuses it.
-
-        Raises:
-            CheckpointError: The field is something else, or is missing.
-        """
+        """Return a string. `null` is what null stands for; none refuses it."""
         found = self._field(name, null)
         if not isinstance(found, str):
             raise self._wrong(name, found, "a string")
         return found
 
     def activation(self, name: str) -> Activation:
-        """Return an activation function by transformers' name.
-
-        Raises:
-            CheckpointError: The field is missing, or the engine does not have the function.
-        """
+        """Return an activation function by transformers' name."""
         found = self.text(name)
         if found not in _ACTIVATIONS:
             raise self._wrong(name, found, f"one of {', '.join(_ACTIVATIONS)}")

@@ -127,9 +127,6 @@ def decoder(
         bias: Name of a bias of the head, which counts if the layer has none in the checkpoint.
         embeddings: The embeddings.
         has_bias: Whether the model has a bias.
-
-    Raises:
-        CheckpointError: Its weight is missing, or has another shape.
     """
     words = embeddings.words.rows
     weight = words

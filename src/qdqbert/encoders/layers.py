@@ -126,9 +126,6 @@ def read_layer(
         norms_first: Whether both LayerNorms stand before the parts of the layer, and not after the
             residual adds.
         change: Returns the attention with the family's additions.
-
-    Raises:
-        CheckpointError: A tensor is missing, or has another shape than the config says.
     """
     width = sizes.heads * sizes.head
     query, key, value = (

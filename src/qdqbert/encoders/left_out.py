@@ -50,9 +50,6 @@ def check_left_out(
         is_inner: Whether a tensor belongs to the encoder.
         without_head: Filters the names of other tensors: returns the ones of no known head.
         has_quantizers: Whether ranges of quantizers are read elsewhere.
-
-    Raises:
-        CheckpointError: A tensor belongs to the encoder, or to no known head.
     """
     named = [each for each in unused if not _BUFFER.search(each)]
     others = [each for each in named if not _QUANTIZER.search(each)]

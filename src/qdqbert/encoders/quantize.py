@@ -107,10 +107,6 @@ def round_encoder(
         limits_pairs: Whether sums of two adjacent codes are limited, so that AVX2's fast kernel is
             exact. It costs about 0.5 dB. Weights whose specs have a limit keep their scales.
         threads: Number of layers that are rounded at the same time.
-
-    Raises:
-        CalibrationError: An activation has a spec and no range.
-        GraphError: The engine has no such codes.
     """
     specs = dynamic_specs(model) if specs is None else specs
     trains_pairs = any(spec is not None and spec.adjacent_sum_limit for spec in specs.values())
@@ -287,11 +283,7 @@ class _Quantizer:
 
 
 def range_of(site: str, choices: Choices) -> Range:
-    """Return the calibrated range of an activation.
-
-    Raises:
-        CalibrationError: It has none.
-    """
+    """Return the calibrated range of an activation."""
     if site not in choices.ranges:
         raise CalibrationError(f"Site `{site}` has no calibrated range. Calibrate it first.")
     return choices.ranges[site]

@@ -16,6 +16,8 @@ from qdqbert.encoders.weights import Weights
 class Reader:
     """Tensors below a path of a checkpoint, and its config.
 
+    Methods raise `CheckpointError` for a tensor that is missing, or has another shape.
+
     Attributes:
         weights: All tensors.
         path: Path of the module that names are relative to, with a dot at its end; empty for the
@@ -43,9 +45,6 @@ class Reader:
         Args:
             name: Its name below the path.
             shape: Its shape, with `None` for sizes that may be any; not checked by default.
-
-        Raises:
-            CheckpointError: It is missing, or has another shape.
         """
         found = self.weights.read(f"{self.path}{name}")
         if shape is not None and (
@@ -74,9 +73,6 @@ class Reader:
             inputs: Number of its inputs, if it is known.
             outputs: Number of its outputs, if it is known.
             has_bias: Whether the model has a bias. One that only the checkpoint has is left out.
-
-        Raises:
-            CheckpointError: Its weight is missing, or has another shape.
         """
         weight = self.tensor(f"{name}.weight", (outputs, inputs))
         return Linear(
@@ -88,11 +84,7 @@ class Reader:
         )
 
     def norm(self, name: str, *, size: int, epsilon: float, has_bias: bool = True) -> Norm:
-        """Return a LayerNorm; its bias is zeros if it has none. `has_bias` is as in `linear`.
-
-        Raises:
-            CheckpointError: Its weight is missing, or has another shape.
-        """
+        """Return a LayerNorm; its bias is zeros if it has none. `has_bias` is as in `linear`."""
         weight = self.tensor(f"{name}.weight", (size,))
         return Norm(weight=weight, bias=self._bias(name, size, has_bias), epsilon=epsilon)
 
@@ -100,9 +92,6 @@ class Reader:
         """Return an embedding table `(rows, width)`.
 
         `rows` is the name of the config's field with their number.
-
-        Raises:
-            CheckpointError: It is missing, or has another shape.
         """
         found = self.tensor(f"{name}.weight", (None, width))
         if self.config.integer(rows, least=1) != len(found):

@@ -35,9 +35,6 @@ def rope_parameters(config: Config) -> Mapping[str, Any]:
 
     As in transformers, `rope_scaling` counts before `rope_parameters`, and both before the fields
     next to them.
-
-    Raises:
-        CheckpointError: A field has no settings.
     """
     own = rope_settings(config, "rope_scaling") or rope_settings(config, "rope_parameters")
     others = ("rope_theta", "partial_rotary_factor")
@@ -45,11 +42,7 @@ def rope_parameters(config: Config) -> Mapping[str, Any]:
 
 
 def rope_settings(config: Config, name: str) -> Mapping[str, Any]:
-    """Return a field with settings of rotations, which are none if it is null or not there.
-
-    Raises:
-        CheckpointError: It is something else.
-    """
+    """Return a field with settings of rotations, which are none if it is null or not there."""
     found = config.values.get(name)
     if not isinstance(found, dict | None):
         raise config.refuse(name, "expected an object with settings of the rotation.")
@@ -67,9 +60,6 @@ def read_rotation(
         limit: Number of positions.
         parameters: Settings of the rotation, as in `rope_parameters` of a config.
         knows_ntk: Whether the type "ntk" is read, as in the code of Alibaba-NLP/new-impl.
-
-    Raises:
-        CheckpointError: The rotation is scaled in a way that is not supported.
     """
     fields = ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor")
     source = next((each for each in fields if each in config), fields[-1])

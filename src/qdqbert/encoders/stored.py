@@ -182,11 +182,7 @@ def quantizes_like_graphs(values: Mapping[str, Any]) -> bool:
 
 
 def names_of(stored: Mapping[str, Any]) -> set[str]:
-    """Return the names of the quantizers that `quantizers` in config.json describes.
-
-    Raises:
-        CheckpointError: It has another version.
-    """
+    """Return the names of the quantizers that `quantizers` in config.json describes."""
     if stored.get("version") != STATE_VERSION:
         raise CheckpointError(
             f"`quantizers` in config.json has version {stored.get('version')!r}, and this version "

@@ -144,11 +144,7 @@ class Weights:
                 yield name, target, (kind, part)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor.
-
-        Raises:
-            CheckpointError: There is no such tensor.
-        """
+        """Return the shape of a tensor."""
         return self._find(name)[1].shape
 
     def read(self, name: str) -> Floats:

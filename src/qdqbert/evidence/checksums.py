@@ -31,11 +31,7 @@ class FileCheck:
 
 
 def write_checksums(folder: Path, *, leave_out: Collection[str]) -> None:
-    """Write the checksums of all files of a folder.
-
-    Raises:
-        OSError: A file cannot be read, or the checksums cannot be written.
-    """
+    """Write the checksums of all files of a folder."""
     names = sorted(
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
     )
@@ -69,9 +65,6 @@ def require_intact(folder: Path, names: Collection[str]) -> bool:
 
     Returns:
         Whether the folder has checksums. Somebody may have removed them.
-
-    Raises:
-        CheckpointError: A file has changed since `quantize` wrote it, or cannot be read.
     """
     path = folder / CHECKSUMS
     if not path.is_file():

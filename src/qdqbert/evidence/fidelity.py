@@ -158,11 +158,7 @@ def _entity_agreement(
 
 
 def changed_counts(reference: Decisions, candidate: Decisions) -> NDArray[np.float64]:
-    """Return how many decisions of each answer differ, and how many it has. Shape `(answers, 2)`.
-
-    Raises:
-        ValueError: The numbers of decisions differ.
-    """
+    """Return how many decisions of each answer differ, and how many there are, `(answers, 2)`."""
     sizes = [[len(each) for each in side] for side in (reference, candidate)]
     if sizes[0] != sizes[1]:
         raise ValueError(f"Got {sum(sizes[0])} and {sum(sizes[1])} decisions; expected as many.")

@@ -39,11 +39,7 @@ class VerificationRow:
 
 
 def write_rows(rows: Sequence[VerificationRow], path: Path) -> None:
-    """Write rows to a .npz file.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write rows to a .npz file."""
     arrays = {
         f"{kind}/{index}/{name}": values
         for index, row in enumerate(rows)
@@ -56,12 +52,7 @@ def write_rows(rows: Sequence[VerificationRow], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[VerificationRow]:
-    """Read the rows that `write_rows` wrote.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It has another content.
-    """
+    """Read the rows that `write_rows` wrote."""
     found: dict[int, dict[str, dict[str, NDArray[np.generic]]]] = {}
     with np.load(path, allow_pickle=False) as arrays:
         for key in arrays.files:

@@ -131,11 +131,7 @@ class Source(Described):
         return self.graph or TorchRunner(SitedEncoder(self.encoder, ()), self.input_names)
 
     def sites(self, groups: Collection[SiteGroup]) -> tuple[Site, ...]:
-        """Return the places that can be quantized, of some groups.
-
-        Raises:
-            UserInputError: The model has no sites of a group.
-        """
+        """Return the places that can be quantized, of some groups."""
         unsupported = sorted(set(groups) - _GROUPS_OF_GRAPHS)
         if self.graph is not None and unsupported:
             raise UserInputError(
@@ -173,9 +169,6 @@ def open_source(
     """Read a checkpoint or an .onnx file.
 
     `check` is called with the name of the task, before the weights of a checkpoint are read.
-
-    Raises:
-        UserInputError: It cannot be used.
     """
     if is_onnx_file(model.path):
         with progress.stage("Reading the graph"), naming("model"):

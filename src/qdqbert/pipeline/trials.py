@@ -113,9 +113,6 @@ def can_be_met(limits: Limits, baseline: Baseline) -> bool:
     """Return whether there are limits, and the float model is shown to meet them.
 
     With too few examples, nothing is.
-
-    Raises:
-        UserInputError: A limit does not apply to the task.
     """
     if not limits.given():
         return False

@@ -154,11 +154,7 @@ def without_rows(examples: Iterable[Any], known: Collection[str]) -> list[Any]:
 
 
 def check_each(dataset: Dataset, check: Callable[[Any], object]) -> None:
-    """Call `check` on each example, and add its file, row and column to the error.
-
-    Raises:
-        DataFileError: `check` raised one.
-    """
+    """Call `check` on each example, and add its file, row and column to the error."""
     column = dataset.columns.label
     for example in dataset.examples:
         try:

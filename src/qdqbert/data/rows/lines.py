@@ -18,11 +18,7 @@ RECORD_SUFFIXES = (".jsonl", ".ndjson", PARQUET)
 
 
 def existing_file(path: str) -> Path:
-    """Return the path of an existing file.
-
-    Raises:
-        DataFileError: The file does not exist, or it is a directory.
-    """
+    """Return the path of an existing file."""
     file = Path(path)
     if not file.is_file():
         wrong = "is a directory, not a file" if file.is_dir() else "does not exist"
@@ -60,11 +56,7 @@ def row_name(path: str, number: int) -> str:
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line, as `numbered_lines`.
-
-    Raises:
-        DataFileError: The file cannot be opened, or is not UTF-8.
-    """
+    """Yield number and text of each line, as `numbered_lines`."""
     refuse_pointer(path, DataFileError)
     try:
         with Path(path).open("rb") as file:
@@ -86,12 +78,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_records(path: str) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield number and fields of each row of a .parquet file, or of each object in lines of JSON.
-
-    Raises:
-        DataFileError: As `read_parquet`, `read_lines` and `json_object`.
-        MissingExtraError: The file is .parquet, and pyarrow is not installed.
-    """
+    """Yield number and fields of each row of a .parquet file, or each object in lines of JSON."""
     if path.lower().endswith(PARQUET):
         for row in read_parquet(Path(path)):
             if isinstance(row, Row):
@@ -103,11 +90,7 @@ def read_records(path: str) -> Iterator[tuple[int, dict[str, object]]]:
 
 
 def json_object(text: str, path: str, *, line: int | None = None) -> dict[str, object]:
-    """Return the JSON object in a line, or in the whole file if `line` is `None`.
-
-    Raises:
-        DataFileError: As `load_json`; or the value is not an object.
-    """
+    """Return the JSON object in a line, or in the whole file if `line` is `None`."""
     value = load_json(text, path, line=line)
     if not isinstance(value, dict):
         raise _refused(f"it must be a JSON object, got {kind_of(value)}", path, line)
@@ -115,11 +98,7 @@ def json_object(text: str, path: str, *, line: int | None = None) -> dict[str, o
 
 
 def load_json(text: str, path: str | Path, *, line: int | None = None) -> object:
-    """Return the JSON value in a line, or in the whole file if `line` is `None`.
-
-    Raises:
-        DataFileError: The text is not JSON; see `json_value`.
-    """
+    """Return the JSON value in a line, or in the whole file if `line` is `None`."""
     value, reason = json_value(text)
     if reason is not None:
         raise _refused(reason, path, line)

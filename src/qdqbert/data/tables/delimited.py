@@ -56,9 +56,6 @@ def read_csv(
         position: The file itself; see `numbered_lines`.
         header: Whether the first row has the names of the columns. They are "0", "1" and so on
             otherwise.
-
-    Raises:
-        DataFileError: The header cannot be used.
     """
     records = _csv_records(name, stream, position, is_header_first=header)
     return _rows(name, records, "commas" if header else None)

@@ -112,11 +112,7 @@ class Source:
         return {f"the input file {str(path.absolute())!r}": _identity(path) for path in self.files}
 
     def rows(self) -> Iterator[Row | BadRow]:
-        """Yield the rows of all files. Their positions count the sizes of earlier files.
-
-        Raises:
-            DataFileError: A file cannot be read.
-        """
+        """Yield the rows of all files. Their positions count the sizes of earlier files."""
         return (each for each in self._read() if not isinstance(each, Header))
 
     def start(self, count: int) -> Start:

@@ -37,11 +37,7 @@ _PANDAS, _GEO = b"pandas", b"geo"
 
 
 def import_pyarrow() -> Any:
-    """Return the module `pyarrow`.
-
-    Raises:
-        MissingExtraError: It is not installed.
-    """
+    """Return the module `pyarrow`."""
     require("Reading or writing .parquet files", "parquet")
     import pyarrow
     import pyarrow.parquet

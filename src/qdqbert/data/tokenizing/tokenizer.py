@@ -89,11 +89,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, *, max_length: int | None) -> Self:
-        """Read the files of a folder.
-
-        Raises:
-            CheckpointError: A file is missing or cannot be read.
-        """
+        """Read the files of a folder."""
         file, config = _read(folder)
         return cls(file, config, folder / TOKENIZER, max_length=max_length)
 
@@ -270,11 +266,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def check_settings(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the content of a tokenizer_config.json after a check of the settings read here.
-
-    Raises:
-        CheckpointError: A setting is wrong.
-    """
+    """Return the content of a tokenizer_config.json after a check of the settings read here."""
     fields = Fields(content, lambda reason: damaged(path, reason))
     for name in content:
         # Older files store a token with its options.

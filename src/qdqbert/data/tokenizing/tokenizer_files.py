@@ -98,9 +98,6 @@ def with_named_tokens(
     """Return a tokenizer that also has the tokens that its settings name, as in transformers.
 
     `settings` is the content of tokenizer_config.json.
-
-    Raises:
-        CheckpointError: A setting is not a token.
     """
     add_tokens_(file.tokenizer, _named_tokens(settings, path))
     largest = max(file.tokenizer.get_added_tokens_decoder(), default=-1)
@@ -127,10 +124,6 @@ def check_tokens(tokenizer: tokenizers.Tokenizer, rows: int, name: str) -> str |
 
     Returns:
         What to say of a tokenizer that lacks many tokens of the model; `None` for others.
-
-    Raises:
-        CheckpointError: It has no tokens of common letters, and the model has embeddings of more
-            tokens than it has.
     """
     count = tokenizer.get_vocab_size()
     lacking = f"has {count} tokens, and the model has {rows} embeddings"
@@ -300,11 +293,7 @@ def put_lower_case_first_(tokenizer: tokenizers.Tokenizer) -> None:
 
 @contextlib.contextmanager
 def raising(path: Path) -> Iterator[None]:
-    """Turn errors of the library into a `CheckpointError`.
-
-    Raises:
-        CheckpointError: The library raised an error that has no class, or panicked.
-    """
+    """Turn errors of the library into a `CheckpointError`."""
     try:
         yield
     except BaseException as error:

@@ -59,9 +59,6 @@ def trimmed(
     Texts whose ids are all among `used` get the same tokens. What the algorithm needs for that is
     kept, too: merges on the way to a token, unknown and added tokens, and the single characters of
     the tokens, which new words fall apart to.
-
-    Raises:
-        CheckpointError: The tokenizer has an algorithm that is not known.
     """
     content = json.loads(tokenizer.to_str())
     model = content["model"]

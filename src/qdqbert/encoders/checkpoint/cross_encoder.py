@@ -78,11 +78,7 @@ class ScoreHead(PooledHead):
 
 
 def read_cross_encoder(files: SentenceFiles) -> CrossEncoderFiles | ScoreHead:
-    """Read sentence-transformers' files of a cross-encoder, also without modules.json.
-
-    Raises:
-        CheckpointError: It has a module or a setting that is not supported.
-    """
+    """Read sentence-transformers' files of a cross-encoder, also without modules.json."""
     modules = files.modules or [("Transformer", "")]
     if [kind for kind, _ in modules] != ["Transformer"]:
         return _read_score_head(files)
@@ -122,11 +118,7 @@ def _read_score_head(files: SentenceFiles) -> ScoreHead:
 def used_files(
     layout: object, config: Config, task: TaskName
 ) -> tuple[CrossEncoderFiles | None, tuple[str, ...]]:
-    """Return the files of a cross-encoder if its head is used, and notices about them.
-
-    Raises:
-        CheckpointError: Its activation function is not supported.
-    """
+    """Return the files of a cross-encoder if its head is used, and notices about them."""
     if head_of(task) != "text-classification":
         return None, ()
     found = layout if isinstance(layout, CrossEncoderFiles | ScoreHead) else None
@@ -167,9 +159,6 @@ def activation_of(config: Mapping[str, Any], settings: ModelSettings, outputs: i
     """Return the activation function from logits to scores that sentence-transformers chooses.
 
     Where no file names one, the output of a regression is the score, as in transformers.
-
-    Raises:
-        CheckpointError: It is a function that is not supported.
     """
     older = config.get("sentence_transformers")
     if isinstance(older, Mapping) and "activation_fn" in older:

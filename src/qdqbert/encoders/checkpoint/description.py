@@ -103,11 +103,7 @@ class Description(Described):
         return () if self.head is None else self.head.steps(finder_of(self.name))
 
     def weights_folder(self) -> Path:
-        """Return the folder of the encoder's weights, which are downloaded if they are on the hub.
-
-        Raises:
-            CheckpointError: The hub cannot be reached.
-        """
+        """Return the folder of the encoder's weights. Those on the hub are downloaded."""
         folder = Path(self.name)
         if not folder.is_dir():
             folder = download_weights(self.name, [self.subfolder])
@@ -202,22 +198,14 @@ def describe_checkpoint(
 
 
 def read_config(name: str) -> Any:
-    """Return the config of a checkpoint.
-
-    Raises:
-        CheckpointError: The checkpoint does not exist, or its config cannot be read.
-    """
+    """Return the config of a checkpoint."""
     check_name(name)
     _, config = _read_configs(name)
     return config
 
 
 def infer_task(name: str) -> TaskName | None:
-    """Return the task of a checkpoint; `None` for a plain encoder.
-
-    Raises:
-        CheckpointError: The checkpoint does not exist, or its config cannot be read.
-    """
+    """Return the task of a checkpoint; `None` for a plain encoder."""
     check_name(name)
     stored, config = _read_configs(name)
     task = _inferred_task(config, stored)
@@ -253,11 +241,7 @@ def _choose_task(
 
 
 def known_task(task: str) -> TaskName:
-    """Return a task that the user named.
-
-    Raises:
-        UserInputError: It is unknown.
-    """
+    """Return a task that the user named."""
     for name in TASK_NAMES:
         if name == task:
             return name

@@ -75,9 +75,6 @@ def download(name: str, files: Sequence[str], *, commit: str | None = None) -> P
     """Download files of a model, unless the hub's local cache has them, and return their folder.
 
     `files` are globs over their paths. Without a `commit`, it is the newest one.
-
-    Raises:
-        CheckpointError: The hub cannot be reached.
     """
     try:
         return Path(snapshot_download(name, revision=commit, allow_patterns=list(files)))
@@ -94,9 +91,6 @@ def download_weights(name: str, folders: Iterable[str], *, commit: str | None = 
 
     Its adapters are downloaded, too. Returns the folder of the model. `folders` are paths in it,
     and some may have no weights.
-
-    Raises:
-        CheckpointError: The hub cannot be reached.
     """
     left, path = list(folders), Path()
     for file, shards in WEIGHTS.items():

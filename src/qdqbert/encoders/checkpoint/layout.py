@@ -112,9 +112,6 @@ class Layout:
 
         `hidden` is the number of channels of the encoder's states. `find` finds files of the
         checkpoint.
-
-        Raises:
-            CheckpointError: A file is missing or damaged.
         """
         del hidden
         for path, text in self.files.items():
@@ -125,9 +122,6 @@ class Layout:
         """Write settings that the loaded model reads to a folder, besides `files`.
 
         `find` finds files of the checkpoint.
-
-        Raises:
-            CheckpointError: A file is missing or damaged.
         """
 
 
@@ -155,11 +149,7 @@ class PooledHead(Layout):
         return tuple(each.path for each in self.modules)
 
     def steps(self, find: FindFile) -> tuple[Step, ...]:
-        """Return the modules after the pooling as steps of a head, in float.
-
-        Raises:
-            CheckpointError: See `sentence_modules.steps_of`.
-        """
+        """Return the modules after the pooling as steps of a head, in float."""
         return steps_of(self.modules, find)
 
 
@@ -183,9 +173,6 @@ def read_pooling(files: SentenceFiles) -> tuple[dict[str, Any], list[tuple[Modul
     """Return the fields of a `PooledHead` but for `modules`, and the modules after the pooling.
 
     The modules must be an encoder, its pooling, and known modules after it.
-
-    Raises:
-        CheckpointError: The pooling or a setting is not supported.
     """
     (_, encoder_path), (_, pooling_path), *rest = files.modules or []
     place = join(pooling_path, CONFIG)
@@ -203,10 +190,6 @@ def read_layout_fields(files: SentenceFiles, subfolder: str, returned: Returned)
     """Return the fields of a `Layout`.
 
     `returned` is the output that the encoder must have.
-
-    Raises:
-        CheckpointError: The settings change how texts are tokenized, or what the transformer
-            returns, in a way that is not supported.
     """
     names = [join(subfolder, name) for name in (SETTINGS, *_OLD_SETTINGS)]
     text = next((text for name in names if (text := files.read(name)) is not None), None)

@@ -67,9 +67,6 @@ def load_described(
 
     `class_for` returns the class to load, given the model's class and its config. Without
     `needs_head`, the files may lack the head of the task.
-
-    Raises:
-        CheckpointError: See `load_checkpoint`.
     """
     name, left_out = found.name, list[str]()
     with found.reading_weights() as folder:

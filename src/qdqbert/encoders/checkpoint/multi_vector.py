@@ -142,9 +142,6 @@ class TokenRules:
 
         Returns:
             `None` if there is no such token.
-
-        Raises:
-            CheckpointError: The vocabulary has no such token.
         """
         token = self.expansion_token(special)
         if self.expansion is None or self.expansion.attends or token is None:
@@ -180,11 +177,7 @@ class MultiVectorHead(Layout):
         return tuple(each.path for each in self.modules)
 
     def steps(self, find: FindFile) -> tuple[Step, ...]:
-        """Return the modules as steps of a head, in float.
-
-        Raises:
-            CheckpointError: See `sentence_modules.steps_of`.
-        """
+        """Return the modules as steps of a head, in float."""
         return steps_of(self.modules, find)
 
     def longest_input(self, given: int | None) -> int | None:
@@ -214,11 +207,7 @@ class MultiVectorHead(Layout):
 
 
 def read_token_rules(folder: Path) -> TokenRules:
-    """Return the rules that `MultiVectorHead.write_settings` wrote.
-
-    Raises:
-        CheckpointError: The file is missing or damaged.
-    """
+    """Return the rules that `MultiVectorHead.write_settings` wrote."""
     fields = Fields.of_file(folder / _RULES)
     expansion = None
     if fields.has("expansion"):
@@ -234,20 +223,12 @@ def read_token_rules(folder: Path) -> TokenRules:
 
 
 def is_multi_vector(files: SentenceFiles) -> bool:
-    """Return whether sentence-transformers or PyLate saved a checkpoint as a multi-vector encoder.
-
-    Raises:
-        CheckpointError: modules.json is damaged.
-    """
+    """Return whether sentence-transformers or PyLate saved it as a multi-vector encoder."""
     return files.model_type in _MODEL_TYPES or _MASK in files.kinds or _is_stanford(files)
 
 
 def read_multi_vector_head(files: SentenceFiles) -> MultiVectorHead:
-    """Return the head of a multi-vector encoder.
-
-    Raises:
-        CheckpointError: It has a module or a setting that is not supported.
-    """
+    """Return the head of a multi-vector encoder."""
     if _is_stanford(files) and files.modules is None:
         return _read_stanford(files)
     kinds = files.kinds

@@ -42,11 +42,7 @@ class SentenceHead(PooledHead):
     normalize: bool
 
     def steps(self, find: FindFile) -> tuple[Step, ...]:
-        """Return the modules after the pooling as steps of a head, in float.
-
-        Raises:
-            CheckpointError: See `sentence_modules.steps_of`.
-        """
+        """Return the modules after the pooling as steps of a head, in float."""
         return (*super().steps(find), *self.last_steps)
 
     @property

@@ -37,11 +37,7 @@ class SentenceFiles:
         return cls(text_reader(file_finder(folder)))
 
     def fields(self, *path: str) -> Fields:
-        """Return the content of a file in JSON, by a folder and a name in it; empty without it.
-
-        Raises:
-            CheckpointError: The file is damaged.
-        """
+        """Return the content of a file in JSON, by a folder and a name in it; empty without it."""
         place = join(*path)
         return Fields.of_text(self.read(place) or "{}", place)
 
@@ -52,11 +48,7 @@ class SentenceFiles:
 
     @functools.cached_property
     def modules(self) -> list[tuple[str, str]] | None:
-        """Names of the classes in modules.json with their paths; `None` without the file.
-
-        Raises:
-            CheckpointError: The file is damaged, or a path leads out of the folder.
-        """
+        """Names of the classes in modules.json with their paths; `None` without the file."""
         text = self.read(MODULES)
         if text is None:
             return None
@@ -105,11 +97,7 @@ def join(*path: str) -> str:
 
 
 def check_path(path: str, place: str) -> None:
-    """Refuse the path of a module that leads out of the folder.
-
-    Raises:
-        CheckpointError: It does. The error names the file `place`, which has the path.
-    """
+    """Refuse the path of a module that leads out of the folder."""
     if Path(path).is_absolute() or ".." in Path(path).parts:
         raise damaged(place, f"the path {path!r} leads out of the folder")
 

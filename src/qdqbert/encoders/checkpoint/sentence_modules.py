@@ -73,9 +73,6 @@ def head_module(
         config: Content of its config.json; empty without the file.
         vector: Name of the input that it must read.
         result: Name of the output that it must write; `None` for the same name.
-
-    Raises:
-        CheckpointError: The config has a wrong value, or the module computes something else.
     """
     place, content = join(path, CONFIG), config.values
     if name == "Dense":
@@ -154,11 +151,7 @@ def steps_of(modules: tuple[HeadModule, ...], find: FindFile) -> tuple[Step, ...
 
 
 def weights_of(path: str, find: FindFile) -> Weights | None:
-    """Return the weights in a folder of the checkpoint; `None` if it has none.
-
-    Raises:
-        CheckpointError: They are damaged.
-    """
+    """Return the weights in a folder of the checkpoint; `None` if it has none."""
     found = (find(str(PurePosixPath(path, name))) for name in WEIGHTS)
     file = next((each for each in found if each is not None), None)
     return None if file is None else Weights(file.parent)

@@ -86,11 +86,7 @@ class SpladeHead(Layout):
         return _STEPS[self.function]
 
     def write_settings(self, folder: Path, find: FindFile) -> None:
-        """Write the weights of queries, if there are some; see `read_query_weights`.
-
-        Raises:
-            CheckpointError: They are missing or damaged.
-        """
+        """Write the weights of queries, if there are some; see `read_query_weights`."""
         if self.query_path is None:
             return
         found = weights_of(self.query_path, find)
@@ -116,9 +112,6 @@ def read_query_weights(folder: Path, *, vocabulary: int) -> QueryWeights | None:
     """Return the weights of queries that `SpladeHead.write` wrote; `None` without them.
 
     `vocabulary` is the number of words that documents have weights of.
-
-    Raises:
-        CheckpointError: The file is damaged, or has weights of another number of tokens.
     """
     path = folder / _QUERY_WEIGHTS
     if not path.is_file():
@@ -143,20 +136,12 @@ def splade_head(layout: object, name: str) -> tuple[SpladeHead, tuple[str, ...]]
 
 
 def is_sparse_encoder(files: SentenceFiles) -> bool:
-    """Return whether sentence-transformers saved a checkpoint as a sparse encoder.
-
-    Raises:
-        CheckpointError: modules.json is damaged.
-    """
+    """Return whether sentence-transformers saved a checkpoint as a sparse encoder."""
     return files.model_type == "SparseEncoder" or _POOLING in files.kinds
 
 
 def read_splade_head(files: SentenceFiles) -> SpladeHead:
-    """Return the head of a sparse encoder.
-
-    Raises:
-        CheckpointError: It has a module or a setting that is not supported.
-    """
+    """Return the head of a sparse encoder."""
     if files.modules is None:
         # sentence-transformers then takes the usual modules.
         return SpladeHead(**read_layout_fields(files, "", "words"))

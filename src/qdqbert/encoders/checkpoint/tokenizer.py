@@ -131,9 +131,6 @@ def check_vocabulary(name: str, tokenizer: Any, embeddings: int) -> tuple[str, .
 
     Returns:
         Sentences for the user, if it has much fewer tokens.
-
-    Raises:
-        CheckpointError: There is such an id, or it has no words.
     """
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     check_rows(largest, token, embeddings, name)

@@ -31,11 +31,7 @@ class FolderTimer:
 def open_timers(
     folders: Sequence[tuple[Path, EngineName]], features: Path
 ) -> Iterator[list[FolderTimer]]:
-    """Start a process for each folder, and end them after the block.
-
-    Raises:
-        QdqBertError: A folder cannot be loaded.
-    """
+    """Start a process for each folder, and end them after the block."""
     with contextlib.ExitStack() as stack:
         timers = []
         for folder, engine in folders:

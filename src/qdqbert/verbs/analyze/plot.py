@@ -25,11 +25,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot_costs(report: AnalyzeReport, path: Path) -> None:
-    """Plot the SQNR of each unit alone, and of the rest if the units above it stay in float.
-
-    Raises:
-        UserInputError: The file cannot be written.
-    """
+    """Plot the SQNR of each unit alone, and of the rest if the units above it stay in float."""
     from matplotlib.figure import Figure
 
     units = report.units[:_MOST]

@@ -19,12 +19,7 @@ from qdqbert.verbs.analyze.plot import check_plot, plot_costs
 
 
 def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
-    """Analyze a model.
-
-    Raises:
-        UserInputError: An argument or a file cannot be used.
-        CalibrationError: A site saw no usable value.
-    """
+    """Analyze a model."""
     if options.plot is not None:
         check_plot(Path(options.plot))
     model = ModelPath.of_call(options, options.model, str(options.model))

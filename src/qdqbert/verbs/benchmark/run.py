@@ -43,11 +43,7 @@ class _Found:
 
 
 def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
-    """Measure the latency of models.
-
-    Raises:
-        UserInputError: A model cannot be used, or no installed engine runs it.
-    """
+    """Measure the latency of models."""
     engines = options.engines
     if options.provider is not None:
         check_provider(options.provider)

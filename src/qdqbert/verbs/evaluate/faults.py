@@ -28,9 +28,6 @@ def find_storage(options: EvaluateOptions, task: str, batch: Batch) -> Storage |
     """Return how an .onnx file stores its weights; `None` for other models and float files.
 
     A few texts of the batch are run.
-
-    Raises:
-        UserInputError: The file cannot be read or run.
     """
     if not is_onnx_file(options.model):
         return None

@@ -54,12 +54,7 @@ from qdqbert.verbs.evaluate.subject import (
 
 
 def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
-    """Evaluate a model.
-
-    Raises:
-        UserInputError: An argument or a file cannot be used, or the model was calibrated on some
-            of the examples.
-    """
+    """Evaluate a model."""
     subject, reference, notices = load_models(options, progress)
     task_options = task_options_of(subject.task, options.task_options, subject.stored_task_options)
     dataset, has_labels = read_examples(subject, options)
@@ -144,9 +139,6 @@ def load_models(
 
     Returns:
         The model, the reference with the task of the model, and messages about both.
-
-    Raises:
-        UserInputError: One of them cannot be used, or an option does not fit.
     """
     _check_options_of_checkpoints(options)
     with progress.stage(f"Loading {Path(options.model).name}"):
@@ -240,11 +232,7 @@ def _built_in(subject: Subject, max_examples: int | None) -> Dataset:
 
 
 def count_leaked(subject: Subject, dataset: Dataset, options: EvaluateOptions) -> int:
-    """Count the examples that the model was calibrated on, or trained on if these are scored too.
-
-    Raises:
-        UserInputError: It was calibrated on some, and they are not allowed.
-    """
+    """Count the examples that the model was calibrated on; or trained on, if they are scored."""
     known = subject.calibrated_on
     if options.allow_leakage:
         known |= subject.trained_on
@@ -262,11 +250,7 @@ def count_leaked(subject: Subject, dataset: Dataset, options: EvaluateOptions) -
 def without_trained(
     subject: Subject, dataset: Dataset, options: EvaluateOptions, notices: list[str]
 ) -> Dataset:
-    """Leave out the examples that the model was trained on, and say how many.
-
-    Raises:
-        UserInputError: None is left.
-    """
+    """Leave out the examples that the model was trained on, and say how many."""
     kept = without_rows(dataset.examples, subject.trained_on)
     left_out = len(dataset) - len(kept)
     if not kept:

@@ -29,9 +29,6 @@ def time_both(
     """Return the latency of the model of a call and of its reference, shape by shape.
 
     Each runs in a process of its own, and they take turns.
-
-    Raises:
-        UserInputError: A file cannot be read, or does not fit the task.
     """
     assert options.reference is not None
     with temporary_folder() as scratch:

@@ -40,9 +40,6 @@ def predict_in_streams(
     """Return the predictions of a model, one for each feature, in their order.
 
     The threads of the scheduler end with the call. `advance` is called for each feature.
-
-    Raises:
-        UserInputError: A feature cannot be run.
     """
 
     def count(done: Done) -> None:

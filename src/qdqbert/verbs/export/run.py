@@ -24,13 +24,7 @@ _LIBRARIES = ("openvino_genai", "openvino_tokenizers", "tokenizers")
 
 
 def run(options: ExportOptions, progress: Progress) -> ExportReport:
-    """Export a folder.
-
-    Raises:
-        CheckpointError: `quantize` did not write it.
-        OutputExistsError: The output folder exists, and is not replaced.
-        UserInputError: It cannot be exported.
-    """
+    """Export a folder."""
     written = format_named(options.to)
     source = open_source(
         Path(options.model),

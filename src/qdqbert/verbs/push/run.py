@@ -21,12 +21,7 @@ _REFUSED = (401, 403)
 
 
 def run(options: PushOptions, progress: Progress) -> PushReport:
-    """Upload a folder.
-
-    Raises:
-        CheckpointError: `quantize` did not write it.
-        UserInputError: It cannot be uploaded.
-    """
+    """Upload a folder."""
     _check_name(options.repo)
     folder = Path(options.model)
     open_artifact(folder)

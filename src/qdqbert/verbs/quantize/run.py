@@ -35,13 +35,7 @@ from qdqbert.verbs.quantize.options import QuantizeOptions
 
 
 def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
-    """Quantize a model, measure the result, and write the output folder.
-
-    Raises:
-        UserInputError: An argument or a file cannot be used. Nothing was written.
-        CalibrationError: A site saw no usable value. Nothing was written.
-        GraphError: A target cannot run its graph. Nothing was written.
-    """
+    """Quantize a model, measure the result, and write the output folder."""
     scheme = Scheme.of_call(options)
     earlier = open_earlier(scheme)
     try:

@@ -141,9 +141,6 @@ def is_finished(output: Path, read: Iterable[Path], identity: Mapping[str, Any])
     """Return whether an earlier run has written an output, so that there is nothing to continue.
 
     If it is not known which one, an output that is older than a file of `read` is another run's.
-
-    Raises:
-        UserInputError: The run was another one; see `open_parts`.
     """
     if (parts_path(output) / _RUN).is_file() or not output.exists():
         return False

@@ -99,11 +99,7 @@ class Pipeline:
 
 
 def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
-    """Run a model on the rows of files.
-
-    Raises:
-        UserInputError: An argument or a file cannot be used, or a row of the input.
-    """
+    """Run a model on the rows of files."""
     if options.ray is not None:
         import_ray()
     source = open_source(options.input, options.input_format, header=options.header)

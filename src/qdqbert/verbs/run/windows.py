@@ -96,9 +96,6 @@ class RowRun:
             continues: Whether other windows of the same input were answered before.
             reject: Called with a row that cannot be used; raises an error unless it can be skipped.
             advance: Called after each batch.
-
-        Raises:
-            DataFileError: A row cannot be used.
         """
         entry = self.columns.entry
         names = [each.name for each in self.columns.layout.answers]

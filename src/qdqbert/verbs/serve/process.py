@@ -41,9 +41,6 @@ def serve_here(
         progress: Shows that models are loaded.
         when_ready: Called with the models when the server accepts connections.
         running_workers: Returns how many processes of the server run, if it has several.
-
-    Raises:
-        UserInputError: A model cannot be served.
     """
     from qdqbert.serving.app import build_app
     from qdqbert.serving.limits import Limits

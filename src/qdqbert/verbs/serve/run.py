@@ -32,12 +32,7 @@ _CORES_OF_A_WORKER = 8
 
 
 def run(options: ServeOptions, progress: Progress) -> ServeReport:
-    """Serve until a signal comes.
-
-    Raises:
-        UserInputError: An argument cannot be used.
-        MissingExtraError: The extra `serve` is not installed.
-    """
+    """Serve until a signal comes."""
     require("`serve`", "serve")
     from qdqbert.serving.metrics import Metrics
 

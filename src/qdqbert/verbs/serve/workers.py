@@ -136,11 +136,7 @@ class _Workers:
         self._is_stopping = True
 
     def start(self, progress: Progress) -> list[ServedModel] | None:
-        """Start all processes, and return what they serve; `None` if the server has to stop.
-
-        Raises:
-            QdqBertError: The first process cannot start.
-        """
+        """Start all processes, and return what they serve; `None` if the server has to stop."""
         with progress.stage("Starting workers", len(self._cpus)) as advance:
             first = self._open(0)
             self._workers.append(first)

@@ -206,10 +206,6 @@ def encode_data(
     """Check the labels, and tokenize the examples for a checkpoint.
 
     `trained` is the `training.json` of the checkpoint; empty without one.
-
-    Raises:
-        DataFileError: A label is missing or unknown, all are equal, or the data of an embedder have
-            no pairs.
     """
     uses_labels = _uses_labels(task, options)
     id2label = checkpoint.config.id2label

@@ -75,13 +75,7 @@ _EVENTS = "runs"
 
 @usable_torch_threads()
 def run(options: TrainOptions, progress: Progress) -> TrainReport:
-    """Train a model and write it.
-
-    Raises:
-        UserInputError: An argument or a file cannot be used.
-        CalibrationError: A quantizer saw no usable value.
-        TrainingError: The loss is not finite, or a checkpoint cannot be written.
-    """
+    """Train a model and write it."""
     folder = checkpoints_of(options.output)
     arguments = training_arguments(options, folder)
     is_main = arguments.process_index == 0

@@ -20,11 +20,7 @@ from qdqbert.verbs.verify.options import VerifyOptions
 
 
 def run(options: VerifyOptions, progress: Progress) -> VerifyReport:
-    """Verify a folder.
-
-    Raises:
-        CheckpointError: `quantize` did not write it.
-    """
+    """Verify a folder."""
     folder = Path(options.model)
     with progress.stage("Comparing checksums"):
         files = check_files(folder)
