@@ -100,7 +100,7 @@ def test_the_fastest_candidate_is_written_alone(quantized, times, tmp_path) -> N
     stored = json.loads((folder / "report.json").read_text())
     assert stored["reason"] == report.reason
     assert [each["verdict"] for each in stored["candidates"]] == ["chosen", *["slower"] * 4]
-    assert "--target auto" in open_artifact(folder).quantization["command"]
+    assert "--target auto" in json.loads((folder / "quantization.json").read_text())["command"]
     # The same graph as without `auto`.
     flat.quantize(
         made.checkpoint,
@@ -123,7 +123,7 @@ def test_loading_uses_the_chosen_engine_on_a_cpu_like_this_one(quantized, times,
     artifact = open_artifact(tmp_path / "int8")
     # The graph runs on both engines, also where only one of them was installed.
     assert artifact.engines == ("onnxruntime", "openvino")
-    assert artifact.quantization["choice"] == {
+    assert artifact.choice == {
         "engine": "onnxruntime",
         "cpu_features": list(cpu_features()),
     }

@@ -295,7 +295,7 @@ def artifact_for(folder: Path, **engines: list[str]) -> Artifact:
         name: {"model": "model.onnx", "engines": names, "is_proxy": False}
         for name, names in engines.items()
     }
-    return Artifact(directory=folder, quantization={"targets": targets})
+    return Artifact(directory=folder, targets=targets)
 
 
 def test_a_missing_graph_for_an_engine_is_reported_with_a_hint(tmp_path) -> None:

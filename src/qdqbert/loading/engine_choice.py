@@ -85,7 +85,7 @@ def _best(artifact: Artifact, engines: Sequence[EngineName]) -> tuple[EngineName
         is_choice = len(artifact.engines) > 1
         return engines[0], "no other engine of this folder is installed" if is_choice else ""
     features = list(cpu_features())
-    chosen = artifact.quantization.get("choice") or {}
+    chosen = artifact.choice
     if chosen.get("cpu_features") == features and chosen.get("engine") in engines:
         return chosen["engine"], "it was the fastest when the model was quantized for this CPU"
     report = _read_report(artifact)

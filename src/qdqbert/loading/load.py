@@ -108,7 +108,7 @@ def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking
         runners, scheduler, tokenizer = open_graph(artifact, engine, target, options)
         adapters: tuple[str, ...] = ()
         if not isinstance(source, SavedModel):
-            adapters = tuple(artifact.quantization.get("adapters") or ())
+            adapters = artifact.adapters
         return kind(
             Loaded(
                 name=str(source),
@@ -316,7 +316,7 @@ def _runners(
     artifact: Artifact, engine: EngineName, target: str, options: EngineOptions
 ) -> Runners:
     path = artifact.model_for(engine, target)
-    names = (*artifact.input_names, *artifact.quantization.get("outputs", ()))
+    names = (*artifact.input_names, *artifact.output_names)
 
     def open_graph(threads: int, streams: int) -> Runner:
         return open_runner(
@@ -357,5 +357,5 @@ def _check_files(artifact: Artifact, model: Path) -> None:
     names = [each.relative_to(artifact.directory).as_posix() for each in files if each.exists()]
     is_intact = require_intact(artifact.directory, names)
     # Folders made of a float checkpoint have no calibration, and no checksums either.
-    if not is_intact and artifact.quantization["calibration"]:
+    if not is_intact and artifact.calibration:
         _LOGGER.info("%s has no %s, so its files are not checked.", artifact.directory, CHECKSUMS)

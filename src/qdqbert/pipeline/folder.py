@@ -145,7 +145,7 @@ def calibrated_texts(ready: Ready) -> int:
     """Return the number of texts that the ranges were taken from."""
     ranges = ready.ranges
     if ranges.earlier is not None:
-        return int(ranges.earlier.quantization["calibration"]["examples"])
+        return int(ranges.earlier.calibration["examples"])
     return ready.inputs.calibration.texts if ranges.known is None else len(ranges.known)
 
 

@@ -75,7 +75,7 @@ def _inputs_json(ready: Ready) -> dict[str, Any]:
         return {"unanswerable": any(example.is_impossible for example in found)}
     takes_pairs = examples.takes_pairs
     if takes_pairs is None and earlier is not None:
-        takes_pairs = earlier.quantization.get("takes_pairs")
+        takes_pairs = earlier.takes_pairs
     if ready.source.task.name != "text-classification" or takes_pairs is None:
         return {}
     return {"takes_pairs": takes_pairs}
@@ -89,8 +89,7 @@ def _calibration_json(ready: Ready) -> dict[str, Any]:
     """Say what the ranges were taken from."""
     ranges, examples = ready.ranges, ready.examples.calibration
     if ranges.earlier is not None:
-        earlier = ranges.earlier.quantization["calibration"]
-        return {**earlier, "ranges_from": ready.scheme.calibration.ranges_from}
+        return {**ranges.earlier.calibration, "ranges_from": ready.scheme.calibration.ranges_from}
     if ranges.kind == "stored":
         known = list(ranges.known or ())
         return {"calibrator": "stored", "examples": len(known), "fingerprints": known}

@@ -209,7 +209,7 @@ def find_embedding_ranges(
     If the ranges of this call come from an earlier call, so do these.
     """
     if ranges.earlier is not None:
-        stored = ranges.earlier.quantization.get("embedding_ranges")
+        stored = ranges.earlier.embedding_ranges
         if stored is not None:
             return VectorRanges.of_json(stored)
     encoded, task = inputs.calibration, baseline.task

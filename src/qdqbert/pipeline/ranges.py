@@ -66,7 +66,7 @@ def open_earlier(scheme: Scheme) -> Artifact | None:
         earlier = open_artifact(Path(given))
     except CheckpointError as error:
         raise UserInputError(f"`ranges_from`: {error}", argument="ranges_from") from error
-    theirs = earlier.quantization["quantizer_options"]
+    theirs = earlier.quantizer_options
     ours = scheme.quantizer_options.to_dict()
     for name in _RANGE_OPTIONS:
         if theirs.get(name) != ours.get(name):
@@ -152,7 +152,7 @@ def rounding_notices(
         for plan in plans
         if not plan.rounded_weights <= calibration.for_recipe(plan.recipe).roundings.keys()
     ]
-    if not targets or ranges.earlier.quantization["calibration"]["calibrator"] == "stored":
+    if not targets or ranges.earlier.calibration["calibrator"] == "stored":
         return ()
     return (
         f"Weights for {', '.join(targets)} are rounded to the nearest codes: `ranges_from` has the "
@@ -284,7 +284,7 @@ def _earlier_calibration(
 ) -> CalibrationResult:
     """Read the ranges of an earlier call, if they fit these weights and recipes."""
     given = f"`ranges_from={str(earlier.directory)!r}`"
-    theirs = earlier.quantization["checkpoint"]
+    theirs = earlier.checkpoint
     if theirs.get("parameters_sha256") != sited.parameters_sha256:
         raise UserInputError(
             f"{given} contains ranges for the weights of {theirs['name']!r}, which differ from "
@@ -296,8 +296,7 @@ def _earlier_calibration(
     for plan in plans:
         missing = _missing_ranges(plan, sited, calibration)
         if missing:
-            entries = earlier.quantization["targets"].values()
-            recipes = sorted({entry["recipe"]["name"] for entry in entries})
+            recipes = sorted({each["recipe"]["name"] for each in earlier.targets.values()})
             raise UserInputError(
                 f"{given} has no suitable ranges for {len(missing)} of {len(plan.activations)} "
                 f"sites of recipe `{plan.recipe.name}`, such as `{missing[0]}`. It was made for "

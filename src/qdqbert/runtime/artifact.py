@@ -36,9 +36,8 @@ from qdqbert.common.file_names import CONFIG
 from qdqbert.common.files import check_output_place, followed, temporary_places
 from qdqbert.common.json_files import Fields, damaged, read_json, shown
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.engines.registry import ENGINES
-from qdqbert.runtime.artifact_settings import check_quantization, check_task_options
+from qdqbert.runtime.artifact_settings import Quantization, read_quantization, read_task_options
 
 MODEL = "model.onnx"
 RANGES = "ranges.safetensors"
@@ -56,52 +55,19 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Artifact:
+class Artifact(Quantization):
     """A quantized model on disk.
 
     Attributes:
         directory: The folder.
-        quantization: Content of `quantization.json`.
     """
 
     directory: Path
-    quantization: Mapping[str, Any]
-
-    @property
-    def task(self) -> str:
-        """Name of the task in transformers."""
-        return str(self.quantization["checkpoint"]["task"])
-
-    @property
-    def max_length(self) -> int:
-        """Longest input in tokens."""
-        return int(self.quantization["max_length"])
-
-    @property
-    def task_options(self) -> TaskSettings:
-        """Settings of the task."""
-        return TaskSettings(**self.quantization.get("task_options", {}))
-
-    @property
-    def calibration_fingerprints(self) -> frozenset[str]:
-        """Fingerprints of the examples that ranges were taken from; see `data.rows.data`."""
-        return frozenset(self.quantization["calibration"].get("fingerprints", ()))
 
     @property
     def trained_fingerprints(self) -> frozenset[str]:
         """Fingerprints of the examples that `train` trained the model on, if it did."""
         return rows_of(read_training(self.directory), "training")
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """Names of the inputs, each `(batch, sequence)`, int64."""
-        return tuple(self.quantization["inputs"])
-
-    @property
-    def targets(self) -> Mapping[str, Mapping[str, Any]]:
-        """Entry of each target: its `model`, `engines`, `recipe` and `sites`."""
-        targets: Mapping[str, Mapping[str, Any]] = self.quantization["targets"]
-        return targets
 
     @property
     def engines(self) -> tuple[EngineName, ...]:
@@ -160,7 +126,7 @@ class Artifact:
         """
         path = self.directory / CONFIG
         config = Config(values=read_json(path), path=str(path))
-        config = config.with_classes(self.task, outputs=self.quantization.get("classes"))
+        config = config.with_classes(self.task, outputs=self.classes)
         fields = Fields(config.values, lambda reason: damaged(path, reason))
         if fields.has("sentence_transformers"):
             fields.child("sentence_transformers")
@@ -175,7 +141,7 @@ class Artifact:
         # Folders of earlier versions have the config of a QDQBERT model.
         register_config()
         names = self.read_config()["id2label"]
-        is_known = self.quantization["checkpoint"]["model_type"] in CONFIG_MAPPING
+        is_known = self.model_type in CONFIG_MAPPING
         kind = AutoConfig if is_known else PretrainedConfig
         return kind.from_pretrained(self.directory, id2label=names)
 
@@ -216,18 +182,17 @@ def read_training(path: Path) -> Mapping[str, Any]:
     """
     if not (path / TRAINING).is_file():
         return {}
-    content = read_json(path / TRAINING)
-    fields = Fields(content, lambda reason: damaged(path / TRAINING, reason))
+    fields = Fields.of_file(path / TRAINING)
     _check_format(fields, path / TRAINING, TRAINING_FORMAT)
     fields.integer("max_length")
-    check_task_options(fields)
+    read_task_options(fields)
     for part in ("calibration", "training"):
         if fields.has(part) and fields.child(part).has("fingerprints"):
             fields.child(part).names("fingerprints")
     return {
-        name: content[name]
+        name: fields.values[name]
         for name in ("max_length", "task_options", "calibration", "training")
-        if name in content
+        if name in fields.values
     }
 
 
@@ -278,15 +243,14 @@ def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
             f"{str(directory)!r} is not a quantized model: {reason}. Pass a folder that `quantize` "
             f"wrote{advice}"
         )
-    quantization = read_json(path)
-    fields = Fields(quantization, lambda reason: damaged(path, reason))
+    fields = Fields.of_file(path)
     _check_format(fields, path, QUANTIZATION_FORMAT)
-    check_quantization(fields)
-    models = [directory / entry["model"] for entry in quantization["targets"].values()]
+    found = Artifact(directory=directory, **read_quantization(fields))
+    models = [directory / entry["model"] for entry in found.targets.values()]
     missing = [str(path) for path in models if not path.is_file()]
     if missing and requires_graphs:
         raise CheckpointError(f"{str(directory)!r} is incomplete: {missing[0]} is missing.")
-    return Artifact(directory=directory, quantization=quantization)
+    return found
 
 
 def _check_checkpoint(folder: Path) -> None:

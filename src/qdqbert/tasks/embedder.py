@@ -112,7 +112,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
         """Read the settings of the folder."""
         super().__init__(loaded)
         self._truncate_dim = self._settings.truncate_dim
-        stored = loaded.artifact.quantization.get("embedding_ranges")
+        stored = loaded.artifact.embedding_ranges
         self._stored_ranges = None if stored is None else VectorRanges.of_json(stored)
 
     @overload
@@ -299,7 +299,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
 
     def _ranges(self) -> VectorRanges:
         if self._stored_ranges is None:
-            made_from = self._loaded.artifact.quantization["checkpoint"].get("name", self.name)
+            made_from = self._loaded.artifact.checkpoint.get("name", self.name)
             raise UserInputError(
                 "`output_dtype` 'int8' and 'uint8' need the range of the embeddings, which "
                 f"{self.name!r} does not have. Quantize the float model, which finds them on the "

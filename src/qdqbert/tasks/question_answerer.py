@@ -284,7 +284,7 @@ class QuestionAnswerer(Model):
         changes = {"doc_stride": doc_stride, "max_answer_length": max_answer_len}
         artifact = self._loaded.artifact
         if handle_impossible_answer is None:
-            handle_impossible_answer = bool(artifact.quantization.get("unanswerable"))
+            handle_impossible_answer = artifact.unanswerable
         options = dataclasses.replace(
             artifact.task_options,
             **{name: value for name, value in changes.items() if value is not None},

@@ -86,7 +86,7 @@ class Source:
             return False
         # Without the key, a model with one output is a reranker, as for `load`.
         usual = self.labels == 1 and not self.is_regression
-        return bool(self.artifact.quantization.get("takes_pairs", usual))
+        return usual if self.artifact.takes_pairs is None else self.artifact.takes_pairs
 
     @property
     def text_names(self) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ class Source:
         """Notices about a classifier that may take the other kind of input."""
         if self.artifact.task != "text-classification" or self.pairs:
             return []
-        is_known = "takes_pairs" in self.artifact.quantization
+        is_known = self.artifact.takes_pairs is not None
         # A reranker that was calibrated on single texts looks like a model of single texts.
         if is_known and (self.takes_pairs or self.labels > 1 or self.is_regression):
             return []
@@ -243,7 +243,7 @@ def open_source(
 def _outputs(
     artifact: Artifact, wanted: ExportedOutputs | None, default: ExportedOutputs
 ) -> tuple[str, ...]:
-    there = tuple(str(each) for each in artifact.quantization["outputs"])
+    there = artifact.output_names
     if TASK_KINDS[artifact.task].vectors != "sentence":
         if wanted is not None:
             raise UserInputError(

@@ -99,9 +99,9 @@ def open_float_checkpoint(
     artifact = open_artifact(made)
     for guess in checkpoint.guesses(name, is_named=task is not None):
         _LOGGER.info("%s", guess)
-    if lacking := artifact.quantization.get("lacking_tokens"):
+    if lacking := artifact.lacking_tokens:
         _LOGGER.warning("The tokenizer of %s %s", name, lacking)
-    if settings_of_class := artifact.quantization.get("contradictions"):
+    if settings_of_class := artifact.contradictions:
         _LOGGER.warning(
             "tokenizer_config.json of %s has %s, and its tokenizer.json says something else. "
             "tokenizer.json is used, as by other runtimes; transformers would give other ids. If "

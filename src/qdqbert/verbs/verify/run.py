@@ -55,7 +55,7 @@ def _versions(artifact: Artifact) -> list[VersionCheck]:
     installed = versions()
     return [
         VersionCheck(name=name, stored=str(stored), installed=installed.get(name))
-        for name, stored in artifact.quantization.get("versions", {}).items()
+        for name, stored in artifact.versions.items()
     ]
 
 
@@ -83,7 +83,7 @@ def _measure(
             notices.append(f"{target} on {engine} was not measured, as {reason}.")
             continue
         with progress.stage(f"Measuring {target} on {engine}"):
-            names = (*artifact.input_names, *artifact.quantization.get("outputs", ()))
+            names = (*artifact.input_names, *artifact.output_names)
             sqnr_db = measure_rows(open_runner(engine, model, names=names), rows)
         found.append(
             FidelityCheck(
