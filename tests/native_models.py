@@ -141,9 +141,7 @@ class _Maker:
 
     def linear(self, rows: int, depth: int, gain: float = 1.0) -> Linear:
         weight = self.floats(rows, depth, scale=gain / np.sqrt(depth))
-        return Linear(
-            weight=weight, weight_scale=None, bias=self.floats(rows, scale=0.1), codes=None
-        )
+        return Linear(weight=weight, bias=self.floats(rows, scale=0.1), codes=None)
 
     def norm(self, width: int) -> Norm:
         return Norm(
@@ -170,7 +168,7 @@ class _Maker:
     def table(self, rows: int, *, int8: bool = False) -> Table:
         values = self.floats(rows, self.shape.narrow or self.shape.hidden)
         if not int8:
-            return Table(rows=values, scale=None)
+            return Table(rows=values)
         scale = np.abs(values).max(axis=0) / np.float32(127)
         return Table(rows=np.rint(values / scale).astype(np.int8), scale=scale)
 

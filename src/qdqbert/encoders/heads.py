@@ -140,7 +140,5 @@ def decoder(
     shape = (len(weight),)
     return Linear(
         weight=weight,
-        weight_scale=None,
         bias=reader.zeros(*shape) if found is None else reader.tensor(found, shape),
-        codes=None,
     )

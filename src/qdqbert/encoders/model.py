@@ -78,9 +78,9 @@ class Linear:
     """
 
     weight: NDArray[np.int8] | Floats
-    weight_scale: Floats | None
+    weight_scale: Floats | None = None
     bias: Floats
-    codes: Codes | None
+    codes: Codes | None = None
     module: str = ""
     first: int = 0
 
@@ -191,7 +191,7 @@ class Residual:
             `again(norm(local + states) + states)`; `None` if they are added once.
     """
 
-    norm: Norm | None
+    norm: Norm | None = None
     local_codes: RoundTrip | None = None
     residual_codes: RoundTrip | None = None
     again: Norm | None = None
@@ -258,7 +258,7 @@ class Table:
     """
 
     rows: NDArray[np.int8] | Floats
-    scale: Floats | None
+    scale: Floats | None = None
     module: str = ""
 
 
@@ -282,9 +282,9 @@ class Embeddings:
     """
 
     words: Table
-    positions: Table | None
-    token_types: Table | None
-    norm: Norm | None
+    positions: Table | None = None
+    token_types: Table | None = None
+    norm: Norm | None = None
     projection: Linear | None = None
     padding_id: int | None = None
     dropped_id: int | None = None

@@ -77,9 +77,7 @@ class Reader:
         weight = self.tensor(f"{name}.weight", (outputs, inputs))
         return Linear(
             weight=weight,
-            weight_scale=None,
             bias=self._bias(name, len(weight), has_bias),
-            codes=None,
             module=f"{self.module}{name}",
         )
 
@@ -100,7 +98,7 @@ class Reader:
                 f"`{self.path}{name}.weight` has {len(found)} rows. Use the config.json that "
                 "belongs to the weights.",
             )
-        return Table(rows=found, scale=None, module=f"{self.module}{name}")
+        return Table(rows=found, module=f"{self.module}{name}")
 
     def zeros(self, size: int) -> Floats:
         """Return the bias of a layer without one."""

@@ -25,7 +25,7 @@ HEADS = (
     Head(
         poolings=("mean",),
         steps=(
-            Linear(weight=np.ones((24, 40), np.float32), weight_scale=None, bias=_ONES, codes=None),
+            Linear(weight=np.ones((24, 40), np.float32), bias=_ONES),
             "gelu",
             Norm(weight=_ONES, bias=_ONES, epsilon=1e-5),
             "normalize",

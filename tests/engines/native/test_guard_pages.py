@@ -42,7 +42,7 @@ def _decoder(hidden: int) -> Linear:
         rng.standard_normal(shape).astype(np.float32)
         for shape in ((VOCABULARY, hidden), (VOCABULARY,))
     )
-    return Linear(weight=weight, weight_scale=None, bias=bias, codes=None)
+    return Linear(weight=weight, bias=bias)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

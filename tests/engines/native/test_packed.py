@@ -115,7 +115,7 @@ def test_layers_with_norms_in_other_places_are_refused() -> None:
     with pytest.raises(GraphError, match=r"either before or after .* layer 1 has neither or both"):
         pack_model(with_layer(up_norm=norm))
     with pytest.raises(GraphError, match=r"either before or after .* layer 1 has neither or both"):
-        pack_model(with_layer(attention_residual=Residual(norm=None)))
+        pack_model(with_layer(attention_residual=Residual()))
 
 
 def test_a_gate_needs_the_codes_of_what_it_multiplies() -> None:

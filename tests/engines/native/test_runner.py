@@ -325,7 +325,7 @@ def head_steps(width: int, hidden: int, *, early: int = 1, late: int = 1) -> tup
     def linear(rows: int, depth: int) -> Linear:
         weight = rng.standard_normal((rows, depth)).astype(np.float32) / np.sqrt(depth)
         bias = rng.standard_normal(rows).astype(np.float32)
-        return Linear(weight=weight.astype(np.float32), weight_scale=None, bias=bias, codes=None)
+        return Linear(weight=weight.astype(np.float32), bias=bias)
 
     weight, bias = rng.standard_normal((2, width)).astype(np.float32)
     norm = Norm(weight=weight, bias=bias, epsilon=1e-5)

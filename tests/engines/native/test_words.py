@@ -51,7 +51,7 @@ def model_of(kind: str) -> tuple[EncoderModel, Head]:
         bias=np.zeros(shape.hidden, np.float32),
         epsilon=1e-5,
     )
-    linear = Linear(weight=weight, weight_scale=None, bias=bias.astype(np.float32), codes=None)
+    linear = Linear(weight=weight, bias=bias.astype(np.float32))
     head = Head(
         poolings=("max",),
         steps=(norm, linear, "relu", "log1p"),

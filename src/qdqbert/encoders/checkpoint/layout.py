@@ -125,8 +125,23 @@ class Layout:
         """
 
 
+class Modular:
+    """A head whose `modules` change vectors, in order."""
+
+    modules: tuple[HeadModule, ...]
+
+    @property
+    def weight_folders(self) -> tuple[str, ...]:
+        """Paths in the checkpoint of the folders of the modules, some of which have no weights."""
+        return tuple(each.path for each in self.modules)
+
+    def steps(self, find: FindFile) -> tuple[Step, ...]:
+        """Return the modules as steps of a head, in float."""
+        return steps_of(self.modules, find)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PooledHead(Layout):
+class PooledHead(Modular, Layout):
     """Modules of sentence-transformers that begin with a pooling.
 
     Attributes:
@@ -142,15 +157,6 @@ class PooledHead(Layout):
     def row_poolings(self) -> tuple[Pooling, ...]:
         """The poolings as `encoders.model.Head` names them."""
         return tuple(POOLINGS[each] for each in self.poolings)
-
-    @property
-    def weight_folders(self) -> tuple[str, ...]:
-        """Paths in the checkpoint of the folders of the modules, some of which have no weights."""
-        return tuple(each.path for each in self.modules)
-
-    def steps(self, find: FindFile) -> tuple[Step, ...]:
-        """Return the modules after the pooling as steps of a head, in float."""
-        return steps_of(self.modules, find)
 
 
 def prompt_notices(layout: Layout) -> list[str]:

@@ -22,17 +22,11 @@ from qdqbert.common.errors import CheckpointError
 from qdqbert.common.file_names import CONFIG, MODEL_SETTINGS, SETTINGS, TOKENIZER_CONFIG
 from qdqbert.common.files import write_json
 from qdqbert.common.json_files import Fields, damaged
-from qdqbert.encoders.checkpoint.layout import Layout, read_layout_fields
+from qdqbert.encoders.checkpoint.layout import Layout, Modular, read_layout_fields
 from qdqbert.encoders.checkpoint.model_settings import Kind
 from qdqbert.encoders.checkpoint.sentence_files import FindFile, SentenceFiles
-from qdqbert.encoders.checkpoint.sentence_modules import (
-    TOKENS,
-    HeadModule,
-    ModuleName,
-    head_module,
-    steps_of,
-)
-from qdqbert.encoders.model import Pooling, Step
+from qdqbert.encoders.checkpoint.sentence_modules import TOKENS, HeadModule, ModuleName, head_module
+from qdqbert.encoders.model import Pooling
 from qdqbert.encoders.task_kinds import TaskName
 
 Strategy = Literal["fixed", "min"]
@@ -156,7 +150,7 @@ class TokenRules:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MultiVectorHead(Layout):
+class MultiVectorHead(Modular, Layout):
     """The modules of a multi-vector encoder after the encoder.
 
     Attributes:
@@ -170,15 +164,6 @@ class MultiVectorHead(Layout):
     modules: tuple[HeadModule, ...]
     rules: TokenRules
     marks: tuple[str, ...] = ()
-
-    @property
-    def weight_folders(self) -> tuple[str, ...]:
-        """Paths in the checkpoint of the folders of the modules, some of which have no weights."""
-        return tuple(each.path for each in self.modules)
-
-    def steps(self, find: FindFile) -> tuple[Step, ...]:
-        """Return the modules as steps of a head, in float."""
-        return steps_of(self.modules, find)
 
     def longest_input(self, given: int | None) -> int | None:
         """Return the longest input in tokens; `None` for any.

@@ -158,7 +158,7 @@ def weights_of(path: str, find: FindFile) -> Weights | None:
 
 
 def _dense(weight: Floats, bias: Floats, activation: Activation | None) -> list[Step]:
-    linear = Linear(weight=weight, weight_scale=None, bias=bias, codes=None)
+    linear = Linear(weight=weight, bias=bias)
     return [linear, activation] if activation else [linear]
 
 

@@ -30,11 +30,6 @@ BERT_DEFAULTS: Mapping[str, Any] = {
 """Fields that readers use, and what they are in a config without them."""
 
 
-def read_bert(reader: Reader) -> Encoder:
-    """Read a model with BERT's embeddings and layers."""
-    return read_bert_like(reader)
-
-
 def read_bert_like(
     reader: Reader,
     *,
@@ -101,14 +96,17 @@ def read_embeddings(
     epsilon: float,
     *,
     padding_id: int | None = None,
+    has_positions: bool = True,
     has_types: bool = True,
     has_norm: bool = True,
 ) -> Embeddings:
-    """Read tables of words and positions, and of token types and a LayerNorm if there are any."""
+    """Read a table of words, and those of positions and token types and a LayerNorm if any."""
     at = reader.at("embeddings")
     return Embeddings(
         words=at.table("word_embeddings", rows="vocab_size", width=width),
-        positions=at.table("position_embeddings", rows="max_position_embeddings", width=width),
+        positions=at.table("position_embeddings", rows="max_position_embeddings", width=width)
+        if has_positions
+        else None,
         token_types=at.table("token_type_embeddings", rows="type_vocab_size", width=width)
         if has_types
         else None,
@@ -225,7 +223,7 @@ BERT_SITES = TrainingSites(
 BERT = Family(
     model_type="bert",
     prefix="bert",
-    encoder=read_bert,
+    encoder=read_bert_like,
     heads=BERT_HEADS,
     defaults=BERT_DEFAULTS,
     training=BERT_SITES,

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 from qdqbert.encoders.families.bert import BERT_DEFAULTS, read_bert_like
-from qdqbert.encoders.family import Encoder, Family
-from qdqbert.encoders.reader import Reader
-
-
-def read_bert_generation(reader: Reader) -> Encoder:
-    """Read a model without token types."""
-    return read_bert_like(reader, has_types=False)
-
+from qdqbert.encoders.family import Family
 
 BERT_GENERATION = Family(
     model_type="bert-generation",
     prefix="bert",
-    encoder=read_bert_generation,
+    encoder=functools.partial(read_bert_like, has_types=False),
     defaults={
         **BERT_DEFAULTS,
         "hidden_size": 1024,

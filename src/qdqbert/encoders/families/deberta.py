@@ -55,7 +55,7 @@ def _layer(at: Reader, sizes: Sizes, positions: Floats | None, limit: int) -> La
         found = at.zeros(hidden) if bias is None else own.tensor(bias, (hidden,))
         # The model has one module for all three, whose outputs are in another order.
         module = f"{own.module}{name}"
-        return Linear(weight=weight, weight_scale=None, bias=found, codes=None, module=module)
+        return Linear(weight=weight, bias=found, module=module)
 
     kinds = product_kinds(at)
     relative = None

@@ -112,9 +112,7 @@ def _convolution(reader: Reader, sizes: Sizes) -> Convolution | None:
     return Convolution(
         linear=Linear(
             weight=weight.reshape(hidden, -1),
-            weight_scale=None,
             bias=at.tensor("conv.bias", (hidden,)),
-            codes=None,
         ),
         activation=config.activation("conv_act"),
         norm=at.norm("LayerNorm", size=hidden, epsilon=sizes.epsilon),
@@ -292,7 +290,7 @@ def fill_mask(parts: Parts) -> tuple[Head, ...]:
     # It always shares the table of words.
     shared = parts.encoder.embeddings.words.rows
     bias = at.tensor("bias", (len(shared),))
-    return logits("none", *steps, Linear(weight=shared, weight_scale=None, bias=bias, codes=None))
+    return logits("none", *steps, Linear(weight=shared, bias=bias))
 
 
 DEBERTA_V2 = Family(

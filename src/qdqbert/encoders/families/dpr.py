@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbert.encoders.families.bert import BERT_DEFAULTS, read_bert
+from qdqbert.encoders.families.bert import BERT_DEFAULTS, read_bert_like
 from qdqbert.encoders.family import Family, Parts
 from qdqbert.encoders.heads import states
 from qdqbert.encoders.model import Head
@@ -25,7 +25,7 @@ DPR = Family(
     # It has no token states.
     is_quantized=False,
     prefix="bert_model",
-    encoder=read_bert,
+    encoder=read_bert_like,
     # The answers of `DPRReader` need the scores of several passages.
     embedding=embed,
     defaults={**BERT_DEFAULTS, "projection_dim": 0},

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from qdqbert.encoders.families.bert import BERT_DEFAULTS, BERT_HEADS, read_bert
+from qdqbert.encoders.families.bert import BERT_DEFAULTS, BERT_HEADS, read_bert_like
 from qdqbert.encoders.family import Encoder, Family
 from qdqbert.encoders.reader import Reader
 
 
 def read_ernie(reader: Reader) -> Encoder:
     """Read a model that may also have an embedding of the kind of task."""
-    encoder = read_bert(reader)
+    encoder = read_bert_like(reader)
     if not reader.config.flag("use_task_id"):
         return encoder
     # Nothing passes a kind of task, so that each token has the first one.

@@ -78,7 +78,6 @@ def _embeddings(reader: Reader, sizes: Sizes, *, has_positions: bool) -> Embeddi
     return Embeddings(
         words=words,
         positions=positions,
-        token_types=None,
         norm=at.norm("layer_norm", size=sizes.hidden, epsilon=sizes.epsilon) if has_norm else None,
         padding_id=padding_id,
         first_position=padding_id or 0,

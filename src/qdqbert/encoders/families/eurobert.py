@@ -40,10 +40,7 @@ def read_eurobert(reader: Reader) -> Encoder:
     rotary = read_rotation(config, sizes.head, limit, rope_parameters(config))
     return Encoder(
         embeddings=Embeddings(
-            words=reader.table("embed_tokens", rows="vocab_size", width=sizes.hidden),
-            positions=None,
-            token_types=None,
-            norm=None,
+            words=reader.table("embed_tokens", rows="vocab_size", width=sizes.hidden)
         ),
         layers=tuple(
             _layer(reader.at(f"layers.{index}"), sizes, rotary)
@@ -95,13 +92,13 @@ def _layer(at: Reader, sizes: Sizes, rotary: Rotary) -> Layer:
             scale=float(sizes.head) ** -0.5,
             rotary=rotary,
         ),
-        attention_residual=Residual(norm=None),
+        attention_residual=Residual(),
         up_norm=_norm(at, "post_attention_layernorm", sizes),
         up=inner("gate_proj", hidden, sizes.inner),
         gate=inner("up_proj", hidden, sizes.inner),
         activation=at.config.activation("hidden_act"),
         down=inner("down_proj", sizes.inner, hidden),
-        residual=Residual(norm=None),
+        residual=Residual(),
     )
 
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from qdqbert.encoders.families.bert import BERT_DEFAULTS, BERT_HEADS
+from qdqbert.encoders.families.bert import BERT_DEFAULTS, BERT_HEADS, read_embeddings
 from qdqbert.encoders.family import Encoder, Family
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, centered, read_layer
-from qdqbert.encoders.model import Activation, Attention, Embeddings, Floats, Layer
+from qdqbert.encoders.model import Activation, Attention, Floats, Layer
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.weights import Conversion
 
@@ -60,16 +60,8 @@ def read_jina_bert(reader: Reader) -> Encoder:
         residual = dataclasses.replace(found.attention_residual, again=again)
         return dataclasses.replace(found, attention_residual=residual)
 
-    at = reader.at("embeddings")
     return Encoder(
-        embeddings=Embeddings(
-            words=at.table("word_embeddings", rows="vocab_size", width=sizes.hidden),
-            positions=None,
-            token_types=at.table(
-                "token_type_embeddings", rows="type_vocab_size", width=sizes.hidden
-            ),
-            norm=at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon),
-        ),
+        embeddings=read_embeddings(reader, sizes.hidden, sizes.epsilon, has_positions=False),
         layers=tuple(layer(index) for index in range(config.integer("num_hidden_layers", least=1))),
         limit=limit,
     )

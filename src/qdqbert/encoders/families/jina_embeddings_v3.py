@@ -6,12 +6,12 @@ Their own code is Jina's XLM-R with rotated queries and keys, and its `model_typ
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from qdqbert.encoders.families.bert import BERT_DEFAULTS, answer, classify_tokens
 from qdqbert.encoders.families.nomic_bert import ROTATED_LAYER, read_rotated
 from qdqbert.encoders.families.roberta import classify, fill_mask
-from qdqbert.encoders.family import FLASH, FLASH_CODE, Encoder, Family, Heads
-from qdqbert.encoders.reader import Reader
+from qdqbert.encoders.family import FLASH, FLASH_CODE, Family, Heads
 from qdqbert.encoders.weights import Conversion
 
 _CONVERSION = Conversion(
@@ -27,15 +27,10 @@ _CONVERSION = Conversion(
 _LAYER = dataclasses.replace(ROTATED_LAYER, up="mlp.fc1", gate=None, down="mlp.fc2")
 
 
-def read_jina_embeddings_v3(reader: Reader) -> Encoder:
-    """Read a model whose queries and keys are rotated."""
-    return read_rotated(reader, _LAYER)
-
-
 JINA_EMBEDDINGS_V3 = Family(
     model_type="jina_embeddings_v3",
     prefix="roberta",
-    encoder=read_jina_embeddings_v3,
+    encoder=functools.partial(read_rotated, paths=_LAYER),
     heads=Heads(
         fill_mask=fill_mask,
         answer=answer,

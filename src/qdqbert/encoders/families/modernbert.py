@@ -61,8 +61,6 @@ def read_modernbert(reader: Reader) -> Encoder:
     return Encoder(
         embeddings=Embeddings(
             words=at.table("tok_embeddings", rows="vocab_size", width=sizes.hidden),
-            positions=None,
-            token_types=None,
             norm=_norm(at, "norm", sizes),
         ),
         layers=layers,
@@ -137,13 +135,13 @@ def _layer(
         # The first layer reads the normalized embeddings.
         attention_norm=None if is_first else _norm(at, "attn_norm", sizes),
         attention=attention,
-        attention_residual=Residual(norm=None),
+        attention_residual=Residual(),
         up_norm=_norm(at, "mlp_norm", sizes),
         up=up,
         gate=gate,
         activation=at.config.activation("hidden_activation"),
         down=linear("mlp.Wo", "mlp_bias", inner, hidden),
-        residual=Residual(norm=None),
+        residual=Residual(),
     )
 
 

@@ -7,11 +7,17 @@ import math
 from collections.abc import Mapping
 
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.families.bert import BERT_DEFAULTS, classify, classify_tokens, transform
+from qdqbert.encoders.families.bert import (
+    BERT_DEFAULTS,
+    classify,
+    classify_tokens,
+    read_embeddings,
+    transform,
+)
 from qdqbert.encoders.family import Encoder, Family, Heads, Parts
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.layers import LayerPaths, Sizes, read_layers
-from qdqbert.encoders.model import Embeddings, Head
+from qdqbert.encoders.model import Head
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.rotation import read_rotation, rope_parameters
 from qdqbert.encoders.weights import Conversion
@@ -95,17 +101,13 @@ def read_rotated(reader: Reader, paths: LayerPaths, *, knows_ntk: bool = False) 
     limit = config.integer("max_position_embeddings", least=1)
     parameters = rope_parameters(config)
     rotary = read_rotation(config, sizes.head, limit, parameters, knows_ntk=knows_ntk)
-    at = reader.at("embeddings")
     return Encoder(
-        embeddings=Embeddings(
-            words=at.table("word_embeddings", rows="vocab_size", width=sizes.hidden),
-            positions=None,
-            token_types=at.table(
-                "token_type_embeddings", rows="type_vocab_size", width=sizes.hidden
-            )
-            if config.integer("type_vocab_size")
-            else None,
-            norm=at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon),
+        embeddings=read_embeddings(
+            reader,
+            sizes.hidden,
+            sizes.epsilon,
+            has_positions=False,
+            has_types=config.integer("type_vocab_size") > 0,
         ),
         layers=read_layers(
             reader,

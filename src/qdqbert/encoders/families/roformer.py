@@ -8,7 +8,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoders.families.bert import BERT_DEFAULTS, bert_heads, fill_mask, pooled_heads
+from qdqbert.encoders.families.bert import (
+    BERT_DEFAULTS,
+    bert_heads,
+    fill_mask,
+    pooled_heads,
+    read_embeddings,
+)
 from qdqbert.encoders.families.electra import summary
 from qdqbert.encoders.family import Encoder, Family, Parts
 from qdqbert.encoders.heads import logits
@@ -41,18 +47,12 @@ def read_roformer(reader: Reader) -> Encoder:
 
 
 def _embeddings(reader: Reader, sizes: Sizes) -> Embeddings:
-    at = reader.at("embeddings")
     width = reader.config.integer("embedding_size", null=sizes.hidden, least=1)
-    is_narrow = width != sizes.hidden
-    return Embeddings(
-        words=at.table("word_embeddings", rows="vocab_size", width=width),
-        positions=None,
-        token_types=at.table("token_type_embeddings", rows="type_vocab_size", width=width),
-        norm=at.norm("LayerNorm", size=width, epsilon=sizes.epsilon),
-        projection=reader.linear("embeddings_project", inputs=width, outputs=sizes.hidden)
-        if is_narrow
-        else None,
-    )
+    found = read_embeddings(reader, width, sizes.epsilon, has_positions=False)
+    if width == sizes.hidden:
+        return found
+    projection = reader.linear("embeddings_project", inputs=width, outputs=sizes.hidden)
+    return dataclasses.replace(found, projection=projection)
 
 
 def _rotary(reader: Reader, size: int, limit: int) -> Rotary:

@@ -71,7 +71,7 @@ def read_embeddings(view: GraphView, states: ir.Value) -> tuple[Embeddings, int 
     if _WORDS not in found:
         raise refuse(total.producer(), "does not look up embeddings of words")
     tables = {
-        kind: Table(rows=each.rows, scale=None, module=f"embeddings.{kind}_embeddings")
+        kind: Table(rows=each.rows, module=f"embeddings.{kind}_embeddings")
         for kind, each in found.items()
     }
     positions = found.get(_POSITIONS, found[_WORDS])

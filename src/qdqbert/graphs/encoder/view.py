@@ -151,9 +151,7 @@ class GraphView:
         weight = np.ascontiguousarray(matrix.T, np.float32)
         given = constant_array(bias_of(matmul, columns=len(weight))[0])
         bias = np.zeros(len(weight), np.float32) if given is None else given.astype(np.float32)
-        return Linear(
-            weight=weight, weight_scale=None, bias=bias, codes=None, module=module
-        ), source
+        return Linear(weight=weight, bias=bias, module=module), source
 
     def norm(self, node: ir.Node) -> tuple[Norm, ir.Value]:
         """Read a LayerNormalization.

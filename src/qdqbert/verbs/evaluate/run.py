@@ -20,11 +20,7 @@ from qdqbert.data.tables.outputs import write_objects
 from qdqbert.data.texts import heldout_examples
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.evidence.limits import check_limits_apply
-from qdqbert.evidence.predictions import (
-    CHANGED,
-    PREDICTIONS,
-    prediction_rows,
-)
+from qdqbert.evidence.predictions import CHANGED, PREDICTIONS, prediction_rows
 from qdqbert.evidence.reporting.evaluate import EvaluateReport
 from qdqbert.evidence.reporting.page import page
 from qdqbert.graphs.encoder.probe import INPUTS
@@ -66,28 +62,14 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         )
     if not options.allow_leakage:
         dataset = without_trained(subject, dataset, options, notices)
-    examples, batch_size = dataset.examples, options.batch_size
-    encoded, ours = _predict(subject, examples, task_options, batch_size, progress)
-    theirs = None
-    if reference is not None:
-        examples = encoded.features.examples
-        _, theirs = _predict(reference, examples, task_options, batch_size, progress)
-        _check_outputs(theirs, ours, options.reference)
-    # Without a reference, these are the results of the model itself.
-    baseline = Baseline(
-        task=subject.task,
-        encoded=encoded,
-        predictions=ours if theirs is None else theirs,
-        tokenizer=subject.tokenizer,
-        id2label=subject.id2label,
-        options=task_options,
-    )
+    baseline, ours = run_models(subject, reference, dataset, task_options, options, progress)
     if has_labels:
         baseline = baseline.with_scores()
     comparison = None
-    if theirs is not None:
+    if reference is not None:
         with progress.stage("Computing intervals"):
             comparison = baseline.compare(ours)
+    encoded = baseline.encoded
     longest = max(encoded.batches, key=lambda batch: batch.inputs["input_ids"].size)
     storage = find_storage(options, subject.task.name, longest)
     latency = time_both(options, subject, progress) if options.benchmark else ()
@@ -109,7 +91,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         latency=latency,
         size_bytes=subject.size_bytes,
         reference_bytes=None if reference is None else reference.size_bytes,
-        changed=() if theirs is None else baseline.changed(ours),
+        changed=() if comparison is None else baseline.changed(ours),
         cpu=cpu_name(),
         cpu_features=cpu_features(),
         cores=usable_cores(),
@@ -125,7 +107,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
     if options.output is None:
         return report
     files = {PREDICTIONS: write_objects(prediction_rows(baseline.answers(ours)))}
-    if theirs is not None:
+    if comparison is not None:
         files[CHANGED] = write_objects(baseline.changed_rows(ours))
     contents = subject.task.files(baseline.outcome(ours))
     files |= {name: json_bytes(content) for name, content in contents.items()}
@@ -165,6 +147,33 @@ def load_models(
         subject = dataclasses.replace(subject, max_length=reference.max_length)
     reference = dataclasses.replace(reference, task=subject.task)
     return subject, reference, notices
+
+
+def run_models(
+    subject: Subject,
+    reference: Subject | None,
+    dataset: Dataset,
+    task_options: TaskSettings,
+    options: EvaluateOptions,
+    progress: Progress,
+) -> tuple[Baseline, Predictions]:
+    """Return the results of the reference, or else of the model itself, and the model's."""
+    batch_size = options.batch_size
+    encoded, ours = _predict(subject, dataset.examples, task_options, batch_size, progress)
+    theirs = ours
+    if reference is not None:
+        examples = encoded.features.examples
+        _, theirs = _predict(reference, examples, task_options, batch_size, progress)
+        _check_outputs(theirs, ours, options.reference)
+    baseline = Baseline(
+        task=subject.task,
+        encoded=encoded,
+        predictions=theirs,
+        tokenizer=subject.tokenizer,
+        id2label=subject.id2label,
+        options=task_options,
+    )
+    return baseline, ours
 
 
 def _check_options_of_checkpoints(options: EvaluateOptions) -> None:
