@@ -58,15 +58,6 @@ class _TextClassification(transformers.TextClassificationPipeline):  # type: ign
         return best[0] if _legacy else best[:top_k]
 
 
-_PIPELINES = {
-    "text-classification": ("text-classification", "zero-shot-classification"),
-    "reranking": ("text-classification",),
-    "token-classification": ("token-classification",),
-    "fill-mask": ("fill-mask",),
-    "feature-extraction": ("feature-extraction",),
-}
-"""Pipelines that can run a task of this package, the usual one first."""
-
 # The class of each pipeline, and options that its `_sanitize_parameters` does not name.
 _KINDS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
     "text-classification": (
@@ -80,6 +71,11 @@ _KINDS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
     "token-classification": (transformers.TokenClassificationPipeline, ()),
     "fill-mask": (transformers.FillMaskPipeline, ()),
     "feature-extraction": (transformers.FeatureExtractionPipeline, ()),
+}
+# Pipelines of tasks that have others than the one of their name, the usual one first.
+_PIPELINES = {
+    "text-classification": ("text-classification", "zero-shot-classification"),
+    "reranking": ("text-classification",),
 }
 # Options of all pipelines.
 _EVERY = ("batch_size", "binary_output", "num_workers", "pipeline_class")
@@ -181,8 +177,8 @@ def _changes_nothing(name: str, value: Any) -> bool:
 def _make(
     model: Model, task: str | None, given: Any, options: Mapping[str, Any]
 ) -> transformers.Pipeline:
-    fitting = _PIPELINES.get(model.task, ())
-    if not fitting:
+    fitting = _PIPELINES.get(model.task, (model.task,))
+    if fitting[0] not in _KINDS:
         raise UserInputError(
             f"`path={model.name!r}`: transformers has no pipeline for the task {model.task!r}. "
             "Use `qdqbert.load`.",

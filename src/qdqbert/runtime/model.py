@@ -499,6 +499,6 @@ class TextEncoder:
             for each in self.tokenizer.encode_start(items)
         ]
 
-    def answer(self, _: Any, __: EncodedItem, values: Sequence[Any]) -> Any:
+    def answer(self, _: Any, __: EncodedItem, values: Sequence[Any], /) -> Any:
         """Return what `split` kept of the item's only feature."""
         return values[0]

@@ -35,29 +35,32 @@ class Token:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tokenize:
-    """The job of `Model.tokenizing_job`; see `Job`.
+class _RunsNothing:
+    """A job of a tokenizer alone, whose items have no features."""
+
+    tokenizer: Tokenizer
+
+    def split(self, _: Results) -> Sequence[Any]:
+        """Return nothing."""
+        return []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tokenize(_RunsNothing):
+    """The job of `Model.tokenizing_job`, for a tokenizer that does not cut texts; see `Job`.
 
     Attributes:
-        tokenizer: A tokenizer that does not cut texts.
         add_special_tokens: Whether special tokens are added.
     """
 
-    tokenizer: Tokenizer
     add_special_tokens: bool
 
     def encode(self, items: Sequence[str]) -> list[EncodedItem]:
         """Return items without features: there is nothing to run."""
         return [EncodedItem(features=()) for _ in items]
 
-    def split(self, results: Results) -> Sequence[Any]:
-        """Return nothing: no feature runs."""
-        del results
-        return []
-
-    def answer(self, item: str, encoded: EncodedItem, values: Sequence[Any]) -> list[Token]:
+    def answer(self, item: str, _: EncodedItem, __: Sequence[Any]) -> list[Token]:
         """Return the tokens of a text."""
-        del encoded, values
         (encoding,) = self.tokenizer.encode_batch(
             [item], offsets=True, special=self.add_special_tokens
         )
@@ -76,29 +79,21 @@ class Tokenize:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Decode:
+class Decode(_RunsNothing):
     """The job of `Model.decoding_job`; see `Job`.
 
     Attributes:
-        tokenizer: The tokenizer.
         skip_special_tokens: Whether special tokens are left out of texts.
     """
 
-    tokenizer: Tokenizer
     skip_special_tokens: bool
 
     def encode(self, items: Sequence[Sequence[int]]) -> list[EncodedItem]:
         """Check token ids."""
         return [EncodedItem(features=(), error=self._error(ids)) for ids in items]
 
-    def split(self, results: Results) -> Sequence[Any]:
-        """Return nothing: no feature runs."""
-        del results
-        return []
-
-    def answer(self, item: Sequence[int], encoded: EncodedItem, values: Sequence[Any]) -> str:
+    def answer(self, item: Sequence[int], _: EncodedItem, __: Sequence[Any]) -> str:
         """Return the text of token ids."""
-        del encoded, values
         return self.tokenizer.decode(item, skip_special=self.skip_special_tokens)
 
     def _error(self, ids: Sequence[int]) -> UserInputError | None:

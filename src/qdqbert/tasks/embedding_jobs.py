@@ -112,11 +112,8 @@ class EmbedInChunks(Embed):
         """Return the embedding of each feature as the graph computes it."""
         return list(sentence_vectors(results))
 
-    def answer(
-        self, item: str, encoded: EncodedItem, values: Sequence[Embedding]
-    ) -> SmallEmbedding:
+    def answer(self, _: Any, encoded: EncodedItem, values: Sequence[Embedding]) -> SmallEmbedding:
         """Return the embedding of a text from the embeddings of its chunks."""
-        del item
         if len(values) == 1:
             return self._finished(values[0])
         stacked = np.stack(values)

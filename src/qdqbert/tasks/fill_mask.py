@@ -207,9 +207,8 @@ class _Fill(TextEncoder):
         ids = best if self.targets is None else self.targets[best]
         return np.take_along_axis(scores, best, axis=1), ids
 
-    def answer(self, item: Any, encoded: EncodedItem, values: Sequence[Best]) -> list[Any]:
+    def answer(self, _: Any, encoded: EncodedItem, values: Sequence[Best]) -> list[Any]:
         """Return the best tokens; one list for each mask, if there are several."""
-        del item
         ids = encoded.features[0]["input_ids"]
         places = np.flatnonzero(ids == self.mask_id)
         pad = self.tokenizer.special_id("pad_token")
@@ -241,8 +240,7 @@ _FILLS = Column(
 )
 
 
-def _fills(answer: Any, options: AnswerOptions) -> tuple[Any, ...]:
-    del options
+def _fills(answer: Any, _: AnswerOptions) -> tuple[Any, ...]:
     # A text with one mask has one list, without a list around it.
     return ([answer] if isinstance(answer[0], dict) else answer,)
 

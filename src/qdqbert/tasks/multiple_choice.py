@@ -20,11 +20,10 @@ from qdqbert.common.objects import Rows
 from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, open_table, refuse_columns
 from qdqbert.data.rows.lines import counted, row_name, source_name
 from qdqbert.data.tables.rows import Column
-from qdqbert.data.tokenizing.encoding import feature_of, stack_padded
-from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.data.tokenizing.encoding import stack_padded
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import described, is_text, listed
-from qdqbert.runtime.model import Model
+from qdqbert.runtime.model import Model, TextEncoder
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.runtime.rows import SCORE, RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
@@ -248,16 +247,8 @@ class Choice(TypedDict):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Choose:
-    """The job whose answer is the best choice; see `Job`.
-
-    Attributes:
-        tokenizer: The tokenizer.
-        input_names: Inputs of the graph.
-    """
-
-    tokenizer: Tokenizer
-    input_names: Sequence[str]
+class _Choose(TextEncoder):
+    """The job whose answer is the best choice; see `Job`."""
 
     def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
         """Return one feature for each choice, whose arrays are `(1, tokens)`.
@@ -266,16 +257,15 @@ class _Choose:
         choices are padded less, and items can have different numbers of them.
         """
         pairs = [_pairs_of_item(item) for item in items]
-        made = iter(self.tokenizer.encode_start([pair for each in pairs for pair in each]))
+        made = iter(super().encode([pair for each in pairs for pair in each]))
         encoded = []
         for each in pairs:
             kept = [next(made) for _ in each]
-            features = [feature_of(part, self.input_names) for part in kept]
+            features = (feature for part in kept for feature in part.features)
             encoded.append(
                 EncodedItem(
                     features=tuple(
-                        {name: array[None] for name, array in feature.items()}
-                        for feature in features
+                        {k: array[None] for k, array in each.items()} for each in features
                     ),
                     truncated=any(part.truncated for part in kept),
                 )
@@ -286,9 +276,8 @@ class _Choose:
         """Return the logit of each choice, `(1,)`."""
         return logit_predictions(results)
 
-    def answer(self, item: Any, encoded: EncodedItem, values: Predictions) -> Choice:
+    def answer(self, _: Any, __: EncodedItem, values: Predictions) -> Choice:
         """Return the best choice."""
-        del item, encoded
         logits = np.concatenate(values)
         scores = apply("softmax", logits)
         best = int(logits.argmax())

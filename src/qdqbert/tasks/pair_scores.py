@@ -59,9 +59,8 @@ class Classify(TextEncoder):
         logits = results.outputs["logits"]
         return list(map(Scored, logits, apply(self.function, logits)))
 
-    def answer(self, item: Any, encoded: EncodedItem, values: Sequence[Scored]) -> Any:
+    def answer(self, _: Any, __: EncodedItem, values: Sequence[Scored]) -> Any:
         """Return the scores."""
-        del item, encoded
         return values[0].scores
 
 

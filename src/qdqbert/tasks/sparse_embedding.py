@@ -296,10 +296,7 @@ class _LookUp(_Weigh):
             for each in self.tokenizer.encode_batch(texts, special=False)
         ]
 
-    def answer(
-        self, item: str, encoded: EncodedItem, values: Sequence[SparseVector]
-    ) -> SparseVector:
-        del item, values
+    def answer(self, _: Any, encoded: EncodedItem, __: Sequence[SparseVector]) -> SparseVector:
         ids = np.unique(np.array(encoded.places, np.int64))
         return largest_weights(ids, self.weights[ids], self.max_active_dims)
 

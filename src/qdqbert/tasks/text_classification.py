@@ -107,9 +107,8 @@ class Label(Classify):
     top_k: int | None
     threshold: float | None = None
 
-    def answer(self, item: Any, encoded: EncodedItem, values: Sequence[Scored]) -> Any:
+    def answer(self, _: Any, __: EncodedItem, values: Sequence[Scored]) -> Any:
         """Return the best classes with their scores."""
-        del item, encoded
         logits, scores = values[0]
         order = np.argsort(-logits, kind="stable")
         if self.threshold is None:
