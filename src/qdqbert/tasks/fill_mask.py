@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
-from qdqbert.data.rows.data import read_dataset
 from qdqbert.data.tables.rows import Column
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
@@ -31,24 +30,16 @@ from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.task import (
     IGNORED,
-    Answer,
     Features,
     Labels,
-    Outcome,
     Prediction,
-    Score,
-    Task,
     Tokenization,
-    accept_all,
 )
 from qdqbert.tasks.texts import encode_texts
 from qdqbert.tasks.tokens import (
     keep_examples,
-    log_probabilities,
-    most_likely_tokens,
     score_tokens,
-    token_answers,
-    token_scores,
+    token_task,
 )
 
 Place = tuple[NDArray[np.int32], NDArray[np.int32]]
@@ -128,17 +119,9 @@ def _predictions(results: Results) -> list[Prediction]:
     ]
 
 
-def _scores(outcome: Outcome) -> list[Score]:
-    return token_scores(outcome.predictions, _true_ids(outcome.features))
-
-
 def _true_ids(features: Features) -> list[NDArray[np.int32]]:
     """Return the ids that are predicted for each feature."""
     return [ids for _, ids in features.places]
-
-
-def _answers(outcome: Outcome) -> list[Answer]:
-    return token_answers(outcome, _true_ids(outcome.features))
 
 
 def _labels(features: Features, _: Mapping[int, str]) -> list[Labels]:
@@ -332,20 +315,13 @@ class MaskFiller(Model):
         return np.array(sorted(ids), dtype=np.int64)
 
 
-FILL_MASK = Task(
-    name="fill-mask",
-    read=read_dataset,
+FILL_MASK = token_task(
+    "fill-mask",
+    _true_ids,
     encode=_encode,
-    check_labels=accept_all,
-    leaves_out_unlabeled=False,
     predictions=_predictions,
-    scores=_scores,
-    decided="token",
-    decisions=most_likely_tokens,
     settings=("mlm_probability",),
     labels=_labels,
-    answers=_answers,
-    signal=log_probabilities,
     model=MaskFiller,
     route=TaskRoute(
         inputs=(str,),

@@ -8,27 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.data.rows.data import read_dataset
 from qdqbert.runtime.batches import Results
 from qdqbert.tasks.task import (
-    Answer,
     Features,
     Labels,
-    Outcome,
     Prediction,
-    Score,
-    Task,
     Tokenization,
-    accept_all,
 )
 from qdqbert.tasks.texts import encode_texts
 from qdqbert.tasks.tokens import (
     keep_examples,
-    log_probabilities,
-    most_likely_tokens,
     score_tokens,
-    token_answers,
-    token_scores,
+    token_task,
 )
 
 
@@ -47,17 +38,9 @@ def _predictions(results: Results) -> list[Prediction]:
     ]
 
 
-def _scores(outcome: Outcome) -> list[Score]:
-    return token_scores(outcome.predictions, _true_ids(outcome.features))
-
-
 def _true_ids(features: Features) -> list[NDArray[np.int32]]:
     """Return the ids that are predicted for each feature."""
     return [each["input_ids"][1:] for each in features.encoded.inputs]
-
-
-def _answers(outcome: Outcome) -> list[Answer]:
-    return token_answers(outcome, _true_ids(outcome.features))
 
 
 def _labels(features: Features, _: Mapping[int, str]) -> list[Labels]:
@@ -65,17 +48,6 @@ def _labels(features: Features, _: Mapping[int, str]) -> list[Labels]:
     return [{"labels": each["input_ids"].astype(np.int64)} for each in features.encoded.inputs]
 
 
-TEXT_GENERATION = Task(
-    name="text-generation",
-    read=read_dataset,
-    encode=_encode,
-    check_labels=accept_all,
-    leaves_out_unlabeled=False,
-    predictions=_predictions,
-    scores=_scores,
-    decided="token",
-    decisions=most_likely_tokens,
-    labels=_labels,
-    answers=_answers,
-    signal=log_probabilities,
+TEXT_GENERATION = token_task(
+    "text-generation", _true_ids, encode=_encode, predictions=_predictions, labels=_labels
 )

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import DataFileError
+from qdqbert.data.rows.data import read_dataset
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.encoding import Encoded
 from qdqbert.tasks.task import (
@@ -27,6 +29,8 @@ from qdqbert.tasks.task import (
     Predictions,
     Rows,
     Score,
+    Task,
+    accept_all,
     drawn_by_size,
     one_kind,
     share_score,
@@ -115,6 +119,30 @@ def token_answers(outcome: Outcome, ids: Sequence[NDArray[np.int32]]) -> list[An
             )
         )
     return answers
+
+
+def token_task(
+    name: str, true_ids: Callable[[Features], Sequence[NDArray[np.int32]]], **fields: Any
+) -> Task:
+    """Return a task that predicts tokens of texts.
+
+    Args:
+        name: Name of the task.
+        true_ids: Returns the ids that are predicted for each feature.
+        fields: Other fields of the task.
+    """
+    return Task(
+        name=name,
+        read=read_dataset,
+        check_labels=accept_all,
+        leaves_out_unlabeled=False,
+        scores=lambda outcome: token_scores(outcome.predictions, true_ids(outcome.features)),
+        decided="token",
+        decisions=most_likely_tokens,
+        answers=lambda outcome: token_answers(outcome, true_ids(outcome.features)),
+        signal=log_probabilities,
+        **fields,
+    )
 
 
 def keep_examples(features: Features, keep: Sequence[bool], *, why: str) -> Features:
