@@ -240,6 +240,21 @@ def test_the_folders_default_prompt_and_dimensions_are_used(quantized, tmp_path)
         np.testing.assert_allclose(model.encode(TEXTS), expected, atol=1e-6)
 
 
+def test_the_default_prompt_is_one_of_the_prompts(quantized, tmp_path) -> None:
+    folder = shutil.copytree(quantized("sentence").directory, tmp_path / "int8")
+    settings = folder / "config_sentence_transformers.json"
+    unknown = "`default_prompt_name='zz'` is unknown; .* has: none. Add it to `prompts`"
+    settings.write_text('{"default_prompt_name": "zz"}')
+    with pytest.raises(UserInputError, match=unknown):
+        qdqbert.load(folder)
+    # As in sentence-transformers, these two need no text.
+    settings.write_text('{"default_prompt_name": "query"}')
+    with qdqbert.load(folder) as model:
+        assert (model.encode("a") == model.encode("a", prompt="")).all()
+        with pytest.raises(UserInputError, match="`default_prompt_name='zz'` is unknown"):
+            model.default_prompt_name = "zz"
+
+
 @pytest.mark.parametrize("name", [None, "cosine", "dot", "euclidean", "manhattan"])
 def test_similarities_are_those_of_sentence_transformers(quantized, tmp_path, name) -> None:
     util = pytest.importorskip("sentence_transformers.util")
