@@ -30,11 +30,7 @@ _Field = tuple[int, Any]
 
 
 def check_ids(inputs: Mapping[str, NDArray[Any]], limits: Mapping[str, int]) -> None:
-    """Refuse ids beyond the last row of a table.
-
-    Args:
-        inputs: Inputs of the graph.
-        limits: Number of ids by input.
+    """Refuse ids beyond the last row of a table, given the number of ids of each input.
 
     Raises:
         UserInputError: An input has another id.
@@ -56,10 +52,7 @@ def index_limits(model: Path) -> dict[str, int]:
     """Return the number of ids of each input of an .onnx file that is looked up in a table.
 
     An input is left out if the graph does something else with it. The file is not checked: nothing
-    is returned of one that is damaged.
-
-    Args:
-        model: The file. Nothing is returned for other formats.
+    is returned of one that is damaged, or has another format.
     """
     if model.suffix.lower() != ".onnx" or not model.stat().st_size:
         return {}

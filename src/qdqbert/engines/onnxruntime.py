@@ -29,20 +29,7 @@ class OnnxRuntimeRunner:
         provider: str = "cpu",
         low_memory: bool = False,
     ) -> None:
-        """Load a graph.
-
-        Args:
-            model: The .onnx file.
-            threads: Number of threads for one inference; ONNX Runtime's own choice if `None`.
-            exact: Use integer arithmetic that cannot saturate.
-            provider: The execution provider, a key of `engines.providers.PROVIDERS`.
-            low_memory: Free memory after each run, which is slower.
-
-        Raises:
-            CheckpointError: ONNX Runtime cannot load the file.
-            UserInputError: The provider is unknown or did not start.
-            MissingExtraError: The provider is not in the installed package.
-        """
+        """Load a graph; see `registry.open_runner`."""
         check_provider(provider)
         options = _options(threads)
         # The arena keeps up to twice the memory of the largest run.
@@ -97,11 +84,7 @@ def _loading(what: str) -> Iterator[None]:
 def load_graph(
     graph: bytes, *, threads: int | None = None
 ) -> Callable[[Mapping[str, NDArray[Any]]], Outputs]:
-    """Return a function that runs a small float graph on the CPU.
-
-    Args:
-        graph: The graph, as the bytes of a `ModelProto`.
-        threads: Number of threads; ONNX Runtime's own choice if `None`.
+    """Return a function that runs a small float graph on the CPU, given a `ModelProto` as bytes.
 
     Raises:
         CheckpointError: ONNX Runtime cannot load the graph.

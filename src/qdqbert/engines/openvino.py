@@ -45,20 +45,12 @@ class OpenVinoRunner:
         precision: str | None = None,
         low_memory: bool = False,
     ) -> None:
-        """Load and compile a graph.
+        """Load and compile a graph; see `registry.open_runner`.
 
-        Args:
-            model: The .onnx file, or a model of OpenVINO's own format.
-            threads: Number of threads for one inference; OpenVINO's own choice if `None`.
-            streams: Number of inferences that run at the same time.
-            names: Names of inputs and outputs in the file, if they are known.
-            precision: Hint for the float type between int8 operators; bf16 if `None`. CPUs without
-                bf16 use float32. The attribute `precision` has the type that is used.
-            low_memory: Keep no kernels. OpenVINO makes them for each new shape of the inputs, 10 MB
-                or more for BERT-base, and keeps those of 5,000 shapes.
-
-        Raises:
-            CheckpointError: OpenVINO cannot load the file.
+        `precision` is a hint, bf16 if `None`. CPUs without bf16 use float32. The attribute
+        `precision` has the type that is used. With `low_memory`, no kernels are kept: OpenVINO
+        makes them for each new shape of the inputs, 10 MB or more for BERT-base, and keeps those of
+        5,000 shapes.
         """
         settings: dict[str, object] = {
             "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",

@@ -17,22 +17,13 @@ class AttentionWriter:
     """Writes the attentions of one model, between their linear layers."""
 
     def __init__(self, add: Nodes, sites: SiteWriter, tokens: Tokens, *, expands: bool) -> None:
-        """Write into a graph.
-
-        Args:
-            add: The graph.
-            sites: Writes what stands at sites.
-            tokens: Its inputs.
-            expands: Whether tokens that expand a query may attend to nothing within a window.
-        """
+        """Write into a graph. If it `expands` queries, tokens may attend to none in a window."""
         self._add, self._sites, self._tokens, self._expands = add, sites, tokens, expands
 
     def merged(self, made: list[str], attention: Attention) -> str:
         """Return the merged heads of an attention.
 
-        Args:
-            made: Names of queries, keys and values, each `(batch, seq, heads * size)`.
-            attention: The attention.
+        Queries, keys and values, `made`, are `(batch, seq, heads * size)`.
         """
         add, path = self._add, parent_of(attention.query)
         norms = (attention.query_norm, attention.key_norm, None)
@@ -82,11 +73,8 @@ class AttentionWriter:
     def _scores(self, query: str, turned: str, key: str, attention: Attention) -> str:
         """Return the scores.
 
-        Args:
-            query: `(batch, heads, seq, size)`.
-            turned: Keys, `(batch, heads, size, seq)`.
-            key: Keys, `(batch, seq, heads, size)`, where scores have relative positions.
-            attention: The attention.
+        Queries are `(batch, heads, seq, size)`. Keys are turned, `(batch, heads, size, seq)`, and
+        `(batch, seq, heads, size)`, where scores have relative positions.
         """
         add, path = self._add, parent_of(attention.query)
         scores = add(

@@ -18,12 +18,8 @@ def save_graph(model: ir.Model, path: Path, *, temporary: bool = False) -> None:
     """Save a graph, and check the file with `onnx.checker`.
 
     Weights of more than 1.5 GB are saved in a second file next to `path`, with the suffix `.data`.
-
-    Args:
-        model: The graph.
-        path: The .onnx file.
-        temporary: Whether the file is only run and then deleted. Weights are then always saved in
-            the second file, which needs less memory, and the file is not checked.
+    A temporary file is only run and then deleted: its weights are always saved in the second file,
+    which needs less memory, and it is not checked.
 
     Raises:
         GraphError: If `onnx.checker` finds the graph invalid.
@@ -45,18 +41,16 @@ def save_graph(model: ir.Model, path: Path, *, temporary: bool = False) -> None:
 
 
 def add_teacher_forcing(model: ir.Model, values: Sequence[str]) -> ir.Model:
-    """Return a copy of a graph that takes the listed values as inputs.
+    """Return a copy of a finished graph that takes the listed values as inputs.
 
     Rounding sometimes turns a difference in the last bit into a whole quantization step. Such
     differences grow from layer to layer, so that two correct implementations seem to disagree. With
     the same input to each layer, every layer is compared separately and only real differences
     remain.
 
-    Args:
-        model: A finished graph. It is not changed.
-        values: Names of inner values of shape `(batch, seq, hidden)`. The readers of value `v` read
-            a new input `v.forced` instead. The value that the graph computes becomes an output `v`.
-            Inputs and outputs are float32, also in a float16 graph.
+    The readers of an inner value `v`, `(batch, seq, hidden)`, read a new input `v.forced` instead.
+    The value that the graph computes becomes an output `v`. Inputs and outputs are float32, also in
+    a float16 graph.
     """
     forced = model.clone()
     by_name = {value.name: value for node in forced.graph for value in node.outputs}

@@ -80,15 +80,9 @@ def replace(
 ) -> None:
     """Insert a node, and replace a value with its first output.
 
-    The output takes over the name, shape and type of the value. Call `tidy` afterwards to remove
-    nodes without readers.
-
-    Args:
-        graph: The graph to change.
-        before: Node of the graph. The new nodes are inserted directly before it.
-        new: The new node.
-        old: The value to replace.
-        also: Further new nodes, which `new` reads. They are inserted before `new`, in this order.
+    The output takes over the name, shape and type of the value. The node is inserted directly
+    before `before`, after the nodes `also`, which it reads. Call `tidy` afterwards to remove nodes
+    without readers.
     """
     graph.insert_before(before, [*also, new])
     made = new.outputs[0]

@@ -40,13 +40,8 @@ class Nodes:
     ) -> str:
         """Add a node, and return the name of its output. Arrays are constants.
 
-        Args:
-            operator: The operator.
-            inputs: Names of values, and arrays.
-            name: Name of the node and of its output; by default one is made.
-            domain: Domain of the operator.
-            output: Type and shape of the output, where shape inference does not know them.
-            attributes: Attributes of the node.
+        A name is that of the node and of its output; by default one is made. `output` is the type
+        and shape of the output, where shape inference does not know them.
         """
         (made,) = self.several(operator, *inputs, count=1, name=name, domain=domain, **attributes)
         if output is not None:
@@ -84,13 +79,9 @@ class Nodes:
         return new
 
     def constant(self, array: Array | np.float32, name: str = "") -> str:
-        """Add an array, and return its name.
+        """Add an array, and return its name, made unique if it is taken.
 
         An array is added once, and so are small equal ones without a name.
-
-        Args:
-            array: The array.
-            name: Its name, made unique if it is taken.
         """
         array = np.asarray(array)
         is_small = array.nbytes < _SMALL_BYTES

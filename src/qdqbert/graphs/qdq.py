@@ -69,14 +69,7 @@ class SiteWriter:
     """Writes what stands at the sites of one graph."""
 
     def __init__(self, add: Nodes, specs: Specs, choices: Choices, style: QdqStyle) -> None:
-        """Write into a graph.
-
-        Args:
-            add: The graph.
-            specs: Specs by name of the site. Sites without one stay in float.
-            choices: Ranges, and how weights are scaled and rounded.
-            style: Form of the pairs.
-        """
+        """Write into a graph. Sites without a spec stay in float."""
         self._add, self._specs, self._choices, self._style = add, specs, choices, style
         # Codes, scaled values and tables that later sites may share.
         self._codes: dict[object, _Codes] = {}
@@ -84,10 +77,6 @@ class SiteWriter:
 
     def activation(self, site: str, x: str) -> str:
         """Write the Q/DQ pair of an activation.
-
-        Args:
-            site: Name of the site.
-            x: Name of the value.
 
         Raises:
             CalibrationError: The site has no range.
@@ -103,12 +92,9 @@ class SiteWriter:
         return made
 
     def linear(self, x: str, module: Sequence[Linear], axes: Sequence[str | None]) -> str:
-        """Write a module that is one or several linear layers.
+        """Write a module that is one or several linear layers, in the order of its outputs.
 
-        Args:
-            x: Name of its input, of shape `axes` and the number of inputs.
-            module: Its linear layers, in the order of its outputs.
-            axes: Names of the axes before the last one.
+        Its input `x` has the shape `axes` and the number of inputs.
 
         Raises:
             CalibrationError: The site of its input has no range.
@@ -146,13 +132,8 @@ class SiteWriter:
 
         One int8 matmul makes the three projections, and no head is transposed in memory. The kernel
         adds -10000 at [PAD], and transformers adds float32's lowest number. Both give a probability
-        of exactly 0, unless all scores of a row are below -9900.
-
-        Args:
-            x: Name of the input, of shape `axes` and its width.
-            attention: The attention.
-            mask: Name of the mask of tokens, `(texts, seq)`.
-            axes: Names of the axes before the last one.
+        of exactly 0, unless all scores of a row are below -9900. The input `x` has the shape `axes`
+        and its width, and the mask of tokens is `(texts, seq)`.
 
         Returns:
             Name of the result; `None` if the kernel does not compute such attention.

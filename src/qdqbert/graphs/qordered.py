@@ -75,19 +75,10 @@ def write_layers(
     mask: str,
     texts: str | None,
 ) -> str:
-    """Write the layers of a model.
+    """Write the layers of a model in float, and return the name of the last hidden states.
 
-    Args:
-        add: The graph.
-        model: The model in float.
-        specs: Specs by name of the site.
-        choices: Ranges, and how weights are rounded.
-        x: Name of the states after the embeddings, `(texts, seq, width)`.
-        mask: Name of the mask of tokens, `(texts, seq)`.
-        texts: Name of the number of texts, if it has one.
-
-    Returns:
-        Name of the last hidden states, `(texts, seq, width)`.
+    They are `(texts, seq, width)`, as the states `x` after the embeddings. The mask of tokens is
+    `(texts, seq)`. `texts` is the name of their number, if it has one.
 
     Raises:
         UserInputError: A site is in float, or the kernels do not compute a layer. The message names
@@ -118,10 +109,7 @@ def _pad(add: Nodes, x: str, missing: str, shape: list[int | str | None]) -> str
 
 
 def check_layers(model: EncoderModel) -> None:
-    """Refuse a model whose layers the kernels do not compute, whatever its ranges are.
-
-    Args:
-        model: The model in float.
+    """Refuse a model in float whose layers the kernels do not compute, whatever its ranges are.
 
     Raises:
         UserInputError: The kernels do not compute a layer. The message names it and the reason.
@@ -216,12 +204,9 @@ class _LayerWriter:
         return states
 
     def write(self, states: _States, mask: str, result: str | None) -> _States:
-        """Write the layer.
+        """Write the layer, from the codes of its input and the padded mask, int32.
 
-        Args:
-            states: Codes of its input.
-            mask: Name of the padded mask, int32.
-            result: Site of its result in the next layer; `None` for the last layer.
+        `result` is the site of its result in the next layer; `None` for the last layer.
         """
         layer = self._layer
         context = self._attend(states, mask)
@@ -337,15 +322,9 @@ class _LayerWriter:
         more: Sequence[str] = (),
         **attributes: int | float | list[int],
     ) -> _States:
-        """Write a node that makes the codes of a site.
+        """Write a node that makes the codes of a site, `result`.
 
-        Args:
-            operator: The operator.
-            result: The site. Its scale is an input between `inputs` and `more`.
-            width: Number of its channels.
-            inputs: Names of the first inputs.
-            more: Names of the last inputs.
-            attributes: Attributes of the node.
+        The scale of the site is an input between `inputs` and `more`.
         """
         states = self._at(result)
         self._add(

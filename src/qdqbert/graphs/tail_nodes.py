@@ -12,13 +12,7 @@ TAIL = "tail."
 
 
 def append_tail(model: ir.Model, tail: Tail, states: str) -> None:
-    """Append a tail to the graph of its model.
-
-    Args:
-        model: The graph of the heads.
-        tail: The tail.
-        states: Name of the last hidden states in the graph.
-    """
+    """Append a tail to the graph of its model's heads, which has the last hidden states."""
     added = ir.from_proto(onnx.load_from_string(tail.graph))
     values = {value.name: value for node in model.graph for value in node.outputs}
     values |= {value.name: value for value in model.graph.inputs}

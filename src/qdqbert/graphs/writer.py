@@ -46,11 +46,7 @@ IR_VERSION = 10
 
 
 def write_graph(model: EncoderModel, path: Path) -> None:
-    """Write a float model as an ONNX graph, with its weights in a second file.
-
-    Args:
-        model: The model, whose tables and linear layers are in float.
-        path: The .onnx file. The weights get the suffix `.data`.
+    """Write a float model as an ONNX graph, with its weights in a second file, `.onnx.data`.
 
     Raises:
         OSError: A file cannot be written.
@@ -174,11 +170,6 @@ class _Writer:
         When it loads a graph, ONNX Runtime fuses Add and LayerNormalization to
         SkipLayerNormalization. That CPU kernel sums in a scalar loop and takes several times as
         long as the two operators (`benchmarks/layer_norm.py`). No fusion matches Sum.
-
-        Args:
-            parts: Names of the values.
-            norm: The normalization; `None` for none.
-            site: Site of the sum.
         """
         x, *others = parts
         for other in others:

@@ -38,13 +38,7 @@ class Scratch:
     """Buffers of one thread, and the record that kernels read."""
 
     def __init__(self, program: Program, thread: int = 0, threads: int = 1) -> None:
-        """Allocate buffers for texts of any length that the model takes.
-
-        Args:
-            program: The model.
-            thread: Number of the thread.
-            threads: How many threads run a forward pass together.
-        """
+        """Allocate buffers for texts of any length that the model takes."""
         settings, limit = program.settings, program.limit
         size, rows = settings["head_size"], program.isa.products.rows_together
         deep = padded(size, DEPTH)
@@ -120,12 +114,7 @@ class Job:
     """
 
     def __init__(self, program: Program, sleep: int) -> None:
-        """Start without buffers.
-
-        Args:
-            program: The model.
-            sleep: Address of `team.sleep_address`.
-        """
+        """Start without buffers; `sleep` is what `team.sleep_address` returns."""
         self._program = program
         self._sleep = sleep
         self._capacity = 0
@@ -135,13 +124,9 @@ class Job:
         self.record = np.zeros(JOB.size // 8, np.int64)
 
     def take(self, texts: Texts, shares: Shares, *, first_only: bool = False) -> None:
-        """Set the texts of the next forward pass.
+        """Set the texts of the next forward pass, and the share of each thread.
 
-        Args:
-            texts: The texts.
-            shares: The share of each thread.
-            first_only: Whether only the last states of the first token of each text are read. The
-                others are undefined then.
+        With `first_only`, only the last states of the first token of each text are defined.
         """
         if (tokens := int(texts.starts[-1])) > self._capacity:
             self._allocate(tokens)

@@ -65,12 +65,7 @@ class Library:
     """Compiled functions, ready to be called."""
 
     def __init__(self, compiled: Compiled, isa: InstructionSet) -> None:
-        """Load machine code.
-
-        Args:
-            compiled: The functions.
-            isa: The instruction set that they were compiled for.
-        """
+        """Load functions that were compiled for an instruction set."""
         machine = _machine(isa)
         empty = llvm.parse_assembly("")
         empty.triple = machine.triple

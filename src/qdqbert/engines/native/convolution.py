@@ -37,10 +37,7 @@ class Convolution:
     def add_(self, states: Rows, embedded: Rows, starts: NDArray[np.int64]) -> None:
         """Add the convolution of the embeddings to the states, and normalize them.
 
-        Args:
-            states: `(tokens, hidden)` with padding.
-            embedded: The embeddings, in the same shape.
-            starts: Index of the first token of each text, and of the end.
+        Both are `(tokens, hidden)` with padding.
         """
         text = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         for first in range(0, len(states), _BLOCK):

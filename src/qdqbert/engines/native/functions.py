@@ -121,11 +121,7 @@ ACTIVATIONS: dict[str, Callable[[Function, Value], Value]] = {
 def unsigned_codes(f: Function, x: Value, multiplier: Value, shift: Value) -> Value:
     """Return `clip(rint(x * multiplier) + zero_point, 0, 255)` in the lowest bytes of i32.
 
-    Args:
-        f: The function that is written.
-        x: `<lanes x float>`.
-        multiplier: `<lanes x float>`.
-        shift: `ROUNDING + zero_point`, `<lanes x float>`.
+    `shift` is `ROUNDING + zero_point`. All three are `<lanes x float>`.
     """
     # The zero point is added with the constant that rounds, and the limits are codes 0 and 255 in
     # the same form, so that the lowest 8 bits are the code.

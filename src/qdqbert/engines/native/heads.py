@@ -117,14 +117,7 @@ class Heads:
         *,
         owned: bool = False,
     ) -> tuple[Rows, int]:
-        """Return the rows after some steps, and their number of channels.
-
-        Args:
-            steps: Names and settings of the steps.
-            rows: The rows, with padding.
-            width: Their number of channels.
-            owned: Whether the rows may be overwritten.
-        """
+        """Return rows after some steps, which may overwrite owned ones, and their width."""
         if steps and not owned and steps[0][1]["kind"] != "linear":
             rows = rows.copy()
         for name, step in steps:

@@ -45,8 +45,7 @@ class Tiles(Protocol):
     def block(self, row: int) -> int:
         """Return how many rows are computed together at most, a multiple of 32.
 
-        Args:
-            row: Bytes of the activations of a row.
+        The activations of a row have `row` bytes.
         """
         ...
 
@@ -138,27 +137,15 @@ class Products(Protocol):
 
         They copy rows of a head to panels of 16 columns. Their arguments are the first row and the
         bytes from one row to the next, the number of tokens, the channels of the head, a factor of
-        all numbers, and where the panels go. `pack_keys` packs columns of keys.
-
-        Args:
-            module: The module.
-            windowed: Whether queries read some of the keys only.
+        all numbers, and where the panels go. `pack_keys` packs columns of keys. If it is
+        `windowed`, queries read some of the keys only.
         """
         ...
 
     def prepared(
         self, f: Function, queries: Value, stride: Value, rows: Value, size: Value, out: Value
     ) -> tuple[Value, Value]:
-        """Write the preparation of queries, and return where they are and the bytes of a row.
-
-        Args:
-            f: The function.
-            queries: The first row of float32.
-            stride: Bytes from one row to the next.
-            rows: Number of rows.
-            size: Number of channels.
-            out: A buffer for them.
-        """
+        """Write the preparation of queries in a buffer, and return their place and stride."""
         return queries, stride
 
     def multiply_keys(self, f: Function, operands: Operands) -> None:
@@ -172,11 +159,8 @@ class Products(Protocol):
     def store_weights(self, f: Function, weights: list[Value], row: Value, key: Value) -> None:
         """Write the store of the weights of `vectors` vectors of keys, in a row of scores.
 
-        Args:
-            f: The function.
-            weights: Weights, which are not negative.
-            row: The row. Its scores from `key` on have been read.
-            key: The first of the keys, a multiple of their number.
+        Weights are not negative. The scores of the row from `key` on have been read, and `key` is a
+        multiple of the number of keys.
         """
         f.store(weights[0], row + key * 4)
 
@@ -192,14 +176,8 @@ class Products(Protocol):
     ) -> None:
         """Write what is left to do when all weights of some rows are stored.
 
-        Args:
-            f: The function.
-            rows: The rows.
-            totals: At least the sum of the weights of each row, and twice the largest if that is
-                above 1.
-            length: Number of keys.
-            padded: Number of weights in a row.
-            windowed: Whether queries read some of the keys only.
+        `totals` are at least the sum of the weights of each row, and twice the largest if that is
+        above 1. A row has `padded` weights, of which `length` are of keys.
         """
         return
 

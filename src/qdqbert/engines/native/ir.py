@@ -328,13 +328,7 @@ class Function:
         return Value(self, PTR, name)
 
     def call(self, function: Function | str, *arguments: Operand, **named: Operand) -> None:
-        """Call another function of the module.
-
-        Args:
-            function: The function or its name.
-            arguments: Its first arguments.
-            named: The other arguments by name, in any order.
-        """
+        """Call another function of the module. Its last arguments may be named, in any order."""
         called = function if isinstance(function, Function) else self.module.functions[function]
         rest = list(called.arguments)[len(arguments) :]
         assert sorted(rest) == sorted(named), f"{called.name}: {rest} {list(named)}"
@@ -352,13 +346,9 @@ class Function:
     def intrinsic(
         self, name: str, result: Type, *arguments: Value, immediate: Sequence[int] = ()
     ) -> Value:
-        """Call an intrinsic of LLVM.
+        """Call an intrinsic of LLVM; `result` is `VOID` if it has none.
 
-        Args:
-            name: Its whole name.
-            result: Type of its result; `VOID` if it has none.
-            arguments: Its arguments.
-            immediate: Arguments of type i8 before them that have to be constants.
+        `immediate` are arguments of type i8 before the others that have to be constants.
         """
         types = [*("i8 immarg" for _ in immediate), *(str(each.type) for each in arguments)]
         self.module.declare(f"declare {result} @{name}({', '.join(types)})")
@@ -472,11 +462,7 @@ class Module:
     """Functions that are compiled together."""
 
     def __init__(self, attributes: str = "") -> None:
-        """Start an empty module.
-
-        Args:
-            attributes: LLVM's attributes of all functions, such as `"prefer-vector-width"="512"`.
-        """
+        """Start an empty module, with LLVM's attributes of all functions."""
         self.functions: dict[str, Function] = {}
         self._declarations: dict[str, None] = {}
         self._attributes = attributes
@@ -487,13 +473,7 @@ class Module:
 
     @contextlib.contextmanager
     def function(self, name: str, arguments: str = "", /, **others: Type) -> Iterator[Function]:
-        """Write a function; it is part of the module when the body ends.
-
-        Args:
-            name: Its name.
-            arguments: Its first arguments; see `declared`.
-            others: Types of its other arguments by name.
-        """
+        """Write a function, which is part of the module when the body ends; see `declared`."""
         found = Function(self, name, declared(arguments) | others)
         yield found
         self.functions[name] = found

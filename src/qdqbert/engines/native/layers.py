@@ -23,12 +23,7 @@ class LayerRunner(NativeRunner):
     """
 
     def __init__(self, model: Path, states: Sequence[str]) -> None:
-        """Load a model.
-
-        Args:
-            model: The file that the target `native` wrote.
-            states: A name for the states that each layer reads, in order.
-        """
+        """Load a model, with a name for the states that each layer reads, in order."""
         super().__init__(model, threads=1)
         self._states = tuple(states)
         assert len(states) == len(self._program.settings["layers"])
@@ -54,14 +49,7 @@ class LayerRunner(NativeRunner):
             return found | outputs
 
     def _run_part(self, stream: Stream, layers: range, texts: Texts, states: Rows | None) -> None:
-        """Compute the states after some layers in this thread.
-
-        Args:
-            stream: Buffers.
-            layers: The layers.
-            texts: The texts.
-            states: Input of the first layer, `(tokens, channels)`; the embeddings if `None`.
-        """
+        """Run some layers in this thread, on the embeddings or on states `(tokens, channels)`."""
         program, (scratch, *_) = self._program, stream.scratch
         shares = divide(texts.starts, program.settings["heads"], 1)
         stream.job.take(texts, shares)

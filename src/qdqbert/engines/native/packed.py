@@ -253,13 +253,7 @@ class _Packer:
         return index
 
     def _linear(self, name: str, linear: Linear, part: LinearPart) -> dict[str, Any]:
-        """Add the arrays of a linear layer, and return its settings.
-
-        Args:
-            name: Start of the names of its arrays.
-            linear: The layer.
-            part: Its entry in the schema.
-        """
+        """Add the arrays of a linear layer, and return its settings."""
         rows, depth = linear.weight.shape
         columns = self._places.get(part.columns_at, np.arange(rows))
         channels = self._places.get(part.channels_at, np.arange(depth))

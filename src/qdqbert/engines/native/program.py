@@ -75,11 +75,7 @@ class Program:
     """
 
     def __init__(self, packed: Packed, isa: InstructionSet) -> None:
-        """Compile the kernels and bind the arrays.
-
-        Args:
-            packed: The model. Its arrays are used in place.
-            isa: The instruction set of the kernels.
+        """Compile the kernels and bind the arrays, which are used in place.
 
         Raises:
             CheckpointError: An array has another dtype or shape than the settings need.
@@ -174,12 +170,7 @@ class Program:
         }
 
     def part(self, layers: range, *, embeds: bool) -> Array:
-        """Return the record of some layers.
-
-        Args:
-            layers: The layers.
-            embeds: Whether the first one reads embeddings; otherwise it reads `Job.x`.
-        """
+        """Return the record of some layers, of which the first reads `Job.x` unless it `embeds`."""
         record = self.model.copy()
         record[MODEL.index("layers")] += layers.start * LAYER.size
         record[MODEL.index("layer_count")] = len(layers)
@@ -282,11 +273,6 @@ class Program:
         Its weights get the nearest codes, and its input has dynamic scales. Sums start from two
         standard deviations of their rounding error, so that few estimates are too low. For this
         margin, the codes of inputs count as large as the codes of weights.
-
-        Args:
-            name: Start of the names of its arrays.
-            settings: Its settings.
-            table: Its weights.
         """
         depth, columns = settings["depth"], settings["columns"]
         limit = None if self.isa.dot.is_exact else SAFE_ADJACENT_SUM_LIMIT

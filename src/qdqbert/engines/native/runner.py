@@ -86,12 +86,6 @@ class NativeRunner:
     ) -> None:
         """Map the model into memory, and compile its kernels or load them from the cache.
 
-        Args:
-            model: The file that the target `native` wrote.
-            threads: Number of threads for one inference; all usable cores if `None`.
-            streams: Number of inferences that run at the same time.
-            kernel: Name of the instruction set; the fastest one of this CPU by default.
-
         Raises:
             CheckpointError: The file is damaged or has another format.
             UserInputError: This CPU does not have the kernel.

@@ -25,14 +25,7 @@ Place = Literal["in order", "heads", "halves of heads", "gate"]
 
 
 def sizes(*, hidden: int, inner: int, heads: int, gated: bool) -> dict[Size, int]:
-    """Return the sizes of the parts of a layer.
-
-    Args:
-        hidden: Channels of a hidden state.
-        inner: Channels of the feed-forward part.
-        heads: Channels of all heads, with the padding of each.
-        gated: Whether there is a gate.
-    """
+    """Return the sizes of the parts of a layer; `heads` counts channels of all, with padding."""
     return {
         "states": hidden,
         "hidden": padded(hidden),

@@ -23,10 +23,6 @@ class TailRunner:
     def __init__(self, program: Program, threads: int) -> None:
         """Load the graph.
 
-        Args:
-            program: The model, which has a tail.
-            threads: Number of threads.
-
         Raises:
             CheckpointError: ONNX Runtime cannot load the graph.
         """
@@ -39,12 +35,7 @@ class TailRunner:
         self.output_names = tuple(settings["outputs"])
 
     def add_outputs(self, inputs: Mapping[str, NDArray[Any]], outputs: Outputs) -> Outputs:
-        """Return the outputs of a model and of its tail, without the hidden states.
-
-        Args:
-            inputs: Inputs of the model.
-            outputs: Outputs of its heads, and the last hidden states.
-        """
+        """Return the outputs of the heads, without the last hidden states, and of the tail."""
         known: dict[str, NDArray[Any]] = {
             **{name: np.asarray(value, np.int64) for name, value in inputs.items()},
             **outputs,

@@ -49,13 +49,7 @@ class Team:
     def __init__(
         self, functions: Mapping[str, Callable[..., None]], model: NDArray[np.int64], threads: int
     ) -> None:
-        """Start the workers.
-
-        Args:
-            functions: The compiled functions.
-            model: The `MODEL` record.
-            threads: Number of threads with the caller.
-        """
+        """Start the workers: one less than the threads, as the caller is one."""
         self.threads = threads
         self.sleep = sleep_address()
         self._functions = functions

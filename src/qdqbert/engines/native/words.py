@@ -49,13 +49,7 @@ class Words:
     """A decoder, and how threads run it."""
 
     def __init__(self, program: Program, name: str, settings: Mapping[str, Any]) -> None:
-        """Round the weights.
-
-        Args:
-            program: The model.
-            name: Start of the names of the arrays of the layer.
-            settings: Settings of the layer.
-        """
+        """Round the weights of the layer whose arrays have names that start with `name`."""
         self._program = program
         self._depth, self._columns = settings["depth"], settings["columns"]
         self._table = program.weights_by_row(name, settings)

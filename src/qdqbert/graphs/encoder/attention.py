@@ -67,13 +67,7 @@ class _Projection:
 def read_attention(
     view: GraphView, local: ir.Value, *, limit: int, path: str
 ) -> tuple[Attention, ir.Value]:
-    """Read an attention.
-
-    Args:
-        view: The graph.
-        local: Output of the linear layer that reads the heads' contexts.
-        limit: Longest text in tokens.
-        path: Path of its module.
+    """Read an attention, whose last linear layer has the output `local`.
 
     Returns:
         The attention, and the states that it reads.
@@ -183,15 +177,7 @@ def _read_distances(view: GraphView, softmax: ir.Node, products: ir.Value, token
 def _read_projection(
     view: GraphView, matmul: ir.Node, index: int, *, is_transposed: bool, limit: int
 ) -> _Projection:
-    """Read an input of one of the two matmuls.
-
-    Args:
-        view: The graph.
-        matmul: The matmul.
-        index: Index of the input.
-        is_transposed: Whether its last axis runs over tokens.
-        limit: Longest text in tokens.
-    """
+    """Read an input of one of the two matmuls. Transposed, its last axis runs over tokens."""
     value = matmul.inputs[index]
     assert value is not None
     end = view.source(value, f"input {index} of {matmul.name!r}")
@@ -243,14 +229,10 @@ def _read_rotary(
     columns: NDArray[np.int64],
     limit: int,
 ) -> Rotary:
-    """Return the rotation of queries or keys. Equal rotations are one object.
+    """Return the rotation of queries or keys. Equal rotations are one object, kept by `view`.
 
-    Args:
-        view: The graph. A new rotation is added to it.
-        end: Output of the linear layer.
-        rotated: Computes the rotated heads of such outputs.
-        columns: The outputs in the order of the heads, `(heads, width)`.
-        limit: Longest text in tokens.
+    `rotated` computes the rotated heads of outputs `end` of the linear layer. Their order in the
+    heads is `columns`, `(heads, width)`.
     """
     half = columns.shape[1] // 2
 
@@ -275,10 +257,7 @@ def _read_rotary(
 def take_outputs(linear: Linear, columns: NDArray[np.int64], *, first: int = 0) -> Linear:
     """Return a linear layer with only some of the outputs, in this order.
 
-    Args:
-        linear: The layer.
-        columns: Which outputs.
-        first: Index of the first of them in its module.
+    `first` is the index of the first of them in its module.
     """
     if np.array_equal(columns, np.arange(len(linear.weight))):
         return linear

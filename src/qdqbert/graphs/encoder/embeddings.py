@@ -37,11 +37,7 @@ class _Rows:
 
 
 def read_embeddings(view: GraphView, states: ir.Value) -> tuple[Embeddings, int | None]:
-    """Read the embeddings.
-
-    Args:
-        view: The graph.
-        states: Input of the first layer.
+    """Read the embeddings, which the first layer reads.
 
     Returns:
         The embeddings, and the longest text in tokens; `None` if no table of positions limits it.

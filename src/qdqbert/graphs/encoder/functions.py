@@ -41,11 +41,7 @@ def match_activation(made: Array, x: Array, factor: Array) -> Activation | None:
 
 
 def match_rows(x: Array, y: Array) -> tuple[RowFunction, ...] | None:
-    """Return the functions of rows that map `x` to `y`.
-
-    Args:
-        x: Rows, from `sample`.
-        y: Results of a part of a graph for them.
+    """Return the functions of rows that map `x`, from `sample`, to `y`.
 
     Returns:
         In order: an activation function or none, and `"normalize"` or not. `None` if it is another
@@ -71,10 +67,8 @@ def match_pooling(
 ) -> tuple[Pooling, tuple[RowFunction, ...]] | None:
     """Return the pooling and the function of rows that map `x` to `y`; `None` for other functions.
 
-    Args:
-        x: States `(texts, tokens, hidden)`, from `sample`.
-        y: Results of a part of a graph for them.
-        is_text: Which tokens are not padding, `(texts, tokens)`.
+    `x` are states `(texts, tokens, hidden)`, from `sample`, and `is_text` says which tokens are not
+    padding, `(texts, tokens)`.
     """
     states = _doubles(x.reshape(*is_text.shape, -1))
     for pooling in get_args(Pooling):
@@ -105,10 +99,7 @@ def _doubles(array: Array) -> Tensor:
 def _closest(made: Array, candidates: Mapping[Key, Tensor], *, tolerance: float) -> Key | None:
     """Return the key of the candidate that an array is; `None` if it is another one.
 
-    Args:
-        made: The array.
-        candidates: Tensors of its shape.
-        tolerance: Largest difference, besides the rounding of float32.
+    They may differ by `tolerance`, besides the rounding of float32.
     """
     arrays = {key: each.numpy() for key, each in candidates.items()}
     found = min(arrays, key=lambda key: float(np.abs(made - arrays[key]).max(initial=0)))

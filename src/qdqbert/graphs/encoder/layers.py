@@ -46,11 +46,7 @@ def ends_layer(view: GraphView, value: ir.Value) -> bool:
 
 
 def read_adds(view: GraphView, states: ir.Value) -> tuple[list[ResidualAdd], ir.Value, Norm | None]:
-    """Read the residual adds of all layers.
-
-    Args:
-        view: The graph.
-        states: The last hidden states.
+    """Read the residual adds of all layers, back from the last hidden states.
 
     Returns:
         The adds, the last one first, the states that the first layer reads, and the LayerNorm after
@@ -75,12 +71,7 @@ def read_adds(view: GraphView, states: ir.Value) -> tuple[list[ResidualAdd], ir.
 
 
 def read_layers(view: GraphView, adds: Sequence[ResidualAdd], limit: int) -> tuple[Layer, ...]:
-    """Read all layers.
-
-    Args:
-        view: The graph.
-        adds: Their residual adds, the last one first.
-        limit: Longest text in tokens.
+    """Read all layers, from their residual adds, the last one first.
 
     Raises:
         GraphError: A layer has another form.
@@ -122,15 +113,7 @@ def _read_add(view: GraphView, states: ir.Value) -> ResidualAdd:
 def _read_layer(
     view: GraphView, first: ResidualAdd | None, second: ResidualAdd, limit: int, path: str
 ) -> Layer:
-    """Read a layer.
-
-    Args:
-        view: The graph.
-        first: The residual add after its attention; `None` if there is none.
-        second: The one after its feed-forward part.
-        limit: Longest text in tokens.
-        path: Path of its module.
-    """
+    """Read a layer, from the residual adds after its attention, if there is one, and at its end."""
     down, inner = view.linear(second.local, f"{path}.output.dense")
     activation, up, gate, wide = _read_wide(view, inner, f"{path}.intermediate")
     up_norm = _norm_between(view, wide, second.states)
@@ -153,13 +136,7 @@ def _read_layer(
 
 
 def _norm_between(view: GraphView, value: ir.Value, states: ir.Value) -> Norm | None:
-    """Return the LayerNorm of states that a part of a layer reads; `None` if it reads the states.
-
-    Args:
-        view: The graph.
-        value: Input of the part.
-        states: The states of its residual add.
-    """
+    """Return the LayerNorm of states that a part of a layer reads; `None` if it reads states."""
     node = None if value is states else producer_of(value, "LayerNormalization")
     return None if node is None else view.norm(node)[0]
 
@@ -167,12 +144,7 @@ def _norm_between(view: GraphView, value: ir.Value, states: ir.Value) -> Norm | 
 def _read_wide(
     view: GraphView, value: ir.Value, path: str
 ) -> tuple[Activation, Linear, Linear | None, ir.Value]:
-    """Read the wide layers of a feed-forward part.
-
-    Args:
-        view: The graph.
-        value: What the last linear layer reads.
-        path: Start of the names of their modules.
+    """Read the wide layers of a feed-forward part, of which `value` is the result.
 
     Returns:
         The activation function, the linear layer before it, the gate if there is one, and the

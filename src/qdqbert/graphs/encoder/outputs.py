@@ -38,11 +38,7 @@ class ReadOutputs:
 
 
 def read_outputs(view: GraphView, wanted: Collection[str]) -> ReadOutputs:
-    """Read heads, from each output back to the last hidden states.
-
-    Args:
-        view: The graph.
-        wanted: Names of the outputs that must not be left out.
+    """Read heads, from each output back to the last hidden states. Wanted outputs are not left out.
 
     Raises:
         GraphError: The graph has no encoder layer, or an output has to be left out.
@@ -80,11 +76,6 @@ def _read_output(
     view: GraphView, output: ir.Value, states: ir.Value
 ) -> tuple[tuple[object, ...], Head]:
     """Read the head of an output.
-
-    Args:
-        view: The graph.
-        output: The output.
-        states: The last hidden states.
 
     Returns:
         What outputs of the same head have in common, and a head with this output alone.
@@ -148,10 +139,7 @@ def _unknown(value: ir.Value, output: ir.Value) -> GraphError:
 def _cut_off(view: GraphView, ends: list[ir.Value], outputs: list[ir.Value]) -> Tail:
     """Cut off what computes outputs, as a graph of its own.
 
-    Args:
-        view: The graph.
-        ends: The last hidden states, and other outputs. The graph starts from these and the inputs.
-        outputs: The outputs.
+    It starts from the inputs and from `ends`: the last hidden states, and other outputs.
 
     Raises:
         GraphError: It contains a fixed shape of the inputs.
@@ -189,10 +177,7 @@ def _free_sizes(part: ir.Graph) -> None:
 def _rename_states(part: ir.Graph, states: ir.Value, shape: tuple[int, ...]) -> None:
     """Name the states `TAIL_STATES`, and set their shape `(batch, seq, hidden)`.
 
-    Args:
-        part: The graph.
-        states: The input that is the states.
-        shape: Its shape. Some exporters keep states as `(batch * seq, hidden)`.
+    Some exporters keep states in the shape `(batch * seq, hidden)`.
     """
     if len(shape) == 3:
         states.name = TAIL_STATES

@@ -8,11 +8,9 @@ from qdqbert.common.errors import GraphError
 
 
 def refuse(node: ir.Node | None, reason: str) -> GraphError:
-    """Return the error for a graph with a part that is not known.
+    """Return the error for a graph with a part that is not known, a node or the graph as a whole.
 
-    Args:
-        node: The node with the problem; `None` for the graph as a whole.
-        reason: The problem, such as "reads scores that are not multiplied by one factor".
+    The reason follows its name, such as "reads scores that are not multiplied by one factor".
     """
     what = "it" if node is None else f"node {node.name!r} ({node.op_type})"
     return GraphError(

@@ -78,10 +78,8 @@ class GraphView:
     ) -> list[ir.Value]:
         """Return a value and all values before it, nearest first.
 
-        Args:
-            value: The value.
-            ends: Values whose own inputs are left out.
-            through_shapes: Whether to return values of which only the shape is read.
+        Values before `ends` are left out and, unless `through_shapes`, those of which only the
+        shape is read.
         """
         found = dict.fromkeys([value])
         waiting = collections.deque(found)
@@ -102,9 +100,7 @@ class GraphView:
     def source(self, value: ir.Value, what: str) -> ir.Value:
         """Return the output of the only part in front of a value.
 
-        Args:
-            value: The value.
-            what: Its name for messages, such as "the scores".
+        Messages name the value as `what`, such as "the scores".
 
         Raises:
             GraphError: It is computed from several parts, or from none.
@@ -122,10 +118,6 @@ class GraphView:
     def state(self, value: ir.Value, what: str) -> ir.Value:
         """Return the output of the part that a value is, apart from its shape and padding.
 
-        Args:
-            value: The value.
-            what: Its name for messages.
-
         Raises:
             GraphError: It is computed from several parts.
         """
@@ -135,15 +127,7 @@ class GraphView:
         return self.source(value, what)
 
     def linear(self, end: ir.Value, module: str = "") -> tuple[Linear, ir.Value]:
-        """Read the linear layer that a value is the output of.
-
-        Args:
-            end: The value.
-            module: Path of its module; see `Linear`.
-
-        Returns:
-            The layer, and the value that it reads.
-        """
+        """Read the linear layer with a value as output; return it and the value that it reads."""
         matmul = self.linear_layers[end]
         matrix, source = constant_array(matmul.inputs[1]), matmul.inputs[0]
         assert matrix is not None
@@ -154,10 +138,7 @@ class GraphView:
         return Linear(weight=weight, bias=bias, module=module), source
 
     def norm(self, node: ir.Node) -> tuple[Norm, ir.Value]:
-        """Read a LayerNormalization.
-
-        Returns:
-            The LayerNorm, and the value that it reads.
+        """Read a LayerNormalization, and return it and the value that it reads.
 
         Raises:
             GraphError: It has no constant weight.
@@ -184,10 +165,8 @@ class GraphView:
     ) -> Array:
         """Compute a value.
 
-        Args:
-            value: The value.
-            known: Arrays of the parts that it is computed from.
-            probe: Inputs of the graph; `self.probe` by default.
+        `known` has arrays of the parts that it is computed from. The inputs of the graph are those
+        of a probe, `self.probe` by default.
 
         Raises:
             GraphError: A node cannot be computed.

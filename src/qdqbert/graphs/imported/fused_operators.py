@@ -138,17 +138,10 @@ def _layer_norm(
 def _of_heads(
     b: Builder, states: Sequence[ir.Value | None], heads: int, width: int, mask: ir.Value | None
 ) -> ir.Value:
-    """Insert the attention of query, key and value, each `(batch, seq, hidden)`.
+    """Insert the attention of query, key and value, and return the contexts of all heads.
 
-    Args:
-        b: Inserts the nodes.
-        states: Query, key and value.
-        heads: Number of heads.
-        width: Size of all heads together.
-        mask: Is added to the scores.
-
-    Returns:
-        The contexts of all heads, `(batch, seq, hidden)`.
+    Each is `(batch, seq, hidden)`. `width` is the size of all heads together. The mask is added to
+    the scores.
     """
     parts = [
         b("Transpose", b("Reshape", each, [0, 0, heads, -1]), perm=[0, 2, 1, 3]) for each in states
@@ -164,16 +157,10 @@ def _context(
     mask: ir.Value | None,
     scale: ir.Value | float,
 ) -> ir.Value:
-    """Insert the matmuls and the softmax of an attention.
+    """Insert the matmuls and the softmax of an attention, and return its context.
 
-    Args:
-        b: Inserts the nodes.
-        parts: Query, key and value, each `(batch, heads, seq, head_dim)`.
-        mask: Is added to the scores.
-        scale: Multiplies the scores.
-
-    Returns:
-        The context, `(batch, heads, seq, head_dim)`.
+    Query, key, value and the context are `(batch, heads, seq, head_dim)`. The mask is added to the
+    scores, which are multiplied by `scale`.
     """
     query, key, value = parts
     scores = b("Mul", b("MatMul", query, b("Transpose", key, perm=[0, 1, 3, 2])), scale)
@@ -185,11 +172,9 @@ def _context(
 def _padding_mask(b: Builder, states: ir.Value | None, mask: ir.Value | None) -> ir.Value | None:
     """Return the additive mask of the scores, `(batch, 1, 1, seq)`.
 
-    Args:
-        b: Inserts the nodes.
-        states: A value `(batch, seq, hidden)`. A query without its bias would get a second reader,
-            and would then not be found to be the output of a linear layer.
-        mask: `(batch, seq)` of ones and zeros, or the length of each text, `(batch,)`.
+    The mask is `(batch, seq)` of ones and zeros, or the length of each text, `(batch,)`. The states
+    are `(batch, seq, hidden)`: a query without its bias would get a second reader, and would then
+    not be found to be the output of a linear layer.
 
     Raises:
         UserInputError: The mask has another shape.

@@ -95,14 +95,9 @@ class GraphRunner:
         provider: str | None = None,
         reopens: bool,
     ) -> None:
-        """Load a graph.
+        """Load a copy of a user's graph, whose path is for messages.
 
-        Args:
-            path: The user's file, for messages.
-            copy: Its copy.
-            engine: The engine to run it on.
-            provider: Execution provider of ONNX Runtime.
-            reopens: Whether the copy can be loaded again after `release`.
+        A copy that `reopens` can be loaded again after `release`.
 
         Raises:
             UserInputError: It does not run on the engine.
@@ -184,11 +179,7 @@ class GraphRunner:
 def check_token_ids(
     inputs: Mapping[str, NDArray[Any]], model: str, vocabulary_size: int | None
 ) -> None:
-    """Refuse token ids that have no embedding, which some engines read without an error.
-
-    Raises:
-        UserInputError: There is one.
-    """
+    """Refuse token ids that have no embedding, which some engines read without an error."""
     largest = int(np.max(inputs["input_ids"]))
     if vocabulary_size is not None and largest >= vocabulary_size:
         raise UserInputError(
@@ -200,11 +191,7 @@ def check_token_ids(
 
 @contextlib.contextmanager
 def engine_errors(path: Path) -> Iterator[None]:
-    """Re-raise an engine's errors as one line that names the file.
-
-    Raises:
-        UserInputError: The engine failed.
-    """
+    """Raise an engine's errors as `UserInputError`, one line that names the file."""
     try:
         yield
     except QdqBertError:
@@ -226,13 +213,6 @@ def open_graph_file(
     names: GivenNames = NO_NAMES,
 ) -> GraphRunner:
     """Load an unchanged .onnx file, float or quantized, under transformers' names.
-
-    Args:
-        path: The .onnx file.
-        task: transformers' name of its task.
-        engine: The engine to run it on.
-        provider: Execution provider of ONNX Runtime.
-        names: Names of the call.
 
     Raises:
         UserInputError: The file cannot be read, does not fit the task, or does not run on the
@@ -268,12 +248,8 @@ def write_renamed_copy(
 ) -> RenamedCopy:
     """Give inputs and outputs of a graph transformers' names, and write it to a file to be run.
 
-    Args:
-        model: The graph, changed in place. Operators stay as they are.
-        path: The file.
-        task: transformers' name of its task.
-        names: Names of the graph's inputs and outputs that are unusual.
-        keep_extra: Whether outputs that the task does not read are kept.
+    The graph is changed in place, and its operators stay as they are. With `keep_extra`, so do
+    outputs that the task does not read.
 
     Raises:
         UserInputError: The graph lacks the inputs or outputs of its task.

@@ -73,14 +73,8 @@ def import_onnx(
 ) -> ImportedModel:
     """Read a graph, bring it into canonical form, and rename inputs and outputs.
 
-    Args:
-        path: The .onnx file.
-        task: transformers' name of its task.
-        input_names: Maps transformers' names to names of the graph's inputs, for inputs with
-            unusual names.
-        scratch: A folder for the float graph; it has to exist as long as the model is used.
-        output_names: Maps transformers' names to names of the graph's outputs, for outputs with
-            unusual names.
+    `input_names` and `output_names` map transformers' names to those of the graph, where these are
+    unusual. The folder `scratch` has to exist as long as the model is used.
 
     Raises:
         UserInputError: The graph cannot be quantized. The message is one line that names the

@@ -32,15 +32,9 @@ def task_outputs(task: str) -> tuple[str, ...]:
 
 
 def name_inputs(model: ir.Model, given: Mapping[str, str]) -> tuple[str, ...]:
-    """Rename the inputs to transformers' names and make each int64.
+    """Rename the inputs to transformers' names, make each int64, and return the names in order.
 
-    Args:
-        model: The graph, changed in place.
-        given: Maps transformers' names to names of the graph's inputs, for inputs with unusual
-            names.
-
-    Returns:
-        The new names, in transformers' order.
+    `given` maps transformers' names to those of the graph, where these are unusual.
 
     Raises:
         UserInputError: An input is unknown, or is not an integer tensor of two or three
@@ -148,22 +142,13 @@ def _convert_to_int64(graph: ir.Graph, value: ir.Value, name: str) -> None:
 def name_outputs(
     model: ir.Model, task: str, given: Mapping[str, str] | None = None, *, keep_extra: bool = True
 ) -> tuple[str, ...]:
-    """Rename the outputs that a task reads to transformers' names, and put them first.
+    """Rename the outputs that a task reads to transformers' names, put them first, and return them.
 
     Outputs are recognized by transformers' names and by their words, such as those in
     `end_logits:0`. Otherwise the first one of the right rank is taken. Where a task reads two,
-    their columns in the graph decide, as in all models of transformers.
-
-    Args:
-        model: The graph, changed in place.
-        task: transformers' name of the task.
-        given: Maps transformers' names to names of the graph's outputs, for outputs with unusual
-            names.
-        keep_extra: Whether outputs that the task does not read stay in the graph, under their
-            own names.
-
-    Returns:
-        The new names, in transformers' order.
+    their columns in the graph decide, as in all models of transformers. `given` maps transformers'
+    names to those of the graph, where these are unusual. With `keep_extra`, outputs that the task
+    does not read stay in the graph, under their own names.
 
     Raises:
         UserInputError: There are too few outputs, nothing says which of them are meant, `given`
@@ -276,11 +261,8 @@ def _column_of(value: ir.Value) -> tuple[ir.Value, int] | None:
 def check_rank(subject: str, rank: int, task: str, *, is_pooled: bool = False) -> None:
     """Refuse an output with another number of dimensions than a task reads.
 
-    Args:
-        subject: The output, as messages name it.
-        rank: Number of its dimensions.
-        task: transformers' name of the task.
-        is_pooled: Whether the output has one vector per text, whatever the task.
+    `subject` is the output as messages name it. One that `is_pooled` has one vector per text,
+    whatever the task.
 
     Raises:
         UserInputError: The number is another one.

@@ -36,10 +36,7 @@ class Builder:
     ) -> ir.Value:
         """Insert a node and return its output.
 
-        Args:
-            op_type: Type of the node.
-            inputs: Values, and constants: arrays, floats as float32, and integers as int64.
-            attributes: Its attributes.
+        Its inputs are values and constants: arrays, floats as float32, and integers as int64.
         """
         values = [
             each if each is None or isinstance(each, ir.Value) else self.constant(each)
@@ -95,9 +92,7 @@ Build = Callable[[Builder], Mapping[int, ir.Value] | None]
 def replace_nodes(model: ir.Model, builds: Mapping[tuple[str, str], Build]) -> ir.Model:
     """Replace nodes by other ones, drop Identity nodes, and return the result.
 
-    Args:
-        model: The graph, changed in place.
-        builds: What to do with a node, by its domain and type.
+    `builds` says what to do with a node, by its domain and type. The graph is changed in place.
 
     Raises:
         UserInputError: An output of a node is read, and no value replaces it.

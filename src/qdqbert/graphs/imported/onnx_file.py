@@ -43,11 +43,7 @@ _QUANTIZED_PREFIXES = ("QLinear", "QOrdered", "QEmbed")
 
 @contextlib.contextmanager
 def file_errors(path: Path) -> Iterator[None]:
-    """Raise every exception as one line that names the file.
-
-    Raises:
-        UserInputError: Anything was raised.
-    """
+    """Raise every exception as `UserInputError`, one line that names the file."""
     try:
         yield
     except QdqBertError as error:
@@ -71,12 +67,9 @@ def file_errors(path: Path) -> Iterator[None]:
 
 
 def read_graph(path: Path) -> ir.Model:
-    """Read a float graph, convert it to opset 21 or newer, and inline its functions.
+    """Read a float graph of opset 11 or newer, convert it to opset 21, and inline its functions.
 
-    Weights in external files are mapped into memory, not copied.
-
-    Args:
-        path: An .onnx file of opset 11 or newer.
+    A newer opset stays. Weights in external files are mapped into memory, not copied.
 
     Raises:
         UserInputError: The file is not an ONNX file, is damaged, is already quantized, is too old,

@@ -24,11 +24,7 @@ _TOLERANCE_OF_HALF = 2e-2
 
 
 def tolerance_of(model: ir.Model) -> float:
-    """Return the tolerance of a file's outputs against float32, relative to the largest value.
-
-    Args:
-        model: The graph as it is in the file.
-    """
+    """Return the tolerance of a file's outputs against float32, relative to the largest value."""
     constants = model.graph.initializers.values()
     is_half = any(value.dtype == ir.DataType.FLOAT16 for value in constants)
     return _TOLERANCE_OF_HALF if is_half else _TOLERANCE
@@ -37,13 +33,9 @@ def tolerance_of(model: ir.Model) -> float:
 def check_same_values(
     encoder: EncoderModel, runner: Runner, names: Collection[str], *, tolerance: float
 ) -> None:
-    """Compare an encoder with its file on a few random texts with padding.
+    """Compare outputs of an encoder in float with its file on a few random texts with padding.
 
-    Args:
-        encoder: The encoder, in float.
-        runner: The file.
-        names: Names of the outputs that are compared.
-        tolerance: Largest difference, relative to the largest value of an output.
+    They may differ by `tolerance`, relative to the largest value of an output.
 
     Raises:
         GraphError: An output differs. The message names it.

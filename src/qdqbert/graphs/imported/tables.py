@@ -38,11 +38,7 @@ _MAX_NODES = 200
 
 
 def vocabulary_size(model: ir.Model) -> int | None:
-    """Return the number of rows of the table that `input_ids` select from, `None` if not found.
-
-    Args:
-        model: A float or quantized graph whose inputs have transformers' names.
-    """
+    """Return the number of rows of the table that `input_ids` select from, `None` if not found."""
     wanted = [value for value in model.graph.inputs if value.name == "input_ids"]
     while wanted:
         value = wanted.pop()
@@ -58,16 +54,10 @@ def vocabulary_size(model: ir.Model) -> int | None:
 
 
 def longest_input(model: ir.Model) -> int | None:
-    """Return the longest input in tokens that all tables of positions allow.
+    """Return the longest input in tokens that all tables of positions allow; `None` for any.
 
     The numbers of the positions are computed as the graph does, because they depend on the family:
     RoBERTa's begin after the id of its padding token.
-
-    Args:
-        model: A float or quantized graph with dynamic sizes whose inputs have transformers' names.
-
-    Returns:
-        The number, or `None` if no table limits it.
     """
     return min(filter(None, (_limit_of(model, node) for node in model.graph)), default=None)
 

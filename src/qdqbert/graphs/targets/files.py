@@ -24,13 +24,7 @@ from qdqbert.quantization.numerics.weight_rounding import rounding_of
 def save_encoder(
     model: EncoderModel, plan: Plan, calibration: CalibrationResult, path: Path
 ) -> None:
-    """Write packed weights of the native engine, from a float model and a plan.
-
-    Args:
-        model: The model.
-        plan: The plan of the target.
-        calibration: Ranges for the recipe of the plan.
-        path: The file.
+    """Write packed weights of the native engine, from a float model, and ranges for its plan.
 
     Raises:
         CalibrationError: An activation has a spec and no range.
@@ -66,10 +60,6 @@ def limits_models(target: Target) -> bool:
 
 def check_encoder(target: Target, model: EncoderModel) -> None:
     """Refuse a model that a target does not run, before anything is calibrated.
-
-    Args:
-        target: The target.
-        model: The model in float.
 
     Raises:
         UserInputError: The target does not run it. The message names the targets that remain.

@@ -14,13 +14,7 @@ from qdqbert.graphs.writer import make_graph
 
 
 def lower(model: EncoderModel, plan: Plan, choices: Choices) -> ir.Model:
-    """Write the graph of a plan, and check it.
-
-    Args:
-        model: The model in float; not changed.
-        plan: The target, and the spec of every site.
-        choices: Ranges of the activations whose specs are not dynamic, and how weights are scaled
-            and rounded.
+    """Write the graph of a plan for a model in float, and check it; see `make_graph`.
 
     Raises:
         CalibrationError: An activation has a spec and no range.

@@ -193,11 +193,6 @@ _EXAMPLES: tuple[Site, ...] = (
 def recipe_for(target: Target, name: str | None, embeddings: Embeddings) -> Recipe:
     """Return the recipe with a name, the target's default one, or the float recipe.
 
-    Args:
-        target: The target.
-        name: Name of the recipe, if the caller chose one.
-        embeddings: How embedding tables are stored.
-
     Raises:
         UserInputError: No recipe has that name.
     """

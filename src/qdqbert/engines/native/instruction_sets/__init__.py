@@ -27,12 +27,7 @@ INSTRUCTION_SETS = {
 def usable_sets(
     architecture: str | None = None, features: Collection[str] | None = None
 ) -> list[InstructionSet]:
-    """Return the instruction sets that a CPU has, the fastest first.
-
-    Args:
-        architecture: The CPU's architecture; this machine's by default.
-        features: Its features; this CPU's by default.
-    """
+    """Return the instruction sets that a CPU, this one by default, has, the fastest first."""
     architecture = (architecture or platform.machine()).lower()
     architecture = {"amd64": "x86_64", "arm64": "aarch64"}.get(architecture, architecture)
     found = set(cpu_features() if features is None else features)

@@ -40,11 +40,6 @@ def emit_attention(module: Module, isa: InstructionSet, features: Features) -> N
     and head are, the bytes from one of their rows to the next, where the contexts of this row
     start, which text and head to compute, and how many tokens of the text get a context at most.
     Contexts are float32 if scales are dynamic, as codes of a row need all heads.
-
-    Args:
-        module: The module, with the functions of products.
-        isa: The instruction set.
-        features: The parts of the model.
     """
     isa.products.emit_pack(module, windowed=features.windowed)
     if features.relative:
@@ -228,11 +223,7 @@ def _emit_softmax(module: Module, isa: InstructionSet, features: Features) -> No
 def _weigh(f: Function, isa: InstructionSet, rows: list[Value], in_full: bool) -> list[Value]:
     """Replace rows of scores with weights, and return their sums.
 
-    Args:
-        f: The function.
-        isa: The instruction set.
-        rows: Where each row starts.
-        in_full: Whether weights stay float32, because they are rounded next.
+    `in_full`, weights stay float32, because they are rounded next.
     """
     lanes = isa.lanes
     floats = vector(F32, lanes)

@@ -14,11 +14,8 @@ def in_blocks(
 ) -> None:
     """Write a loop in blocks of the first size, then one block of each smaller size if needed.
 
-    Args:
-        f: The function.
-        count: How many there are.
-        sizes: The first size, then powers of 2 down to 1 unless the first is 1.
-        body: Writes a block, from its start and size.
+    Sizes after the first are powers of 2 down to 1, unless the first is 1. `body` writes a block,
+    from its start and size.
     """
     rest = count % sizes[0]
     done = count - rest
@@ -40,12 +37,7 @@ def in_tiles(
 ) -> None:
     """Write loops over all rows of some panels, in the tiles of an instruction set.
 
-    Args:
-        f: The function.
-        isa: The instruction set.
-        rows: Number of rows.
-        panels: Number of panels.
-        tile: Writes a tile, from its first panel, its vectors, its first row and its rows.
+    `tile` writes a tile, from its first panel, its vectors, its first row and its rows.
     """
     widths = tuple(vectors * isa.lanes // PANEL for vectors in isa.vectors)
 

@@ -33,10 +33,8 @@ def first_sums(
 ) -> NDArray[np.int32]:
     """Return the start values of the sums of tiles, int32 `(columns,)`.
 
-    Args:
-        weights: Weights in panels.
-        start: Offsets of the sums of products, `(columns,)`.
-        is_signed: Whether 128 is subtracted from codes before they are multiplied.
+    `start` has offsets of the sums of products, `(columns,)`. If they are signed, 128 is subtracted
+    from codes before they are multiplied.
     """
     if not is_signed:
         return start

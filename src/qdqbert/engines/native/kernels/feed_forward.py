@@ -41,13 +41,7 @@ class _FeedForward:
     """Writes the body of one of the two functions: its values, and its steps in order."""
 
     def __init__(self, f: Function, features: Features, *, by_columns: bool) -> None:
-        """Read what all steps need.
-
-        Args:
-            f: The function.
-            features: The features of the kernels.
-            by_columns: Whether a thread computes its columns of all rows.
-        """
+        """Read what all steps need."""
         self.f, self.features, self.by_columns = f, features, by_columns
         self.hidden, self.width, self.inner = (
             MODEL.read(f, f.model, name) for name in ("hidden", "width", "inner")

@@ -285,15 +285,8 @@ def _rest_of_layer(
 ) -> None:
     """Write the part of a layer after attention, for some rows or their first tokens.
 
-    Args:
-        f: The function.
-        is_first: Whether only first tokens are computed.
-        first_row: The first row; with `is_first`, the row of the first text.
-        rows: Number of rows.
-        context: Contexts of these rows.
-        text: The first text that starts there.
-        end: The end of these texts.
-        dynamic: Whether scales are dynamic.
+    With `is_first`, `first_row` is the row of the first text. The texts from `text` to `end` start
+    in these rows, whose contexts start at `context`.
     """
     hidden, width = (MODEL.read(f, f.model, name) for name in ("hidden", "width"))
     context_bytes = width * (4 if dynamic else 1)

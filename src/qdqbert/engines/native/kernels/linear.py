@@ -43,15 +43,7 @@ def emit_linears(
     dynamic: bool = False,
     rounds_adds: bool = False,
 ) -> None:
-    """Write all kernels of linear layers.
-
-    Args:
-        module: The module.
-        isa: The instruction set.
-        activation: Name of the activation function before the last linear layer.
-        dynamic: Whether each row of codes has its own scale and zero point.
-        rounds_adds: Whether inputs of residual adds are fake-quantized.
-    """
+    """Write all kernels of linear layers; see `Features`."""
     _emit(module, isa, "linear_float", _as_they_are, dynamic=dynamic)
     _emit(module, isa, "linear_add", _add, dynamic=dynamic, reads_out=True)
     if rounds_adds:

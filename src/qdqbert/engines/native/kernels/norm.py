@@ -66,12 +66,8 @@ def quantize_input(
 ) -> None:
     """Write the codes of a part's input states, in a function with `f.thread`.
 
-    Args:
-        f: The function.
-        features: The parts of the model.
-        norm: The `NORM` record of the part, if layers normalize first.
-        codes: The `CODES` record.
-        rows: The other arguments of `quantize_rows`.
+    The `NORM` record of the part is for layers that normalize first. `rows` are the other arguments
+    of `quantize_rows`.
     """
     if features.norms_first:
         f.call("quantize_normed", codes, *rows, norm, THREAD.read(f, f.thread, "normed"))
@@ -91,15 +87,7 @@ def normalize_attention(
 ) -> None:
     """Write the LayerNorms of states after an attention was added, and the codes for `up`.
 
-    Args:
-        f: The function, with `f.thread`.
-        features: The parts of the model.
-        record: The fields of the `LAYER` record.
-        x: The states.
-        stride: Bytes from one row to the next.
-        hidden: Number of channels.
-        rows: Number of rows.
-        out: The other arguments of `quantize_rows`.
+    `record` has the fields of the `LAYER` record, and `out` the other arguments of `quantize_rows`.
     """
     codes, states = record["up_codes"], (x, stride, hidden, rows, *out)
     if features.norms_first:
@@ -201,13 +189,7 @@ def _normalize_to_codes(
 ) -> None:
     """Write the codes of some normalized rows, in a function of `_codes_function`.
 
-    Args:
-        f: The function.
-        lanes: Lanes of a vector.
-        row: Index of the first row.
-        rows: Where each row is.
-        normed: Where each normalized row goes; empty to keep only codes, if scales are static.
-        dynamic: Whether scales are dynamic.
+    The normalized rows go to `normed`, which is empty to keep only codes, if scales are static.
     """
     ranges = _Ranges(f, lanes, len(rows))
     write_codes = ranges.include if dynamic else _codes(f, lanes, row, len(rows))
@@ -225,15 +207,7 @@ def _normalize_to_codes(
 def _normalize(
     f: Function, lanes: int, rows: Sequence[Value], channels: Value, write: Write
 ) -> None:
-    """Write the LayerNorm of some rows, by the record `f.norm`.
-
-    Args:
-        f: The function.
-        lanes: Lanes of a vector.
-        rows: Where each row is.
-        channels: Number of channels with padding.
-        write: Writes the results.
-    """
+    """Write the LayerNorm of some rows with padding, by the record `f.norm`."""
     floats = vector(F32, lanes)
     weight, bias = (NORM.read(f, f.norm, name) for name in ("weight", "bias"))
     width = NORM.read(f, f.norm, "width")
@@ -314,12 +288,7 @@ class _Ranges:
             low.set(found.minimum(low.get()))
 
     def quantize(self, row: Value, rows: Sequence[Value]) -> None:
-        """Write scales, zero points and codes of the rows.
-
-        Args:
-            row: Index of the first row.
-            rows: Where each row is.
-        """
+        """Write scales, zero points and codes of the rows from `row` on."""
         f, lanes = self._function, self._floats.lanes
         parameters = [
             self._parameters(ends, f.row_scales + (row + each) * ROW_SCALE)

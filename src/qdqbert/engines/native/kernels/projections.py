@@ -146,17 +146,7 @@ def project_all(
     heads: Value,
     following: Value,
 ) -> None:
-    """Write the projection of some rows and heads to the buffers of a job.
-
-    Args:
-        f: The function.
-        layer: The `LAYER` record.
-        row: The first row.
-        rows: Number of rows.
-        head: The first head.
-        heads: Number of heads.
-        following: The weights that are read next.
-    """
+    """Write the projection of some rows and heads to the buffers of a job."""
     width, size = (MODEL.read(f, f.model, name) for name in ("width", "head_size"))
     offset = (row * width + head * size) * 4
     places = {name: JOB.read(f, f.job, name) + offset for name in ("queries", "keys", "values")}

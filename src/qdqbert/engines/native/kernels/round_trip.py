@@ -48,11 +48,7 @@ def emit_round_trips(module: Module, lanes: int) -> None:
 def rounding(f: Function, record: Value, channel: Value, floats: Type) -> Callable[[Value], Value]:
     """Return a function that writes the fake quantization of a vector, or of some rows in one.
 
-    Args:
-        f: The function.
-        record: A `ROUND_TRIP` record.
-        channel: The channel of the first lane.
-        floats: Type of the vector.
+    The first lane has a channel of a `ROUND_TRIP` record.
     """
     multiplier, step = (
         f.load(floats, ROUND_TRIP.read(f, record, name) + channel * 4)

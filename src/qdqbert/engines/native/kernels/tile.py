@@ -19,17 +19,7 @@ next, and the depth divided by 4.
 def multiply_tile(
     f: Function, name: str, panel: Value, row: Value, sums: Value, stride: int, **last: Value
 ) -> None:
-    """Write the call of a tile's function.
-
-    Args:
-        f: The function.
-        name: Name of the tile's function.
-        panel: The first panel of weights.
-        row: The first row of codes.
-        sums: Where the sums go.
-        stride: Bytes from one row of sums to the next.
-        last: Further arguments.
-    """
+    """Write the call of a tile's function, whose arguments after `MULTIPLIED` are `last`."""
     f.call(
         name,
         codes=f.codes + row * f.code_stride,
@@ -54,19 +44,7 @@ def finish_tile(
     height: Value | int,
     element: int,
 ) -> None:
-    """Write the call that turns sums into results.
-
-    Args:
-        f: The function.
-        name: Name of the function that does it.
-        sums: The sums.
-        stride: Bytes from one row of sums to the next.
-        panel: The first panel.
-        width: Number of panels.
-        row: The first row.
-        height: Number of rows.
-        element: Bytes of a result.
-    """
+    """Write the call of the function that turns sums into results of `element` bytes."""
     column = (f.first + panel) * PANEL
     f.call(
         name,
