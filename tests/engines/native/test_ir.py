@@ -196,10 +196,10 @@ def test_records_have_fields_of_8_bytes() -> None:
     record = Record(place=PTR, count=I64, factor=F32)
     module = Module()
     with module.function("run", record=PTR) as f:
-        place = record.read(f, f.record, "place")
-        scaled = record.read(f, f.record, "factor") * 2
+        place = record.read(f.record, "place")
+        scaled = record.read(f.record, "factor") * 2
         f.store(scaled, place)
-        record.write(f, f.record, "count", record.read(f, f.record, "count") + 1)
+        record.write(f.record, "count", record.read(f.record, "count") + 1)
     out = np.zeros(1, np.float32)
     made = record.make(place=out, count=41, factor=0.75)
     assert record.size == made.nbytes == 24

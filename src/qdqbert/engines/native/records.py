@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.ir import F32, I64, PTR, Function, Type, Value
+from qdqbert.engines.native.ir import F32, I64, PTR, Type, Value
 from qdqbert.engines.native.schema import NORMS
 
 
@@ -26,13 +26,17 @@ class Record:
         """Return the offset of a field, in bytes."""
         return 8 * self.index(name)
 
-    def read(self, f: Function, record: Value, name: str) -> Value:
+    def read(self, record: Value, name: str) -> Value:
         """Write the load of a field in a kernel."""
-        return f.load(self.fields[name], record + self.offset(name), aligned=True)
+        return record.function.load(self.fields[name], record + self.offset(name), aligned=True)
 
-    def write(self, f: Function, record: Value, name: str, value: Value) -> None:
+    def each(self, record: Value, *names: str) -> list[Value]:
+        """Write the loads of some fields."""
+        return [self.read(record, name) for name in names]
+
+    def write(self, record: Value, name: str, value: Value) -> None:
         """Write the store of a field in a kernel."""
-        f.store(value, record + self.offset(name), aligned=True)
+        record.function.store(value, record + self.offset(name), aligned=True)
 
     def make(self, **values: int | float | NDArray[np.generic] | None) -> NDArray[np.int64]:
         """Return a record. Fields without a value, or with `None`, are 0.

@@ -72,7 +72,7 @@ class AmxTiles(Tiles):
         tiles = ((f.rows + (_ROWS - 1)) // _ROWS).maximum(1)
         # A step of all tiles has the rows of two tiles of weights.
         lines = ((tiles + (_ROWS - 1)) // tiles).minimum(_LINES_AHEAD)
-        part = LINEAR.read(f, f.linear, "steps") * (4 * lines)
+        part = LINEAR.read(f.linear, "steps") * (4 * lines)
 
         def column(panel: Value, width: int) -> None:
             following = following_weights(f, panel + width)

@@ -53,19 +53,19 @@ def emit_attention(module: Module, isa: InstructionSet, features: Features) -> N
 
 def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
     element = 4 if features.dynamic else 1
-    size, width = (MODEL.read(f, f.model, name) for name in ("head_size", "width"))
+    size, width = MODEL.each(f.model, "head_size", "width")
     head, stride = f.head, f.stride
-    starts = JOB.read(f, f.job, "starts") + f.text_index * 8
+    starts = JOB.read(f.job, "starts") + f.text_index * 8
     first = f.load(I64, starts)
     length = f.load(I64, starts + 8) - first
-    attended = f.load(I64, JOB.read(f, f.job, "attended") + f.text_index * 8)
+    attended = f.load(I64, JOB.read(f.job, "attended") + f.text_index * 8)
     start = (first - f.first_row) * stride + (head - f.first_head) * size * 4
     queries, keys, values = (each + start for each in (f.queries, f.keys, f.values))
     context = f.context + ((first - f.first_row) * width + head * size) * element
-    packed_queries, packed_keys, packed_values, scores, sums = (
-        THREAD.read(f, f.thread, name) for name in ("queries", "keys", "values", "scores", "sums")
+    packed_queries, packed_keys, packed_values, scores, sums = THREAD.each(
+        f.thread, "queries", "keys", "values", "scores", "sums"
     )
-    scale = MODEL.read(f, f.model, "score_scale")
+    scale = MODEL.read(f.model, "score_scale")
     f.call("pack_keys", keys, stride, attended, size, scale, packed_keys)
     f.call("pack_values", values, stride, attended, size, 1.0, packed_values)
     zeros = f.allocate(F32, WIDEST)
@@ -143,7 +143,7 @@ def _keys_read(
     """Return the first key that some queries read, where a panel starts, and the end of them."""
     if not windowed:
         return f.constant(I64, 0), attended
-    window = LAYER.read(f, f.layer, "window")
+    window = LAYER.read(f.layer, "window")
     multiple = isa.products.columns
     first = (row - window.minimum(row)).minimum(attended) // multiple * multiple
     return first, (row + rows + window).minimum(attended)
@@ -151,8 +151,8 @@ def _keys_read(
 
 def attend(f: Function, layer: Value, text: Value, head: Value, most: Value) -> None:
     """Write the attention of a head within a text, in the buffers of a job."""
-    width = MODEL.read(f, f.model, "width")
-    places = {name: JOB.read(f, f.job, name) for name in ("queries", "keys", "values", "context")}
+    width = MODEL.read(f.model, "width")
+    places = {name: JOB.read(f.job, name) for name in ("queries", "keys", "values", "context")}
     f.call(
         "attention",
         **f.own("model, job, thread"),
@@ -181,21 +181,21 @@ def _emit_softmax(module: Module, isa: InstructionSet, features: Features) -> No
     with module.function(
         "softmax", "model*, layer*, thread*, head, query, rows, first, length, padded"
     ) as f:
-        scores, inverses = (THREAD.read(f, f.thread, name) for name in ("scores", "inverse"))
+        scores, inverses = THREAD.each(f.thread, "scores", "inverse")
         stride = f.padded * 4
-        bias = LAYER.read(f, f.layer, "position_bias")
+        bias = LAYER.read(f.layer, "position_bias")
         with (
             f.when(bias.differs(0)),
             f.loop(0, f.rows) as row,
         ):
             _add_position_bias(f, lanes, scores + row * stride, bias, f.query + row)
-        is_causal = MODEL.read(f, f.model, "causal").differs(0)
+        is_causal = MODEL.read(f.model, "causal").differs(0)
         with f.loop(0, f.rows) as row:
             # Keys are counted from the first one.
             query, place = f.query + row - f.first, scores + row * stride
             end = is_causal.select(query + 1, f.length)
             if features.windowed:
-                window = LAYER.read(f, f.layer, "window")
+                window = LAYER.read(f.layer, "window")
                 _mask_before(f, lanes, place, query - window)
                 end = end.minimum(query + window + 1)
             _mask_after(f, lanes, place, end)
@@ -255,7 +255,7 @@ def _round_weights(
     """Multiply rows of weights by the inverse of their sum, fake-quantize them, and return sums."""
     lanes = isa.lanes
     floats = vector(F32, lanes)
-    record = LAYER.read(f, f.layer, "probability_rounding")
+    record = LAYER.read(f.layer, "probability_rounding")
     rounded = rounding(f, record, f.constant(I64, 0), floats)
     count = isa.products.vectors(lanes)
     totals = [f.variable(f.constant(floats, 0.0)) for _ in rows]
@@ -275,7 +275,7 @@ def _round_weights(
 def _add_position_bias(f: Function, lanes: int, scores: Value, bias: Value, query: Value) -> None:
     """Add the bias of `key - query` to the scores of a query."""
     floats = vector(F32, lanes)
-    limit = MODEL.read(f, f.model, "limit")
+    limit = MODEL.read(f.model, "limit")
     row = bias + (f.head * (limit * 2 - 1) + limit - 1 - query + f.first) * 4
     with f.loop(0, f.length, lanes) as key:
         place = scores + key * 4
@@ -304,12 +304,12 @@ def _emit_context(module: Module, lanes: int, *, dynamic: bool) -> None:
     """Write `context`: sums of values to codes of the next linear layer, or to float32."""
     floats = vector(F32, lanes)
     with module.function("context", "layer*, thread*, channel, row, size, out*") as f:
-        sums = THREAD.read(f, f.thread, "sums") + f.row * f.size * 4
-        inverse = f.load(F32, THREAD.read(f, f.thread, "inverse") + f.row * 4)
+        sums = THREAD.read(f.thread, "sums") + f.row * f.size * 4
+        inverse = f.load(F32, THREAD.read(f.thread, "inverse") + f.row * 4)
         inverse = f.splat(inverse, lanes)
-        codes = LAYER.read(f, f.layer, "context_codes")
-        shift = f.splat(CODES.read(f, codes, "shift"), lanes)
-        multiplier = CODES.read(f, codes, "multiplier") + f.channel * 4
+        codes = LAYER.read(f.layer, "context_codes")
+        shift = f.splat(CODES.read(codes, "shift"), lanes)
+        multiplier = CODES.read(codes, "multiplier") + f.channel * 4
         with f.loop(0, f.size, lanes) as channel:
             total = f.load(floats, sums + channel * 4) * inverse
             if dynamic:

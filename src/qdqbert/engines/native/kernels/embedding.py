@@ -15,14 +15,14 @@ def emit_embedding(module: Module, isa: InstructionSet, features: Features) -> N
     rows, at most a block.
     """
     with module.function("embed", "model*, job*, thread*, row, rows") as f:
-        hidden, width = (MODEL.read(f, f.model, name) for name in ("hidden", "embedding_width"))
-        x = JOB.read(f, f.job, "x") + f.row * hidden * 4
-        projection = MODEL.read(f, f.model, "projection")
+        hidden, width = MODEL.each(f.model, "hidden", "embedding_width")
+        x = JOB.read(f.job, "x") + f.row * hidden * 4
+        projection = MODEL.read(f.model, "projection")
         is_projected = projection.differs(0)
-        out = is_projected.select(THREAD.read(f, f.thread, "embedded"), x)
+        out = is_projected.select(THREAD.read(f.thread, "embedded"), x)
         with f.loop(0, f.rows) as row:
             _sum_rows(f, isa.lanes, features, f.row + row, out + row * width * 4)
-        norm = MODEL.read(f, f.model, "embedding_norm")
+        norm = MODEL.read(f.model, "embedding_norm")
         with f.when(norm.differs(0)):
             f.call("layer_norm", norm, out, width * 4, f.rows)
         with f.when(is_projected):
@@ -33,15 +33,15 @@ def _sum_rows(f: Function, lanes: int, features: Features, token: Value, out: Va
     """Write the sum of the rows of a token: of the words, and of the other tables."""
     tables = ("positions", "token_types") if features.positions else ("token_types",)
     floats = vector(F32, lanes)
-    width = MODEL.read(f, f.model, "embedding_width")
+    width = MODEL.read(f.model, "embedding_width")
     word = _index(f, "ids", token) * width
-    others = [MODEL.read(f, f.model, name) + _index(f, name, token) * width * 4 for name in tables]
-    scale = MODEL.read(f, f.model, "word_scale")
-    words = MODEL.read(f, f.model, "words")
+    others = [MODEL.read(f.model, name) + _index(f, name, token) * width * 4 for name in tables]
+    scale = MODEL.read(f.model, "word_scale")
+    words = MODEL.read(f.model, "words")
     is_int8 = scale.differs(0)
 
     if features.drops_words:
-        factor = f.splat(f.load(F32, JOB.read(f, f.job, "word_factors") + token * 4), lanes)
+        factor = f.splat(f.load(F32, JOB.read(f.job, "word_factors") + token * 4), lanes)
 
     def store(channel: Value, values: Value) -> None:
         if features.drops_words:
@@ -60,5 +60,5 @@ def _sum_rows(f: Function, lanes: int, features: Features, token: Value, out: Va
 
 def _index(f: Function, name: str, token: Value) -> Value:
     """Return the row of a table that a token reads."""
-    place = JOB.read(f, f.job, name) + token * 4
+    place = JOB.read(f.job, name) + token * 4
     return f.load(I32, place).cast("sext", I64)

@@ -43,17 +43,15 @@ class _FeedForward:
     def __init__(self, f: Function, features: Features, *, by_columns: bool) -> None:
         """Read what all steps need."""
         self.f, self.features, self.by_columns = f, features, by_columns
-        self.hidden, self.width, self.inner = (
-            MODEL.read(f, f.model, name) for name in ("hidden", "width", "inner")
-        )
-        self.record = {name: LAYER.read(f, f.layer, name) for name in LAYER.fields}
-        self.codes, self.inner_codes, self.scales = (
-            THREAD.read(f, f.thread, name) for name in ("codes", "inner", "row_scales")
+        self.hidden, self.width, self.inner = MODEL.each(f.model, "hidden", "width", "inner")
+        self.record = {name: LAYER.read(f.layer, name) for name in LAYER.fields}
+        self.codes, self.inner_codes, self.scales = THREAD.each(
+            f.thread, "codes", "inner", "row_scales"
         )
         # Results of linear layers that all threads read.
-        sums, self.shared = (JOB.read(f, f.job, name) for name in ("sums", "inner"))
+        sums, self.shared = JOB.each(f.job, "sums", "inner")
         self.sums_of = {"output": sums, "down": sums + f.rows * self.hidden * 4}
-        self.x = JOB.read(f, f.job, "x") + f.row * self.hidden * 4
+        self.x = JOB.read(f.job, "x") + f.row * self.hidden * 4
         self.stride = self.hidden * 4
         self.codes_stride = bytes_of_codes(self.hidden)
         self.inner_stride = bytes_of_codes(self.inner)
@@ -108,7 +106,7 @@ class _FeedForward:
         with f.loop(0, f.rows, INNER_BLOCK) as row:
             count = (f.rows - row).minimum(INNER_BLOCK)
             place = self.scales + row * ROW_SCALE
-            buffer = THREAD.read(f, f.thread, "inner_float")
+            buffer = THREAD.read(f.thread, "inner_float")
             floats = self.shared + row * stride if self.by_columns else buffer
             if not self.by_columns:
                 self.linear(
@@ -158,9 +156,9 @@ class _FeedForward:
         """Write a linear layer: all columns, or the thread's own."""
         f, record, first = self.f, self.record[name], self.first_panel(name)
         if self.by_columns:
-            panels = THREAD.read(f, f.thread, f"own_{_COLUMNS[name]}")
+            panels = THREAD.read(f.thread, f"own_{_COLUMNS[name]}")
         else:
-            panels = LINEAR.read(f, record, "panels")
+            panels = LINEAR.read(record, "panels")
         f.call(
             kernel,
             linear=record,
@@ -185,16 +183,16 @@ class _FeedForward:
         """Return the first panel of weights that the function reads."""
         if not self.by_columns:
             return 0
-        return THREAD.read(self.f, self.f.thread, f"first_{_COLUMNS[name]}")
+        return THREAD.read(self.f.thread, f"first_{_COLUMNS[name]}")
 
     def weights(self, name: str) -> Value:
         """Return the address of the first weights that the function reads."""
-        return weights_of(self.f, self.record[name], self.first_panel(name))
+        return weights_of(self.record[name], self.first_panel(name))
 
 
 def weights_after_attention(f: Function, panel: Value | int = 0) -> Value:
     """Return the address of the weights of `f.layer` that are read first after attention."""
-    return weights_of(f, LAYER.read(f, f.layer, "output"), panel)
+    return weights_of(LAYER.read(f.layer, "output"), panel)
 
 
 def _emit_add_rows(module: Module, lanes: int) -> None:

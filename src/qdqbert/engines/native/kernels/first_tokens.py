@@ -37,9 +37,9 @@ def emit_first_tokens(module: Module) -> None:
 
 def reads_first_only(f: Function, reader: Value) -> Value:
     """Return whether a layer computes first tokens only, given the layer that reads its states."""
-    return reader.equals(0) & JOB.read(f, f.job, "first_only").equals(1)
+    return reader.equals(0) & JOB.read(f.job, "first_only").equals(1)
 
 
 def most_queries(f: Function, is_first: Value) -> Value:
     """Return how many tokens of a text get a context at most."""
-    return is_first.select(f.constant(I64, 1), MODEL.read(f, f.model, "limit"))
+    return is_first.select(f.constant(I64, 1), MODEL.read(f.model, "limit"))

@@ -98,16 +98,16 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
 
 def _forward(f: Function, isa: InstructionSet) -> None:
     isa.tiles.begin(f)
-    first, last = (THREAD.read(f, f.thread, name) for name in ("first_row", "last_row"))
+    first, last = THREAD.each(f.thread, "first_row", "last_row")
     records = f.own("model, job, thread")
     with _blocks(f, first, last) as (row, rows):
         f.call("begin", **records, row=row, rows=rows)
-    has_texts = JOB.read(f, f.job, "threads").equals(1)
-    by_columns = JOB.read(f, f.job, "by_columns").equals(1)
-    first_head = by_columns.select(THREAD.read(f, f.thread, "first_head"), f.constant(I64, 0))
+    has_texts = JOB.read(f.job, "threads").equals(1)
+    by_columns = JOB.read(f.job, "by_columns").equals(1)
+    first_head = by_columns.select(THREAD.read(f.thread, "first_head"), f.constant(I64, 0))
     with each_layer(f) as (layer, reader, following):
         with f.when(has_texts):
-            parts, count = (THREAD.read(f, f.thread, name) for name in ("parts", "part_count"))
+            parts, count = THREAD.each(f.thread, "parts", "part_count")
             again, next_layer = (first_weights(f, each) for each in (layer, following))
             with f.loop(0, count) as part:
                 first_text, end = (f.load(I64, parts + (part + each) * 8) for each in (0, 1))
@@ -127,7 +127,7 @@ def _forward(f: Function, isa: InstructionSet) -> None:
         with f.when(by_columns):
             f.call("run_columns", **arguments)
     isa.tiles.end(f)
-    THREAD.write(f, f.thread, "passes", THREAD.read(f, f.thread, "passes") + 1)
+    THREAD.write(f.thread, "passes", THREAD.read(f.thread, "passes") + 1)
 
 
 def _emit_texts(module: Module, *, dynamic: bool) -> None:
@@ -140,15 +140,13 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
     a thread's texts have them at the same place.
     """
     with module.function("run_texts", f"{RECORDS}, reader*, first, last, following*") as f:
-        width, heads, size, group = (
-            MODEL.read(f, f.model, name) for name in ("width", "heads", "head_size", "group")
-        )
-        starts = JOB.read(f, f.job, "starts")
+        width, heads, size, group = MODEL.each(f.model, "width", "heads", "head_size", "group")
+        starts = JOB.read(f.job, "starts")
         first_row = f.load(I64, starts + f.first * 8)
         rows = f.load(I64, starts + f.last * 8) - first_row
-        own = THREAD.read(f, f.thread, "first_row") * width
-        parts = [JOB.read(f, f.job, name) + own * 4 for name in _PROJECTED]
-        context = JOB.read(f, f.job, "context") + own * (4 if dynamic else 1)
+        own = THREAD.read(f.thread, "first_row") * width
+        parts = [JOB.read(f.job, name) + own * 4 for name in _PROJECTED]
+        context = JOB.read(f.job, "context") + own * (4 if dynamic else 1)
         stride, records = group * size * 4, f.own(RECORDS)
         output = weights_after_attention(f)
         is_first = reads_first_only(f, f.reader)
@@ -194,11 +192,10 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
     after the layer's own.
     """
     with module.function("run_rows", f"{RECORDS}, reader*, following*") as f:
-        first, last, first_item, last_item = (
-            THREAD.read(f, f.thread, name)
-            for name in ("first_row", "last_row", "first_item", "last_item")
+        first, last, first_item, last_item = THREAD.each(
+            f.thread, "first_row", "last_row", "first_item", "last_item"
         )
-        heads = MODEL.read(f, f.model, "heads")
+        heads = MODEL.read(f.model, "heads")
         again = first_weights(f, f.layer)
         output = weights_after_attention(f)
         with _blocks(f, first, last) as (row, rows):
@@ -210,8 +207,8 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
         with f.loop(first_item, last_item) as item:
             attend(f, f.layer, item // heads, item % heads, most)
         f.call("wait", f.job)
-        width, element = MODEL.read(f, f.model, "width"), 4 if dynamic else 1
-        context = JOB.read(f, f.job, "context")
+        width, element = MODEL.read(f.model, "width"), 4 if dynamic else 1
+        context = JOB.read(f.job, "context")
         text, end = (_texts_before(f, each) for each in (first, last))
         # First tokens of this thread may be later than its first row.
         first = is_first.select(_start(f, text).minimum(last), first)
@@ -225,23 +222,22 @@ def _emit_columns(module: Module) -> None:
     It takes the same arguments as `run_rows`.
     """
     with module.function("run_columns", f"{RECORDS}, reader*, following*") as f:
-        rows, first, last, panel = (
-            THREAD.read(f, f.thread, name)
-            for name in ("last_row", "first_head", "last_head", "first_hidden")
+        rows, first, last, panel = THREAD.each(
+            f.thread, "last_row", "first_head", "last_head", "first_hidden"
         )
         start = f.constant(I64, 0)
         output = weights_after_attention(f, panel)
         project_all(f, f.layer, start, rows, first, last - first, output)
-        texts = JOB.read(f, f.job, "texts")
+        texts = JOB.read(f.job, "texts")
         with f.loop(0, texts) as text, f.loop(first, last) as head:
-            attend(f, f.layer, text, head, MODEL.read(f, f.model, "limit"))
+            attend(f, f.layer, text, head, MODEL.read(f.model, "limit"))
         f.call("wait", f.job)
         f.call(
             "feed_forward_columns",
             **f.own(f"{RECORDS}, reader, following"),
             row=start,
             rows=rows,
-            context=JOB.read(f, f.job, "context"),
+            context=JOB.read(f.job, "context"),
         )
 
 
@@ -252,7 +248,7 @@ def _blocks(f: Function, first: Value, last: Value) -> Iterator[tuple[Value, Val
     Yields:
         The first row and the number of rows.
     """
-    count, most = last - first, MODEL.read(f, f.model, "block")
+    count, most = last - first, MODEL.read(f.model, "block")
     blocks = ((count + (most - 1)) // most).maximum(1)
     each = padded_to((count + (blocks - 1)) // blocks, 32).maximum(1)
     with f.loop(first, last, each) as row:
@@ -261,13 +257,13 @@ def _blocks(f: Function, first: Value, last: Value) -> Iterator[tuple[Value, Val
 
 def _start(f: Function, text: Value) -> Value:
     """Return the index of the first token of a text, or the end of all texts."""
-    return f.load(I64, JOB.read(f, f.job, "starts") + text * 8)
+    return f.load(I64, JOB.read(f.job, "starts") + text * 8)
 
 
 def _texts_before(f: Function, row: Value) -> Value:
     """Return the number of texts that start before a row."""
     count = f.variable(f.constant(I64, 0))
-    with f.loop(0, JOB.read(f, f.job, "texts")) as text:
+    with f.loop(0, JOB.read(f.job, "texts")) as text:
         count.set(count.get() + (_start(f, text) < row).cast("zext", I64))
     return count.get()
 
@@ -288,9 +284,9 @@ def _rest_of_layer(
     With `is_first`, `first_row` is the row of the first text. The texts from `text` to `end` start
     in these rows, whose contexts start at `context`.
     """
-    hidden, width = (MODEL.read(f, f.model, name) for name in ("hidden", "width"))
+    hidden, width = MODEL.each(f.model, "hidden", "width")
     context_bytes = width * (4 if dynamic else 1)
-    x, starts = JOB.read(f, f.job, "x"), JOB.read(f, f.job, "starts")
+    x, starts = JOB.read(f.job, "x"), JOB.read(f.job, "starts")
     own = (starts + text * 8, end - text)
     states = (x + first_row * hidden * 4, hidden * 4, *own)
     with f.when(is_first):

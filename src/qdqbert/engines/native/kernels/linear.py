@@ -93,8 +93,8 @@ def _activated(name: str) -> Finish:
 
 def _codes(name: str) -> Finish:
     def finish(f: Function, column: Value, floats: Type) -> Change:
-        multiplier = f.load(floats, CODES.read(f, f.extra, "multiplier") + column * 4)
-        shift = CODES.read(f, f.extra, "shift")
+        multiplier = f.load(floats, CODES.read(f.extra, "multiplier") + column * 4)
+        shift = CODES.read(f.extra, "shift")
 
         def change(places: list[Value], values: Value) -> Value:
             factor = f.join([multiplier] * len(places))
@@ -157,9 +157,9 @@ def _emit_finish(
     instructions of these registers alternate, so that none waits for the one before.
     """
     with finish_function(module, name) as f:
-        factors = LINEAR.read(f, f.linear, "factor") + f.column * 4
-        biases = LINEAR.read(f, f.linear, "bias") + f.column * 4
-        first = LINEAR.read(f, f.linear, "start") + f.column * 4
+        factors = LINEAR.read(f.linear, "factor") + f.column * 4
+        biases = LINEAR.read(f.linear, "bias") + f.column * 4
+        first = LINEAR.read(f.linear, "start") + f.column * 4
 
         def block(panel: Value, width: int) -> None:
             floats = vector(F32, PANEL * width)

@@ -70,7 +70,7 @@ def quantize_input(
     of `quantize_rows`.
     """
     if features.norms_first:
-        f.call("quantize_normed", codes, *rows, norm, THREAD.read(f, f.thread, "normed"))
+        f.call("quantize_normed", codes, *rows, norm, THREAD.read(f.thread, "normed"))
     else:
         f.call("quantize_rows", codes, *rows)
 
@@ -209,15 +209,15 @@ def _normalize(
 ) -> None:
     """Write the LayerNorm of some rows with padding, by the record `f.norm`."""
     floats = vector(F32, lanes)
-    weight, bias = (NORM.read(f, f.norm, name) for name in ("weight", "bias"))
-    width = NORM.read(f, f.norm, "width")
+    weight, bias = NORM.each(f.norm, "weight", "bias")
+    width = NORM.read(f.norm, "width")
     count = width.cast("sitofp", F32)
     whole = width - width % lanes
     totals = [f.variable(f.constant(floats, 0.0)) for _ in rows]
     with f.loop(0, channels, lanes) as channel:
         for x, total in zip(rows, totals, strict=True):
             total.set(total.get() + f.load(floats, x + channel * 4))
-    subtracts_mean = NORM.read(f, f.norm, "subtracts_mean")
+    subtracts_mean = NORM.read(f.norm, "subtracts_mean")
     means = [f.splat(f.sum_of(each.get()) / count * subtracts_mean, lanes) for each in totals]
     for total in totals:
         total.set(0.0)
@@ -231,7 +231,7 @@ def _normalize(
         for x, total, mean in zip(rows, totals, means, strict=True):
             centered = is_real.select(f.load(floats, x + whole * 4) - mean, 0.0)
             total.set(f.fma(centered, centered, total.get()))
-    epsilon = NORM.read(f, f.norm, "epsilon")
+    epsilon = NORM.read(f.norm, "epsilon")
     deviations = [
         f.intrinsic("llvm.sqrt.f32", F32, f.sum_of(each.get()) / count + epsilon) for each in totals
     ]
@@ -253,8 +253,8 @@ def _store(f: Function, rows: Sequence[Value], channel: Value, values: Sequence[
 def _codes(f: Function, lanes: int, row: Value, count: int) -> Write:
     """Return a writer of the codes of `count` rows from `row` on, with static scales."""
     floats = vector(F32, lanes)
-    multiplier = CODES.read(f, f.extra, "multiplier")
-    shift = f.splat(CODES.read(f, f.extra, "shift"), lanes)
+    multiplier = CODES.read(f.extra, "multiplier")
+    shift = f.splat(CODES.read(f.extra, "shift"), lanes)
     places = [f.out + (row + each) * f.out_stride for each in range(count)]
 
     def write(channel: Value, values: Sequence[Value]) -> None:
@@ -271,7 +271,7 @@ class _Ranges:
     def __init__(self, f: Function, lanes: int, count: int) -> None:
         """Start with empty ranges, in a function of `_codes_function`."""
         self._function, self._floats = f, vector(F32, lanes)
-        self._multiplier = CODES.read(f, f.extra, "multiplier")
+        self._multiplier = CODES.read(f.extra, "multiplier")
         # Zero is always in the range.
         self._ends = [
             [f.variable(f.constant(self._floats, 0.0)) for _ in range(2)] for _ in range(count)

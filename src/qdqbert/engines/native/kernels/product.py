@@ -114,9 +114,8 @@ def _emit_linear(module: Module) -> None:
     the number of rows, and the first row of the result and the bytes from one row to the next.
     """
     with module.function("float_linear", "linear*, x*, stride, rows, out*, out_stride") as f:
-        weights, panel, panels, depth, bias = (
-            FLOAT_LINEAR.read(f, f.linear, name)
-            for name in ("weights", "panel", "panels", "depth", "bias")
+        weights, panel, panels, depth, bias = FLOAT_LINEAR.each(
+            f.linear, "weights", "panel", "panels", "depth", "bias"
         )
         f.call(
             "product",

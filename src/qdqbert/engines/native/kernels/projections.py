@@ -32,9 +32,9 @@ def _emit_quantize_states(module: Module, features: Features) -> None:
     second or third projection on.
     """
     with module.function("quantize_states", f"{RECORDS}, row, rows, first") as f:
-        inputs = LAYER.read(f, f.layer, "projection_codes")
+        inputs = LAYER.read(f.layer, "projection_codes")
         with f.loop(f.first, _last_codes(f) + 1) as index:
-            norm = LAYER.read(f, f.layer, "attention_input_norm")
+            norm = LAYER.read(f.layer, "attention_input_norm")
             rows = (*_states(f), f.rows, *_codes(f, index))
             quantize_input(f, features, norm, inputs + index * CODES.size, *rows)
 
@@ -43,10 +43,10 @@ def _emit_begin(module: Module) -> None:
     """Write `begin`: the embeddings of some rows, and the codes that the first layer reads."""
     with module.function("begin", "model*, job*, thread*, row, rows") as f:
         own = f.own("model, job, thread, row, rows")
-        with f.when(MODEL.read(f, f.model, "embeds").equals(1)):
+        with f.when(MODEL.read(f.model, "embeds").equals(1)):
             f.call("embed", **own)
-        with f.when(MODEL.read(f, f.model, "layer_count").differs(0)):
-            f.call("quantize_states", **own, layer=MODEL.read(f, f.model, "layers"), first=0)
+        with f.when(MODEL.read(f.model, "layer_count").differs(0)):
+            f.call("quantize_states", **own, layer=MODEL.read(f.model, "layers"), first=0)
 
 
 def _emit_end_layer(module: Module, features: Features) -> None:
@@ -58,12 +58,12 @@ def _emit_end_layer(module: Module, features: Features) -> None:
     with module.function("end_layer", f"{RECORDS}, reader*, row, rows") as f:
         is_last, own = f.reader.equals(0), f.own("model, job, thread, row, rows")
         if not features.norms_first:
-            norm, states = LAYER.read(f, f.layer, "norm"), _states(f)
+            norm, states = LAYER.read(f.layer, "norm"), _states(f)
             with f.when(is_last):
                 f.call("layer_norm", norm, *states[:2], f.rows)
         with f.when(is_last ^ 1):
             if not features.norms_first:
-                inputs = LAYER.read(f, f.reader, "projection_codes")
+                inputs = LAYER.read(f.reader, "projection_codes")
                 target = _codes(f, f.constant(I64, 0))
                 f.call("layer_norm_codes", inputs, *states, f.rows, *target, norm)
             first = f.constant(I64, 0 if features.norms_first else 1)
@@ -79,11 +79,11 @@ def _emit_project(module: Module, features: Features) -> None:
     """
     arguments = "row, rows, head, heads, queries*, keys*, values*, stride, following*"
     with module.function("project", f"{RECORDS}, {arguments}") as f:
-        size = MODEL.read(f, f.model, "head_size")
-        positions = JOB.read(f, f.job, "positions") + f.row * 4
-        linears, last = LAYER.read(f, f.layer, "projections"), _last_codes(f)
+        size = MODEL.read(f.model, "head_size")
+        positions = JOB.read(f.job, "positions") + f.row * 4
+        linears, last = LAYER.read(f.layer, "projections"), _last_codes(f)
         first = f.head * size // PANEL
-        keys, values = (weights_of(f, linears + number * LINEAR.size, first) for number in (1, 2))
+        keys, values = (weights_of(linears + number * LINEAR.size, first) for number in (1, 2))
         places = (f.queries, f.keys, f.values)
         for number, (out, following) in enumerate(
             zip(places, (keys, values, f.following), strict=True)
@@ -105,35 +105,33 @@ def _emit_project(module: Module, features: Features) -> None:
             )
             if features.normalizes_heads and number < _CHANGED:
                 # Callers pass all heads then.
-                norm = LAYER.read(f, f.layer, ("query_norm", "key_norm")[number])
+                norm = LAYER.read(f.layer, ("query_norm", "key_norm")[number])
                 f.call("layer_norm", norm, out, f.stride, f.rows)
             if features.rotary and number < _CHANGED:
-                table = LAYER.read(f, f.layer, "rotation")
+                table = LAYER.read(f.layer, "rotation")
                 heads = (out, f.stride, f.rows, f.heads, size)
                 f.call("rotate_rows", *heads, positions, table)
             if features.rounds_attention:
-                record = f.load(PTR, LAYER.read(f, f.layer, "roundings") + 8 * number)
+                record = f.load(PTR, LAYER.read(f.layer, "roundings") + 8 * number)
                 columns = f.heads * size
                 f.call("round_rows", record, f.head * size, out, f.stride, columns, f.rows)
 
 
 def _last_codes(f: Function) -> Value:
     """Return the index of the last codes of a layer: 0 if its projections share them, else 2."""
-    return LAYER.read(f, f.layer, "shares_codes").differs(0).select(f.constant(I64, 0), 2)
+    return LAYER.read(f.layer, "shares_codes").differs(0).select(f.constant(I64, 0), 2)
 
 
 def _states(f: Function) -> tuple[Value, Value, Value]:
     """Return the place of the hidden states of `f.row`, the bytes of a row, and its channels."""
-    hidden = MODEL.read(f, f.model, "hidden")
-    return JOB.read(f, f.job, "x") + f.row * hidden * 4, hidden * 4, hidden
+    hidden = MODEL.read(f.model, "hidden")
+    return JOB.read(f.job, "x") + f.row * hidden * 4, hidden * 4, hidden
 
 
 def _codes(f: Function, index: Value) -> tuple[Value, Value, Value]:
     """Return the place of the codes of `f.row`, the bytes of a row, and the place of its scale."""
-    codes, scales, rows = (
-        JOB.read(f, f.job, name) for name in ("codes", "row_scales", "code_rows")
-    )
-    row, stride = f.row + index * rows, bytes_of_codes(MODEL.read(f, f.model, "hidden"))
+    codes, scales, rows = JOB.each(f.job, "codes", "row_scales", "code_rows")
+    row, stride = f.row + index * rows, bytes_of_codes(MODEL.read(f.model, "hidden"))
     return codes + row * stride, stride, scales + row * ROW_SCALE
 
 
@@ -147,9 +145,9 @@ def project_all(
     following: Value,
 ) -> None:
     """Write the projection of some rows and heads to the buffers of a job."""
-    width, size = (MODEL.read(f, f.model, name) for name in ("width", "head_size"))
+    width, size = MODEL.each(f.model, "width", "head_size")
     offset = (row * width + head * size) * 4
-    places = {name: JOB.read(f, f.job, name) + offset for name in ("queries", "keys", "values")}
+    places = {name: JOB.read(f.job, name) + offset for name in ("queries", "keys", "values")}
     f.call(
         "project",
         **f.own("model, job, thread"),

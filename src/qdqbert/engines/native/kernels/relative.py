@@ -63,8 +63,8 @@ class RelativeScores:
 
     def _multiply(self, table: str, x: Value, stride: Value, rows: Value, out: str) -> None:
         f = self.function
-        weights = LAYER.read(f, f.layer, table) + self.offset
-        found = THREAD.read(f, f.thread, out)
+        weights = LAYER.read(f.layer, table) + self.offset
+        found = THREAD.read(f.thread, out)
         f.call(
             "product",
             x=x,
@@ -85,8 +85,8 @@ def relative_positions(
     f: Function, features: Features, head: Value, size: Value, length: Value, zeros: Value
 ) -> RelativeScores:
     """Return the relative scores of a head; see `RelativeScores`."""
-    limit, panels = (MODEL.read(f, f.model, name) for name in ("limit", "relative_panels"))
-    middle = MODEL.read(f, f.model, "relative_rows") + (limit - 1) * 4
+    limit, panels = MODEL.each(f.model, "limit", "relative_panels")
+    middle = MODEL.read(f.model, "relative_rows") + (limit - 1) * 4
     first, last = (
         f.load(I32, middle + distance * 4).cast("zext", I64) // PANEL
         for distance in (1 - length, length - 1)
@@ -113,10 +113,9 @@ def emit_add_positions(module: Module, features: Features) -> None:
     with module.function(
         "add_positions", "model*, thread*, query, rows, score_stride, start, end, panel, stride"
     ) as f:
-        middle = MODEL.read(f, f.model, "relative_rows") + (MODEL.read(f, f.model, "limit") - 1) * 4
-        scores, of_queries, of_keys = (
-            THREAD.read(f, f.thread, name)
-            for name in ("scores", "query_positions", "key_positions")
+        middle = MODEL.read(f.model, "relative_rows") + (MODEL.read(f.model, "limit") - 1) * 4
+        scores, of_queries, of_keys = THREAD.each(
+            f.thread, "scores", "query_positions", "key_positions"
         )
         shift = f.panel * (4 * PANEL)
         with f.loop(0, f.rows) as row:

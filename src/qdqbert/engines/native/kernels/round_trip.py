@@ -51,11 +51,11 @@ def rounding(f: Function, record: Value, channel: Value, floats: Type) -> Callab
     The first lane has a channel of a `ROUND_TRIP` record.
     """
     multiplier, step = (
-        f.load(floats, ROUND_TRIP.read(f, record, name) + channel * 4)
+        f.load(floats, ROUND_TRIP.read(record, name) + channel * 4)
         for name in ("multiplier", "step")
     )
-    limits = [ROUND_TRIP.read(f, record, name) for name in ("shift", "low", "high")]
-    is_kept = ROUND_TRIP.read(f, record, "is_kept").differs(0)
+    limits = [ROUND_TRIP.read(record, name) for name in ("shift", "low", "high")]
+    is_kept = ROUND_TRIP.read(record, "is_kept").differs(0)
 
     def write(x: Value) -> Value:
         rows = x.type.lanes // floats.lanes

@@ -28,9 +28,9 @@ def emit_second_add(module: Module, isa: InstructionSet) -> None:
 
 def keep(f: Function, x: Value, hidden: Value, rows: Value) -> None:
     """Write the copy of states before an attention is added to them."""
-    f.call("keep_rows", THREAD.read(f, f.thread, "kept"), x, rows * hidden)
+    f.call("keep_rows", THREAD.read(f.thread, "kept"), x, rows * hidden)
 
 
 def add_again(f: Function, x: Value, hidden: Value, rows: Value) -> None:
     """Write the second add of states."""
-    f.call("add_kept_rows", THREAD.read(f, f.thread, "kept"), x, rows * hidden)
+    f.call("add_kept_rows", THREAD.read(f.thread, "kept"), x, rows * hidden)

@@ -21,9 +21,9 @@ _SLEEP = 50
 def emit_barrier(module: Module, isa: InstructionSet) -> None:
     """Write `wait`, which returns when all threads of a job have called it."""
     with module.function("wait", "job*") as f:
-        threads = JOB.read(f, f.job, "threads")
+        threads = JOB.read(f.job, "threads")
         with f.when(threads > 1):
-            count = JOB.read(f, f.job, "barrier")
+            count = JOB.read(f.job, "barrier")
             present = count + 8
             before = _load(f, present)
             arrived = _add(f, count, 1)
@@ -32,7 +32,7 @@ def emit_barrier(module: Module, isa: InstructionSet) -> None:
                 _store(f, 0, count)
                 _store(f, before + 1, present)
             with f.when(is_last ^ 1):
-                _wait_for(f, isa, present, before, JOB.read(f, f.job, "sleep"), count + 16)
+                _wait_for(f, isa, present, before, JOB.read(f.job, "sleep"), count + 16)
 
 
 def emit_mailbox(module: Module, isa: InstructionSet) -> None:
@@ -46,12 +46,12 @@ def emit_mailbox(module: Module, isa: InstructionSet) -> None:
         _add(f, _field(f, "posted"), 1)
         state = _field(f, "is_asleep")
         asleep = f.emit(I64, f"atomicrmw xchg ptr {state.text}, i64 0 seq_cst")
-        MAILBOX.write(f, f.mailbox, "was_asleep", asleep)
+        MAILBOX.write(f.mailbox, "was_asleep", asleep)
     with module.function("serve", "mailbox*") as f:
         _serve(f, isa)
     with module.function("finish", "mailbox*") as f:
         posted = _load(f, _field(f, "posted"))
-        sleep = MAILBOX.read(f, f.mailbox, "sleep")
+        sleep = MAILBOX.read(f.mailbox, "sleep")
         with f.repeat_while() as end:
             done = _load(f, _field(f, "done"))
             end.leave_if(done.equals(posted))
@@ -64,7 +64,7 @@ def _serve(f: Function, isa: InstructionSet) -> None:
         tries = f.variable(f.constant(I64, 0))
         with f.repeat_while() as waiting:
             waiting.leave_if(_load(f, _field(f, "posted")).differs(done))
-            waiting.leave_if(tries.get() >= MAILBOX.read(f, f.mailbox, "patience"))
+            waiting.leave_if(tries.get() >= MAILBOX.read(f.mailbox, "patience"))
             _pause(f, isa)
             tries.set(tries.get() + 1)
         with f.when(_load(f, _field(f, "posted")).equals(done)):
@@ -74,10 +74,10 @@ def _serve(f: Function, isa: InstructionSet) -> None:
         # sleeps, and Python's semaphore lets it through once more, which does no harm.
         end.leave_if(_load(f, _field(f, "posted")).equals(done))
         _store(f, 0, _field(f, "is_asleep"))
-        job = MAILBOX.read(f, f.mailbox, "job")
+        job = MAILBOX.read(f.mailbox, "job")
         end.leave_if(job.equals(0))
-        model, thread = (MAILBOX.read(f, f.mailbox, name) for name in ("model", "thread"))
-        function = MAILBOX.read(f, f.mailbox, "function")
+        model, thread = MAILBOX.each(f.mailbox, "model", "thread")
+        function = MAILBOX.read(f.mailbox, "function")
         for index, name in enumerate(FUNCTIONS):
             if name in f.module.functions:
                 with f.when(function.equals(index)):

@@ -24,11 +24,11 @@ def multiply_tile(
         name,
         codes=f.codes + row * f.code_stride,
         code_stride=f.code_stride,
-        weights=weights_of(f, f.linear, f.first + panel),
-        panel=LINEAR.read(f, f.linear, "panel"),
+        weights=weights_of(f.linear, f.first + panel),
+        panel=LINEAR.read(f.linear, "panel"),
         sums=sums,
         sum_stride=stride,
-        steps=LINEAR.read(f, f.linear, "steps"),
+        steps=LINEAR.read(f.linear, "steps"),
         **last,
     )
 
@@ -66,5 +66,5 @@ def place_of(f: Function, panel: Value, row: Value, element: int) -> Value:
 
 def following_weights(f: Function, panel: Value) -> Value:
     """Return the weights that are read next: of a panel, or those that follow the last panel."""
-    own = weights_of(f, f.linear, f.first + panel)
+    own = weights_of(f.linear, f.first + panel)
     return (panel < f.panels).select(own, f.following)

@@ -65,11 +65,11 @@ class VectorTiles(Tiles):
         sums = f.allocate(I32, isa.rows[0] * stride // 4)
         tiles = ((f.rows + (isa.rows[0] - 1)) // isa.rows[0]).maximum(1)
         ahead_step = ((tiles + (widths[0] * LINE - 1)) // tiles).minimum(LINE)
-        part = LINEAR.read(f, f.linear, "steps") * ahead_step
+        part = LINEAR.read(f.linear, "steps") * ahead_step
 
         def tile(panel: Value, width: int, row: Value, height: int, following: Value) -> None:
             name = dot_name(height, width * PANEL // isa.lanes)
-            start = LINEAR.read(f, f.linear, "first_sums") + (f.first + panel) * (4 * PANEL)
+            start = LINEAR.read(f.linear, "first_sums") + (f.first + panel) * (4 * PANEL)
             ahead = following + row // isa.rows[0] * part
             if reads_out and self.prefetches:
                 place = place_of(f, panel, row, element)

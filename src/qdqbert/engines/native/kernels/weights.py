@@ -14,15 +14,15 @@ from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.records import LAYER, LINEAR, MODEL
 
 
-def weights_of(f: Function, linear: Value, panel: Value | int = 0) -> Value:
+def weights_of(linear: Value, panel: Value | int = 0) -> Value:
     """Return the address of a panel of weights of a `LINEAR` record."""
-    return LINEAR.read(f, linear, "weights") + LINEAR.read(f, linear, "panel") * panel
+    return LINEAR.read(linear, "weights") + LINEAR.read(linear, "panel") * panel
 
 
 def first_weights(f: Function, layer: Value, head: Value | int = 0) -> Value:
     """Return the weights of a layer that are read first, from a head on."""
-    panel = MODEL.read(f, f.model, "head_size") * head // PANEL
-    return weights_of(f, LAYER.read(f, layer, "projections"), panel)
+    panel = MODEL.read(f.model, "head_size") * head // PANEL
+    return weights_of(LAYER.read(layer, "projections"), panel)
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def each_layer(f: Function) -> Iterator[tuple[Value, Value, Value]]:
         The record; the one that reads its states, or null after the last one; and the one whose
         weights are read after its own, which is the first one after the last one.
     """
-    layers, count = (MODEL.read(f, f.model, name) for name in ("layers", "layer_count"))
+    layers, count = MODEL.each(f.model, "layers", "layer_count")
     with f.loop(0, count) as index:
         layer = layers + index * LAYER.size
         is_last = (index + 1).equals(count)

@@ -39,11 +39,11 @@ def emit_words(module: Module, isa: InstructionSet) -> None:
     _emit_exact(module, isa.lanes)
     with module.function("score_words", "model*, job*, thread*") as f:
         isa.tiles.begin(f)
-        job = {name: WORDS.read(f, f.job, name) for name in WORDS.fields}
+        job = {name: WORDS.read(f.job, name) for name in WORDS.fields}
         linear, stride = job["linear"], job["code_stride"]
         with f.loop(job["first"], job["end"], job["together"]) as panel:
             panels = (job["end"] - panel).minimum(job["together"])
-            own, others = (weights_of(f, linear, each) for each in (panel, panel + panels))
+            own, others = (weights_of(linear, each) for each in (panel, panel + panels))
             with f.loop(0, job["texts"]) as text:
                 first, end = (f.load(I64, job["starts"] + text * 8 + each) for each in (0, 8))
                 out = job["out"] + (text * job["out_stride"] + panel * (4 * PANEL))
@@ -65,14 +65,14 @@ def emit_words(module: Module, isa: InstructionSet) -> None:
                 words = {"word": panel * PANEL, "words": panels * PANEL}
                 f.call("score_again", job=f.job, row=first, rows=end - first, out=out, **words)
         isa.tiles.end(f)
-        THREAD.write(f, f.thread, "passes", THREAD.read(f, f.thread, "passes") + 1)
+        THREAD.write(f.thread, "passes", THREAD.read(f.thread, "passes") + 1)
 
 
 def _emit_finish(module: Module, *, adds_start: bool) -> None:
     """Write `linear_largest_finish`, which keeps the largest scores."""
     with finish_function(module, "linear_largest_finish") as f:
         factors, biases, starts, sums = (
-            LINEAR.read(f, f.linear, name) + f.column * 4
+            LINEAR.read(f.linear, name) + f.column * 4
             for name in ("factor", "bias", "start", "first_sums")
         )
 
@@ -127,9 +127,9 @@ def _emit_exact(module: Module, lanes: int) -> None:
 def _score_again(f: Function, lanes: int, word: Value, place: Value) -> None:
     """Write the largest score of a word, or 0, to a place."""
     floats = vector(F32, lanes)
-    depth, linear, scale = (WORDS.read(f, f.job, name) for name in ("depth", "linear", "scale"))
-    table, rest = (WORDS.read(f, f.job, name) for name in ("table", "rest"))
-    row = WORDS.read(f, f.job, "row")
+    depth, linear, scale = WORDS.each(f.job, "depth", "linear", "scale")
+    table, rest = WORDS.each(f.job, "table", "rest")
+    row = WORDS.read(f.job, "row")
     is_float = scale.equals(0)
     with f.when(is_float ^ 1), f.loop(0, depth, lanes) as channel:
         # As `shared_table.joined` does.
@@ -140,8 +140,8 @@ def _score_again(f: Function, lanes: int, word: Value, place: Value) -> None:
         steps = (codes * STEPS + more).cast("sitofp", floats)
         f.store(steps * (1 / STEPS) * f.load(floats, scale + channel * 4), row + channel * 4)
     row = is_float.select(table + word * depth * 4, row)
-    states = WORDS.read(f, f.job, "states") + f.row * depth * 4
-    bias = f.load(F32, LINEAR.read(f, linear, "bias") + word * 4)
+    states = WORDS.read(f.job, "states") + f.row * depth * 4
+    bias = f.load(F32, LINEAR.read(linear, "bias") + word * 4)
     largest = f.variable(f.constant(F32, 0.0))
 
     def rows(first: Value, height: int) -> None:
