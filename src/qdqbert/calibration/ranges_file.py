@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,29 +31,23 @@ from torch import Tensor
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.common.errors import CalibrationError
 from qdqbert.encoders.stored import problem_of, wrong_range
-from qdqbert.quantization.numerics.weight_rounding import Roundings
 from qdqbert.quantization.spec import Range, TensorSpec
 
 FORMAT = "qdqbert-ranges/2"
-_SUFFIX, _PLAIN, _WEIGHT, _MEAN = ".pre_quant_scale", ".plain", ".weight_amax", ".mean"
-_ROUNDS_UP = ".rounds_up."
+_SCALE, _WEIGHT, _MEAN = ".pre_quant_scale", ".weight_amax", ".mean"
+_ROUNDS_UP, _PLAIN = ".rounds_up.", ".plain"
+# A part of the names of tensors without smoothing.
+_IS_PLAIN = re.compile(r"\.plain(?=$|\.weight_amax$|\.rounds_up\.)")
 # The same tensors of a quantizer in a checkpoint.
-_BUFFERS = {_SUFFIX: "_pre_quant_scale", _WEIGHT: "_amax"}
+_BUFFERS = {_SCALE: "_pre_quant_scale", _WEIGHT: "_amax"}
 
 
 def write_ranges(calibration: CalibrationResult, path: Path) -> None:
     """Write a calibration. Equal calibrations give equal bytes."""
-    tensors = _rows(calibration.ranges)
-    if calibration.without_smoothing is not None:
-        plain = _rows(calibration.without_smoothing.ranges)
-        tensors |= {site + _PLAIN: row for site, row in plain.items()}
-        weights = calibration.without_smoothing.weight_amax
-        tensors |= {site + _PLAIN + _WEIGHT: amax.clone() for site, amax in weights.items()}
-        tensors |= _named_roundings(calibration.without_smoothing.roundings, _PLAIN)
-    tensors |= {site + _WEIGHT: amax.clone() for site, amax in calibration.weight_amax.items()}
-    tensors |= {site + _SUFFIX: scale.clone() for site, scale in calibration.scales.items()}
+    tensors = _named(calibration)
     tensors |= {site + _MEAN: mean.clone() for site, mean in calibration.means.items()}
-    tensors |= _named_roundings(calibration.roundings, "")
+    if calibration.without_smoothing is not None:
+        tensors |= _named(calibration.without_smoothing, _PLAIN)
     save_file(tensors, path, metadata={"format": FORMAT})
     # safetensors makes the file private, unlike the rest of the folder.
     path.chmod(0o644)
@@ -68,7 +63,7 @@ def read_ranges(path: Path) -> CalibrationResult:
     try:
         with safe_open(path, framework="pt") as file:
             format_name = (file.metadata() or {}).get("format")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
     except (OSError, SafetensorError) as error:
         raise CalibrationError(f"{str(path)!r} is not a ranges file: {error}") from error
     if format_name != FORMAT:
@@ -76,31 +71,13 @@ def read_ranges(path: Path) -> CalibrationResult:
             f"{str(path)!r} is not a ranges file: expected format {FORMAT!r}, got {format_name!r}."
         )
     _check(path, tensors)
-    bits = {name: tensors.pop(name) for name in list(tensors) if _ROUNDS_UP in name}
-    roundings, plain_roundings = _roundings(bits)
-    scales = _ending(tensors, _SUFFIX)
-    plain = _ranges(_ending(tensors, _PLAIN))
-    plain_amax = _ending(tensors, _PLAIN + _WEIGHT)
-    weight_amax = {
-        site: amax for site, amax in _ending(tensors, _WEIGHT).items() if not site.endswith(_PLAIN)
-    }
-    suffixes = (_SUFFIX, _PLAIN, _WEIGHT, _MEAN)
-    names = [name for name in sorted(tensors) if not name.endswith(suffixes)]
-    means = _ending(tensors, _MEAN)
-    return CalibrationResult(
-        ranges=_ranges({name: tensors[name] for name in names}),
-        scales=scales,
-        weight_amax=weight_amax,
-        means=means,
-        roundings=roundings,
-        without_smoothing=(
-            CalibrationResult(
-                ranges=plain, weight_amax=plain_amax, means=means, roundings=plain_roundings
-            )
-            if plain
-            else None
-        ),
-    )
+    plain = {name: x for name, x in tensors.items() if _IS_PLAIN.search(name)}
+    found = _calibration({name: x for name, x in tensors.items() if name not in plain})
+    without = _calibration({_IS_PLAIN.sub("", name): x for name, x in plain.items()})
+    if not without.ranges:
+        return found
+    without = dataclasses.replace(without, means=found.means)
+    return dataclasses.replace(found, without_smoothing=without)
 
 
 def _check(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -108,7 +85,7 @@ def _check(path: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, x in tensors.items():
         if _ROUNDS_UP in name:
             continue
-        suffix = next((each for each in (_SUFFIX, _WEIGHT, _MEAN) if name.endswith(each)), None)
+        suffix = next((each for each in (_SCALE, _WEIGHT, _MEAN) if name.endswith(each)), None)
         values = x.numpy()
         if suffix is not None:
             problem = problem_of(_BUFFERS.get(suffix, ""), values)
@@ -122,45 +99,43 @@ def _check(path: Path, tensors: Mapping[str, Tensor]) -> None:
             raise CalibrationError(wrong_range(name, problem, str(path)))
 
 
-def _named_roundings(roundings: Roundings, suffix: str) -> dict[str, Tensor]:
-    return {
-        f"{site}{suffix}{_ROUNDS_UP}{_json_of(spec)}": bits.clone()
-        for (site, spec), bits in roundings.items()
+def _named(calibration: CalibrationResult, mark: str = "") -> dict[str, Tensor]:
+    """Return the tensors of a calibration but its means, by names with a mark behind the site."""
+    tensors = {
+        f"{site}{mark}": torch.tensor([chosen.amax, chosen.low, chosen.high], dtype=torch.float64)
+        for site, chosen in calibration.ranges.items()
     }
+    tensors |= {site + mark + _SCALE: x.clone() for site, x in calibration.scales.items()}
+    tensors |= {site + mark + _WEIGHT: x.clone() for site, x in calibration.weight_amax.items()}
+    for (site, spec), bits in calibration.roundings.items():
+        changed = {
+            field.name: getattr(spec, field.name)
+            for field in dataclasses.fields(spec)
+            if getattr(spec, field.name) != field.default
+        }
+        name = f"{site}{mark}{_ROUNDS_UP}{json.dumps(changed, sort_keys=True)}"
+        tensors[name] = bits.clone()
+    return tensors
 
 
-def _roundings(tensors: Mapping[str, Tensor]) -> tuple[Roundings, Roundings]:
-    """Return the roundings of scaled weights, and of unscaled ones."""
-    smoothed: dict[tuple[str, TensorSpec], Tensor] = {}
-    plain: dict[tuple[str, TensorSpec], Tensor] = {}
-    for name, bits in tensors.items():
-        site, spec = name.split(_ROUNDS_UP)
-        found = plain if site.endswith(_PLAIN) else smoothed
-        found[site.removesuffix(_PLAIN), TensorSpec(**json.loads(spec))] = bits
-    return smoothed, plain
-
-
-def _json_of(spec: TensorSpec) -> str:
-    changed = {
-        field.name: getattr(spec, field.name)
-        for field in dataclasses.fields(spec)
-        if getattr(spec, field.name) != field.default
-    }
-    return json.dumps(changed, sort_keys=True)
-
-
-def _rows(ranges: Mapping[str, Range]) -> dict[str, Tensor]:
-    return {
-        site: torch.tensor([chosen.amax, chosen.low, chosen.high], dtype=torch.float64)
-        for site, chosen in ranges.items()
-    }
-
-
-def _ranges(rows: Mapping[str, Tensor]) -> dict[str, Range]:
-    return {
-        site: Range(amax=float(row[0]), low=float(row[1]), high=float(row[2]))
-        for site, row in rows.items()
-    }
+def _calibration(tensors: Mapping[str, Tensor]) -> CalibrationResult:
+    """Return the calibration with these tensors, whose names have no mark."""
+    roundings = {}
+    ranges = {}
+    for name, x in tensors.items():
+        site, is_rounding, spec = name.partition(_ROUNDS_UP)
+        if is_rounding:
+            roundings[site, TensorSpec(**json.loads(spec))] = x
+        elif not name.endswith((_SCALE, _WEIGHT, _MEAN)):
+            amax, low, high = x.tolist()
+            ranges[name] = Range(amax=amax, low=low, high=high)
+    return CalibrationResult(
+        ranges=ranges,
+        scales=_ending(tensors, _SCALE),
+        weight_amax=_ending(tensors, _WEIGHT),
+        means=_ending(tensors, _MEAN),
+        roundings=roundings,
+    )
 
 
 def _ending(tensors: Mapping[str, Tensor], suffix: str) -> dict[str, Tensor]:

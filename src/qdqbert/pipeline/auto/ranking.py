@@ -68,8 +68,6 @@ def rank(
 ) -> list[tuple[int, Sample]]:
     """Return the positions of all candidates with their times, the fastest one first.
 
-    Candidates take turns.
-
     They take turns, and `advance` is called after each of the `turns`.
     """
 
