@@ -83,8 +83,8 @@ def test_equal_texts_count_once(changed) -> None:
 def test_the_bootstrap_of_a_mean_is_close_to_its_normal_interval() -> None:
     rows = np.random.default_rng(1).normal(3, 2, (400, 1))
 
-    def mean(rows: np.ndarray, weights: np.ndarray) -> float:
-        return float(np.average(rows[:, 0], weights=weights))
+    def mean(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        return weights @ rows[:, 0] / weights.sum(axis=1)
 
     found = bootstrap_interval(rows, mean, (rows[None], rows[None]), range(400))
     half = 1.96 * float(rows.std()) / 20
@@ -148,7 +148,10 @@ def test_different_numbers_of_examples_are_refused() -> None:
 def test_infinite_values_have_an_interval() -> None:
     rows = np.ones((3, 1))
     found = bootstrap_interval(
-        rows, lambda rows, weights: math.inf, (rows[None], rows[None]), range(3)
+        rows,
+        lambda rows, weights: np.full(len(weights), math.inf),
+        (rows[None], rows[None]),
+        range(3),
     )
     assert ends(found) == (math.inf, math.inf)
 

@@ -104,8 +104,10 @@ def test_a_weight_counts_an_example_so_many_times(make) -> None:
     random = np.random.default_rng(0)
     weights = random.integers(1, 5, 30)
     for score in make(random, 30):
-        expected = score.compute(np.repeat(score.rows, weights, axis=0), np.ones(weights.sum()))
-        assert score.compute(score.rows, weights.astype(float)) == pytest.approx(expected)
+        expected = score.compute(
+            np.repeat(score.rows, weights, axis=0), np.ones((1, weights.sum()))
+        )
+        assert score.compute(score.rows, weights[None].astype(float)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("make", MADE)
@@ -113,7 +115,10 @@ def test_one_more_example_scores_lowest_and_highest_with_the_extremes(make) -> N
     random = np.random.default_rng(1)
     for score in make(random, 30):
         low, high = (
-            [score.compute(np.vstack([score.rows, row]), np.ones(31)) for row in kinds[:, 0]]
+            [
+                score.compute(np.vstack([score.rows, row]), np.ones((1, 31)))[0]
+                for row in kinds[:, 0]
+            ]
             for kinds in score.extremes(score.rows)
         )
         assert min(low) < score.metric().value < max(high)

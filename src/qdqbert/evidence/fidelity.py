@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import operator
 from collections.abc import Callable, Hashable, Sequence
@@ -203,7 +204,9 @@ def sqnr_interval_of(powers: NDArray[np.float64], keys: Keys, *, times: float = 
     best, worst = (powers[order[end]][None, None] for end in (0, -1))
     return bootstrap_interval(
         powers,
-        lambda rows, weights: to_decibels(*(weights @ rows)),
+        lambda rows, weights: np.array(
+            list(itertools.starmap(to_decibels, (weights @ rows).tolist()))
+        ),
         (worst, best),
         keys,
         times=times,

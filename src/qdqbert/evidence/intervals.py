@@ -20,6 +20,8 @@ _STEP = 1.02
 # Samples of a bootstrap. The ends of its interval then vary by less than a tenth of its width.
 _SAMPLES = 1000
 _SEED = 0
+# Weights that are kept in memory.
+_VALUES_AT_ONCE = 2**22
 # Halvings of the interval from 0 to 1; more would not change a float64 that matters.
 _BISECTIONS = 50
 # Relative precision of probabilities.
@@ -114,7 +116,7 @@ def difference_interval(
         )
     width = score.rows.shape[1]
 
-    def compute(rows: Rows, weights: NDArray[np.float64]) -> float:
+    def compute(rows: Rows, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         ours = score.compute(rows[:, :width], weights)
         return ours - reference.compute(rows[:, width:], weights)
 
@@ -144,7 +146,7 @@ def bootstrap_interval(
 
     Args:
         rows: Shape `(examples, values)`.
-        compute: Returns the value of rows and their weights.
+        compute: Returns the values of rows for weights of them, `(samples, examples)`.
         extremes: Rows that make the value as low, and as high, as they can, `(kinds, examples,
             values)` each. One of the examples of the kind that changes it most is drawn.
         keys: A key for each row. Rows with equal ones, such as those of equal texts, are drawn
@@ -168,23 +170,33 @@ def bootstrap_interval(
     extra *= len(rows) / len(set(keys))
     drawn = np.concatenate([rows[np.concatenate(kept)], rows[:1]])
 
-    def value(extreme: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    def values(extreme: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
         drawn[-1] = extreme
         return compute(drawn, weights)
 
-    heavy = np.append(counts[owners], np.quantile(extra, 1 - _TAIL))
+    heavy = np.append(counts[owners], np.quantile(extra, 1 - _TAIL))[None]
     worst = [
-        choose(kinds, key=lambda kind: value(kind[len(kind) // 2], heavy))
+        choose(kinds, key=lambda kind: values(kind[len(kind) // 2], heavy)[0])
         for choose, kinds in zip((min, max), extremes, strict=True)
     ]
-    values = np.empty((_SAMPLES, 2))
-    for sample, weight in zip(values, extra, strict=True):
-        weights = np.append(random.standard_gamma(counts)[owners], weight)
-        place = random.random()
-        sample[:] = [value(kind[int(place * len(kind))], weights) for kind in worst]
+    found = np.empty((2, _SAMPLES))
+    at_once = max(1, _VALUES_AT_ONCE // len(drawn))
+    for first in range(0, _SAMPLES, at_once):
+        some = slice(first, min(first + at_once, _SAMPLES))
+        weights, places = np.empty((some.stop - first, len(drawn))), np.empty(some.stop - first)
+        for index, weight in enumerate(extra[some]):
+            weights[index, :-1], weights[index, -1] = random.standard_gamma(counts)[owners], weight
+            places[index] = random.random()
+        for end, kind in zip(found, worst, strict=True):
+            chosen = kind[(places * len(kind)).astype(np.int64)]
+            # Samples with the same extreme row are computed together.
+            distinct, group = np.unique(chosen, axis=0, return_inverse=True)
+            for number, extreme in enumerate(distinct):
+                same = group.ravel() == number
+                end[some][same] = values(extreme, weights[same])
     # Samples, not means of them: an infinite SQNR has no mean.
-    low = np.quantile(values[:, 0], _TAIL, method="lower")
-    high = np.quantile(values[:, 1], 1 - _TAIL, method="higher")
+    low = np.quantile(found[0], _TAIL, method="lower")
+    high = np.quantile(found[1], 1 - _TAIL, method="higher")
     return Interval(low=float(low), high=float(high))
 
 

@@ -104,7 +104,7 @@ def score_of_pairs(
     name: str,
     predictions: ArrayLike,
     labels: ArrayLike,
-    metric: Callable[[ArrayLike, ArrayLike, ArrayLike], float],
+    metric: Callable[[ArrayLike, ArrayLike, ArrayLike], NDArray[np.float64]],
     extremes: Callable[[Rows], Extremes],
 ) -> Score:
     """Return a metric of predictions, labels and weights; see `Score`."""

@@ -1,11 +1,10 @@
 """Metrics of whole data sets, in percent as in the literature, in numpy.
 
-All take weights of the examples, `(examples,)`, each as if an example were there so many times.
+All take weights of the examples, `(..., examples)`, each as if an example were there so many times,
+and return a metric for each of `...`.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,7 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 _ROUNDING = 1e-13
 
 
-def accuracy(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> float:
+def accuracy(
+    predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None
+) -> NDArray[np.float64]:
     """Return the share of predictions that equal their label, in percent, 0 to 100.
 
     Args:
@@ -26,7 +27,7 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | Non
             strings are compared with numbers.
     """
     left, right = _classes(predictions, labels)
-    return 100.0 * float(np.average(left == right, weights=_weights(weights, left)))
+    return _share(left == right, _weights(weights, left))
 
 
 def f1_binary(
@@ -34,27 +35,29 @@ def f1_binary(
     labels: ArrayLike,
     weights: ArrayLike | None = None,
     positive: int | str = 1,
-) -> float:
+) -> NDArray[np.float64]:
     """Return the F1 score of one class, in percent; 0 if it is neither predicted nor labelled.
 
     `positive` is the class that is scored; 1 for MRPC and QQP of GLUE.
     """
     left, right = (each == positive for each in _classes(predictions, labels))
     of_all = _weights(weights, left)
-    return 100.0 * float(_f1(of_all @ (left & right), of_all @ left + of_all @ right))
+    return 100.0 * _f1(of_all @ (left & right), of_all @ left + of_all @ right)
 
 
-def f1_macro(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> float:
+def f1_macro(
+    predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None
+) -> NDArray[np.float64]:
     """Return the mean of the F1 scores of all classes predicted or labelled, in percent."""
     predicted, labelled, both = _class_weights(predictions, labels, weights)
-    return 100.0 * float(np.mean(_f1(both, predicted + labelled)))
+    return np.asarray(100.0 * _f1(both, predicted + labelled).mean(axis=-1))
 
 
 def multi_label_scores(
     predictions: NDArray[np.bool_],
     labels: NDArray[np.bool_],
     weights: ArrayLike | None = None,
-) -> dict[str, float]:
+) -> dict[str, NDArray[np.float64]]:
     """Return scores of sets of classes, in percent.
 
     Args:
@@ -71,13 +74,15 @@ def multi_label_scores(
     both, total = of_all @ (predictions & labels), of_all @ predictions + of_all @ labels
     is_equal = (predictions == labels).all(axis=1)
     return {
-        "f1_micro": 100.0 * float(_f1(both.sum(), total.sum())),
-        "f1_macro": 100.0 * float(np.mean(_f1(both, total))),
-        "subset_accuracy": 100.0 * float(np.average(is_equal, weights=of_all)),
+        "f1_micro": 100.0 * _f1(both.sum(axis=-1), total.sum(axis=-1)),
+        "f1_macro": 100.0 * _f1(both, total).mean(axis=-1),
+        "subset_accuracy": _share(is_equal, of_all),
     }
 
 
-def matthews(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> float:
+def matthews(
+    predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None
+) -> NDArray[np.float64]:
     """Return Matthews' correlation of two or more classes times 100, -100 to 100.
 
     It is 0 if all predictions, or all labels, are of one class.
@@ -85,16 +90,16 @@ def matthews(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | Non
     predicted, labelled, both = _class_weights(predictions, labels, weights)
     # Covariances of the classes' indicators times the squared number of examples: exact integers,
     # without weights.
-    total = float(predicted.sum())
-    shared = float(both.sum()) * total - float(predicted @ labelled)
-    spreads = [total**2 - float(each @ each) for each in (predicted, labelled)]
+    total = predicted.sum(axis=-1)
+    shared = both.sum(axis=-1) * total - (predicted * labelled).sum(axis=-1)
+    spreads = [total**2 - np.square(each).sum(axis=-1) for each in (predicted, labelled)]
     # The rest is rounding, of weights.
-    if min(spreads) <= _ROUNDING * total**2:
-        return 0.0
-    return 100.0 * min(1.0, max(-1.0, shared / math.sqrt(spreads[0] * spreads[1])))
+    is_defined = np.minimum(*spreads) > _ROUNDING * total**2
+    lengths = np.sqrt(np.where(is_defined, spreads[0] * spreads[1], 1))
+    return np.where(is_defined, 100.0 * (shared / lengths).clip(-1, 1), 0.0)
 
 
-def pearson(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> float:
+def pearson(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> NDArray[np.float64]:
     """Return Pearson's linear correlation times 100, -100 to 100, computed in float64.
 
     Args:
@@ -110,7 +115,7 @@ def pearson(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> flo
     return linear_correlation(left, right, _weights(weights, left))
 
 
-def spearman(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> float:
+def spearman(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> NDArray[np.float64]:
     """Return Spearman's rank correlation times 100: `pearson` of ranks, with average ranks of ties.
 
     Args:
@@ -122,16 +127,16 @@ def spearman(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> fl
     return rank_correlation(left, right, _weights(weights, left))
 
 
-def rmse(rows: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+def rmse(rows: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the root of the mean squared difference of predictions and labels.
 
     Args:
         rows: Predictions and then labels of each example. Shape `(examples, 2 * outputs)`.
-        weights: Weights of the examples, `(examples,)`.
+        weights: Weights of the examples.
     """
     predictions, labels = np.split(rows, 2, axis=1)
     errors = np.square(predictions - labels).mean(axis=1)
-    return float(np.sqrt(np.average(errors, weights=weights)))
+    return np.asarray(np.sqrt(weights @ errors / weights.sum(axis=-1)))
 
 
 def _classes(
@@ -158,13 +163,14 @@ def _class_weights(
     """Return the weight of each class among predictions, among labels, and where they agree."""
     left, right = _classes(predictions, labels)
     of_all = _weights(weights, left)
-    classes, codes = np.unique(np.concatenate([left, right]), return_inverse=True)
-    first, second = codes[: len(left)], codes[len(left) :]
-    predicted, labelled, both = (
-        np.bincount(each, used, len(classes)).astype(np.float64)
-        for each, used in ((first, of_all), (second, of_all), (first, of_all * (left == right)))
-    )
-    return predicted, labelled, both
+    classes = np.unique(np.concatenate([left, right]))
+    first, second = (np.equal.outer(each, classes) for each in (left, right))
+    return of_all @ first, of_all @ second, of_all @ (first & second)
+
+
+def _share(is_true: NDArray[np.bool_], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of examples of which something is true, in percent."""
+    return np.asarray(100.0 * (weights @ is_true) / weights.sum(axis=-1))
 
 
 def _f1(both: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
@@ -218,18 +224,18 @@ def _check(
 
 def rank_correlation(
     x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]
-) -> float:
+) -> NDArray[np.float64]:
     """Return `spearman` of scores that were checked."""
     return linear_correlation(_average_ranks(x, weights), _average_ranks(y, weights), weights)
 
 
 def linear_correlation(
     x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]
-) -> float:
+) -> NDArray[np.float64]:
     """Return `pearson` of scores that were checked."""
-    cosine = float(np.dot(_standardized(x, weights), _standardized(y, weights)))
+    cosine = (_standardized(x, weights) * _standardized(y, weights)).sum(axis=-1)
     # Rounding can exceed 1 by an ulp.
-    return 100.0 * min(1.0, max(-1.0, cosine))
+    return np.asarray(100.0 * cosine.clip(-1, 1))
 
 
 def _standardized(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -237,16 +243,19 @@ def _standardized(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArr
 
     The square of each is multiplied by its weight.
     """
-    scaled = x / np.abs(x).max()
-    centred = scaled - weights @ scaled / weights.sum()
-    centred = centred / np.abs(centred).max() * np.sqrt(weights)
-    unit: NDArray[np.float64] = centred / np.linalg.norm(centred)
+    scaled = x / np.abs(x).max(axis=-1, keepdims=True)
+    means = (weights * scaled).sum(axis=-1) / weights.sum(axis=-1)
+    centred = scaled - means[..., None]
+    centred = centred / np.abs(centred).max(axis=-1, keepdims=True) * np.sqrt(weights)
+    unit: NDArray[np.float64] = centred / np.linalg.norm(centred, axis=-1, keepdims=True)
     return unit
 
 
 def _average_ranks(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return ranks from 1/2, and mean ranks for equal values: [5, 7, 7] → [0.5, 2, 2]."""
-    _, group = np.unique(x, return_inverse=True)
-    counts = np.bincount(group, weights)
-    ranks: NDArray[np.float64] = (np.cumsum(counts) - counts / 2)[group]
-    return ranks
+    _, group, counts = np.unique(x, return_inverse=True, return_counts=True)
+    sums = np.cumsum(weights[..., np.argsort(group, kind="stable")], axis=-1)
+    ends = sums[..., np.cumsum(counts) - 1]
+    # Half of the weights of a group are below its mean rank.
+    ranks: NDArray[np.float64] = ends + np.roll(ends, 1, axis=-1) * (np.arange(len(counts)) > 0)
+    return ranks[..., group] / 2

@@ -131,7 +131,7 @@ def _scores(outcome: Outcome) -> list[Score]:
 def _of_sets(name: str) -> Compute:
     """Return the metric of rows with the predicted classes, then the labelled ones."""
 
-    def compute(rows: Rows, weights: NDArray[np.float64]) -> float:
+    def compute(rows: Rows, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         chosen, known = np.split(rows > 0, 2, axis=1)
         return multi_label_scores(chosen, known, weights)[name]
 

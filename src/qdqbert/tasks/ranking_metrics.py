@@ -48,7 +48,7 @@ def ndcg(ranked: Relevance, *, k: int) -> float:
     return float(gains[:k] @ discounts) / best if best else 0.0
 
 
-def auc(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> float:
+def auc(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
     """Return the area under the ROC curve: how often a relevant pair has the higher score.
 
     Pairs with equal scores count half.
@@ -56,15 +56,18 @@ def auc(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> float:
     Args:
         scores: Scores of a model. Shape `(pairs,)`.
         labels: Whether each pair is relevant. Same shape; both kinds have to occur.
-        weights: Weights of the pairs. Same shape.
+        weights: Weights of the pairs, `(..., pairs)`. The result is `(...,)`.
     """
     values, is_relevant = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.bool_)
     of_all = np.asarray(weights, dtype=np.float64)
     order = np.argsort(values[~is_relevant])
-    rest, weights_of_rest = values[~is_relevant][order], of_all[~is_relevant][order]
-    below = np.concatenate([[0], np.cumsum(weights_of_rest)])
-    found = sum(
-        below[np.searchsorted(rest, values[is_relevant], side=side)] for side in ("left", "right")
+    rest, weights_of_rest = values[~is_relevant][order], of_all[..., ~is_relevant][..., order]
+    start = np.zeros((*of_all.shape[:-1], 1))
+    below = np.concatenate([start, np.cumsum(weights_of_rest, axis=-1)], axis=-1)
+    left, right = (
+        below[..., np.searchsorted(rest, values[is_relevant], side=side)]
+        for side in ("left", "right")
     )
-    relevant = of_all[is_relevant]
-    return float(relevant @ found) / (2 * float(relevant.sum() * below[-1]))
+    relevant = of_all[..., is_relevant]
+    found = (relevant * (left + right)).sum(axis=-1)
+    return np.asarray(found / (2 * relevant.sum(axis=-1) * below[..., -1]))

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
@@ -154,7 +154,7 @@ def _scores(outcome: Outcome) -> list[Score]:
     return [mean_score(name, each, answered) for name, each in values.items()]
 
 
-def _auc_percent(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> float:
+def _auc_percent(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
     return 100 * auc(scores, labels, weights)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -19,7 +18,9 @@ from qdqbert.tasks.texts import label_of
 _TINY = np.finfo(np.float64).tiny
 _MARGIN = 1e-6
 
-Correlation = Callable[[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]], float]
+Correlation = Callable[
+    [NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]
+]
 """Returns the correlation of outputs, labels and weights."""
 
 # Intervals call them thousands of times, so values are checked once, before.
@@ -101,7 +102,7 @@ def correlations(values: ArrayLike, labels: ArrayLike) -> list[Score]:
     rows = paired(values, labels)
     try:
         for checked, _ in _CORRELATIONS.values():
-            _mean_of_outputs(checked, rows, np.ones(len(rows)))
+            _mean_of_outputs(checked, rows, np.ones((1, len(rows))))
     except ValueError as error:
         raise DataFileError(f"The scores cannot be correlated: {error}") from error
     return [
@@ -121,11 +122,15 @@ def paired(values: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
     return np.concatenate([each.reshape(len(each), -1) for each in parts], axis=1)
 
 
-def _mean_of_outputs(metric: Correlation, rows: Rows, weights: NDArray[np.float64]) -> float:
+def _mean_of_outputs(
+    metric: Correlation, rows: Rows, weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return the mean correlation; it is 0 if outputs are equal, as nothing follows from them."""
     found, known = np.split(rows.T, 2)
     correlations = [
-        0.0 if (outputs == outputs[0]).all() else metric(outputs, labels, weights)
+        np.zeros(len(weights))
+        if (outputs == outputs[0]).all()
+        else metric(outputs, labels, weights)
         for outputs, labels in zip(found, known, strict=True)
     ]
-    return math.fsum(correlations) / len(correlations)
+    return np.asarray(np.mean(correlations, axis=0))

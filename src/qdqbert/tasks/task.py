@@ -76,8 +76,10 @@ Shape `(kinds, examples, values)` each. An example has equal labels in both. The
 the metric most counts, and its examples are equally likely.
 """
 
-Compute = Callable[[Rows, NDArray[np.float64]], float]
-"""Returns a metric of rows and their weights `(examples,)`.
+Compute = Callable[[Rows, NDArray[np.float64]], NDArray[np.float64]]
+"""Returns a metric of rows for each of several weights of them, `(samples, examples)`.
+
+The result is `(samples,)`.
 
 Raises `ValueError` if it is undefined.
 """
@@ -112,7 +114,7 @@ class Score:
         """Return the metric of all rows."""
         return Metric(
             name=self.name,
-            value=self.compute(self.rows, np.ones(len(self.rows))),
+            value=float(self.compute(self.rows, np.ones((1, len(self.rows))))[0]),
             examples=len(self.rows),
             is_error=self.is_error,
         )
@@ -123,7 +125,7 @@ def mean_score(name: str, values: ArrayLike, answers: Sequence[int] | None = Non
     return Score(
         name=name,
         rows=np.asarray(values, dtype=np.float64)[:, None],
-        compute=lambda rows, weights: 100.0 * float(np.average(rows[:, 0], weights=weights)),
+        compute=lambda rows, weights: 100.0 * (weights @ rows[:, 0]) / weights.sum(axis=-1),
         extremes=lambda rows: (np.zeros((1, 1, 1)), np.ones((1, 1, 1))),
         answers=answers,
     )
@@ -132,9 +134,9 @@ def mean_score(name: str, values: ArrayLike, answers: Sequence[int] | None = Non
 def share_score(name: str, parts: ArrayLike, wholes: ArrayLike) -> Score:
     """Return the sum of parts in percent of the sum of wholes, both with one for each example."""
 
-    def compute(rows: Rows, weights: NDArray[np.float64]) -> float:
-        part, whole = weights @ rows
-        return 100.0 * float(part) / float(whole)
+    def compute(rows: Rows, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        part, whole = (weights @ rows).T
+        return np.asarray(100.0 * part / whole)
 
     def extremes(rows: Rows) -> Extremes:
         sizes = drawn_by_size(rows[:, 1])

@@ -164,10 +164,12 @@ def _tags(prediction: Prediction, places: _Places, id2label: Mapping[int, str]) 
 def _of_counts(name: str) -> Compute:
     """Return a score of rows with the numbers of predicted, labelled and correct entities."""
 
-    def compute(rows: Rows, weights: NDArray[np.float64]) -> float:
-        predicted, labelled, correct = map(float, weights @ rows)
-        counts = EntityCounts(predicted=predicted, labelled=labelled, correct=correct)
-        return float(getattr(counts, name))
+    def compute(rows: Rows, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        counts = (
+            EntityCounts(predicted=predicted, labelled=labelled, correct=correct)
+            for predicted, labelled, correct in (weights @ rows).tolist()
+        )
+        return np.array([getattr(each, name) for each in counts])
 
     return compute
 

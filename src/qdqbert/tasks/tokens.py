@@ -78,11 +78,11 @@ def token_scores(predictions: Predictions, ids: Sequence[NDArray[np.int32]]) -> 
     ]
 
 
-def _perplexity(rows: Rows, weights: NDArray[np.float64]) -> float:
+def _perplexity(rows: Rows, weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the perplexity of sums of log-probabilities and numbers of tokens."""
-    logs, tokens = weights @ rows
+    logs, tokens = (weights @ rows).T
     with np.errstate(over="ignore"):
-        return float(np.exp(-logs / tokens))
+        return np.asarray(np.exp(-logs / tokens))
 
 
 def _extremes(rows: Rows) -> Extremes:
