@@ -23,6 +23,7 @@ from qdqbert.loading import engine_choice
 from qdqbert.loading import load as load_module
 from qdqbert.loading.engine_choice import choose_engine
 from qdqbert.runtime.artifact import open_artifact
+from qdqbert.runtime.options import EngineOptions
 from qdqbert.tasks.registry import TASKS
 
 FEATURES = ("avx2", "avx512_vnni")
@@ -49,11 +50,14 @@ def report_latency(folder, **times) -> None:
 
 
 def test_the_given_engine_is_used(folder) -> None:
-    assert choose_engine(open_artifact(folder), engine="onnxruntime")[0] == "onnxruntime"
+    assert (
+        choose_engine(open_artifact(folder), EngineOptions(engine="onnxruntime"))[0]
+        == "onnxruntime"
+    )
 
 
 def test_a_provider_needs_onnxruntime(folder) -> None:
-    assert choose_engine(open_artifact(folder), provider="cpu")[0] == "onnxruntime"
+    assert choose_engine(open_artifact(folder), EngineOptions(provider="cpu"))[0] == "onnxruntime"
 
 
 def test_a_provider_that_is_missing_or_does_not_start_is_refused_by_load(
@@ -82,7 +86,7 @@ def test_a_provider_that_is_missing_or_does_not_start_is_refused_by_load(
 )
 def test_the_fastest_engine_of_the_report_is_used(folder, times, engine) -> None:
     report_latency(folder, **times)
-    found, reason = choose_engine(open_artifact(folder))
+    found, reason = choose_engine(open_artifact(folder), EngineOptions())
     assert found == engine
     assert "report.json" in reason
 
@@ -90,9 +94,9 @@ def test_the_fastest_engine_of_the_report_is_used(folder, times, engine) -> None
 def test_a_report_of_another_cpu_does_not_decide(folder, monkeypatch) -> None:
     report_latency(folder, onnxruntime=[1.0], openvino=[2.0])
     change(folder / "report.json", cpu_features=["avx2"])
-    assert choose_engine(open_artifact(folder))[0] == "openvino"
+    assert choose_engine(open_artifact(folder), EngineOptions())[0] == "openvino"
     monkeypatch.setattr(engine_choice, "cpu_features", lambda: ("avx2", "avx512f"))
-    assert choose_engine(open_artifact(folder))[0] == "onnxruntime"
+    assert choose_engine(open_artifact(folder), EngineOptions())[0] == "onnxruntime"
 
 
 def test_the_native_engine_is_the_usual_one_where_it_has_a_fast_kernel(
@@ -102,21 +106,21 @@ def test_the_native_engine_is_the_usual_one_where_it_has_a_fast_kernel(
     monkeypatch.setattr(engine_choice, "is_installed", lambda engine: True)
     for features, engine in ((("avx2",), "native"), (("sse4_2",), "onnxruntime")):
         monkeypatch.setattr(engine_choice, "cpu_features", lambda found=features: found)
-        assert choose_engine(artifact)[0] == engine
+        assert choose_engine(artifact, EngineOptions())[0] == engine
 
 
 def test_a_stored_choice_decides_on_a_cpu_with_the_same_features(folder, monkeypatch) -> None:
     report_latency(folder, onnxruntime=[1.0], openvino=[2.0])
     chosen = {"engine": "openvino", "cpu_features": list(FEATURES)}
     change(folder / "quantization.json", choice=chosen)
-    assert choose_engine(open_artifact(folder))[0] == "openvino"
+    assert choose_engine(open_artifact(folder), EngineOptions())[0] == "openvino"
     monkeypatch.setattr(engine_choice, "cpu_features", lambda: ("avx2",))
-    assert choose_engine(open_artifact(folder))[0] == "onnxruntime"
+    assert choose_engine(open_artifact(folder), EngineOptions())[0] == "onnxruntime"
 
 
 def test_only_installed_engines_are_considered(folder, monkeypatch) -> None:
     monkeypatch.setattr(engine_choice, "is_installed", lambda engine: engine == "onnxruntime")
-    engine, reason = choose_engine(open_artifact(folder))
+    engine, reason = choose_engine(open_artifact(folder), EngineOptions())
     assert (engine, reason) == ("onnxruntime", "no other engine of this folder is installed")
 
 
@@ -138,7 +142,7 @@ def test_a_faster_engine_that_is_not_installed_is_named(
 ) -> None:
     report_latency(folder, **times)
     monkeypatch.setattr(engine_choice, "is_installed", lambda engine: engine == "onnxruntime")
-    assert choose_engine(open_artifact(folder))[0] == "onnxruntime"
+    assert choose_engine(open_artifact(folder), EngineOptions())[0] == "onnxruntime"
     if message is None:
         assert not caplog.records
     else:
@@ -346,7 +350,7 @@ def test_a_tokenizer_with_ids_beyond_the_embeddings_is_refused(folder, engine) -
 def test_a_damaged_report_is_refused(folder, targets) -> None:
     change(folder / "report.json", targets=targets)
     with pytest.raises(CheckpointError, match=r"report\.json' .* setting 'targets"):
-        choose_engine(open_artifact(folder))
+        choose_engine(open_artifact(folder), EngineOptions())
 
 
 @pytest.mark.parametrize(

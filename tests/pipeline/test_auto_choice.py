@@ -21,6 +21,7 @@ from qdqbert.pipeline.auto.choice import TOO_SLOW
 from qdqbert.pipeline.auto.ranking import Sample, turns
 from qdqbert.pipeline.auto.worker import answers, write_features
 from qdqbert.runtime.artifact import open_artifact
+from qdqbert.runtime.options import EngineOptions
 
 ENGINES = ("onnxruntime", "native")
 
@@ -127,7 +128,7 @@ def test_loading_uses_the_chosen_engine_on_a_cpu_like_this_one(quantized, times,
         "engine": "onnxruntime",
         "cpu_features": list(cpu_features()),
     }
-    assert choose_engine(artifact)[0] == "onnxruntime"
+    assert choose_engine(artifact, EngineOptions())[0] == "onnxruntime"
     with qdqbert.load(tmp_path / "int8", engine="onnxruntime") as model:
         assert model.target == "float"
         assert model("the cat sat")

@@ -16,6 +16,7 @@ from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.instruction_sets.portable import PORTABLE
 from qdqbert.engines.registry import check_engine, install_command, is_installed
 from qdqbert.runtime.artifact import REPORT, Artifact
+from qdqbert.runtime.options import EngineOptions
 
 _LOGGER = logging.getLogger("qdqbert")
 
@@ -25,24 +26,12 @@ _FAST_IN_OPENVINO = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _FAST_IN_NATIVE = frozenset({"avx2", "asimddp"})
 
 
-def choose_engine(
-    artifact: Artifact,
-    *,
-    engine: EngineName | None = None,
-    provider: str | None = None,
-    kernel: str | None = None,
-) -> tuple[EngineName, str]:
+def choose_engine(artifact: Artifact, options: EngineOptions) -> tuple[EngineName, str]:
     """Return the engine that runs a folder, and the reason in words; none for its only engine.
 
     The engine is the given one; otherwise the one that was chosen when the folder was made, if
     this CPU has the same features; otherwise the fastest one of the folder's report, if it was
     made on a CPU with the same features; otherwise the usual one for this CPU.
-
-    Args:
-        artifact: The folder.
-        engine: The engine that the caller wants.
-        provider: The execution provider of ONNX Runtime that the caller wants.
-        kernel: The kernel of the native engine that the caller wants.
 
     Raises:
         UserInputError: The engine is unknown, no engine runs a graph of the folder, or this CPU
@@ -50,6 +39,7 @@ def choose_engine(
         MissingExtraError: The engine, or every engine that runs a graph of the folder, is not
             installed.
     """
+    engine, provider, kernel = options.engine, options.provider, options.kernel
     if engine is not None:
         check_engine(engine, provider=provider, kernel=kernel)
         return engine, "it was asked for"

@@ -148,9 +148,7 @@ def _kind_of(
 
 def _graph_of(artifact: Artifact, name: str, options: LoadOptions) -> tuple[EngineName, str]:
     """Return the engine of a folder that runs, and the target of its graph, which is downloaded."""
-    engine, reason = choose_engine(
-        artifact, engine=options.engine, provider=options.provider, kernel=options.kernel
-    )
+    engine, reason = choose_engine(artifact, options)
     target = artifact.target_for(engine, "float" if options.is_float else options.target)
     graph = artifact.model_for(engine, target)
     if not graph.is_file():

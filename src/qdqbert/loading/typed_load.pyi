@@ -25,12 +25,12 @@ class LoadOptions(TypedDict, total=False):
     precision: Precision
     adapter: str | None
     check: bool
-    engine: EngineName | None
     provider: ProviderName | None
-    kernel: KernelName | None
     threads: int | None
     target: TargetName | None
     batch_invariant: bool
+    engine: EngineName | None
+    kernel: KernelName | None
 
 @overload
 def load(
@@ -80,12 +80,12 @@ def load(
     precision: Precision = "int8",
     adapter: str | None = None,
     check: bool = True,
-    engine: EngineName | None = None,
     provider: ProviderName | None = None,
-    kernel: KernelName | None = None,
     threads: int | None = None,
     target: TargetName | None = None,
     batch_invariant: bool = False,
+    engine: EngineName | None = None,
+    kernel: KernelName | None = None,
 ) -> Any:
     """Load a model, ready to run on texts in INT8.
 
@@ -112,17 +112,17 @@ def load(
             name in each call: `encode(texts, task="retrieval.query")`.
         check: Whether a float checkpoint is compared with INT8 on 16 built-in texts. A message of
             level INFO says how close they are, or of level WARNING if INT8 is not usable.
-        engine: Library that runs the graph. By default the fastest one that is installed, by the
-            folder's own measurements if they were made on a CPU like this one.
         provider: Execution provider of ONNX Runtime; "cpu" by default.
-        kernel: Instruction set of the native engine, which this CPU must have. By default the
-            fastest one.
         threads: Number of threads in all. By default one for each core that the process may use.
         target: Graph to run, if the folder has several for one engine. By default the one that was
             made for the engine.
         batch_invariant: Run each input alone and without padding, so that its result does not
             depend on other inputs. It is slower, most for short inputs. Results of the native
             engine never do.
+        engine: Library that runs the graph. By default the fastest one that is installed, by the
+            folder's own measurements if they were made on a CPU like this one.
+        kernel: Instruction set of the native engine, which this CPU must have. By default the
+            fastest one.
 
     Returns:
         An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,

@@ -68,15 +68,25 @@ class AnswerOptions(Options):
     aggregation_strategy: AggregationStrategy | None = None
 
 
-class EngineOptions(Options):
+class EngineChoice(Options):
     """Engine.
 
     Attributes:
         engine: Library that runs the graph. By default the fastest one that is installed, by the
             folder's own measurements if they were made on a CPU like this one.
-        provider: Execution provider of ONNX Runtime; "cpu" by default.
         kernel: Instruction set of the native engine, which this CPU must have. By default the
             fastest one.
+    """
+
+    engine: EngineName | None = None
+    kernel: KernelName | None = None
+
+
+class EngineOptions(EngineChoice):
+    """Engine.
+
+    Attributes:
+        provider: Execution provider of ONNX Runtime; "cpu" by default.
         threads: Number of threads in all. By default one for each core that the process may use.
         target: Graph to run, if the folder has several for one engine. By default the one that was
             made for the engine.
@@ -85,9 +95,7 @@ class EngineOptions(Options):
             engine never do.
     """
 
-    engine: EngineName | None = None
     provider: ProviderName | None = None
-    kernel: KernelName | None = None
     threads: int | None = option(default=None, at_least=1)
     target: TargetName | None = None
     batch_invariant: bool = False

@@ -6,10 +6,10 @@ import logging
 import os
 import re
 
-from qdqbert.common.choices import EngineName, KernelName
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import Several
-from qdqbert.common.options.declared import Options, option
+from qdqbert.common.options.declared import option
+from qdqbert.runtime.options import EngineChoice
 
 # As browsers send it.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
@@ -18,15 +18,12 @@ _KEY_VARIABLE = "QDQBERT_API_KEY"
 _LOGGER = logging.getLogger("qdqbert")
 
 
-class ServerOptions(Options):
+class ServerOptions(EngineChoice):
     """Common options.
 
     Attributes:
         models: Folders that `quantize` wrote, or float checkpoints; or names on the hub:
             OWNER/NAME or NAME. Requests name a model by the name of its folder.
-        engine: Library that runs the graphs. By default the fastest one that is installed.
-        kernel: Instruction set of the native engine, which this CPU must have. By default the
-            fastest one.
         threads: Number of threads of each model. By default one for each core.
         api_key: Key that requests need, as `Authorization: Bearer KEY`. By default the environment
             variable `QDQBERT_API_KEY`, which other users of the machine cannot see. Without either,
@@ -40,8 +37,6 @@ class ServerOptions(Options):
     """
 
     models: Several[str] = option(kw_only=False)
-    engine: EngineName | None = None
-    kernel: KernelName | None = None
     threads: int | None = option(default=None, at_least=1)
     api_key: str | None = None
     allow_origin: Several[str] = option(default=())

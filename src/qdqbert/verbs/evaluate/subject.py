@@ -355,4 +355,4 @@ def _default_engine(artifact: Artifact, request: Request) -> EngineName:
     engines: Sequence[EngineName] = artifact.targets.get(str(request.target), {}).get("engines", ())
     if engines and request.provider is None:
         return engines[0]
-    return choose_engine(artifact, provider=request.provider)[0]
+    return choose_engine(artifact, EngineOptions(provider=request.provider))[0]
