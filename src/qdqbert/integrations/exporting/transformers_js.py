@@ -24,6 +24,7 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.common.file_names import CARD, CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.files import write_json
 from qdqbert.common.json_files import read_json
+from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.data.tokenizing.tokenizer_files import set_limits
 from qdqbert.encoders.task_kinds import TASK_KINDS
@@ -116,14 +117,8 @@ def _check(source: Source, folder: Path) -> Sequence[Agreement]:
 
     def inputs_of(item: Item) -> Mapping[str, NDArray[np.int64]]:
         text = f"{source.prompt}{item}" if isinstance(item, str) else item
-        encoded = tokenizer.encode(text)
-        values = {
-            "input_ids": encoded.ids,
-            "attention_mask": encoded.attention_mask,
-            "token_type_ids": encoded.type_ids,
-        }
-        names = source.artifact.input_names
-        return {name: np.array([values[name]], np.int64) for name in names}
+        feature = feature_of(tokenizer.encode(text), source.artifact.input_names)
+        return {name: each[None].astype(np.int64) for name, each in feature.items()}
 
     return check_graph(source, folder / GRAPH, inputs_of)
 

@@ -11,6 +11,7 @@ from qdqbert.common.file_names import TOKENIZER
 from qdqbert.common.files import temporary_folder
 from qdqbert.common.machine import usable_cores
 from qdqbert.data.texts import heldout_examples
+from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.tokenizer_files import read_tokenizer
 from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
 from qdqbert.engines.native.runner import NativeRunner
@@ -56,15 +57,8 @@ def _compare(
     signal = noise = 0.0
     cosines = []
     for example in heldout_examples()[:_TEXTS]:
-        encoding = tokenizer.encode(example.text)
-        arrays = {
-            "input_ids": encoding.ids,
-            "attention_mask": encoding.attention_mask,
-            "token_type_ids": encoding.type_ids,
-        }
-        inputs = {
-            each: np.array(arrays[each], np.int64).reshape(shape) for each in runner.input_names
-        }
+        feature = feature_of(tokenizer.encode(example.text), runner.input_names)
+        inputs = {name: each.astype(np.int64).reshape(shape) for name, each in feature.items()}
         wanted = float_runner.run(inputs)[name].astype(np.float64)
         found = runner.run(inputs)[name].astype(np.float64)
         signal += float((wanted**2).sum())

@@ -83,9 +83,8 @@ class QuantizedModel:
     def apply_quantizer_options(self, options: QuantizerOptions) -> None:
         """Set bits and disabled patterns of all quantizers. They are saved with the model.
 
-        Ranges that still fit are kept. A calibrator takes effect at the next calibration.
-
-        Missing options get their defaults.
+        Missing options get their defaults. Ranges that still fit are kept. A calibrator takes
+        effect at the next calibration.
 
         Raises:
             UnmatchedRuleError: A pattern matches no quantizer.
