@@ -16,7 +16,6 @@ from qdqbert.common.objects import Rows
 from qdqbert.data.rows.columns import Row, quoted, resolve_columns
 from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, open_table, read_table
 from qdqbert.data.rows.lines import counted, row_name
-from qdqbert.runtime.batches import Results
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.embedding_jobs import sentence_vectors
 from qdqbert.tasks.logits import score_answers
@@ -32,16 +31,14 @@ from qdqbert.tasks.scores import (
     score_of,
 )
 from qdqbert.tasks.task import (
-    Answer,
     Features,
     Labels,
     Outcome,
-    Prediction,
     Score,
     Task,
     Tokenization,
 )
-from qdqbert.tasks.texts import check_label_column, require_pairs, truncation_notice
+from qdqbert.tasks.texts import check_label_column, require_pairs
 
 # Names of columns of second texts, next to those of first ones. Other tasks use them for labels.
 _POSITIVES = ("positive", "answer", "response")
@@ -128,12 +125,7 @@ def _check_labels(dataset: Dataset, _: Mapping[int, str]) -> None:
 def _encode(examples: Sequence[Example], how: Tokenization) -> Features:
     """Make a feature of each text: of all first texts, then of all second ones."""
     texts = _texts_of(examples)
-    encoded = how.encode(texts)
-    return Features(
-        examples=tuple(examples),
-        encoded=encoded,
-        notices=truncation_notice(encoded.truncated, len(texts), how.max_length),
-    )
+    return how.features(examples, how.encode(texts), len(texts))
 
 
 def _calibration_jobs(head: Any, how: Tokenization) -> list[Prompted]:
@@ -156,11 +148,7 @@ def by_jobs_in_turn(
     def encode_calibration(head: Any, examples: Sequence[Example], how: Tokenization) -> Features:
         texts, jobs = _texts_of(examples), jobs_of(head, how)
         features, truncated = encode_in_turn(texts, jobs, max_length=how.max_length)
-        return Features(
-            examples=tuple(examples),
-            encoded=how.encoded(map(dict, features), truncated),
-            notices=truncation_notice(truncated, len(texts), how.max_length),
-        )
+        return how.features(examples, how.encoded(map(dict, features), truncated), len(texts))
 
     return encode_calibration
 
@@ -169,10 +157,6 @@ def _texts_of(examples: Sequence[Example]) -> list[str]:
     """Return all first texts, then all second ones, and so on."""
     columns = zip(*(example.content for example in examples), strict=True)
     return list(itertools.chain.from_iterable(columns))
-
-
-def _predictions(results: Results) -> list[Prediction]:
-    return list(sentence_vectors(results))
 
 
 def _scores(outcome: Outcome) -> list[Score]:
@@ -191,10 +175,6 @@ def _cosines(outcome: Outcome) -> NDArray[np.float64]:
     return cosines
 
 
-def _answers(outcome: Outcome) -> list[Answer]:
-    return score_answers(outcome, _cosines(outcome), "cosine")
-
-
 def _labels(features: Features, _: Mapping[int, str]) -> list[Labels]:
     """Return the score of each pair, scaled to 0 to 1 if it is not in that range."""
     return [{"scores": score} for score in scaled_scores(features.examples)]
@@ -207,9 +187,9 @@ FEATURE_EXTRACTION = Task(
     encode_calibration=by_jobs_in_turn(_calibration_jobs),
     check_labels=_check_labels,
     check_metrics=lambda dataset, id2label: check_scores_differ(dataset),
-    predictions=_predictions,
+    predictions=lambda results: list(sentence_vectors(results)),
     scores=_scores,
     labels=_labels,
-    answers=_answers,
+    answers=lambda outcome: score_answers(outcome, _cosines(outcome), "cosine"),
     model=Embedder,
 )

@@ -19,7 +19,6 @@ from qdqbert.tasks.task import (
     Extremes,
     Outcome,
     Prediction,
-    Predictions,
     Rows,
     Score,
 )
@@ -36,10 +35,11 @@ def most_likely_classes(outcome: Outcome) -> Decisions | None:
     return None if len(found[0]) == 1 else [(int(each.argmax()),) for each in found]
 
 
-def accuracy_score(predictions: Predictions, labels: Sequence[int]) -> Score:
-    """Return the share of features with the largest logit at their label."""
-    classes = [each.argmax() for each in predictions]
-    return score_of_pairs("accuracy", classes, labels, accuracy, extreme_classes(2))
+def accuracy_scores(outcome: Outcome, class_of: Callable[[Any], int]) -> list[Score]:
+    """Return the share of examples with the largest logit at their class."""
+    classes = [each.argmax() for each in outcome.predictions]
+    labels = list(map(class_of, outcome.examples))
+    return [score_of_pairs("accuracy", classes, labels, accuracy, extreme_classes(2))]
 
 
 def apply(function: Activation, logits: NDArray[Any]) -> NDArray[Any]:

@@ -46,9 +46,7 @@ from qdqbert.tasks.prompts import (
 from qdqbert.tasks.ranked import check_ranking, ranked
 from qdqbert.tasks.scores import correlations, score_of
 from qdqbert.tasks.task import (
-    Answer,
     Outcome,
-    Prediction,
     Score,
     Tokenization,
 )
@@ -453,10 +451,6 @@ def _listed(given: Any, name: str) -> list[Vectors]:
     return found
 
 
-def _predictions(results: Results) -> list[Prediction]:
-    return list(results.rows(_OUTPUT))
-
-
 def _pair_scores(outcome: Outcome) -> NDArray[np.float64]:
     """Return the mean MaxSim of both texts of each example."""
     count = len(outcome.examples)
@@ -469,17 +463,13 @@ def _scores(outcome: Outcome) -> list[Score]:
     return correlations(_pair_scores(outcome), list(map(score_of, outcome.examples)))
 
 
-def _answers(outcome: Outcome) -> list[Answer]:
-    return score_answers(outcome, _pair_scores(outcome), "mean MaxSim")
-
-
 MULTI_VECTOR_EMBEDDING = dataclasses.replace(
     FEATURE_EXTRACTION,
     name=_NAME,
     encode_calibration=by_jobs_in_turn(_calibration_jobs),
-    predictions=_predictions,
+    predictions=lambda results: results.rows(_OUTPUT),
     scores=_scores,
     labels=None,
-    answers=_answers,
+    answers=lambda outcome: score_answers(outcome, _pair_scores(outcome), "mean MaxSim"),
     model=MultiVectorEmbedder,
 )

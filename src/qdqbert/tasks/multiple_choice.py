@@ -28,23 +28,18 @@ from qdqbert.runtime.routes import TaskRoute
 from qdqbert.runtime.rows import SCORE, RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.logits import (
-    accuracy_score,
+    accuracy_scores,
     apply,
     class_answers,
     logit_predictions,
     most_likely_classes,
 )
 from qdqbert.tasks.task import (
-    Answer,
     Features,
-    Labels,
-    Outcome,
     Predictions,
-    Score,
     Task,
     Tokenization,
 )
-from qdqbert.tasks.texts import truncation_notice
 
 _LAYOUT = (
     "`sent1`, `sent2`, `ending0`, `ending1`, ... as in SWAG, or `context` or `question` with a "
@@ -186,11 +181,8 @@ def _encode(examples: Sequence[Any], how: Tokenization) -> Features:
     stacked = (
         _stack(list(itertools.islice(choices, len(each))), encoded.padding) for each in pairs
     )
-    return Features(
-        examples=tuple(examples),
-        encoded=dataclasses.replace(encoded, inputs=tuple(stacked)),
-        notices=truncation_notice(encoded.truncated, len(flat), how.max_length),
-    )
+    encoded = dataclasses.replace(encoded, inputs=tuple(stacked))
+    return how.features(examples, encoded, len(flat))
 
 
 def _pairs(context: str, prompt: str, endings: Sequence[str]) -> list[tuple[str, str]]:
@@ -217,19 +209,6 @@ def _stack(
 
 def _check_labels(dataset: Dataset, _: Mapping[int, str]) -> None:
     check_each(dataset, _label_of)
-
-
-def _scores(outcome: Outcome) -> list[Score]:
-    return [accuracy_score(outcome.predictions, list(map(_label_of, outcome.examples)))]
-
-
-def _answers(outcome: Outcome) -> list[Answer]:
-    """Return the number of the most likely ending."""
-    return class_answers(outcome, range(len(outcome.predictions[0])))
-
-
-def _labels(features: Features, _: Mapping[int, str]) -> list[Labels]:
-    return [{"labels": _label_of(example)} for example in features.examples]
 
 
 def _label_of(example: ChoiceExample | Example) -> int:
@@ -392,11 +371,11 @@ MULTIPLE_CHOICE = Task(
     encode=_encode,
     check_labels=_check_labels,
     predictions=logit_predictions,
-    scores=_scores,
+    scores=lambda outcome: accuracy_scores(outcome, _label_of),
     decided="question",
     decisions=most_likely_classes,
-    labels=_labels,
-    answers=_answers,
+    labels=lambda features, _: [{"labels": _label_of(each)} for each in features.examples],
+    answers=lambda outcome: class_answers(outcome, range(len(outcome.predictions[0]))),
     model=ChoiceSelector,
     route=TaskRoute(
         inputs=(Choices,),

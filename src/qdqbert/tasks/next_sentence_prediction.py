@@ -15,12 +15,12 @@ from qdqbert.runtime.routes import Pair, TaskRoute
 from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, always, classes
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.logits import (
-    accuracy_score,
+    accuracy_scores,
     class_answers,
     logit_predictions,
     most_likely_classes,
 )
-from qdqbert.tasks.task import Answer, Features, Labels, Outcome, Score, Task
+from qdqbert.tasks.task import Task
 from qdqbert.tasks.text_classification import Class, Label
 from qdqbert.tasks.texts import check_label_column, encode_texts, label_of, require_pairs
 
@@ -55,18 +55,6 @@ def _name_labels(dataset: Dataset, _: Mapping[int, str]) -> Dataset:
 def _check_labels(dataset: Dataset, _: Mapping[int, str]) -> None:
     check_label_column(dataset)
     check_each(dataset, _class_of)
-
-
-def _scores(outcome: Outcome) -> list[Score]:
-    return [accuracy_score(outcome.predictions, list(map(_class_of, outcome.examples)))]
-
-
-def _answers(outcome: Outcome) -> list[Answer]:
-    return class_answers(outcome, NAMES)
-
-
-def _labels(features: Features, _: Mapping[int, str]) -> list[Labels]:
-    return [{"labels": _class_of(example)} for example in features.examples]
 
 
 def _class_of(example: Example) -> int:
@@ -155,10 +143,10 @@ NEXT_SENTENCE_PREDICTION = Task(
     name_labels=_name_labels,
     check_labels=_check_labels,
     predictions=logit_predictions,
-    scores=_scores,
+    scores=lambda outcome: accuracy_scores(outcome, _class_of),
     decisions=most_likely_classes,
-    labels=_labels,
-    answers=_answers,
+    labels=lambda features, _: [{"labels": _class_of(each)} for each in features.examples],
+    answers=lambda outcome: class_answers(outcome, NAMES),
     model=NextSentencePredictor,
     route=TaskRoute(
         inputs=(Pair,),

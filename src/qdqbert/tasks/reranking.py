@@ -36,7 +36,6 @@ from qdqbert.tasks.task import (
     Answer,
     Decisions,
     Features,
-    Labels,
     Outcome,
     Score,
     Task,
@@ -192,10 +191,6 @@ def _answers(outcome: Outcome) -> list[Answer]:
     return answers
 
 
-def _labels(features: Features, _: Mapping[int, str]) -> list[Labels]:
-    return [{"labels": score_of(example)} for example in features.examples]
-
-
 class Reranker(TextClassifier):
     """Scores how well documents answer a query, or otherwise compares two texts."""
 
@@ -288,7 +283,7 @@ RERANKING = Task(
     scores=_scores,
     decided="query",
     decisions=_decisions,
-    labels=_labels,
+    labels=lambda features, _: [{"labels": score_of(each)} for each in features.examples],
     answers=_answers,
     class_names=lambda dataset: ["score"],
     model=Reranker,

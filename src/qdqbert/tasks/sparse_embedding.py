@@ -46,7 +46,6 @@ from qdqbert.tasks.prompts import (
     Texts,
     check_as_many,
 )
-from qdqbert.tasks.task import Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -564,14 +563,10 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
         return _LookUp(**shared, weights=queries.weights)
 
 
-def _predictions(results: Results) -> list[Prediction]:
-    return list(results.outputs[_OUTPUT])
-
-
 SPARSE_EMBEDDING = dataclasses.replace(
     FEATURE_EXTRACTION,
     name=_NAME,
-    predictions=_predictions,
+    predictions=lambda results: list(results.outputs[_OUTPUT]),
     labels=None,
     model=SparseEmbedder,
 )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qdqbert.data.rows.data import Columns, Dataset, labels_place
-from qdqbert.data.rows.lines import counted
+from qdqbert.data.rows.lines import counted, cut_notice
 from qdqbert.data.tokenizing.encoding import Batch, Encoded, encode, padding_of
 from qdqbert.encoders.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.runtime.batches import Results
@@ -245,6 +245,12 @@ class Tokenization:
         """Return model inputs, of which some were truncated."""
         padding = padding_of(self.tokenizer, self.input_names)
         return Encoded(inputs=tuple(inputs), padding=padding, truncated=truncated)
+
+    def features(self, examples: Sequence[Any], encoded: Encoded, texts: int) -> Features:
+        """Return features of examples, with a notice if some of their texts were cut."""
+        cut, limit = encoded.truncated, f"{self.max_length} tokens"
+        notices = (cut_notice(cut, texts, "text", limit),) if cut else ()
+        return Features(examples=tuple(examples), encoded=encoded, notices=notices)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@ from qdqbert.tasks.logits import (
 )
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.pair_scores import Classify, PairScorer, Scored
-from qdqbert.tasks.task import Answer, Features, Labels, Outcome, Score, Task
+from qdqbert.tasks.task import Features, Labels, Outcome, Score, Task
 from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
 
 
@@ -65,10 +65,6 @@ def _scores(outcome: Outcome) -> list[Score]:
     return [
         score_of_pairs(name, classes, labels, metric, extremes) for name, metric in metrics.items()
     ]
-
-
-def _answers(outcome: Outcome) -> list[Answer]:
-    return class_answers(outcome, outcome.id2label)
 
 
 def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
@@ -296,7 +292,7 @@ TEXT_CLASSIFICATION = Task(
     scores=_scores,
     decisions=most_likely_classes,
     labels=_labels,
-    answers=_answers,
+    answers=lambda outcome: class_answers(outcome, outcome.id2label),
     class_names=_class_names,
     model=TextClassifier,
     route=TaskRoute(

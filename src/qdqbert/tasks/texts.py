@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.columns import quoted
 from qdqbert.data.rows.data import Dataset, Example
-from qdqbert.data.rows.lines import cut_notice
 from qdqbert.tasks.task import Features, Tokenization
 
 
@@ -15,16 +14,7 @@ def encode_texts(examples: Sequence[Example], how: Tokenization) -> Features:
     """Make one feature of each example, of its text or of its two texts together."""
     pairs = [example.text_pair for example in examples if example.text_pair is not None]
     encoded = how.encode([example.text for example in examples], pairs or None)
-    return Features(
-        examples=tuple(examples),
-        encoded=encoded,
-        notices=truncation_notice(encoded.truncated, len(encoded.inputs), how.max_length),
-    )
-
-
-def truncation_notice(truncated: int, texts: int, max_length: int) -> tuple[str, ...]:
-    """Return a notice on texts that lost their end; empty if there are none."""
-    return (cut_notice(truncated, texts, "text", f"{max_length} tokens"),) if truncated else ()
+    return how.features(examples, encoded, len(encoded.inputs))
 
 
 def require_pairs(dataset: Dataset, task: str) -> None:
