@@ -97,7 +97,7 @@ def _encode(examples: Sequence[Any], how: Tokenization) -> Features:
     groups = _groups(examples)
     if len(groups) == len(examples) or not all(is_number(example.label) for example in examples):
         return features
-    unscored = sum(not _is_answered([examples[index] for index in each]) for each in groups)
+    unscored = sum(all(score_of(examples[index]) <= 0 for index in each) for each in groups)
     verbs = ("has", "is") if unscored == 1 else ("have", "are")
     notice = (
         f"{unscored} of {counted(len(groups), 'query')} {verbs[0]} no relevant document and "
@@ -114,10 +114,6 @@ def _groups(examples: Sequence[Any]) -> list[list[int]]:
         # Plain texts, which models can be calibrated on, have no group.
         groups.setdefault(getattr(example, "group", index), []).append(index)
     return list(groups.values())
-
-
-def _is_answered(examples: Sequence[Example]) -> bool:
-    return any(score_of(example) > 0 for example in examples)
 
 
 def _check_labels(dataset: Dataset, _: Mapping[int, str]) -> None:

@@ -198,7 +198,9 @@ def as_matrix(given: Any, argument: str, dimensions: int) -> SparseEmbeddings:
         return given
     if isinstance(given, SparseVector):
         return stack_vectors([given], dimensions)
-    if isinstance(given, list | tuple) and all(map(_is_embedding, given)):
+    if isinstance(given, list | tuple) and all(
+        isinstance(each, SparseEmbeddings) or _is_one(each) for each in given
+    ):
         rows = [as_matrix(each, argument, dimensions) for each in given]
         widths = {each.dimensions for each in rows} or {dimensions}
         if len(widths) == 1:
@@ -233,10 +235,6 @@ def as_matrix(given: Any, argument: str, dimensions: int) -> SparseEmbeddings:
         values=values[values != 0].astype(np.float32),
         dimensions=width,
     )
-
-
-def _is_embedding(given: Any) -> bool:
-    return isinstance(given, SparseEmbeddings) or _is_one(given)
 
 
 def _is_one(given: Any) -> bool:

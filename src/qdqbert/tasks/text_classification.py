@@ -33,7 +33,7 @@ from qdqbert.tasks.logits import (
 )
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.pair_scores import Classify, PairScorer, Scored
-from qdqbert.tasks.task import Features, Labels, Outcome, Score, Task
+from qdqbert.tasks.task import Outcome, Score, Task
 from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
 
 
@@ -65,10 +65,6 @@ def _scores(outcome: Outcome) -> list[Score]:
     return [
         score_of_pairs(name, classes, labels, metric, extremes) for name, metric in metrics.items()
     ]
-
-
-def _labels(features: Features, id2label: Mapping[int, str]) -> list[Labels]:
-    return [{"labels": class_of(label_of(each), id2label)} for each in features.examples]
 
 
 def _class_names(dataset: Dataset) -> list[str]:
@@ -291,7 +287,9 @@ TEXT_CLASSIFICATION = Task(
     predictions=logit_predictions,
     scores=_scores,
     decisions=most_likely_classes,
-    labels=_labels,
+    labels=lambda features, id2label: [
+        {"labels": class_of(label_of(each), id2label)} for each in features.examples
+    ],
     answers=lambda outcome: class_answers(outcome, outcome.id2label),
     class_names=_class_names,
     model=TextClassifier,

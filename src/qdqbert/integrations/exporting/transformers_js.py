@@ -150,7 +150,8 @@ def _code(source: Source, name: str, *, local: str = "") -> str:
         first, second = json.dumps(["A fine film."]), json.dumps(["The film is good."])
         pair = f", text_pair: {second}" if source.takes_pairs else ""
         output = SENTENCE_EMBEDDING if source.is_embedder else "logits"
-        scores = "\nconst scores = logits.sigmoid();" if _is_sigmoid(source) else ""
+        is_sigmoid = not source.is_embedder and source.function == "sigmoid"
+        scores = "\nconst scores = logits.sigmoid();" if is_sigmoid else ""
         return (
             f"import {{ {env}AutoTokenizer, {kind} }} {package}"
             f"const tokenizer = await AutoTokenizer.from_pretrained({model});\n"
@@ -167,10 +168,6 @@ def _code(source: Source, name: str, *, local: str = "") -> str:
         f'const run = await pipeline({json.dumps(task)}, {model}, {{ dtype: "q8" }});\n'
         f"const answers = await run({texts});"
     )
-
-
-def _is_sigmoid(source: Source) -> bool:
-    return not source.is_embedder and source.function == "sigmoid"
 
 
 def _notices(source: Source) -> Sequence[str]:

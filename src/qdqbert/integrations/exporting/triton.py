@@ -89,14 +89,6 @@ def _tensor(name: str, kind: str, *dims: int) -> dict[str, Any]:
     return {"name": name, "data_type": Name(f"TYPE_{kind}"), "dims": list(dims)}
 
 
-def _texts(source: Source) -> list[dict[str, Any]]:
-    return [_tensor(name, "STRING", 1) for name in source.text_names]
-
-
-def _ids(source: Source) -> list[dict[str, Any]]:
-    return [_tensor(name, "INT64", -1) for name in source.artifact.input_names]
-
-
 def _results(source: Source) -> list[dict[str, Any]]:
     """Return the outputs, with the sizes that the graph has."""
     session = open_session(source.graph)
@@ -107,16 +99,14 @@ def _results(source: Source) -> list[dict[str, Any]]:
     ]
 
 
-def _offsets(source: Source) -> list[dict[str, Any]]:
-    """Return the output of the tokenizer that says where tokens stand, if clients need it."""
-    return [] if source.is_of_whole_texts else [_tensor(OFFSETS, "INT64", -1, 2)]
-
-
 def _configs(source: Source) -> dict[str, dict[str, Any]]:
     """Return the content of config.pbtxt of each model, by its name."""
     tokenizer, model = f"{source.name}_tokenizer", f"{source.name}_model"
-    texts, ids, results = _texts(source), _ids(source), _results(source)
-    offsets = _offsets(source)
+    texts = [_tensor(name, "STRING", 1) for name in source.text_names]
+    ids = [_tensor(name, "INT64", -1) for name in source.artifact.input_names]
+    # Clients need to know where tokens stand.
+    offsets = [] if source.is_of_whole_texts else [_tensor(OFFSETS, "INT64", -1, 2)]
+    results = _results(source)
     batching = {"max_queue_delay_microseconds": _DELAY}
     steps = [(tokenizer, texts, [*ids, *offsets]), (model, ids, results)]
     return {
