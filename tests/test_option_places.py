@@ -15,7 +15,6 @@ from qdqbert.common.options.declared import Options, declared_options
 SOURCE = Path(qdqbert.__file__).parent
 # Modules whose public functions and classes are not made of a class of options.
 OTHER = (
-    "loading/load.py",
     "training/models/calibrate.py",
     "training/models/prepare.py",
     *(path.relative_to(SOURCE).as_posix() for path in (SOURCE / "integrations").glob("*.py")),
@@ -26,10 +25,8 @@ MORE = {
     "model": "each command says which kinds of models it takes",
     "output": "each command says what it writes",
     "overwrite": "each command says what it replaces",
-    "target": "`load`, `run`, `evaluate`, `analyze` and `export` take another one by default",
+    "target": "`evaluate`, `analyze` and `export` take another one by default than `load`",
     "engine": "whoever runs a model chooses one, and so do the integrations",
-    "provider": "belongs to `engine`",
-    "kernel": "belongs to `engine`",
     "threads": "those of a model, of all models, of a replica or of a measurement",
 }
 
