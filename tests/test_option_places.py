@@ -26,7 +26,6 @@ MORE = {
     "output": "each command says what it writes",
     "overwrite": "each command says what it replaces",
     "target": "`evaluate`, `analyze` and `export` take another one by default than `load`",
-    "engine": "whoever runs a model chooses one, and so do the integrations",
     "threads": "those of a model, of all models, of a replica or of a measurement",
 }
 
