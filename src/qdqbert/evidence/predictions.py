@@ -109,7 +109,7 @@ def _changed_example(row: Mapping[str, Any]) -> ChangedExample:
         shown = [_at(places, each, words) for each in (theirs, ours)]
         label = _at(places, labels, words) if labels else None
     else:
-        shown = [_prediction(each) for each in (before, after)]
+        shown = [str(each.get("prediction", dict(each))) for each in (before, after)]
         if labels and all(isinstance(each, str) for each in labels):
             label = _joined(labels, " | ")
     return ChangedExample(
@@ -132,7 +132,3 @@ def _at(places: Sequence[int], values: Sequence[Any], words: Sequence[str | None
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-
-
-def _prediction(found: Mapping[str, Any]) -> str:
-    return str(found.get("prediction", dict(found)))

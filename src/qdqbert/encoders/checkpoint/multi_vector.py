@@ -236,7 +236,7 @@ def read_multi_vector_head(files: SentenceFiles) -> MultiVectorHead:
     if len(masks) > 1:
         raise CheckpointError(f"modules.json lists {_MASK} {len(masks)} times, and it must be one.")
     if is_pylate:
-        found.append(HeadModule(name="Normalize", path="", config={}))
+        found.append(HeadModule(name="Normalize"))
     layout = read_layout_fields(files, encoder_path, "states")
     mask: dict[str, Any] = {}
     if masks:
@@ -282,9 +282,9 @@ def _read_stanford(files: SentenceFiles) -> MultiVectorHead:
         "out_features": fields.optional(fields.integer, "dim") or _USUAL_WIDTH,
     }
     identity = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
-    dense = HeadModule(name="Dense", path="", config={**sizes, **identity})
+    dense = HeadModule(name="Dense", config={**sizes, **identity})
     return MultiVectorHead(
-        modules=(dense, HeadModule(name="Normalize", path="", config={})),
+        modules=(dense, HeadModule(name="Normalize")),
         rules=TokenRules(
             text_length=_text_length(files, "", layout["max_length"]),
             document_length=fields.optional(fields.integer, "doc_maxlen", 1, _LARGEST),

@@ -53,8 +53,8 @@ class HeadModule:
     """
 
     name: ModuleName
-    path: str
-    config: Mapping[str, Any]
+    path: str = ""
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def head_module(

@@ -86,7 +86,10 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
     transformers.set_seed(options.optimization.seed)
     task = choose_task(options)
     examples = read_examples(task, options, progress=progress)
-    teacher_checkpoint = _load_teacher(options, task, progress)
+    teacher_checkpoint = None
+    if options.distillation.teacher is not None:
+        with progress.stage("Loading the teacher"), naming("distill_from"):
+            teacher_checkpoint = load_teacher(options.distillation.teacher, task)
     task = task_of_labels(task, examples.train, options, teacher_checkpoint)
     checkpoint = load_student(
         options, task, new_classes(task, examples.train, options, teacher_checkpoint), progress
@@ -269,7 +272,11 @@ def make_report(
     steps = trainer.state.global_step
     notices = [*notices, *_what_went_wrong(options, trainer.state, before, after)]
     if steps < _FEWEST_STEPS:
-        notices.append(_few_steps(steps, options))
+        epochs = options.schedule("epochs")
+        notices.append(
+            f"Trained for {counted(steps, 'step')} only, with `epochs={epochs:g}`. That hardly "
+            "changes the weights. Pass more `train_data`, or raise `epochs`."
+        )
     return TrainReport(
         directory=options.output,
         checkpoint=str(options.model),
@@ -317,13 +324,6 @@ def _what_went_wrong(
     return notices
 
 
-def _few_steps(steps: int, options: TrainOptions) -> str:
-    return (
-        f"Trained for {counted(steps, 'step')} only, with `epochs={options.schedule('epochs'):g}`. "
-        "That hardly changes the weights. Pass more `train_data`, or raise `epochs`."
-    )
-
-
 def write_folder(
     options: TrainOptions,
     checkpoint: Checkpoint,
@@ -368,13 +368,6 @@ def set_dropout_(model: nn.Module, probability: float) -> None:
         for name in ("dropout", "attention_dropout", "dropout_prob"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, probability)
-
-
-def _load_teacher(options: TrainOptions, task: Task, progress: Progress) -> Checkpoint | None:
-    if options.distillation.teacher is None:
-        return None
-    with progress.stage("Loading the teacher"), naming("distill_from"):
-        return load_teacher(options.distillation.teacher, task)
 
 
 def _make_teacher(
