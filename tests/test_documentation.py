@@ -72,7 +72,7 @@ LABELS = ("negative", "positive")
 # three take long. The other pages run all kinds of calls.
 SLOW = {"token-classification", "question-answering", "reranking", "fill-mask"}
 SLOW |= {"serve", "export", "migrate", "onnx", "embeddings", "text-classification", "settings"}
-SLOW |= {"run", "deploy", "kubernetes"}
+SLOW |= {"run", "deploy", "kubernetes", "qat", "targets"}
 # Guides each of whose steps also runs in a process of its own, as the README's and the tutorials'.
 ALONE = {"migrate", "qat"}
 # Options of other programs: pip, torchrun, docker, servers, trtexec and scripts in `benchmarks/`.

@@ -188,7 +188,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("variant", "task"), CASES, ids=map(" ".join, CASES))
-@pytest.mark.usual("* feature-extraction", "* *-classification", "bert *", "modernbert *")
+@pytest.mark.usual("* feature-extraction", "bert *", "modernbert *", "roberta *")
 def test_outputs_are_those_of_transformers(variant: str, task: str, tmp_path: Path) -> None:
     model = save_model(variant, task, tmp_path)
     found = read(tmp_path, task)

@@ -187,6 +187,7 @@ def jina_weights(hidden: int, inner: int, layers: int, *, for_code: bool) -> dic
 
 
 @pytest.mark.parametrize("for_code", [False, True], ids=["for texts", "for code"])
+@pytest.mark.usual("for texts")
 def test_jina_v2(for_code: bool, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     hidden, inner, heads, layers = 48, 56, 6, 2

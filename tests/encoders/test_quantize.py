@@ -31,6 +31,7 @@ from shared_tables import read_shared_table
     [("native", None), ("native", "full-smoothed"), ("native", "full"), ("native-dynamic", None)],
 )
 @pytest.mark.parametrize("family", ["bert", "distilbert", "electra", "mpnet", "roberta"])
+@pytest.mark.usual("bert-*", "roberta-native-full-smoothed")
 def test_what_is_computed_is_what_the_graph_computes(
     prepared, run_plainly, family, target, recipe
 ) -> None:

@@ -162,6 +162,7 @@ def test_a_model_is_saved_as_its_folder(encoder, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("classes", [1, 3])
+@pytest.mark.usual("1")
 def test_a_reranker_scores_and_ranks_like_qdqbert(tiny_artifact, classes) -> None:
     _, folder = tiny_artifact("AutoModelForSequenceClassification", num_labels=classes)
     if classes > 1:

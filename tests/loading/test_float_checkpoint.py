@@ -83,6 +83,7 @@ def in_memory(name: str, folder) -> object:
 
 
 @pytest.mark.parametrize("name", ["sentence", "reranker", "pipeline", "classifier"])
+@pytest.mark.usual("sentence", "pipeline")
 def test_a_model_in_memory_answers_as_its_folder_does(checkpoints, name) -> None:
     folder = checkpoints("classifier" if name == "pipeline" else name)
 

@@ -98,5 +98,6 @@ def test_a_used_batcher_answers_in_a_forked_process(quantized) -> None:
     assert run(quantized("sentence").directory, "onnxruntime", IN_A_BATCHER) == "0"
 
 
+@pytest.mark.slow
 def test_a_stream_of_the_parent_is_refused_in_the_child(quantized) -> None:
     assert run(quantized("sentence").directory, "onnxruntime", STREAM) == "0 8999"

@@ -64,6 +64,7 @@ def their_scores(folder, inputs) -> list[dict[str, float]]:
         (1, "multi_label_classification", Reranker),
     ],
 )
+@pytest.mark.usual("3-*", "1-regression-*", "*-pairs-*")
 def test_scores_are_those_of_the_pipeline(
     folders, outputs, problem, kind, inputs, is_quantized
 ) -> None:

@@ -28,6 +28,7 @@ def both(request, tiny_artifact):
         yield model, pipeline
 
 
+@pytest.mark.usual("a quantity", "one of three")
 def test_labels_are_in_the_order_of_the_outputs(both) -> None:
     model, pipeline = both
     assert model.labels == list(pipeline.model.config.id2label.values())

@@ -193,6 +193,7 @@ def task(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.usual("question-answering", "text-*")
 def test_float_metrics_agree_with_plain_transformers(make, task: str) -> None:
     made = make(task)
     model = getattr(transformers, HEADS[task].auto_class).from_pretrained(made.checkpoint).eval()

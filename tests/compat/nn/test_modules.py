@@ -256,6 +256,7 @@ COMPILED = ("Linear", "Conv1d", "ConvTranspose1d", "MaxPool1d")
     ],
     ids=str,
 )
+@pytest.mark.usual("Linear-*")
 def test_compiled_module_gives_the_same_result(name, settings) -> None:
     case = next(each for each in ONE_OF_EACH if each.name == name)
     module = case.quant_class(**case.arguments, quant_desc_input=QuantDescriptor(**settings))

@@ -55,6 +55,7 @@ def tokenizer(request, checkpoints, tmp_path) -> Tokenizer:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.usual("*-right", "bert-left")
 def test_kept_ids_are_those_of_the_whole_text(tokenizer, side) -> None:
     cut = tokenizer.cutting(LIMIT, side=side)
     generator = random.Random(0)

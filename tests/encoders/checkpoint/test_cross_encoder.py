@@ -65,6 +65,7 @@ def test_a_cross_encoder_is_a_reranker_with_its_length(saved) -> None:
 
 
 @pytest.mark.parametrize("has_modules", [True, False], ids=["as-saved", "without-modules"])
+@pytest.mark.usual("as-saved")
 def test_scores_of_the_quantized_folder_are_those_of_the_cross_encoder(
     saved, theirs, tmp_path, write_file, has_modules
 ) -> None:

@@ -104,6 +104,7 @@ def test_vectors_of_all_poolings_are_joined(pooled, expected) -> None:
 @pytest.mark.parametrize(
     "engine", ["native", "onnxruntime", pytest.param("openvino", marks=pytest.mark.openvino)]
 )
+@pytest.mark.usual("native", "onnxruntime")
 def test_every_engine_joins_the_vectors_of_all_poolings(pooled_int8, expected, engine) -> None:
     with qdqbert.load(pooled_int8, engine=engine) as model:
         found = model.encode(TEXTS[:8])

@@ -127,11 +127,19 @@ def states_of(runner: NativeRunner, inputs: dict[str, Any]) -> Any:
 
 
 USABLE = [each.name for each in usable_sets()]
-# Each kernel has tests of its own on all sets. Whole models take a second to compile on each one.
+
+
+def often_run(name: str) -> set[str]:
+    """Return the sets on which a layer is always run: the fastest, and of some the slowest.
+
+    Each kernel has tests of its own on all sets. Whole models take a second to compile on each one.
+    """
+    return {USABLE[0], USABLE[-1]} if name in ("bert", "causal", "dynamic") else {USABLE[0]}
+
+
 CASES = [
-    pytest.param(name, kernel, marks=[pytest.mark.slow] * (kernel not in often))
-    for names, often in ((LAYERS, {USABLE[0], USABLE[-1]}), (PARTS, {USABLE[0]}))
-    for name in names
+    pytest.param(name, kernel, marks=[pytest.mark.slow] * (kernel not in often_run(name)))
+    for name in (*LAYERS, *PARTS)
     for kernel in USABLE
 ]
 
@@ -262,6 +270,7 @@ def test_first_tokens_have_the_same_bits_if_nothing_else_is_read(tmp_path, shape
         ),
     ],
 )
+@pytest.mark.usual("a*", "portable-shape4-*")
 def test_a_text_has_the_same_bits_in_any_company(save, kernel, shape, threads, dynamic) -> None:
     path = save(dataclasses.replace(shape, dynamic=dynamic))
     runner = NativeRunner(path, threads=threads, kernel=kernel)

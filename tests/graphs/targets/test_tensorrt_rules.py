@@ -179,6 +179,7 @@ def test_a_transposed_weight_of_gemm_has_its_scales_along_axis_0() -> None:
     ("name", "recipe"),
     [*((name, "full") for name in FAMILIES), *(("bert", recipe) for recipe in OTHERS)],
 )
+@pytest.mark.usual("bert-*", "deberta-v2-full")
 def test_our_graphs_are_legal(prepared, name, recipe) -> None:
     each = prepared(name)
     plan = each.plan("tensorrt", recipe)

@@ -118,6 +118,7 @@ def test_a_layer_of_the_graph_has_12_pairs_and_6_weights(checkpoints, save_tiny,
     assert len(weights) == 6 * LAYERS
 
 
+@pytest.mark.slow
 def test_a_trained_one_is_quantized_as_it_was_trained(make_model, tmp_path, checkpoints) -> None:
     model = make_model(
         "bert", transformers.AutoModelForSequenceClassification, num_labels=2, **SIZES

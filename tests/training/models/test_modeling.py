@@ -400,6 +400,7 @@ def test_a_decoder_keeps_its_cross_attentions_ranges(decoder, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("auto", AUTOS)
+@pytest.mark.usual("AutoModel", "AutoModelForTokenClassification")
 def test_a_calibrated_model_comes_back_by_its_auto_class_bit_for_bit(
     floats, calibrated_folder, auto
 ) -> None:
@@ -449,6 +450,7 @@ def smooth(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     "change", [change_bits, disable_some, switch_some_off, change_attributes, smooth]
 )
+@pytest.mark.usual("smooth", "change_bits")
 def test_what_was_changed_after_calibration_is_saved(classifier, tmp_path, change) -> None:
     inputs = inputs_for(CLASSIFIER)
     qdqbert.calibrate(classifier, [inputs])

@@ -494,6 +494,7 @@ def test_a_graph_with_mixed_codes_is_valid_and_agrees(mixed, dynamo) -> None:
 
 
 @EXPORTERS
+@pytest.mark.usual("torchscript")
 def test_a_narrow_range_is_clipped_before_the_codes(mixed, dynamo) -> None:
     exported = mixed(dynamo)
     assert clips_before(exported, one_node(exported, ENDING))

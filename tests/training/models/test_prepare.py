@@ -233,6 +233,7 @@ def test_parameters_stay_the_same_objects(make_model, family, recipe) -> None:
 
 
 @EACH
+@pytest.mark.usual("bert-*", "*-full-smoothed")
 def test_a_model_has_no_range_until_it_is_calibrated_and_then_has_all(
     make_model, prepared_as, family, recipe
 ) -> None:
@@ -340,6 +341,7 @@ def saved(model: Any, tokenizer_of: Path, folder: Path) -> Path:
 
 
 @EACH
+@pytest.mark.usual("bert-*", "*-full-smoothed")
 def test_a_saved_model_loads_bit_for_bit(
     prepared_as, checkpoints, tmp_path, family, recipe
 ) -> None:
@@ -471,6 +473,7 @@ def test_weights_for_vnni_have_no_limit(bert) -> None:
     ],
     ids=str,
 )
+@pytest.mark.usual("*-full-smoothed")
 def test_what_is_excluded_stays_float_and_the_rest_does_not(
     make_model, checkpoints, tmp_path, recipe, patterns
 ) -> None:
@@ -636,6 +639,7 @@ def test_training_changes_weights_and_keeps_ranges(make_model, family, recipe) -
 
 
 @pytest.mark.parametrize("recipe", ["full", "full-smoothed"])
+@pytest.mark.usual("full")
 def test_transformers_trainer_changes_weights_and_keeps_ranges(
     make_model, tmp_path, recipe
 ) -> None:

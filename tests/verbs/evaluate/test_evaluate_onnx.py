@@ -98,6 +98,7 @@ def behind_identity(graph: Path, path: Path, name: str, port: str) -> Path:
     return path
 
 
+@pytest.mark.usual("onnxruntime")
 def test_a_graph_scores_like_the_checkpoint_that_it_was_exported_from(
     float_graph, checkpoints, data, classify, engine
 ) -> None:

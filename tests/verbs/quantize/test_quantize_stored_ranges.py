@@ -200,6 +200,7 @@ def scaled_weight(made: Stored, linear: str) -> np.ndarray:
 
 
 @EACH
+@pytest.mark.usual("bert-full")
 def test_the_graph_computes_what_was_trained(made) -> None:
     assert {target.target for target in made.report.targets} == {
         "onnxruntime",

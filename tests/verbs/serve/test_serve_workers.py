@@ -152,6 +152,7 @@ def test_what_was_accepted_is_answered_after_sigterm_and_nothing_else_is_accepte
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="It lists processes in /proc.")
+@pytest.mark.slow
 def test_workers_end_with_their_parent(quantized) -> None:
     with serving(quantized("sentence").directory) as server:
         workers = server.workers()

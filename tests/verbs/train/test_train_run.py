@@ -254,6 +254,7 @@ def test_training_data_of_earlier_runs_stay_known(trained, classifier, out) -> N
 
 
 @pytest.mark.parametrize("ranges", ["fixed", "learned", "moving"])
+@pytest.mark.usual("learned", "fixed")
 def test_training_changes_ranges_only_if_asked(classifier, out, ranges: str) -> None:
     flat.train(
         classifier.checkpoint,
