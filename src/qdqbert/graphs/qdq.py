@@ -41,6 +41,7 @@ from qdqbert.encoders.shared_table import STEPS, rest_of
 from qdqbert.encoders.sites import parent_of
 from qdqbert.graphs.edit import MICROSOFT
 from qdqbert.graphs.nodes import Array, Nodes
+from qdqbert.graphs.qordered import unusual
 from qdqbert.quantization.spec import LOCAL, QdqStyle, TensorSpec, is_residual_input, matmul_sites
 
 
@@ -172,19 +173,11 @@ class SiteWriter:
     def _fits_kernel(self, attention: Attention) -> bool:
         """Return whether QAttention computes an attention."""
         parts = (attention.query, attention.key, attention.value)
-        size = len(parts[0].bias) // attention.heads
-        added = (attention.rotary, attention.relative, attention.position_bias, attention.window)
-        norms = (attention.query_norm, attention.key_norm)
         path = parent_of(attention.query)
         inner = [f"{path}.softmax_input_quantizer"]
         inner += [site.name for site in matmul_sites(path).values()]
         return (
-            all(each is None for each in (*added, *norms))
-            and not attention.causal
-            and not attention.scales_keys
-            and bool(np.isclose(attention.scale, size**-0.5))
-            and len({part.module for part in parts}) == 3
-            and len({len(part.bias) for part in parts}) == 1
+            unusual(attention) is None
             and all(self._specs.get(f"{part.module}._weight_quantizer") for part in parts)
             and not any(map(self._specs.get, inner))
         )

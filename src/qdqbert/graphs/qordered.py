@@ -37,7 +37,7 @@ import onnx_ir as ir
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.affine import parameters_of
-from qdqbert.encoders.model import EncoderModel, Floats, Layer, Linear, Residual
+from qdqbert.encoders.model import Attention, EncoderModel, Floats, Layer, Linear, Residual
 from qdqbert.encoders.quantize import Choices, Specs, range_of, round_module
 from qdqbert.encoders.sites import linear_layers_of, parent_of
 from qdqbert.graphs.edit import MICROSOFT
@@ -121,27 +121,33 @@ def check_layers(model: EncoderModel) -> None:
         _refuse(model.layers[0], "is followed by a convolution, which no kernel computes")
 
 
-def _check_attention(layer: Layer) -> None:
-    attention = layer.attention
+def unusual(attention: Attention) -> str | None:
+    """Return why ONNX Runtime's fused operators do not compute an attention; `None` if they do."""
     parts = (attention.query, attention.key, attention.value)
     if len({len(part.bias) for part in parts}) != 1 or len({p.module for p in parts}) != 3:
-        _refuse(layer, "has query, key and value of different widths, or in one matmul")
-    width = len(attention.query.bias)
-    size = width // attention.heads
-    if size % _HEAD_MULTIPLE:
-        _refuse(
-            layer,
-            f"has a head dimension of {size} ({width} channels in {attention.heads} heads); "
-            f"the kernels need a multiple of {_HEAD_MULTIPLE}",
-        )
+        return "has query, key and value of different widths, or in one matmul"
+    size = len(attention.query.bias) // attention.heads
     if attention.scales_keys or not np.isclose(attention.scale, size**-0.5):
-        _refuse(layer, f"does not scale its scores by {size}^-0.5, as the kernel does")
+        return f"does not scale its scores by {size}^-0.5, as the kernel does"
     if attention.causal or attention.window is not None:
-        _refuse(layer, "has a mask that is not computed from the input `attention_mask` alone")
+        return "has a mask that is not computed from the input `attention_mask` alone"
     added = (attention.rotary, attention.relative, attention.position_bias)
     norms = (attention.query_norm, attention.key_norm)
     if any(each is not None for each in (*added, *norms)):
-        _refuse(layer, "has positions or norms in its attention, which the kernel does not compute")
+        return "has positions or norms in its attention, which the kernel does not compute"
+    return None
+
+
+def _check_attention(layer: Layer) -> None:
+    width, heads = len(layer.attention.query.bias), layer.attention.heads
+    if (size := width // heads) % _HEAD_MULTIPLE:
+        _refuse(
+            layer,
+            f"has a head dimension of {size} ({width} channels in {heads} heads); "
+            f"the kernels need a multiple of {_HEAD_MULTIPLE}",
+        )
+    if reason := unusual(layer.attention):
+        _refuse(layer, reason)
 
 
 def _check_rest(layer: Layer) -> None:

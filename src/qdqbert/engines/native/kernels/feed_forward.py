@@ -14,8 +14,7 @@ from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK
-from qdqbert.engines.native.kernels.norm import normalize_attention
-from qdqbert.engines.native.kernels.second_add import keep
+from qdqbert.engines.native.kernels.norm import quantize_input
 from qdqbert.engines.native.kernels.weights import weights_of
 from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, RECORDS, ROW_SCALE, THREAD
 
@@ -31,6 +30,8 @@ def emit_feed_forward(module: Module, isa: InstructionSet, features: Features) -
     of rows, their contexts, and the weights that are read next.
     """
     _emit_add_rows(module, isa.lanes)
+    if features.adds_twice:
+        _emit_keep_rows(module, isa.lanes)
     for name, by_columns in (("feed_forward", False), ("feed_forward_columns", True)):
         arguments = "reader*, row, rows, context*, following*"
         with module.function(name, f"{RECORDS}, {arguments}") as f:
@@ -67,15 +68,30 @@ class _FeedForward:
             place, read = (f.rows, *context, self.scales), (f.context, self.width * 4, self.width)
             f.call("quantize_rows", self.record["context_codes"], *read, *place)
         if features.adds_twice:
-            keep(f, self.x, self.hidden, f.rows)
+            kept = THREAD.read(f.thread, "kept")
+            f.call("keep_rows", kept, self.x, f.rows * self.hidden)
         self.add("output", context, self.record["attention_add"])
-        states = (self.x, self.stride, self.hidden, f.rows)
-        codes = (self.codes, self.codes_stride, self.scales)
-        normalize_attention(f, features, self.record, *states, *codes)
+        self.normalize()
         in_float = features.dynamic or features.gated
         inner = self.up_in_float() if in_float else self.up_in_codes()
         self.add("down", (inner, self.inner_stride), self.record["add"])
         f.call("end_layer", **f.own(f"{RECORDS}, reader, row, rows"))
+
+    def normalize(self) -> None:
+        """Write the LayerNorms of states after an attention was added, and the codes for `up`."""
+        f, codes = self.f, self.record["up_codes"]
+        source = (self.x, self.stride, self.hidden, f.rows)
+        states = (*source, self.codes, self.codes_stride, self.scales)
+        if self.features.norms_first:
+            quantize_input(f, self.features, self.record["up_input_norm"], codes, *states)
+            return
+        norm = self.record["attention_norm"]
+        if self.features.adds_twice:
+            f.call("layer_norm", norm, self.x, self.stride, f.rows)
+            kept = THREAD.read(f.thread, "kept")
+            f.call("add_rows", self.x, kept, f.rows * self.hidden)
+            norm = self.record["attention_again"]
+        f.call("layer_norm_codes", codes, *states, norm)
 
     def up_in_codes(self) -> Value:
         """Write the first linear layer with codes as results, and return their place."""
@@ -204,3 +220,12 @@ def _emit_add_rows(module: Module, lanes: int) -> None:
     ):
         place = f.x + each * 4
         f.store(f.load(floats, place) + f.load(floats, f.other + each * 4), place)
+
+
+def _emit_keep_rows(module: Module, lanes: int) -> None:
+    """Write `keep_rows`, which copies some float32, a multiple of 64, to be added again."""
+    with (
+        module.function("keep_rows", "kept*, x*, count") as f,
+        f.loop(0, f.count, lanes) as each,
+    ):
+        f.store(f.load(vector(F32, lanes), f.x + each * 4), f.kept + each * 4)

@@ -46,7 +46,6 @@ from qdqbert.engines.native.kernels.product import emit_product
 from qdqbert.engines.native.kernels.projections import emit_projections, project_all
 from qdqbert.engines.native.kernels.rotation import emit_rotation
 from qdqbert.engines.native.kernels.round_trip import emit_round_trips
-from qdqbert.engines.native.kernels.second_add import emit_second_add
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
 from qdqbert.engines.native.kernels.weights import each_layer, first_weights
 from qdqbert.engines.native.kernels.words import emit_words
@@ -74,8 +73,6 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
         emit_gate(module, isa, activation)
     if features.rotary:
         emit_rotation(module, isa)
-    if features.adds_twice:
-        emit_second_add(module, isa)
     emit_attention(module, isa, features)
     emit_embedding(module, isa, features)
     emit_barrier(module, isa)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import ROUNDING, unsigned_codes
@@ -25,7 +25,6 @@ from qdqbert.engines.native.ir import (
     vector,
 )
 from qdqbert.engines.native.kernels.blocks import in_blocks
-from qdqbert.engines.native.kernels.second_add import add_again
 from qdqbert.engines.native.records import CODES, NORM, ROW_SCALE, THREAD
 
 NORMED_ROWS = 4
@@ -73,31 +72,6 @@ def quantize_input(
         f.call("quantize_normed", codes, *rows, norm, THREAD.read(f.thread, "normed"))
     else:
         f.call("quantize_rows", codes, *rows)
-
-
-def normalize_attention(
-    f: Function,
-    features: Features,
-    record: Mapping[str, Value],
-    x: Value,
-    stride: Value,
-    hidden: Value,
-    rows: Value,
-    *out: Value,
-) -> None:
-    """Write the LayerNorms of states after an attention was added, and the codes for `up`.
-
-    `record` has the fields of the `LAYER` record, and `out` the other arguments of `quantize_rows`.
-    """
-    codes, states = record["up_codes"], (x, stride, hidden, rows, *out)
-    if features.norms_first:
-        quantize_input(f, features, record["up_input_norm"], codes, *states)
-    elif features.adds_twice:
-        f.call("layer_norm", record["attention_norm"], x, stride, rows)
-        add_again(f, x, hidden, rows)
-        f.call("layer_norm_codes", codes, *states, record["attention_again"])
-    else:
-        f.call("layer_norm_codes", codes, *states, record["attention_norm"])
 
 
 def _codes_function(
