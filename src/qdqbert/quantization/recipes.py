@@ -58,13 +58,14 @@ WIDE_INPUTS = Smoothing(
 ACTIVATED_INPUTS = dataclasses.replace(WIDE_INPUTS, sources=("activation", "gate"))
 
 _LINEAR_WEIGHTS = Rule(site="*._weight_quantizer", spec=WEIGHT)
+_LINEAR = (_LINEAR_WEIGHTS, Rule(site="*._input_quantizer", spec=AFFINE))
 
 _TABLE = (
     # The most faithful recipe.
     Recipe(
         name="linear",
         summary="inputs and weights of the encoder's linear layers, affine inputs, smoothed",
-        rules=(_LINEAR_WEIGHTS, Rule(site="*._input_quantizer", spec=AFFINE)),
+        rules=_LINEAR,
         smoothing=WIDE_INPUTS,
     ),
     # Two thirds of a layer's multiplications. Attention stays in float, where engines with a fused
@@ -72,11 +73,7 @@ _TABLE = (
     Recipe(
         name="ffn",
         summary="linear layers of the feed-forward blocks only, affine inputs, smoothed",
-        rules=(
-            Rule(site="*att[en]*", spec=None),
-            _LINEAR_WEIGHTS,
-            Rule(site="*._input_quantizer", spec=AFFINE),
-        ),
+        rules=(Rule(site="*att[en]*", spec=None), *_LINEAR),
         smoothing=WIDE_INPUTS,
     ),
     # NNCF's placement for transformers on CPUs: the scores are an int8 product, the context is not.
@@ -84,11 +81,7 @@ _TABLE = (
     Recipe(
         name="linear+qk",
         summary="`linear`, and queries and keys of the attention scores, symmetric",
-        rules=(
-            _LINEAR_WEIGHTS,
-            Rule(site="*._input_quantizer", spec=AFFINE),
-            Rule(site="*.matmul_[qk]_input_quantizer", spec=SYMMETRIC),
-        ),
+        rules=(*_LINEAR, Rule(site="*.matmul_[qk]_input_quantizer", spec=SYMMETRIC)),
         smoothing=WIDE_INPUTS,
     ),
     # The paper's quantizers, except at residual adds. Attention matmuls have no bias that could
@@ -97,8 +90,7 @@ _TABLE = (
         name="linear+matmul",
         summary="`linear`, and the attention matmuls, symmetric",
         rules=(
-            _LINEAR_WEIGHTS,
-            Rule(site="*._input_quantizer", spec=AFFINE),
+            *_LINEAR,
             Rule(site="*.matmul_a_input_quantizer", spec=PROBABILITIES),
             Rule(site="*.matmul_*_input_quantizer", spec=SYMMETRIC),
         ),
@@ -161,11 +153,7 @@ FLOAT_RECIPE = Recipe(name="float", summary="nothing", rules=())
 
 
 def build_recipe(name: str, *, embeddings: Embeddings | None = "int8") -> Recipe:
-    """Return the recipe with a name.
-
-    Args:
-        name: A key of `RECIPES`.
-        embeddings: How embedding tables are stored. `None` leaves them out of the recipe.
+    """Return the recipe with a name. Embeddings that are `None` are left out of it.
 
     Raises:
         UserInputError: No recipe has that name.
@@ -181,12 +169,8 @@ def stored_recipe(embeddings: Embeddings = "int8", placed_by: str | None = None)
     """Return the recipe of a QDQBERT checkpoint, which has quantizers of its own.
 
     The recipe only places the quantizers of embedding tables. The checkpoint has the specs of all
-    other sites.
-
-    Args:
-        embeddings: How embedding tables are stored.
-        placed_by: Name of the recipe that placed the checkpoint's own quantizers, if known. It
-            decides how they are calibrated.
+    other sites. `placed_by` is the recipe that placed them, if known: it decides how they are
+    calibrated.
     """
     placed = None if placed_by is None else build_recipe(placed_by, embeddings=None)
     return _with_tables(
@@ -299,14 +283,7 @@ class QuantizerOptions(QuantizerChanges):
     def apply(
         self, specs: Mapping[str, TensorSpec | None], sites: Iterable[Site]
     ) -> dict[str, TensorSpec | None]:
-        """Apply bits and patterns to the specs of a recipe.
-
-        Args:
-            specs: Specs of all sites that the recipe assigns, by site name.
-            sites: All sites.
-
-        Returns:
-            The new specs of all sites, by name.
+        """Return the specs of all sites by name, with bits and patterns applied to a recipe's.
 
         Raises:
             UnmatchedRuleError: A pattern matches no quantizer.
@@ -347,11 +324,7 @@ class QuantizerOptions(QuantizerChanges):
         return self.fuse_qkv and self.quant_per_tensor
 
     def shared_weight_amax(self, amax: Mapping[str, float]) -> dict[str, float]:
-        """Return the ranges that weights share, by site name. Empty if they share none.
-
-        Args:
-            amax: Largest magnitude of each weight, by site name.
-        """
+        """Return the ranges that weights share, by site, of the largest magnitude of each."""
         shared: dict[str, float] = {}
         if self.shares_weights:
             for names in fused_groups(amax, QKV_WEIGHTS):
@@ -390,12 +363,7 @@ PERCENTILE = 99.999
 def fused_groups(names: Iterable[str], members: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Group names that differ only in their last part.
 
-    Args:
-        names: Names of sites.
-        members: Tuples of last parts.
-
-    Returns:
-        For each tuple, the groups of which every name is in `names`.
+    `members` are tuples of last parts. Of each, the groups are returned whose names are all known.
     """
     known = set(names)
     groups = []

@@ -198,10 +198,7 @@ CROSS_SEQUENCE_AXES = {"q": (2,), "k": (), "a": (2,), "v": ()}
 def linear_sites(path: str, source: Source, *, over_tokens: bool = True) -> tuple[Site, Site]:
     """Return the sites of a linear layer's input and of its weight.
 
-    Args:
-        path: Path of the layer.
-        source: Kind of its input.
-        over_tokens: Whether axis 1 of the input runs over the tokens of the model's own text.
+    Axis 1 of the input runs `over_tokens` of the model's own text.
     """
     return (
         Site(
@@ -240,11 +237,9 @@ def output_sites(
 ) -> tuple[Site, ...]:
     """Return the sites of outputs of a layer that no other site reads.
 
-    Args:
-        attention: Path of the module that computes the attention matmuls.
-        activation: Path of the module that computes the activation function.
-        sums: Paths of the modules with a residual add and a LayerNorm, in order.
-        is_last: Whether no other layer reads the result of the layer.
+    `attention`, `activation` and `sums` are paths of the modules that compute the attention
+    matmuls, the activation function, and the residual adds with a LayerNorm, in order. In the last
+    layer, no other layer reads the result.
 
     Source: onnxruntime-inference-examples, `quantization/qat/transformer_qat/qat_utils.py`.
     """
@@ -377,11 +372,7 @@ class Recipe:
     clips_residuals: bool = False
 
     def resolve(self, sites: Iterable[Site]) -> dict[str, TensorSpec | None]:
-        """Return the spec of every site by name; `None` is float.
-
-        Raises:
-            UnmatchedRuleError: A rule decides no site.
-        """
+        """Return the spec of every site by name; `None` is float. See `resolve`."""
         sites = list(sites)
         placed = resolve(self.rules, [site for site in sites if site.group in self.groups])
         return {site.name: placed.get(site.name) for site in sites}

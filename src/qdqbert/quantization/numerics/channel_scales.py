@@ -101,14 +101,8 @@ def _noise(
 ) -> tuple[float, Vector]:
     """Return the logarithm of the noise of a scale, and its gradient by the scale's logarithm.
 
-    Args:
-        log_p: Logarithm of the scale, `(channels,)`.
-        low: See `ChannelStatistics`.
-        high: See `ChannelStatistics`.
-        variance: See `ChannelStatistics`.
-        magnitudes: Magnitudes of the weights, `(outputs, channels)`.
-        energy: Sums of their squares over the outputs, `(channels,)`.
-        scaled: Memory of the shape of `magnitudes`.
+    `energy` has the sums of the squares of `magnitudes` over the outputs. `scaled` is memory of
+    their shape, `(outputs, channels)`. The other arrays are `(channels,)`.
     """
     p = np.exp(log_p)
     highs, lows = p * high, p * low

@@ -70,9 +70,7 @@ def fake_quantize_amax(inputs: Tensor, amax: Tensor, codes: Codes) -> Tensor:
 def reduced_axes(axis: Axis, dims: int) -> list[int] | None:
     """Return the axes of a tensor that are not kept. `None` stands for all axes.
 
-    Args:
-        axis: Axes that are kept. Negative ones count from the end.
-        dims: Number of axes of the tensor.
+    Negative axes count from the end.
 
     Raises:
         ValueError: The tensor has no such axis.

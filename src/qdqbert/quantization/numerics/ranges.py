@@ -63,12 +63,9 @@ Calibrator = Max | Percentile | Mse | Entropy
 
 
 def choose_range(histogram: Histogram, calibrator: Calibrator, *, bits: int = 8) -> Range:
-    """Return the range that a calibrator chooses for a histogram.
+    """Return the range that a calibrator chooses for a histogram with at least one value.
 
-    Args:
-        histogram: Values of the tensor, at least one.
-        calibrator: The rule.
-        bits: Width of the codes, which `Mse` and `Entropy` take into account.
+    `Mse` and `Entropy` take the width of the codes into account.
 
     Raises:
         CalibrationError: The histogram is empty.

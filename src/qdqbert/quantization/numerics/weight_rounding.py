@@ -105,12 +105,8 @@ def rounding_of(
 ) -> Tensor | None:
     """Return whether each value of a weight is rounded up; `None` rounds to the nearest code.
 
-    Args:
-        roundings: How weights are rounded, as far as calibration chose it.
-        name: Name of the site of the weight.
-        width: Number of inputs of the weight.
-        specs: Specs of all sites. A weight whose input is left in float is rounded to the nearest
-            code, because the rounding was chosen for the quantized and smoothed input.
+    The weight has `width` inputs. One whose input is left in float is rounded to the nearest code,
+    because the rounding was chosen for the quantized and smoothed input.
     """
     spec = specs[name]
     if not roundings or spec is None or specs.get(input_site_of(name)) is None:

@@ -18,12 +18,7 @@ def float_order(
 
     The gain of a unit is the error that it makes if it alone is quantized. Its gain if all others
     are quantized is not a usable measure: errors of two units have a random product, which hides
-    the gain of all but the largest.
-
-    Args:
-        units: All units.
-        noise: Measures the error.
-        is_wanted: Whether a unit is yielded. The others are not measured.
+    the gain of all but the largest. Units that are not wanted are neither measured nor yielded.
     """
     every = {site for unit in units for site in unit.sites}
     wanted = list(filter(is_wanted, units))
@@ -37,11 +32,7 @@ def fewest_units(
     """Return the shortest prefix of an order that meets a condition; `None` if none does.
 
     The length is doubled until the condition is met, and bisected then, since checking it takes
-    long.
-
-    Args:
-        order: Units in the order in which they are left in float.
-        is_met: Checks the condition. It is expected to stay met with more units.
+    long. It is expected to stay met with more units.
     """
     if is_met(()):
         return ()

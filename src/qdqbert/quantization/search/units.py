@@ -65,12 +65,7 @@ def make_units(
 
 
 def int8_percent(specs: Mapping[str, TensorSpec | None], weights: Mapping[str, Tensor]) -> float:
-    """Return the share of multiplications that are int8, in percent, for a text of 128 tokens.
-
-    Args:
-        specs: Spec of every site by name; `None` is float.
-        weights: Weight `(out, in)` of each linear layer, by the site of its input.
-    """
+    """Return the percentage of multiplications in int8 of a text of 128 tokens."""
     hidden = _hidden_size(weights)
     costs = {site: weight.numel() for site, weight in weights.items()}
     costs |= {site: _TOKENS * hidden // 2 for site in specs if _MATMUL.search(site)}
