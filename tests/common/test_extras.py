@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from qdqbert.common.errors import MissingExtraError
 from qdqbert.common.extras import EXTRAS
 
 # An import of a module that is `None` here fails, as if it were not installed.
@@ -92,3 +94,21 @@ def test_the_modules_are_those_of_the_extras() -> None:
         required = [*extras[name], *inside]
         packages = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in required}
         assert {each.replace(".", "_") for each in extra.modules} <= packages | {"aiohttp"}, name
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        ("langchain", "langchain"),
+        ("llama_index", "llama-index"),
+        ("sentence_transformers", "sentence-transformers"),
+        ("transformers", "quantize"),
+    ],
+)
+def test_a_framework_that_is_missing_is_named_when_its_module_is_imported(
+    name, extra, monkeypatch
+) -> None:
+    monkeypatch.setattr("qdqbert.common.extras.is_installed", lambda module: False)
+    monkeypatch.delitem(sys.modules, f"qdqbert.integrations.{name}", raising=False)
+    with pytest.raises(MissingExtraError, match=rf"pip install 'qdqbert\[{extra}\]'$"):
+        importlib.import_module(f"qdqbert.integrations.{name}")
