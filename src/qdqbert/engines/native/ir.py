@@ -89,6 +89,29 @@ def _scalar(type: Type, value: int | float) -> str:
     return f"0x{struct.pack('>d', float(np.float32(value))).hex().upper()}"
 
 
+def _operation(real: str, integer: str) -> Callable[[Value, Operand], Value]:
+    """Return a method that emits an instruction for floats or integers."""
+
+    def emit(self: Value, other: Operand) -> Value:
+        other = self.function.operand(self.type, other)
+        name = real if self.type.is_float else integer
+        return self.function.emit(self.type, f"{name} {self.type} {self.text}, {other.text}")
+
+    return emit
+
+
+def _comparison(real: str, integer: str) -> Callable[[Value, Operand], Value]:
+    """Return a method that compares floats or integers, per lane."""
+
+    def emit(self: Value, other: Operand) -> Value:
+        other = self.function.operand(self.type, other)
+        name = f"fcmp {real}" if self.type.is_float else f"icmp {integer}"
+        instruction = f"{name} {self.type} {self.text}, {other.text}"
+        return self.function.emit(Type("i1", self.type.lanes), instruction)
+
+    return emit
+
+
 @dataclasses.dataclass(frozen=True)
 class Value:
     """One value of a function; operators emit instructions."""
@@ -100,68 +123,26 @@ class Value:
     def __add__(self, other: Operand) -> Value:
         if self.type == PTR:
             return self.function.address(self, other)
-        return self._binary("fadd" if self.type.is_float else "add", other)
-
-    def __sub__(self, other: Operand) -> Value:
-        return self._binary("fsub" if self.type.is_float else "sub", other)
+        return _operation("fadd", "add")(self, other)
 
     def __rsub__(self, other: int | float) -> Value:
         return self.function.constant(self.type, other) - self
 
-    def __mul__(self, other: Operand) -> Value:
-        return self._binary("fmul" if self.type.is_float else "mul", other)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self._binary("fdiv", other)
-
     def __rtruediv__(self, other: int | float) -> Value:
         return self.function.constant(self.type, other) / self
 
-    def __floordiv__(self, other: Operand) -> Value:
-        """Divide non-negative integers."""
-        return self._binary("udiv", other)
-
-    def __mod__(self, other: Operand) -> Value:
-        """Return the remainder of non-negative integers."""
-        return self._binary("urem", other)
-
-    def __and__(self, other: Operand) -> Value:
-        return self._binary("and", other)
-
-    def __or__(self, other: Operand) -> Value:
-        return self._binary("or", other)
-
-    def __xor__(self, other: Operand) -> Value:
-        return self._binary("xor", other)
-
-    def __lshift__(self, other: Operand) -> Value:
-        return self._binary("shl", other)
-
-    def __rshift__(self, other: Operand) -> Value:
-        """Shift a signed integer to the right."""
-        return self._binary("ashr", other)
-
-    def __lt__(self, other: Operand) -> Value:
-        return self._compare("olt", "slt", other)
-
-    def __gt__(self, other: Operand) -> Value:
-        return self._compare("ogt", "sgt", other)
-
-    def __le__(self, other: Operand) -> Value:
-        return self._compare("ole", "sle", other)
-
-    def __ge__(self, other: Operand) -> Value:
-        return self._compare("oge", "sge", other)
-
-    def equals(self, other: Operand) -> Value:
-        """Return whether two values are equal, per lane."""
-        return self._compare("oeq", "eq", other)
-
-    def differs(self, other: Operand) -> Value:
-        """Return whether two values differ, per lane."""
-        return self._compare("une", "ne", other)
+    __sub__, __mul__ = _operation("fsub", "sub"), _operation("fmul", "mul")
+    __radd__, __rmul__, __truediv__ = __add__, __mul__, _operation("fdiv", "sdiv")
+    # Of non-negative integers.
+    __floordiv__, __mod__ = _operation("fdiv", "udiv"), _operation("frem", "urem")
+    __and__, __or__, __xor__ = (_operation(name, name) for name in ("and", "or", "xor"))
+    __lshift__ = _operation("shl", "shl")
+    # Of signed integers.
+    __rshift__ = _operation("ashr", "ashr")
+    __lt__, __gt__ = _comparison("olt", "slt"), _comparison("ogt", "sgt")
+    __le__, __ge__ = _comparison("ole", "sle"), _comparison("oge", "sge")
+    # Whether two values are equal, and whether they differ, per lane.
+    equals, differs = _comparison("oeq", "eq"), _comparison("une", "ne")
 
     def select(self, yes: Value, no: Operand) -> Value:
         """Return `yes` where this condition holds, `no` elsewhere."""
@@ -213,17 +194,6 @@ class Value:
         if count == 1:
             return [self]
         return [self.shuffle(range(lanes * each, lanes * (each + 1))) for each in range(count)]
-
-    def _binary(self, operation: str, other: Operand) -> Value:
-        other = self.function.operand(self.type, other)
-        return self.function.emit(self.type, f"{operation} {self.type} {self.text}, {other.text}")
-
-    def _compare(self, real: str, integer: str, other: Operand) -> Value:
-        other = self.function.operand(self.type, other)
-        operation = f"fcmp {real}" if self.type.is_float else f"icmp {integer}"
-        return self.function.emit(
-            Type("i1", self.type.lanes), f"{operation} {self.type} {self.text}, {other.text}"
-        )
 
 
 @dataclasses.dataclass(frozen=True)

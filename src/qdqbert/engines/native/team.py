@@ -147,9 +147,7 @@ def _work(serve: Callable[..., None], mailbox: NDArray[np.int64], awake: Wake) -
 
 
 def _post(
-    functions: Mapping[str, Callable[..., None]],
-    mailbox: NDArray[np.int64],
-    awake: Wake,
+    functions: Mapping[str, Callable[..., None]], mailbox: NDArray[np.int64], awake: Wake
 ) -> None:
     functions["post"](address(mailbox))
     if mailbox[_WAS_ASLEEP]:

@@ -152,10 +152,7 @@ def _of_heads(
 
 
 def _context(
-    b: Builder,
-    parts: Sequence[ir.Value | None],
-    mask: ir.Value | None,
-    scale: ir.Value | float,
+    b: Builder, parts: Sequence[ir.Value | None], mask: ir.Value | None, scale: ir.Value | float
 ) -> ir.Value:
     """Insert the matmuls and the softmax of an attention, and return its context.
 

@@ -132,13 +132,7 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
 
 
 def _keys_read(
-    f: Function,
-    isa: InstructionSet,
-    row: Value,
-    rows: Value,
-    attended: Value,
-    *,
-    windowed: bool,
+    f: Function, isa: InstructionSet, row: Value, rows: Value, attended: Value, *, windowed: bool
 ) -> tuple[Value, Value]:
     """Return the first key that some queries read, where a panel starts, and the end of them."""
     if not windowed:
