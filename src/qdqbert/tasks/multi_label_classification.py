@@ -31,7 +31,7 @@ from qdqbert.tasks.task import (
     Task,
     drawn,
 )
-from qdqbert.tasks.texts import check_label_column, encode_texts
+from qdqbert.tasks.texts import check_label_column, checking, encode_texts
 
 # Separators of labels in a cell. The first one that occurs counts.
 _SEPARATORS = "|;,"
@@ -103,11 +103,6 @@ def _name_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
         for example, each in zip(dataset.examples, lists, strict=True)
     )
     return dataclasses.replace(dataset, examples=examples, notices=(*dataset.notices, *notices))
-
-
-def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
-    check_label_column(dataset)
-    check_each(dataset, lambda example: _classes_of(example, id2label))
 
 
 def _indicators(features: Features, id2label: Mapping[int, str]) -> NDArray[np.bool_]:
@@ -217,7 +212,7 @@ MULTI_LABEL_CLASSIFICATION = Task(
     read=read_dataset,
     encode=encode_texts,
     name_labels=_name_labels,
-    check_labels=_check_labels,
+    check_labels=checking(_classes_of),
     predictions=logit_predictions,
     scores=_scores,
     decisions=_decisions,

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.objects import Rows
-from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, read_dataset
+from qdqbert.data.rows.data import Columns, Dataset, Example, read_dataset
 from qdqbert.runtime.inputs import described, is_pair, listed, text_or_pair
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.routes import Pair, TaskRoute
@@ -22,7 +22,7 @@ from qdqbert.tasks.logits import (
 )
 from qdqbert.tasks.task import Task
 from qdqbert.tasks.text_classification import Class, Label
-from qdqbert.tasks.texts import check_label_column, encode_texts, label_of, require_pairs
+from qdqbert.tasks.texts import checking, encode_texts, label_of, require_pairs
 
 NAMES: Mapping[int, str] = {0: "is_next", 1: "not_next"}
 """Names of the two classes in answers."""
@@ -50,11 +50,6 @@ def _name_labels(dataset: Dataset, _: Mapping[int, str]) -> Dataset:
     listed = ", ".join(f"{each!r} is {NAMES[_CLASSES[each]]!r}" for each in unclear)
     notices = (*dataset.notices, f"Labels are read as in BERT's training: {listed}.")
     return dataclasses.replace(dataset, notices=notices)
-
-
-def _check_labels(dataset: Dataset, _: Mapping[int, str]) -> None:
-    check_label_column(dataset)
-    check_each(dataset, _class_of)
 
 
 def _class_of(example: Example) -> int:
@@ -141,7 +136,7 @@ NEXT_SENTENCE_PREDICTION = Task(
     read=read_pairs,
     encode=encode_texts,
     name_labels=_name_labels,
-    check_labels=_check_labels,
+    check_labels=checking(lambda each, _: _class_of(each)),
     predictions=logit_predictions,
     scores=lambda outcome: accuracy_scores(outcome, _class_of),
     decisions=most_likely_classes,

@@ -13,7 +13,7 @@ import numpy as np
 
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.columns import is_number
-from qdqbert.data.rows.data import Dataset, Example, check_each, read_dataset
+from qdqbert.data.rows.data import Dataset, Example, read_dataset
 from qdqbert.runtime.rows import SCORE, RowFormat, always
 from qdqbert.tasks.logits import logit_predictions, score_answers
 from qdqbert.tasks.metrics import rmse
@@ -30,7 +30,7 @@ from qdqbert.tasks.task import (
     Score,
     Task,
 )
-from qdqbert.tasks.texts import check_label_column, encode_texts
+from qdqbert.tasks.texts import checking, encode_texts
 
 
 def numbers_of(example: Example, outputs: int) -> list[float]:
@@ -44,11 +44,6 @@ def numbers_of(example: Example, outputs: int) -> list[float]:
             "output of the model. Name another column with `label_column`."
         )
     return [float(each) for each in found]
-
-
-def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
-    check_label_column(dataset)
-    check_each(dataset, lambda example: numbers_of(example, len(id2label)))
 
 
 def _check_metrics(dataset: Dataset, id2label: Mapping[int, str]) -> None:
@@ -111,7 +106,7 @@ REGRESSION = Task(
     name="text-classification",
     read=read_dataset,
     encode=encode_texts,
-    check_labels=_check_labels,
+    check_labels=checking(lambda each, names: numbers_of(each, len(names))),
     check_metrics=_check_metrics,
     predictions=logit_predictions,
     scores=_scores,

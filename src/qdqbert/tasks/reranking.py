@@ -19,7 +19,7 @@ from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.objects import Rows
 from qdqbert.data.rows.columns import Row, is_number
-from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, open_table, read_table
+from qdqbert.data.rows.data import Columns, Dataset, Example, open_table, read_table
 from qdqbert.data.rows.lines import counted
 from qdqbert.encoders.checkpoint.cross_encoder import Activation
 from qdqbert.runtime.rows import SCORE, RowFormat, always
@@ -43,7 +43,7 @@ from qdqbert.tasks.task import (
     mean_score,
 )
 from qdqbert.tasks.text_classification import TextClassifier
-from qdqbert.tasks.texts import check_label_column, encode_texts, require_pairs
+from qdqbert.tasks.texts import checking, encode_texts, require_pairs
 
 # Names of the column that groups rows.
 _ID_COLUMNS = ("query_id", "query-id", "qid", "topic")
@@ -114,11 +114,6 @@ def _groups(examples: Sequence[Any]) -> list[list[int]]:
         # Plain texts, which models can be calibrated on, have no group.
         groups.setdefault(getattr(example, "group", index), []).append(index)
     return list(groups.values())
-
-
-def _check_labels(dataset: Dataset, _: Mapping[int, str]) -> None:
-    check_label_column(dataset)
-    check_each(dataset, score_of)
 
 
 def _check_metrics(dataset: Dataset, _: Mapping[int, str]) -> None:
@@ -273,7 +268,7 @@ RERANKING = Task(
     name="reranking",
     read=read_rankings,
     encode=_encode,
-    check_labels=_check_labels,
+    check_labels=checking(lambda each, _: score_of(each)),
     check_metrics=_check_metrics,
     predictions=logit_predictions,
     scores=_scores,

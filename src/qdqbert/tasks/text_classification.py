@@ -14,7 +14,7 @@ import numpy as np
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.data.rows.columns import is_number
-from qdqbert.data.rows.data import Dataset, check_each, labels_place, read_dataset
+from qdqbert.data.rows.data import Dataset, labels_place, read_dataset
 from qdqbert.data.tables.rows import Column
 from qdqbert.encoders.checkpoint.cross_encoder import Activation
 from qdqbert.runtime.inputs import check_whole, is_pair, listed
@@ -34,7 +34,7 @@ from qdqbert.tasks.logits import (
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.pair_scores import Classify, PairScorer, Scored
 from qdqbert.tasks.task import Outcome, Score, Task
-from qdqbert.tasks.texts import check_label_column, encode_texts, label_of
+from qdqbert.tasks.texts import check_label_column, checking, encode_texts, label_of
 
 
 def _name_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
@@ -48,11 +48,6 @@ def _name_labels(dataset: Dataset, id2label: Mapping[int, str]) -> Dataset:
     )
     notices = (*dataset.notices, *naming.notices)
     return dataclasses.replace(dataset, examples=examples, notices=notices)
-
-
-def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
-    check_label_column(dataset)
-    check_each(dataset, lambda example: class_of(label_of(example), id2label))
 
 
 def _scores(outcome: Outcome) -> list[Score]:
@@ -283,7 +278,7 @@ TEXT_CLASSIFICATION = Task(
     read=read_dataset,
     encode=encode_texts,
     name_labels=_name_labels,
-    check_labels=_check_labels,
+    check_labels=checking(lambda each, names: class_of(label_of(each), names)),
     predictions=logit_predictions,
     scores=_scores,
     decisions=most_likely_classes,

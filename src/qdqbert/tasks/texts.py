@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.columns import quoted
-from qdqbert.data.rows.data import Dataset, Example
+from qdqbert.data.rows.data import Dataset, Example, check_each
 from qdqbert.tasks.task import Features, Tokenization
 
 
@@ -41,6 +42,21 @@ def check_label_column(dataset: Dataset) -> None:
             f"{hint}",
             argument="label_column",
         )
+
+
+def checking(
+    read: Callable[[Any, Mapping[int, str]], Any],
+) -> Callable[[Dataset, Mapping[int, str]], None]:
+    """Return a check that there is a column of labels, of which each can be read.
+
+    `read` takes an example, and the names of the classes.
+    """
+
+    def check(dataset: Dataset, id2label: Mapping[int, str]) -> None:
+        check_label_column(dataset)
+        check_each(dataset, lambda example: read(example, id2label))
+
+    return check
 
 
 def label_of(example: Example) -> str:
