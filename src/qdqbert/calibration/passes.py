@@ -30,6 +30,8 @@ from qdqbert.calibration.statistics import (
     MergeableObserver,
     choose_ranges,
 )
+from qdqbert.quantization.hadamard import Hadamard
+from qdqbert.quantization.numerics.affine import spread_weight
 from qdqbert.quantization.numerics.ranges import Calibrator
 from qdqbert.quantization.numerics.threads import map_on_threads
 from qdqbert.quantization.numerics.weight_rounding import UnroundedWeight, choose_rounding, pack
@@ -260,14 +262,21 @@ def _roundings(
     if not keys:
         return {}
     scales = {weight_site_of(name): found.scales.get(name) for name in inputs}
-    unrounded = []
+    # Weights with the same matrix are rounded by the same moments.
+    unrounded: dict[Hadamard | None, dict[_Rounded, UnroundedWeight]] = {}
     for name, spec in keys:
-        weight, scale = weights[name], scales[name]
-        scaled = weight if scale is None else weight * (1 / scale)
-        amax = found.weight_amax.get(name)
-        unrounded.append(UnroundedWeight(weight=scaled, spec=spec, amax=amax))
-    rounded = [pack(each) for each in choose_rounding(unrounded, moments)]
-    return dict(zip(keys, rounded, strict=True))
+        weight, scale, matrix = weights[name], scales[name], spec.hadamard
+        weight = weight if scale is None else weight * (1 / scale)
+        weight, amax = spread_weight(weight, spec, found.weight_amax.get(name))
+        unrounded.setdefault(matrix, {})[name, spec] = UnroundedWeight(
+            weight=weight, spec=spec, amax=amax
+        )
+    rounded: dict[_Rounded, Tensor] = {}
+    for matrix, group in unrounded.items():
+        spread = moments if matrix is None else matrix.spread(matrix.spread(moments).T)
+        chosen = choose_rounding(list(group.values()), spread)
+        rounded |= zip(group, map(pack, chosen), strict=True)
+    return rounded
 
 
 def with_shared_weights(found: CalibrationResult, plan: CalibrationPlan) -> CalibrationResult:

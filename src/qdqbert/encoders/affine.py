@@ -54,9 +54,7 @@ def quantize_weight(
             need it. `quantization.numerics.affine` leaves room for weights that round to either
             side.
     """
-    if amax is not None:
-        limit = _along(amax, None if amax.ndim == 0 else spec.axis or 0)
-        weight = np.minimum(np.maximum(weight, -limit), limit)
+    weight = clipped(weight, spec, amax)
     scale = _scales_of(weight, spec, amax, fits_closely=fits_closely)
     steps = np.broadcast_to(_along(scale, spec.axis), weight.shape)
     codes = np.empty(weight.shape, np.int8)
@@ -66,6 +64,14 @@ def quantize_weight(
         near = np.rint(reals) if rounds_up is None else np.floor(reals) + rounds_up[rows]
         codes[rows] = near.clip(spec.qmin, spec.qmax)
     return codes, scale
+
+
+def clipped(weight: Floats, spec: TensorSpec, amax: Floats | None) -> Floats:
+    """Return a weight within its range, `()` or `(channels,)`; the weight itself without one."""
+    if amax is None:
+        return weight
+    limit = _along(amax, None if amax.ndim == 0 else spec.axis or 0)
+    return np.minimum(np.maximum(weight, -limit), limit)
 
 
 def rounding_shift(weight: Floats, rounded: Floats, mean: Floats) -> Floats:

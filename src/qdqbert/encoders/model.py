@@ -12,6 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.quantization.hadamard import Hadamard
+
 Floats = NDArray[np.float32]
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 Pooling = Literal[
@@ -31,14 +33,17 @@ class Codes:
         scale: Scale of the codes. 1 if it is dynamic.
         zero_point: Zero point, 0 to 255.
         multiplier: `(in,)` or `()`, float32. p, or 1, if the scale is dynamic.
-        dynamic: Whether each row gets its own scale and zero point while the model runs, as ONNX's
-            DynamicQuantizeLinear does for a whole tensor.
+        dynamic: Whether each row gets its own scale while the model runs. Codes are symmetric then,
+            with the zero point 128.
+        hadamard: Matrix that `x * multiplier` is multiplied by before it becomes codes. Only if
+            scales are dynamic.
     """
 
     scale: float
     zero_point: int
     multiplier: Floats
     dynamic: bool = False
+    hadamard: Hadamard | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

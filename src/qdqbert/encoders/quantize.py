@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import CalibrationError, GraphError
-from qdqbert.encoders.affine import Bools, parameters_of, quantize_weight, rounding_shift
+from qdqbert.encoders.affine import Bools, clipped, parameters_of, quantize_weight, rounding_shift
 from qdqbert.encoders.model import (
     Codes,
     Embeddings,
@@ -47,8 +47,8 @@ from qdqbert.quantization.spec import (
 Specs = Mapping[str, TensorSpec | None]
 """Spec of every site by name; `None` is float."""
 
-# Each token has a scale and a zero point of its own.
-_DYNAMIC = TensorSpec(signed=False, symmetric=False, dynamic=True, per_row=True)
+# Each token has a scale of its own.
+_DYNAMIC = TensorSpec(narrow=True, dynamic=True, per_row=True)
 
 
 def _round_to_nearest(site: str, width: int) -> Bools | None:
@@ -81,7 +81,9 @@ class Choices:
 def dynamic_specs(model: EncoderModel) -> Specs:
     """Return specs for dynamic quantization of linear layers."""
     return {
-        site.name: WEIGHT if is_weight(site.name) else _DYNAMIC
+        site.name: dataclasses.replace(
+            WEIGHT if is_weight(site.name) else _DYNAMIC, hadamard=site.hadamard
+        )
         for site in sites_of(model)
         if site.group == "layer" and (is_weight(site.name) or is_linear_input(site.name))
     }
@@ -272,7 +274,9 @@ class _Quantizer:
         _check_bits(site, spec)
         by = np.ones((), np.float32) if scale is None else scale
         if spec.dynamic:
-            return Codes(scale=1.0, zero_point=0, multiplier=by, dynamic=True)
+            return Codes(
+                scale=1.0, zero_point=128, multiplier=by, dynamic=True, hadamard=spec.hadamard
+            )
         step, zero_point = parameters_of(range_of(site, self._choices), spec)
         return Codes(
             scale=step,
@@ -323,10 +327,15 @@ def round_module(
     spec = specs.get(weight_site)
     if spec is None:
         return RoundedModule(weight=weight, scale=None, bias=bias)
+    amax = choices.weight_amax.get(weight_site)
+    if spec.hadamard is not None:
+        # The range is of the weight as it is.
+        weight, amax = spec.hadamard.spread_weight(clipped(weight, spec, amax)), None
+        mean = None if mean is None else spec.hadamard.spread(mean)
     codes, steps = quantize_weight(
         weight,
         spec,
-        choices.weight_amax.get(weight_site),
+        amax,
         choices.rounds_up(weight_site, weight.shape[1]),
         fits_closely=fits_closely,
     )
@@ -343,7 +352,7 @@ def _sites_of(parts: Sequence[Linear]) -> tuple[str, str]:
 
 
 def _check_bits(site: str, spec: TensorSpec) -> None:
-    if spec.qmax - spec.qmin != 255:
+    if spec.bits != 8 or (not spec.dynamic and spec.qmax - spec.qmin != 255):
         raise GraphError(
             f"The native engine uses all 256 codes of 8 bits, and `{site}` has the codes "
             f"{spec.qmin} to {spec.qmax}."

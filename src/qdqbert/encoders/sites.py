@@ -84,7 +84,7 @@ def module_parameters(parts: Sequence[Linear]) -> tuple[Floats, Floats]:
 
 def _sites(layer: Layer) -> Iterator[Site]:
     for linear, source in linear_layers_of(layer):
-        yield from linear_sites(linear.module, source)
+        yield from linear_sites(linear.module, source, linear.weight.shape[1])
     yield from matmul_sites(parent_of(layer.attention.query)).values()
     for linear in (layer.attention.output, layer.down):
         yield from residual_sites(parent_of(linear))

@@ -20,6 +20,7 @@ from qdqbert.quantization.numerics.affine import (
     parameters_of,
     quantize,
     quantize_weight,
+    spread_weight,
 )
 from qdqbert.quantization.numerics.weight_rounding import rounding_of
 from qdqbert.quantization.spec import Site, TensorSpec, weight_site_of
@@ -98,6 +99,8 @@ class SaturationCheck(TokenObserver):
         tokens = self.tokens(site, x)[:left]
         if not len(tokens):
             return
+        if spec.hadamard is not None:
+            tokens = spec.hadamard.spread(tokens)
         parameters = (
             dynamic_parameters(tokens, spec)
             if spec.dynamic
@@ -111,6 +114,7 @@ class SaturationCheck(TokenObserver):
             weight = weight * (1 / self.calibration.scales[name])
         amax, roundings = self.calibration.weight_amax.get(weight_name), self.calibration.roundings
         rounds_up = rounding_of(roundings, weight_name, weight.shape[1], self._specs)
+        weight, amax = spread_weight(weight, weight_spec, amax)
         weight_codes, _ = quantize_weight(weight, weight_spec, amax, rounds_up)
         self._beyond[name] = self._beyond.get(name, 0.0) + len(tokens) * overflow_percent(
             codes, weight_codes

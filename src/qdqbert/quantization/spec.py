@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from qdqbert.common.errors import SpecError, UnmatchedRuleError
+from qdqbert.quantization.hadamard import Hadamard, hadamard_of
 
 # The `adjacent_sum_limit` that keeps 16-bit sums of two products from overflowing. A uint8 code is
 # at most 255, and 255 * 128 = 32640 < 2^15.
@@ -52,8 +53,11 @@ class TensorSpec:
             of a uint8 and an int8 code in 16 bits; a limit of 128 keeps every such sum within
             `255 * 128 = 32640 < 2^15`. `None` sets no limit.
         dynamic: Compute scale and zero point from each tensor at run time, as ONNX's
-            DynamicQuantizeLinear does. Only for unsigned affine codes of 8 bits.
+            DynamicQuantizeLinear does. Only for unsigned affine codes of 8 bits, and for narrow
+            symmetric ones.
         per_row: Compute them for each row, the last axis of a tensor: for each token.
+        hadamard: Matrix that the last axis is multiplied by before it is quantized: of the input
+            and of the weight of a linear layer, whose product it does not change.
     """
 
     bits: int = 8
@@ -64,6 +68,7 @@ class TensorSpec:
     adjacent_sum_limit: int | None = None
     dynamic: bool = False
     per_row: bool = False
+    hadamard: Hadamard | None = None
 
     def __post_init__(self) -> None:
         if self.per_row and not self.dynamic:
@@ -84,12 +89,13 @@ class TensorSpec:
                 "`adjacent_sum_limit` needs symmetric codes and at least `qmax`, got "
                 f"{self.adjacent_sum_limit}."
             )
+        is_affine = not (self.signed or self.symmetric)
         if self.dynamic and (
-            self.bits != 8 or self.signed or self.symmetric or self.axis is not None
+            self.bits != 8 or self.axis is not None or not (is_affine or self.narrow)
         ):
             raise SpecError(
-                "`dynamic` needs unsigned affine codes of 8 bits with one scale, got "
-                f"{dataclasses.replace(self, dynamic=False, per_row=False)}."
+                "`dynamic` needs unsigned affine codes, or narrow symmetric ones, of 8 bits with "
+                f"one scale, got {dataclasses.replace(self, dynamic=False, per_row=False)}."
             )
 
     @property
@@ -110,7 +116,8 @@ class TensorSpec:
         limit = self.adjacent_sum_limit
         sums = "" if limit is None else f" adjacent sums <= {limit}"
         dynamic = " dynamic" if self.dynamic else ""
-        return f"{sign}{self.bits} {kind} {place}{sums}{dynamic}"
+        matrix = "" if self.hadamard is None else f" Hadamard {self.hadamard}"
+        return f"{sign}{self.bits} {kind} {place}{sums}{dynamic}{matrix}"
 
 
 DEAD_AMAX = 2.0**-24
@@ -176,6 +183,8 @@ class Site:
         channel_axis: Axis of a weight with one scale for each index.
         source: Kind of a linear layer's input; `None` for other sites.
         group: The group of sites that it belongs to. A recipe names the groups that it places.
+        hadamard: Matrix that can spread the channels of a linear layer's input, for the sites of
+            its input and weight. `None` if it would gain nothing.
     """
 
     name: str
@@ -184,6 +193,7 @@ class Site:
     channel_axis: int | None = None
     source: Source | None = None
     group: SiteGroup = "layer"
+    hadamard: Hadamard | None = None
 
 
 # Axes of the inputs of the attention matmuls that run over tokens. q and v are
@@ -195,19 +205,25 @@ MATMUL_SEQUENCE_AXES = {"q": (2,), "k": (3,), "a": (2, 3), "v": (2,)}
 CROSS_SEQUENCE_AXES = {"q": (2,), "k": (), "a": (2,), "v": ()}
 
 
-def linear_sites(path: str, source: Source, *, over_tokens: bool = True) -> tuple[Site, Site]:
+def linear_sites(
+    path: str, source: Source, channels: int | None = None, *, over_tokens: bool = True
+) -> tuple[Site, Site]:
     """Return the sites of a linear layer's input and of its weight.
 
-    Axis 1 of the input runs `over_tokens` of the model's own text.
+    Axis 1 of the input runs `over_tokens` of the model's own text. The input has `channels`, if
+    they are known.
     """
+    # Weighted sums of values have no outlier channels to spread.
+    matrix = None if channels is None or source == "attention" else hadamard_of(channels)
     return (
         Site(
             name=f"{path}._input_quantizer",
             kind="activation",
             sequence_axes=(1,) if over_tokens else (),
             source=source,
+            hadamard=matrix,
         ),
-        Site(name=f"{path}._weight_quantizer", kind="weight", channel_axis=0),
+        Site(name=f"{path}._weight_quantizer", kind="weight", channel_axis=0, hadamard=matrix),
     )
 
 

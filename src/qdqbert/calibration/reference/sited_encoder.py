@@ -134,7 +134,7 @@ class SitedEncoder(nn.Module):
             module.bias = nn.Parameter(bias, requires_grad=False)
             made = QuantizedLinear.from_float(module)
             made._input_quantizer.site, made._weight_quantizer.site = linear_sites(
-                path, sources[path]
+                path, sources[path], weight.shape[1]
             )
             _put(self, path, made)
 

@@ -28,6 +28,7 @@ from qdqbert.quantization.numerics.affine import (
     parameters_of,
     quantize_weight,
     rounding_shift,
+    spread_weight,
 )
 from qdqbert.quantization.numerics.weight_rounding import rounding_of
 from qdqbert.quantization.spec import (
@@ -239,8 +240,11 @@ def _rounded_weight(
     """Return a weight, quantized and dequantized; the weight itself without a spec."""
     if spec is None:
         return weight
-    codes, parameters = quantize_weight(weight, spec, amax, rounds_up)
-    return dequantize(codes, parameters, spec).to(weight.dtype)
+    spread, amax = spread_weight(weight, spec, amax)
+    codes, parameters = quantize_weight(spread, spec, amax, rounds_up)
+    rounded = dequantize(codes, parameters, spec).to(weight.dtype)
+    # Brought back, as the input is.
+    return rounded if spec.hadamard is None else spec.hadamard.spread(rounded)
 
 
 def _quantize(
@@ -259,7 +263,11 @@ def _quantize(
 
 def _quantize_dynamic(x: Tensor, *, scale: Tensor | None, spec: TensorSpec) -> Tensor:
     x = x if scale is None else x * scale
-    return fake_quantize(x, dynamic_parameters(x, spec), spec)
+    if spec.hadamard is None:
+        return fake_quantize(x, dynamic_parameters(x, spec), spec)
+    x = spec.hadamard.spread(x)
+    # Brought back, as the weight is.
+    return spec.hadamard.spread_weight(fake_quantize(x, dynamic_parameters(x, spec), spec))
 
 
 def _same(x: Tensor) -> Tensor:

@@ -32,6 +32,10 @@ from qdqbert.quantization.spec import (
 FileName = Literal["model.onnx", "model.safetensors"]
 
 
+# Codes with a scale for each token.
+_OF_ROWS = TensorSpec(narrow=True, dynamic=True, per_row=True)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
     """A runtime that graphs are written for.
@@ -60,7 +64,10 @@ class Target:
         adjacent_sum_limit: Limit on the sum of two adjacent weight codes; see `TensorSpec`.
         dynamic: Whether the ranges of activations are computed from each tensor at run time, at the
             inputs of linear layers. Other activations then stay in float.
-        per_row: Whether each token has its own range then, instead of the whole tensor.
+        per_row: Whether each token has its own range then, instead of the whole tensor. Codes are
+            symmetric then.
+        spreads: Whether inputs of linear layers are multiplied by a Hadamard matrix before they are
+            quantized.
         follows_tensorrt_rules: Whether the graph has to pass `check_tensorrt_rules`.
         last_bits: Relative rounding error of the float type between int8 operators.
         agreement_db: SQNR to PyTorch's fake quantization that each layer should have, dB. It is
@@ -85,6 +92,7 @@ class Target:
     adjacent_sum_limit: int | None = None
     dynamic: bool = False
     per_row: bool = False
+    spreads: bool = False
     follows_tensorrt_rules: bool = False
     last_bits: float = 1e-6
     agreement_db: float = 40.0
@@ -95,21 +103,20 @@ class Target:
         """Return the spec nearest to `spec` that the target can run at a site."""
         if spec is None:
             return None
+        matrix = site.hadamard if self.spreads else None
         if self.dynamic and site.kind == "activation":
             if not is_linear_input(site.name):
                 return None
-            return TensorSpec(
-                bits=spec.bits,
-                signed=False,
-                symmetric=False,
-                dynamic=True,
-                per_row=self.per_row,
-            )
+            if self.per_row:
+                return dataclasses.replace(_OF_ROWS, bits=spec.bits, hadamard=matrix)
+            return TensorSpec(bits=spec.bits, signed=False, symmetric=False, dynamic=True)
         is_refused = not (self.unsigned or spec.signed) or not spec.symmetric
         if is_refused and not self._takes_zero_point(site):
             return TensorSpec(bits=spec.bits, axis=spec.axis)
         if site.kind == "weight" and site.channel_axis == 0 and self.adjacent_sum_limit is not None:
-            return dataclasses.replace(spec, adjacent_sum_limit=self.adjacent_sum_limit)
+            return dataclasses.replace(
+                spec, adjacent_sum_limit=self.adjacent_sum_limit, hadamard=matrix
+            )
         return spec
 
     def _takes_zero_point(self, site: Site) -> bool:

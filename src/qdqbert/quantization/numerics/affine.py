@@ -105,6 +105,11 @@ def dynamic_parameters(x: Tensor, spec: TensorSpec) -> QuantizationParameters:
 
     Source: ONNX DynamicQuantizeLinear.
     """
+    if spec.symmetric:
+        amax = x.detach().abs()
+        return symmetric_parameters(
+            amax.amax(dim=-1, keepdim=True) if spec.per_row else amax.amax(), spec
+        )
     if spec.per_row:
         low, high = torch.aminmax(x.detach(), dim=-1, keepdim=True)
     else:
@@ -187,6 +192,15 @@ def quantize_weight(
         return quantize(weight, parameters, spec), parameters
     below, above = adjacent_codes(weight, parameters, spec)
     return torch.where(rounds_up.to(below.device), above, below), parameters
+
+
+def spread_weight(
+    weight: Tensor, spec: TensorSpec, amax: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return what becomes codes of a weight, and its range, which is of the weight as it is."""
+    if spec.hadamard is None:
+        return weight, amax
+    return spec.hadamard.spread_weight(clipped(weight, amax, spec.axis)), None
 
 
 def rounding_shift(weight: Tensor, rounded: Tensor, mean: Tensor) -> Tensor:

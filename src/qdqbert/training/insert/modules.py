@@ -62,7 +62,7 @@ def quantized_linear(
     """
     new = factory.linear(linear)
     new._input_quantizer.site, new._weight_quantizer.site = linear_sites(
-        name, source, over_tokens=over_tokens
+        name, source, linear.in_features, over_tokens=over_tokens
     )
     new._input_quantizer.sizes = (linear.in_features,)
     new._weight_quantizer.sizes = tuple(linear.weight.shape)

@@ -1,0 +1,95 @@
+"""Hadamard matrices that spread the channels of a linear layer's input before it is rounded.
+
+A linear layer computes `x @ W.T = (x @ H) @ (W @ H / order).T` for a symmetric matrix H of ones and
+minus ones with `H @ H = order * I`. Few channels of a transformer have much larger values than the
+others, and set the step of all codes. In `x @ H` they are spread over a group of channels, so that
+the range of a token is smaller. So are the ranges of the rows of weights.
+
+Sources: QuaRot (Ashkboos et al. 2024, arXiv:2404.00456), for 4-bit language models; Sylvester's
+construction of the matrices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+Array = TypeVar("Array", bound=Any)
+"""An array of numpy or a tensor of torch."""
+
+_GROUP = 64
+_MOST_MEMBERS = 8
+# Vectors of kernels have up to 16 lanes.
+_LANES = 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hadamard:
+    """A block-diagonal Hadamard matrix: groups of channels are multiplied by one of order `order`.
+
+    With `n` channels, the members of a group are `block` channels next to each other, and those
+    that are `n / members` after them, and so on. Kernels add whole vectors for the members, and
+    lanes of a vector for the channels of a block.
+
+    Attributes:
+        members: Number of blocks in a group, a power of 2.
+        block: Channels of a block, a power of 2.
+    """
+
+    members: int = 1
+    block: int = 1
+
+    @property
+    def order(self) -> int:
+        """Channels of a group."""
+        return self.members * self.block
+
+    def spread(self, x: Array) -> Array:
+        """Return `x @ H` along the last axis, in the dtype of `x`.
+
+        Sums are made in the order of the kernels: between lanes first, then between members.
+        """
+        shape = x.shape
+        for size, width in ((self.block, self.block), (self.members, shape[-1])):
+            step = width // size
+            while step < width:
+                pairs = x.reshape(*shape[:-1], -1, 2, step)
+                first, second = pairs[..., 0, :], pairs[..., 1, :]
+                x = _stacked(first + second, first - second).reshape(shape)
+                step *= 2
+        return x
+
+    def spread_weight(self, weight: Array) -> Array:
+        """Return `weight @ H / order`, whose product with `x @ H` is that of weight and `x`."""
+        # A power of 2, so that nothing is rounded.
+        return cast(Array, self.spread(weight) / self.order)
+
+    def __str__(self) -> str:
+        return f"{self.members} x {self.block}"
+
+
+def hadamard_of(channels: int) -> Hadamard:
+    """Return the matrix for a number of channels, with groups of 64 where the number has them.
+
+    Members lie a multiple of 16 channels apart, so that kernels add whole vectors.
+    """
+    members = block = 1
+    while members < _MOST_MEMBERS and channels % (2 * members * _LANES) == 0:
+        members *= 2
+    while block < _LANES and members * block < _GROUP and channels // members % (2 * block) == 0:
+        block *= 2
+    return Hadamard(members=members, block=block)
+
+
+def _stacked(first: Array, second: Array) -> Array:
+    """Return two arrays along a new axis before the last one."""
+    made: Any
+    if isinstance(first, np.ndarray):
+        made = np.stack([first, second], axis=-2)
+    else:
+        import torch
+
+        made = torch.stack([first, second], dim=-2)
+    return cast(Array, made)
