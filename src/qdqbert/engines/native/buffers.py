@@ -54,10 +54,11 @@ class Scratch:
             "kept": zeros(
                 (block if program.features.adds_twice else 0, program.hidden), np.float32
             ),
-            "row_scales": zeros((rows_of_block, 2), np.float32),
+            "row_scales": zeros(rows_of_block, np.float32),
             "inner_float": zeros(
                 (INNER_BLOCK if has_floats else 0, program.up_columns), np.float32
             ),
+            "spread": zeros((NORMED_ROWS, max(program.hidden, program.inner)), np.float32),
             "normed": zeros((NORMED_ROWS, program.hidden), np.float32),
             "queries": zeros((rows, deep), np.float32),
             "keys": zeros(limit * deep, np.float32),

@@ -14,7 +14,7 @@ import numpy as np
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.json_files import LARGEST_FLOAT, Fields
 from qdqbert.encoders.model import Pooling
-from qdqbert.engines.native.features import Features
+from qdqbert.engines.native.features import SPREAD, Features
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.memory import LINE, padded
@@ -95,6 +95,11 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
         raise _wrong(f"{heads} heads of {size} channels are too many")
     limit = settings.integer("limit")
     settings.number("score_scale")
+    for name, channels in SPREAD.items():
+        if settings.has(name):
+            _matrix(settings.child(name), settings.integer(channels))
+            if not settings.truth("dynamic"):
+                raise _wrong(f"setting {name!r} does not fit dynamic=False")
     for name in ("causal", "fits_16_bits", "has_choices"):
         settings.truth(name)
     names = settings.names("input_names")
@@ -231,6 +236,14 @@ def _linear(settings: Fields, name: str, depth: int, columns: int) -> Iterator[E
     yield f"{name}.factor", np.float32, (columns,)
     yield f"{name}.bias", np.float32, (columns,)
     yield f"{name}.multiplier", np.float32, (depth,)
+
+
+def _matrix(settings: Fields, channels: int) -> None:
+    """Check a matrix whose members are whole vectors of kernels, and blocks are parts of one."""
+    members, block = settings.integer("members", 1, 8), settings.integer("block", 1, PANEL)
+    multiple = members * (PANEL if members > 1 else block)
+    if members & (members - 1) or block & (block - 1) or channels % multiple:
+        raise _wrong(f"{channels} channels have no groups of {members} times {block}")
 
 
 def _rounding(settings: Fields, part: str, name: str, channels: int) -> Iterator[Expected]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from qdqbert.common.errors import GraphError
 from qdqbert.encoders.model import Codes, EncoderModel, Layer, Linear, RelativePositions
+from qdqbert.quantization.hadamard import Hadamard
 
 
 def check_parts(model: EncoderModel) -> None:
@@ -57,15 +59,27 @@ def check_model(model: EncoderModel) -> None:
         linears = (attention.query, attention.key, attention.value, attention.output)
         if any(each.codes is None for each in (*linears, layer.up, layer.down)):
             raise GraphError(f"The native engine needs all linear layers in int8; layer {index}.")
-        first = model.layers[0].up.codes
+        first = model.layers[0]
         if any(
-            each.codes and first and each.codes.dynamic != first.dynamic
+            each.codes and first.up.codes and each.codes.dynamic != first.up.codes.dynamic
             for each in (*linears, layer.up, layer.down)
         ):
             raise GraphError(
                 "The native engine needs either static or dynamic scales in all linear layers; "
                 f"layer {index} has both."
             )
+        states = (attention.query, attention.key, attention.value, layer.up)
+        parts = (*((each, first.up) for each in states), (layer.down, first.down))
+        if any(_matrix(one) != _matrix(other) for one, other in parts) or _matrix(attention.output):
+            raise GraphError(
+                "The native engine needs the same Hadamard matrix for the states in all layers, "
+                f"one for the inputs of all last linear layers, and none for contexts; layer "
+                f"{index} has others."
+            )
+
+
+def _matrix(linear: Linear) -> Hadamard | None:
+    return None if linear.codes is None else linear.codes.hadamard
 
 
 def _check_relative(relative: RelativePositions | None, model: EncoderModel, index: int) -> None:
@@ -144,6 +158,6 @@ def same_codes(linears: tuple[Linear, ...]) -> bool:
 def _equal(one: Codes | None, other: Codes | None) -> bool:
     if one is None or other is None:
         return one is other
-    return (
-        (one.scale, one.zero_point, one.dynamic) == (other.scale, other.zero_point, other.dynamic)
-    ) and np.array_equal(one.multiplier, other.multiplier)
+    return (dataclasses.replace(one, multiplier=other.multiplier) == other) and np.array_equal(
+        one.multiplier, other.multiplier
+    )

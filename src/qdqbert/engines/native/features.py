@@ -9,8 +9,11 @@ from typing import Any
 from qdqbert.common.json_files import Fields
 from qdqbert.engines.native.functions import ACTIVATIONS
 from qdqbert.engines.native.schema import ROUNDINGS
+from qdqbert.quantization.hadamard import Hadamard
 
 # Features that have a setting of their name.
+SPREAD = {"spread_states": "hidden", "spread_inner": "inner"}
+"""Settings that are matrices, and the settings with the numbers of their channels."""
 _STORED = ("dynamic", "norms_first", "gated", "adds_twice", "normalizes_heads")
 
 
@@ -21,6 +24,8 @@ class Features:
     Attributes:
         activation: Name of the activation function of the feed-forward part.
         dynamic: Whether each row of codes gets its own scale while the model runs.
+        spread_states: Matrix that hidden states are multiplied by before they become codes.
+        spread_inner: Matrix that the input of the last linear layer is multiplied by.
         norms_first: Whether LayerNorms are before the parts of a layer instead of after them.
         gated: Whether the activation is multiplied by a gate.
         adds_twice: Whether states are added again after the LayerNorm that follows an attention.
@@ -38,6 +43,8 @@ class Features:
 
     activation: str
     dynamic: bool = False
+    spread_states: Hadamard | None = None
+    spread_inner: Hadamard | None = None
     norms_first: bool = False
     gated: bool = False
     adds_twice: bool = False
@@ -75,6 +82,8 @@ class Features:
         return cls(
             activation=settings.choice("activation", tuple(ACTIVATIONS)),
             **{name: settings.truth(name) for name in _STORED},
+            spread_states=_matrix(settings, "spread_states"),
+            spread_inner=_matrix(settings, "spread_inner"),
             rotary=settings.integer("rotations", 0) > 0,
             windowed=any(layer.has("window") for layer in layers),
             relative_keys=relative is not None and relative.truth("keys"),
@@ -85,6 +94,13 @@ class Features:
             rounds_adds=True in rounded,
             scores_words=any(scores_words(head.values) for head in heads),
         )
+
+
+def _matrix(settings: Fields, name: str) -> Hadamard | None:
+    if not settings.has(name):
+        return None
+    found = settings.child(name)
+    return Hadamard(members=found.integer("members"), block=found.integer("block"))
 
 
 def scores_words(head: Mapping[str, Any]) -> bool:

@@ -95,6 +95,8 @@ class _Packer:
         layers = [self._layer(f"layers.{index}", layer) for index, layer in enumerate(model.layers)]
         settings = {
             "dynamic": model.layers[0].up.codes is not None and model.layers[0].up.codes.dynamic,
+            "spread_states": _matrix(model.layers[0].up),
+            "spread_inner": _matrix(model.layers[0].down),
             "activation": model.layers[0].activation,
             "norms_first": model.layers[0].residual.norm is None,
             "adds_twice": model.layers[0].attention_residual.again is not None,
@@ -266,17 +268,15 @@ class _Packer:
         sums = weight.sum(axis=1, dtype=np.int32)
         codes = linear.codes
         scale = linear.weight_scale * np.float32(codes.scale)
-        # Kernels correct it for the zero point of each row if that is dynamic.
-        zero_point = 128 if codes.dynamic else codes.zero_point
         multiplier = np.broadcast_to(codes.multiplier, depth)
         self._arrays |= {
             f"{name}.weights": pack(weight, deep),
-            f"{name}.start": (-zero_point * sums).astype(np.int32),
+            f"{name}.start": (-codes.zero_point * sums).astype(np.int32),
             f"{name}.factor": _placed(scale, columns, count),
             f"{name}.bias": _placed(linear.bias, columns, count),
             f"{name}.multiplier": _placed(multiplier, channels, deep),
         }
-        return {"depth": deep, "columns": count, "zero_point": zero_point}
+        return {"depth": deep, "columns": count, "zero_point": codes.zero_point}
 
     def _norm(self, name: str, norm: Norm) -> dict[str, Any]:
         width = padded(len(norm.weight))
@@ -351,6 +351,11 @@ class _Packer:
             self._arrays[f"{name}.weights"] = pack_floats(linear.weight.astype(np.float32), deep)
         self._arrays[f"{name}.bias"] = _wide(linear.bias, count)
         return {"depth": deep, "columns": count, "width": rows, "tied": is_tied}
+
+
+def _matrix(linear: Linear) -> dict[str, int] | None:
+    matrix = linear.codes and linear.codes.hadamard
+    return dataclasses.asdict(matrix) if matrix else None
 
 
 def _fits_16_bits(weight: NDArray[np.int8]) -> bool:

@@ -165,7 +165,7 @@ class Program:
         return {
             "x": zeros((rows, self.hidden), np.float32),
             "codes": zeros((copies * rows, bytes_of_codes(self.hidden)), np.uint8),
-            "row_scales": zeros((copies * rows, 2), np.float32),
+            "row_scales": zeros(copies * rows, np.float32),
             "code_rows": rows,
         }
 
@@ -180,7 +180,7 @@ class Program:
     def _layer(self, name: str, layer: Mapping[str, Any]) -> Array:
         parts = ("query", "key", "value")
         linears = {part: self._linear(f"{name}.{part}", layer[part]) for part in LINEARS}
-        codes = {part: self._codes(f"{name}.{part}", layer[part]) for part in LINEARS}
+        codes = {part: self._codes(name, part, layer[part]) for part in LINEARS}
         optional = ("position_bias", "relative_keys", "relative_queries")
         return LAYER.make(
             projections=self._keep(np.concatenate([linears.pop(part) for part in parts])),
@@ -315,9 +315,17 @@ class Program:
         # Functions of zero may differ from zero, and padding has to stay zero.
         rows[:, width:] = 0
 
-    def _codes(self, name: str, settings: Mapping[str, Any]) -> Array:
-        multiplier, shift = self.arrays[f"{name}.multiplier"], shift_of(settings["zero_point"])
-        return self._record(CODES, multiplier=multiplier, shift=shift)
+    def _codes(self, name: str, part: str, settings: Mapping[str, Any]) -> Array:
+        channels, matrix = {
+            "hidden": (self.settings["hidden"], self.features.spread_states),
+            "inner": (self.settings["inner"], self.features.spread_inner),
+        }.get(LINEARS[part].depth, (0, None))
+        return self._record(
+            CODES,
+            multiplier=self.arrays[f"{name}.{part}.multiplier"],
+            shift=shift_of(settings["zero_point"]),
+            step=0 if matrix is None else 4 * channels // matrix.members,
+        )
 
     def norm(self, name: str, settings: Mapping[str, Any]) -> Array:
         """Return the record of a LayerNorm."""

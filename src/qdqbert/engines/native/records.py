@@ -77,11 +77,12 @@ LINEAR = Record(
 CODES = Record(
     multiplier=PTR,  # float32 per channel
     shift=F32,  # ROUNDING + zero point, if it is static
+    step=I64,  # bytes between members of a group whose channels are spread
 )
 """How float32 becomes codes."""
 
-ROW_SCALE = 8
-"""Bytes of the dynamic scale of a row of codes, and of `zero_point / 128 - 1`, both float32."""
+ROW_SCALE = 4
+"""Bytes of the dynamic scale of a row of codes, float32."""
 
 ROUND_TRIP = Record(
     multiplier=PTR,  # float32 per channel
@@ -165,7 +166,7 @@ JOB = Record(
     # u8 (copies, code_rows, hidden) with a line between rows: what the next layer projects; three
     # copies if query, key and value read different codes
     codes=PTR,
-    row_scales=PTR,  # float32 (copies, code_rows, 2) of these codes: see `ROW_SCALE`
+    row_scales=PTR,  # float32 (copies, code_rows) of these codes: see `ROW_SCALE`
     code_rows=I64,
     queries=PTR,  # float32 (tokens, width)
     keys=PTR,  # float32 (tokens, width)
@@ -201,7 +202,8 @@ THREAD = Record(
     codes=PTR,  # u8 (block + 32, hidden), a line between rows
     kept=PTR,  # float32 (block, hidden), if states are added twice
     inner=PTR,  # u8 (block + 32, inner or width), a line between rows
-    row_scales=PTR,  # float32 (block + 32, 2): see `ROW_SCALE`
+    row_scales=PTR,  # float32 (block + 32,): see `ROW_SCALE`
+    spread=PTR,  # float32 (4, hidden or inner), if channels are spread
     normed=PTR,  # float32 (4, hidden), if layers normalize first
     inner_float=PTR,  # float32 (32, inner) if scales are dynamic; (32, 2 * inner) with a gate
     queries=PTR,  # split float32 (queries, head_size)
@@ -243,7 +245,7 @@ WORDS = Record(
     states=PTR,  # float32 (tokens, depth)
     codes=PTR,  # u8 (tokens + 32, depth), a line between rows
     code_stride=I64,
-    row_scales=PTR,  # float32 (tokens + 32, 2): see `ROW_SCALE`
+    row_scales=PTR,  # float32 (tokens + 32,): see `ROW_SCALE`
     starts=PTR,  # i64 (texts + 1,): index of the first token of each text, and the end
     texts=I64,
     out=PTR,  # float32 (texts, columns): the largest score of each word, which starts at 0

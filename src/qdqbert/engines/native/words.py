@@ -78,7 +78,7 @@ class Words:
         """
         tokens, stride = len(states), bytes_of_codes(self._depth)
         codes = zeros((tokens + SPARE_ROWS, stride), np.uint8)
-        scales = zeros((tokens + SPARE_ROWS, 2), np.float32)
+        scales = zeros(tokens + SPARE_ROWS, np.float32)
         read = zeros((tokens, self._depth), np.float32)
         for first in range(0, tokens, _BLOCK):
             rows = steps(states[first : first + _BLOCK])

@@ -14,7 +14,7 @@ from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK
-from qdqbert.engines.native.kernels.norm import quantize_input
+from qdqbert.engines.native.kernels.norm import quantize_input, quantize_rows
 from qdqbert.engines.native.kernels.weights import weights_of
 from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, RECORDS, ROW_SCALE, THREAD
 
@@ -91,7 +91,7 @@ class _FeedForward:
             kept = THREAD.read(f.thread, "kept")
             f.call("add_rows", self.x, kept, f.rows * self.hidden)
             norm = self.record["attention_again"]
-        f.call("layer_norm_codes", codes, *states, norm)
+        f.call("layer_norm_codes", codes, *states, THREAD.read(f.thread, "spread"), norm)
 
     def up_in_codes(self) -> Value:
         """Write the first linear layer with codes as results, and return their place."""
@@ -112,7 +112,7 @@ class _FeedForward:
 
         Return the place of the codes.
         """
-        f, gated = self.f, self.features.gated
+        f, features, gated = self.f, self.features, self.features.gated
         columns = self.inner * 2 if gated else self.inner
         kernel = "linear_float" if gated else f"linear_{self.features.activation}"
         codes, stride = (self.codes, self.codes_stride), columns * 4
@@ -138,7 +138,8 @@ class _FeedForward:
                 f.call("gate_rows", floats, stride, count, self.inner, buffer, stride)
                 floats = buffer
             out = (count, self.inner_codes + row * self.inner_stride, self.inner_stride, place)
-            f.call("quantize_rows", self.record["down_codes"], floats, stride, self.inner, *out)
+            read = (self.record["down_codes"], floats, stride, self.inner)
+            quantize_rows(f, "inner", features.spread_inner, *read, *out)
         return self.inner_codes
 
     def add(self, name: str, source: tuple[Value, Value], rounding: Value) -> None:

@@ -2,9 +2,9 @@
 
     value = (codes @ weights + start) * factor + bias
 
-With dynamic scales, each row has a scale and a zero point of its own:
+With dynamic scales, each row has a scale of its own:
 
-    value = (codes @ weights + start * zero_point / 128) * scale * factor + bias
+    value = (codes @ weights + start) * scale * factor + bias
 
 While columns are multiplied, the weights of the next ones come into the second-level cache.
 `linear_float` stores the values, `linear_add` adds them to a residual, `linear_add_rounded` does so
@@ -120,7 +120,7 @@ def _emit(
 
     Its arguments are a `LINEAR` record, the first panel of columns and their number, the first row
     of codes and the bytes from one row to the next, the number of rows, the first row of the result
-    and the bytes from one row to the next, scales and zero points of the rows if they are dynamic,
+    and the bytes from one row to the next, scales of the rows if they are dynamic,
     the argument of `finish`, and the weights that are read after these. The result starts with the
     first panel's columns.
     """
@@ -167,7 +167,6 @@ def _emit_finish(
             factor = f.load(floats, factors + column * 4)
             bias = f.load(floats, biases + column * 4)
             start = f.load(vector(I32, floats.lanes), first + column * 4)
-            shift = start.cast("sitofp", floats)
             change = finish(f, f.column + column, floats)
 
             def rows(row: Value, height: int) -> None:
@@ -180,12 +179,7 @@ def _emit_finish(
                     totals = totals + f.join([start] * height)
                 totals = totals.cast("sitofp", vector(F32, totals.type.lanes))
                 if dynamic:
-                    scales, corrections = (
-                        [row_number(f, row + each, number, floats) for each in range(height)]
-                        for number in range(2)
-                    )
-                    # The sums have zero point 128.
-                    totals = f.fma(f.join(corrections), f.join([shift] * height), totals)
+                    scales = [row_scale(f, row + each, floats) for each in range(height)]
                     totals = totals * f.join(scales)
                 values = f.fma(
                     totals,
@@ -202,6 +196,6 @@ def _emit_finish(
         in_blocks(f, f.columns // PANEL, _FINISHED_PANELS, block)
 
 
-def row_number(f: Function, row: Value, number: int, floats: Type) -> Value:
-    """Return the dynamic scale of a row, or its zero point's correction, in all lanes."""
-    return f.splat(f.load(F32, f.row_scales + (row * ROW_SCALE + 4 * number)), floats.lanes)
+def row_scale(f: Function, row: Value, floats: Type) -> Value:
+    """Return the dynamic scale of a row in all lanes."""
+    return f.splat(f.load(F32, f.row_scales + row * ROW_SCALE), floats.lanes)

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from qdqbert.engines.native.features import Features
-from qdqbert.engines.native.functions import ROUNDING, unsigned_codes
+from qdqbert.engines.native.functions import unsigned_codes
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import (
     F32,
@@ -21,18 +21,17 @@ from qdqbert.engines.native.ir import (
     Module,
     Type,
     Value,
-    Variable,
     vector,
 )
 from qdqbert.engines.native.kernels.blocks import in_blocks
-from qdqbert.engines.native.records import CODES, NORM, ROW_SCALE, THREAD
+from qdqbert.engines.native.kernels.dynamic_codes import quantize_dynamically
+from qdqbert.engines.native.records import CODES, NORM, THREAD
+from qdqbert.quantization.hadamard import Hadamard
 
 NORMED_ROWS = 4
 """Rows that are normalized together."""
 
 _ROWS = (NORMED_ROWS, 2, 1)
-# Range of rows of zeros.
-_SMALLEST = 1e-30
 
 Write = Callable[[Value, Sequence[Value]], None]
 """Writes the operations on normalized values: a channel, and the vector of each row."""
@@ -43,21 +42,26 @@ def emit_norms(module: Module, isa: InstructionSet, features: Features) -> None:
 
     `quantize_normed` is for layers that normalize first, and `layer_norm_codes` for the others.
     `quantize_tokens` is `quantize_rows` with dynamic scales, for a head that scores words.
+    `spread_states` and `spread_inner` are `quantize_rows` of channels that are spread.
     """
-    lanes, dynamic = isa.lanes, features.dynamic
+    lanes, states = isa.lanes, features.spread_states
     with module.function("layer_norm", "norm*, x*, stride, rows") as f:
         _layer_norm(f, lanes)
     with _codes_function(module, "quantize_rows") as f:
-        _quantize_rows(f, lanes, dynamic=dynamic)
+        _quantize_rows(f, lanes, dynamic=features.dynamic)
     if features.scores_words:
         with _codes_function(module, "quantize_tokens") as f:
             _quantize_rows(f, lanes, dynamic=True)
+    for name, matrix in (("spread_states", states), ("spread_inner", features.spread_inner)):
+        if matrix is not None:
+            with _codes_function(module, name, spread=PTR) as f:
+                _quantize_rows(f, lanes, dynamic=True, matrix=matrix)
     if features.norms_first:
-        with _codes_function(module, "quantize_normed", norm=PTR, normed=PTR) as f:
-            _quantize_normed(f, lanes, dynamic=dynamic)
+        with _codes_function(module, "quantize_normed", spread=PTR, norm=PTR, normed=PTR) as f:
+            _quantize_normed(f, lanes, features)
     else:
-        with _codes_function(module, "layer_norm_codes", norm=PTR) as f:
-            _layer_norm_codes(f, lanes, dynamic=dynamic)
+        with _codes_function(module, "layer_norm_codes", spread=PTR, norm=PTR) as f:
+            _layer_norm_codes(f, lanes, features)
 
 
 def quantize_input(
@@ -68,10 +72,26 @@ def quantize_input(
     The `NORM` record of the part is for layers that normalize first. `rows` are the other arguments
     of `quantize_rows`.
     """
+    spread = THREAD.read(f.thread, "spread")
     if features.norms_first:
-        f.call("quantize_normed", codes, *rows, norm, THREAD.read(f.thread, "normed"))
+        f.call("quantize_normed", codes, *rows, spread, norm, THREAD.read(f.thread, "normed"))
     else:
-        f.call("quantize_rows", codes, *rows)
+        quantize_rows(f, "states", features.spread_states, codes, *rows)
+
+
+def quantize_rows(f: Function, name: str, matrix: Hadamard | None, *arguments: Value) -> None:
+    """Write the codes of rows whose channels are spread if there is a matrix for them.
+
+    Args:
+        f: The function, with `f.thread`.
+        name: What the rows are: "states" or "inner".
+        matrix: The matrix.
+        arguments: The arguments of `quantize_rows`.
+    """
+    if matrix is None:
+        f.call("quantize_rows", *arguments)
+    else:
+        f.call(f"spread_{name}", *arguments, THREAD.read(f.thread, "spread"))
 
 
 def _codes_function(
@@ -81,7 +101,8 @@ def _codes_function(
 
     Its arguments are a `CODES` record, the first row of float32, the bytes from one row to the
     next, the number of channels, the number of rows, the first row of codes and the bytes from one
-    row to the next, where the scales and zero points go if they are dynamic, and further ones.
+    row to the next, where the scales go if they are dynamic, and further ones: `spread` is a buffer
+    for `NORMED_ROWS` rows.
     """
     return module.function(
         name, "extra*, x*, stride, channels, rows, out*, out_stride, row_scales*", **arguments
@@ -103,7 +124,7 @@ def _layer_norm(f: Function, lanes: int) -> None:
     in_blocks(f, f.rows, _ROWS, block)
 
 
-def _layer_norm_codes(f: Function, lanes: int, *, dynamic: bool) -> None:
+def _layer_norm_codes(f: Function, lanes: int, features: Features) -> None:
     """Write `layer_norm_codes`: `layer_norm`, and the codes of the normalized rows.
 
     The record of the LayerNorm is the last argument.
@@ -111,12 +132,12 @@ def _layer_norm_codes(f: Function, lanes: int, *, dynamic: bool) -> None:
 
     def block(row: Value, height: int) -> None:
         rows = [f.x + (row + each) * f.stride for each in range(height)]
-        _normalize_to_codes(f, lanes, row, rows, rows, dynamic=dynamic)
+        _normalize_to_codes(f, lanes, row, rows, rows, features)
 
     in_blocks(f, f.rows, _ROWS, block)
 
 
-def _quantize_normed(f: Function, lanes: int, *, dynamic: bool) -> None:
+def _quantize_normed(f: Function, lanes: int, features: Features) -> None:
     """Write `quantize_normed`: the codes of rows after a LayerNorm, which does not change the rows.
 
     The last arguments are a `NORM` record, or null to quantize the rows themselves, and a buffer
@@ -125,29 +146,35 @@ def _quantize_normed(f: Function, lanes: int, *, dynamic: bool) -> None:
     is_normed = f.norm.differs(0)
     with f.when(is_normed ^ 1):
         rows = (f.x, f.stride, f.channels, f.rows, f.out, f.out_stride, f.row_scales)
-        f.call("quantize_rows", f.extra, *rows)
+        if features.spread_states is None:
+            f.call("quantize_rows", f.extra, *rows)
+        else:
+            f.call("spread_states", f.extra, *rows, f.spread)
 
     def block(row: Value, height: int) -> None:
         rows = [f.x + (row + each) * f.stride for each in range(height)]
         normed = [f.normed + f.channels * (4 * each) for each in range(height)]
-        _normalize_to_codes(f, lanes, row, rows, normed if dynamic else (), dynamic=dynamic)
+        kept = normed if features.dynamic else ()
+        _normalize_to_codes(f, lanes, row, rows, kept, features)
 
     with f.when(is_normed):
         in_blocks(f, f.rows, _ROWS, block)
 
 
-def _quantize_rows(f: Function, lanes: int, *, dynamic: bool) -> None:
+def _quantize_rows(
+    f: Function, lanes: int, *, dynamic: bool, matrix: Hadamard | None = None
+) -> None:
     """Write `quantize_rows`."""
     floats = vector(F32, lanes)
 
     def block(row: Value, height: int) -> None:
         rows = [f.x + (row + each) * f.stride for each in range(height)]
-        ranges = _Ranges(f, lanes, height)
-        write = ranges.include if dynamic else _codes(f, lanes, row, height)
+        if dynamic:
+            quantize_dynamically(f, lanes, row, rows, matrix)
+            return
+        write = _codes(f, lanes, row, height)
         with f.loop(0, f.channels, lanes) as channel:
             write(channel, [f.load(floats, x + channel * 4) for x in rows])
-        if dynamic:
-            ranges.quantize(row, rows)
 
     in_blocks(f, f.rows, _ROWS if dynamic else (1,), block)
 
@@ -158,15 +185,17 @@ def _normalize_to_codes(
     row: Value,
     rows: Sequence[Value],
     normed: Sequence[Value],
-    *,
-    dynamic: bool,
+    features: Features,
 ) -> None:
     """Write the codes of some normalized rows, in a function of `_codes_function`.
 
     The normalized rows go to `normed`, which is empty to keep only codes, if scales are static.
     """
-    ranges = _Ranges(f, lanes, len(rows))
-    write_codes = ranges.include if dynamic else _codes(f, lanes, row, len(rows))
+    if features.dynamic:
+        _normalize(f, lanes, rows, f.channels, functools.partial(_store, f, normed))
+        quantize_dynamically(f, lanes, row, normed, features.spread_states)
+        return
+    write_codes = _codes(f, lanes, row, len(rows))
 
     def write(channel: Value, values: Sequence[Value]) -> None:
         if normed:
@@ -174,8 +203,6 @@ def _normalize_to_codes(
         write_codes(channel, values)
 
     _normalize(f, lanes, rows, f.channels, write)
-    if dynamic:
-        ranges.quantize(row, normed)
 
 
 def _normalize(
@@ -237,56 +264,3 @@ def _codes(f: Function, lanes: int, row: Value, count: int) -> Write:
             f.store_bytes(unsigned_codes(f, value, factor, shift), place + channel)
 
     return write
-
-
-class _Ranges:
-    """Ranges of some rows, from which dynamic scales are made."""
-
-    def __init__(self, f: Function, lanes: int, count: int) -> None:
-        """Start with empty ranges, in a function of `_codes_function`."""
-        self._function, self._floats = f, vector(F32, lanes)
-        self._multiplier = CODES.read(f.extra, "multiplier")
-        # Zero is always in the range.
-        self._ends = [
-            [f.variable(f.constant(self._floats, 0.0)) for _ in range(2)] for _ in range(count)
-        ]
-
-    def include(self, channel: Value, values: Sequence[Value]) -> None:
-        """Write the extension of the ranges by a vector of each row."""
-        f = self._function
-        multiplier = f.load(self._floats, self._multiplier + channel * 4)
-        for value, ends in zip(values, self._ends, strict=True):
-            found = value * multiplier
-            high, low = ends
-            high.set(found.maximum(high.get()))
-            low.set(found.minimum(low.get()))
-
-    def quantize(self, row: Value, rows: Sequence[Value]) -> None:
-        """Write scales, zero points and codes of the rows from `row` on."""
-        f, lanes = self._function, self._floats.lanes
-        parameters = [
-            self._parameters(ends, f.row_scales + (row + each) * ROW_SCALE)
-            for each, ends in enumerate(self._ends)
-        ]
-        places = [f.out + (row + each) * f.out_stride for each in range(len(rows))]
-        with f.loop(0, f.channels, lanes) as channel:
-            multiplier = f.load(self._floats, self._multiplier + channel * 4)
-            for x, place, (inverse, shift) in zip(rows, places, parameters, strict=True):
-                value = f.load(self._floats, x + channel * 4)
-                codes = unsigned_codes(f, value, multiplier * inverse, shift)
-                f.store_bytes(codes, place + channel)
-
-    def _parameters(self, ends: Sequence[Variable], place: Value) -> tuple[Value, Value]:
-        """Write scale and zero point of a row to `place`.
-
-        Returns:
-            The inverse of the scale, and `ROUNDING + zero_point`, in all lanes.
-        """
-        f, lanes = self._function, self._floats.lanes
-        high, minus_low = f.maximum_of(ends[0].get()), f.minimum_of(ends[1].get()) * -1.0
-        covered = (high + minus_low).maximum(_SMALLEST)
-        inverse = 255.0 / covered
-        shift = minus_low * inverse + ROUNDING
-        f.store(covered * (1 / 255), place)
-        f.store((shift - ROUNDING) * (1 / 128) - 1.0, place + 4)
-        return f.splat(inverse, lanes), f.splat(shift, lanes)

@@ -11,7 +11,16 @@ from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
 from qdqbert.engines.native.kernels.norm import quantize_input
 from qdqbert.engines.native.kernels.weights import weights_of
-from qdqbert.engines.native.records import CODES, JOB, LAYER, LINEAR, MODEL, RECORDS, ROW_SCALE
+from qdqbert.engines.native.records import (
+    CODES,
+    JOB,
+    LAYER,
+    LINEAR,
+    MODEL,
+    RECORDS,
+    ROW_SCALE,
+    THREAD,
+)
 
 # Queries and keys, not values, are normalized and rotated.
 _CHANGED = 2
@@ -65,7 +74,8 @@ def _emit_end_layer(module: Module, features: Features) -> None:
             if not features.norms_first:
                 inputs = LAYER.read(f.reader, "projection_codes")
                 target = _codes(f, f.constant(I64, 0))
-                f.call("layer_norm_codes", inputs, *states, f.rows, *target, norm)
+                spread = THREAD.read(f.thread, "spread")
+                f.call("layer_norm_codes", inputs, *states, f.rows, *target, spread, norm)
             first = f.constant(I64, 0 if features.norms_first else 1)
             f.call("quantize_states", **own, layer=f.reader, first=first)
 

@@ -4,7 +4,7 @@ A sparse embedder scores about 30,000 words for each token, keeps the largest sc
 a text, and drops those below 0, which are nearly all. All words are scored in int8, and the maximum
 is taken while the sums of a tile are in cache, so that no score of a token is stored:
 
-    largest = max over tokens of (codes @ weights + margin + start * zero_point / 128) * scale
+    largest = max over tokens of (codes @ weights + start + margin) * scale
     score = largest * factor + bias
 
 Factors are positive, so that the largest value has the largest score. Then the few words with a
@@ -19,7 +19,7 @@ from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I8, I16, I32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL
-from qdqbert.engines.native.kernels.linear import finish_function, kernel_function, row_number
+from qdqbert.engines.native.kernels.linear import finish_function, kernel_function, row_scale
 from qdqbert.engines.native.kernels.weights import weights_of
 from qdqbert.engines.native.records import LINEAR, ROW_SCALE, THREAD, WORDS
 
@@ -71,15 +71,14 @@ def emit_words(module: Module, isa: InstructionSet) -> None:
 def _emit_finish(module: Module, *, adds_start: bool) -> None:
     """Write `linear_largest_finish`, which keeps the largest scores."""
     with finish_function(module, "linear_largest_finish") as f:
-        factors, biases, starts, sums = (
+        factors, biases, sums = (
             LINEAR.read(f.linear, name) + f.column * 4
-            for name in ("factor", "bias", "start", "first_sums")
+            for name in ("factor", "bias", "first_sums")
         )
 
         def block(panel: Value, width: int) -> None:
             floats, integers = (vector(each, PANEL * width) for each in (F32, I32))
             column = panel * (4 * PANEL)
-            shift = f.load(integers, starts + column).cast("sitofp", floats)
             first = f.load(integers, sums + column)
             largest = f.variable(f.constant(floats, float("-inf")))
 
@@ -88,11 +87,7 @@ def _emit_finish(module: Module, *, adds_start: bool) -> None:
                     total = f.load(integers, f.sums + ((row + each) * f.sum_stride + column))
                     if adds_start:
                         total = total + first
-                    scale, correction = (
-                        row_number(f, row + each, number, floats) for number in range(2)
-                    )
-                    # The sums have zero point 128.
-                    value = f.fma(correction, shift, total.cast("sitofp", floats)) * scale
+                    value = total.cast("sitofp", floats) * row_scale(f, row + each, floats)
                     largest.set(value.maximum(largest.get()))
 
             in_blocks(f, f.rows, _ROWS, rows)
