@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from native_references import spread
 from qdqbert.encoders.model import (
     Attention,
     Codes,
@@ -59,30 +60,25 @@ POOLINGS: Mapping[str, Callable[[Array], Array]] = {
 }
 
 
-def quantize(x: Array, codes: Codes, *, per_tensor: bool) -> tuple[Array, Array, Array]:
-    """Return codes, zero point and scale, which broadcast to the codes."""
+def quantize(x: Array, codes: Codes) -> tuple[Array, Array]:
+    """Return codes without their zero point, and a scale, which broadcasts to the codes."""
     scaled = x * codes.multiplier
     if not codes.dynamic:
-        zero_point = np.array(codes.zero_point, np.float64)
-        quantized = np.clip(np.rint(scaled) + zero_point, 0, 255)
-        return quantized, zero_point, np.array(codes.scale, np.float64)
-    # As DynamicQuantizeLinear does: the range contains 0.
-    axis = None if per_tensor else -1
-    low = np.minimum(scaled.min(axis=axis, keepdims=True), 0)
-    high = np.maximum(scaled.max(axis=axis, keepdims=True), 0)
-    scale = (high - low) / 255
+        quantized = np.clip(np.rint(scaled) + codes.zero_point, 0, 255)
+        return quantized - codes.zero_point, np.array(codes.scale, np.float64)
+    scaled = spread(scaled, codes.hadamard)
+    scale = np.abs(scaled).max(axis=-1, keepdims=True) / 127
     scale = np.where(scale == 0, 1, scale)
-    zero_point = np.clip(np.rint(-low / scale), 0, 255)
-    return np.clip(np.rint(scaled / scale) + zero_point, 0, 255), zero_point, scale
+    return np.rint(scaled / scale), scale
 
 
-def linear(x: Array, layer: Linear, *, per_tensor: bool = False) -> Array:
+def linear(x: Array, layer: Linear) -> Array:
     weight = layer.weight.astype(np.float64)
     if layer.codes is None:
         return x @ weight.T + layer.bias
     assert layer.weight_scale is not None
-    codes, zero_point, scale = quantize(x, layer.codes, per_tensor=per_tensor)
-    return (codes - zero_point) @ weight.T * (scale * layer.weight_scale) + layer.bias
+    codes, scale = quantize(x, layer.codes)
+    return codes @ weight.T * (scale * layer.weight_scale) + layer.bias
 
 
 def round_trip(x: Array, codes: RoundTrip | None) -> Array:
@@ -131,9 +127,9 @@ def rotate(x: Array, rotary: Rotary) -> Array:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def attend(x: Array, attention: Attention, *, per_tensor: bool) -> Array:
+def attend(x: Array, attention: Attention) -> Array:
     query, key, value = (
-        split_heads(optional_norm(linear(x, layer, per_tensor=per_tensor), own), attention.heads)
+        split_heads(optional_norm(linear(x, layer), own), attention.heads)
         for layer, own in (
             (attention.query, attention.query_norm),
             (attention.key, attention.key_norm),
@@ -166,7 +162,7 @@ def attend(x: Array, attention: Attention, *, per_tensor: bool) -> Array:
     probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
     context = round_trip(probabilities, attention.probability_codes) @ value
     merged = context.transpose(1, 0, 2).reshape(tokens, -1)
-    return linear(merged, attention.output, per_tensor=per_tensor)
+    return linear(merged, attention.output)
 
 
 def add(local: Array, states: Array, residual: Residual) -> Array:
@@ -179,16 +175,14 @@ def optional_norm(x: Array, layer: Norm | None) -> Array:
     return x if layer is None else norm(x, layer)
 
 
-def run_layer(x: Array, layer: Layer, *, per_tensor: bool = False) -> Array:
-    attended = attend(
-        optional_norm(x, layer.attention_norm), layer.attention, per_tensor=per_tensor
-    )
+def run_layer(x: Array, layer: Layer) -> Array:
+    attended = attend(optional_norm(x, layer.attention_norm), layer.attention)
     x = add(attended, x, layer.attention_residual)
     normed = optional_norm(x, layer.up_norm)
-    wide = ACTIVATIONS[layer.activation](linear(normed, layer.up, per_tensor=per_tensor))
+    wide = ACTIVATIONS[layer.activation](linear(normed, layer.up))
     if layer.gate is not None:
-        wide = wide * linear(normed, layer.gate, per_tensor=per_tensor)
-    return add(linear(wide, layer.down, per_tensor=per_tensor), x, layer.residual)
+        wide = wide * linear(normed, layer.gate)
+    return add(linear(wide, layer.down), x, layer.residual)
 
 
 def convolve(x: Array, embedded: Array, convolution: Convolution) -> Array:
@@ -228,36 +222,30 @@ def run_steps(x: Array, steps: Sequence[Any]) -> Array:
     return x
 
 
-def run_text(
-    model: EncoderModel, ids: Any, token_types: Any, *, per_tensor: bool = False
-) -> dict[str, Array]:
+def run_text(model: EncoderModel, ids: Any, token_types: Any) -> dict[str, Array]:
     """Compute the outputs for one text without padding.
 
     Args:
         model: The model.
         ids: Token ids, `(tokens,)`.
         token_types: Token types, `(tokens,)`.
-        per_tensor: Whether dynamic codes have one scale for all rows, as in ONNX.
     """
     x = embedded = embed(model.embeddings, ids, token_types)
     for index, layer in enumerate(model.layers):
-        x = run_layer(x, layer, per_tensor=per_tensor)
+        x = run_layer(x, layer)
         if index == 0 and model.convolution is not None:
             x = convolve(x, embedded, model.convolution)
     x = optional_norm(x, model.final_norm)
     return {name: y for head in model.heads for name, y in run_head(x, head).items()}
 
 
-def run_encoder(
-    model: EncoderModel, inputs: Mapping[str, Any], *, per_tensor: bool = False
-) -> dict[str, Array]:
+def run_encoder(model: EncoderModel, inputs: Mapping[str, Any]) -> dict[str, Array]:
     """Compute the outputs for a batch, with zeros where an output has rows for padding.
 
     Args:
         model: The model.
         inputs: `input_ids`, `attention_mask` and optionally `token_type_ids`, `(batch, seq)` or
             `(batch, choices, seq)`.
-        per_tensor: Whether dynamic codes have one scale for each text, as ONNX has for a batch.
     """
     shape = inputs["input_ids"].shape
     tokens = shape[-1]
@@ -267,8 +255,7 @@ def run_encoder(
     if "token_type_ids" in model.input_names:
         types = inputs["token_type_ids"].reshape(-1, tokens)
     texts = [
-        run_text(model, ids[i, :length], types[i, :length], per_tensor=per_tensor)
-        for i, length in enumerate(lengths)
+        run_text(model, ids[i, :length], types[i, :length]) for i, length in enumerate(lengths)
     ]
     of_tokens = {output.name: head.is_of_tokens for head in model.heads for output in head.outputs}
     outputs = {}
@@ -299,7 +286,6 @@ def assert_outputs(
     inputs: Mapping[str, Any],
     *,
     has_codes: bool = False,
-    per_tensor: bool = False,
 ) -> None:
     """Compare what the reference computes with what an engine does.
 
@@ -309,9 +295,8 @@ def assert_outputs(
         inputs: Inputs of the model.
         has_codes: Whether activations are quantized. Values near the middle of two codes may then
             be rounded to the other one.
-        per_tensor: As in `run_encoder`.
     """
-    actual = run_encoder(model, inputs, per_tensor=per_tensor)
+    actual = run_encoder(model, inputs)
     assert sorted(actual) == sorted(expected)
     mask = inputs["attention_mask"]
     for name, output in expected.items():

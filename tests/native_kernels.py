@@ -126,8 +126,10 @@ def bytes_of_row(array: NDArray[Any]) -> int:
     return int(array.strides[0])
 
 
-def codes_record(multiplier: NDArray[np.float32], zero_point: int) -> NDArray[np.int64]:
-    return CODES.make(multiplier=multiplier, shift=ROUNDING + zero_point)
+def codes_record(
+    multiplier: NDArray[np.float32], zero_point: int = 128, step: int = 0
+) -> NDArray[np.int64]:
+    return CODES.make(multiplier=multiplier, shift=ROUNDING + zero_point, step=step)
 
 
 def norm_record(

@@ -30,6 +30,7 @@ from qdqbert.encoders.model import (
     RoundTrip,
     Table,
 )
+from qdqbert.quantization.hadamard import hadamard_of
 
 VOCABULARY = 97
 LIMIT = 80
@@ -272,7 +273,9 @@ def _observed(inputs: dict[int, list[Any]]) -> Iterator[None]:
         yield
 
 
-def _quantized(linear: Linear, inputs: list[Any], shape: Shape, *, smoothed: bool) -> Linear:
+def _quantized(
+    linear: Linear, inputs: list[Any], shape: Shape, *, smoothed: bool, spreads: bool
+) -> Linear:
     """Return a linear layer in int8, with the range of its inputs unless that is dynamic."""
     x = np.concatenate(inputs)
     factor = np.ones(x.shape[1])
@@ -280,16 +283,21 @@ def _quantized(linear: Linear, inputs: list[Any], shape: Shape, *, smoothed: boo
         factor = 1 / np.sqrt(np.abs(x).max(axis=0) + 0.1)
     low, high = min((x * factor).min(), 0.0), max((x * factor).max(), 0.0)
     scale = float(np.float32((high - low) / 255))
-    weight = linear.weight / factor
-    weight_scale = (np.abs(weight).max(axis=1) / shape.largest_code).astype(np.float32)
+    zero_point = round(-low / scale)
+    weight, matrix = linear.weight / factor, None
     if shape.dynamic:
-        scale, low = 1.0, 0.0
+        scale, zero_point = 1.0, 128
+        # Contexts are not spread.
+        matrix = hadamard_of(x.shape[1]) if spreads else None
+        weight = weight if matrix is None else matrix.spread_weight(weight)
+    weight_scale = (np.abs(weight).max(axis=1) / shape.largest_code).astype(np.float32)
     multiplier = (factor / scale).astype(np.float32)
     codes = Codes(
         scale=scale,
-        zero_point=round(-low / scale),
+        zero_point=zero_point,
         multiplier=multiplier if smoothed else multiplier[0],
         dynamic=shape.dynamic,
+        hadamard=matrix,
     )
     return Linear(
         weight=np.rint(weight / weight_scale[:, None]).astype(np.int8),
@@ -301,7 +309,8 @@ def _quantized(linear: Linear, inputs: list[Any], shape: Shape, *, smoothed: boo
 
 def _with_codes(layer: Layer, inputs: dict[int, list[Any]], shape: Shape) -> Layer:
     def quantized(linear: Linear, smoothed: bool = False) -> Linear:
-        return _quantized(linear, inputs[id(linear)], shape, smoothed=smoothed)
+        spreads = linear is not layer.attention.output
+        return _quantized(linear, inputs[id(linear)], shape, smoothed=smoothed, spreads=spreads)
 
     attention = layer.attention
     query, key, value = (

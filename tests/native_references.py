@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+
+from qdqbert.quantization.hadamard import Hadamard
 
 # Range of rows of zeros.
 _SMALLEST = 1e-30
@@ -62,17 +66,26 @@ def codes(
 
 def dynamic_codes(
     x: NDArray[np.float32], multiplier: NDArray[np.float32]
-) -> tuple[NDArray[np.uint8], NDArray[np.float64], NDArray[np.float64]]:
-    """Return the codes of rows, and the scale and zero point of each of them.
-
-    Source: ONNX DynamicQuantizeLinear.
-    """
+) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """Return the codes of rows, and the scale of each of them."""
     values = x.astype(np.float64) * multiplier
-    low, high = np.minimum(values.min(axis=1), 0), np.maximum(values.max(axis=1), 0)
-    scale = np.maximum(high - low, _SMALLEST) / 255
-    zero_point = np.rint(-low / scale)
-    rounded = np.rint(values / scale[:, None]) + zero_point[:, None]
-    return np.asarray(np.clip(rounded, 0, 255), np.uint8), scale, zero_point
+    scale = np.maximum(np.abs(values).max(axis=1), _SMALLEST) / 127
+    return np.asarray(np.rint(values / scale[:, None]) + 128, np.uint8), scale
+
+
+def spread(x: NDArray[Any], matrix: Hadamard | None) -> NDArray[np.float64]:
+    """Multiply rows by a matrix, entry by entry: -1 to the number of bits that places share."""
+    if matrix is None:
+        return np.asarray(x, np.float64)
+    channels = x.shape[-1]
+    place = np.arange(channels)
+    step = channels // matrix.members
+    member, lane = place // step, place % matrix.block
+    # Places of a group differ only in their member and in their lane.
+    group = place % step // matrix.block
+    shared = np.array([[(a & b).bit_count() for b in range(64)] for a in range(64)])
+    signs = (-1.0) ** (shared[np.ix_(member, member)] + shared[np.ix_(lane, lane)])
+    return x.astype(np.float64) @ np.where(np.equal.outer(group, group), signs, 0)
 
 
 def relative_scores(

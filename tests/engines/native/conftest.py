@@ -13,9 +13,11 @@ import pytest
 from qdqbert.engines.native import schedule
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_sets import usable_sets
+from qdqbert.quantization.hadamard import Hadamard
 
 collect_ignore_glob = [] if importlib.util.find_spec("llvmlite") else ["*.py"]
 USABLE = [each.name for each in usable_sets()]
+STATES, INNER = Hadamard(members=8, block=8), Hadamard(block=16)
 # The kernels of BERT are tested on all sets. Others, and whole models, take a second to compile.
 SOME = [
     name if name in (USABLE[0], USABLE[-1]) else pytest.param(name, marks=pytest.mark.slow)
@@ -66,6 +68,15 @@ def dynamic_kernels(request: pytest.FixtureRequest) -> Any:
     from native_kernels import kernels_of
 
     return kernels_of(request.param, Features(activation="gelu", dynamic=True))
+
+
+@pytest.fixture(scope="session", params=USABLE)
+def spread_kernels(request: pytest.FixtureRequest) -> Any:
+    """Kernels of models whose channels are spread, in two ways."""
+    from native_kernels import kernels_of
+
+    features = Features(activation="gelu", dynamic=True, spread_states=STATES, spread_inner=INNER)
+    return kernels_of(request.param, features)
 
 
 @pytest.fixture(scope="session", params=SOME)

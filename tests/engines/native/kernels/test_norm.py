@@ -8,9 +8,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from native_kernels import bytes_of_row, check_codes, codes_record, few, norm_record
-from native_references import codes, dynamic_codes, layer_norm
+from native_references import codes, dynamic_codes, layer_norm, spread
 from qdqbert.engines.native.kernels.norm import NORMED_ROWS
 from qdqbert.engines.native.memory import padded
+from qdqbert.quantization.hadamard import Hadamard
 
 
 def normalize(kernels, x, weight, bias, epsilon, *, subtracts_mean=True):
@@ -114,38 +115,30 @@ def test_values_in_the_middle_are_rounded_to_even_codes(kernels, zero_point) -> 
     size=st.sampled_from((1e-3, 1.0, 1e4)),
     seed=st.integers(0, 2**32),
 )
-def test_rows_get_scales_and_zero_points_of_their_own(
-    dynamic_kernels, rows, channels, mean, size, seed
-) -> None:
+def test_rows_get_scales_of_their_own(dynamic_kernels, rows, channels, mean, size, seed) -> None:
     rng = np.random.default_rng(seed)
     x = (size * (mean + rng.standard_normal((rows, channels)))).astype(np.float32)
     multiplier = rng.uniform(0.5, 2, channels).astype(np.float32)
     out = np.full((rows + 1, channels), 77, np.uint8)
-    parameters = np.full((rows + 1, 2), 9, np.float32)
-    record = codes_record(multiplier, 0)
-    source, target = (x, bytes_of_row(x), channels), (out[:rows], channels, parameters[:rows])
-    dynamic_kernels("quantize_rows", record, *source, rows, *target)
-    _, scales, zero_points = dynamic_codes(x, multiplier)
-    found = 128 * (parameters[:rows, 1].astype(np.float64) + 1)
-    np.testing.assert_allclose(parameters[:rows, 0], scales, rtol=1e-6)
-    # Zero points may be rounded in another direction.
-    assert np.abs(found - zero_points).max() <= 1
-    np.testing.assert_array_equal(found, np.rint(found))
+    found = np.full(rows + 1, 9, np.float32)
+    source, target = (x, bytes_of_row(x), channels), (out[:rows], channels, found[:rows])
+    dynamic_kernels("quantize_rows", codes_record(multiplier), *source, rows, *target)
+    _, scales = dynamic_codes(x, multiplier)
+    np.testing.assert_allclose(found[:rows], scales, rtol=1e-6)
     values = x.astype(np.float64) * multiplier / scales[:, None]
     for row in range(rows):
-        check_codes(out[row], values[row], int(found[row]))
+        check_codes(out[row], values[row], 128)
     assert (out[rows] == 77).all()
-    assert (parameters[rows] == 9).all()
+    assert found[rows] == 9
 
 
 def test_a_row_of_zeros_has_the_code_of_zero(dynamic_kernels) -> None:
-    out, parameters = np.full((1, 64), 7, np.uint8), np.zeros((1, 2), np.float32)
-    record = codes_record(np.ones(64, np.float32), 0)
+    out, scale = np.full((1, 64), 7, np.uint8), np.zeros(1, np.float32)
+    record = codes_record(np.ones(64, np.float32))
     x = np.zeros((1, 64), np.float32)
-    dynamic_kernels("quantize_rows", record, x, 256, 64, 1, out, 64, parameters)
-    assert (out == 0).all()
-    assert 0 < parameters[0, 0] < 1e-30
-    assert parameters[0, 1] == -1
+    dynamic_kernels("quantize_rows", record, x, 256, 64, 1, out, 64, scale)
+    assert (out == 128).all()
+    assert 0 < scale[0] < 1e-30
 
 
 @pytest.mark.parametrize("width", [64, 50])
@@ -158,18 +151,19 @@ def test_rows_are_normalized_before_they_become_codes(modern_kernels, width, is_
     x, weight, bias = (each.astype(np.float32) for each in (x, weight, bias))
     multiplier = rng.uniform(0.5, 2, 64).astype(np.float32)
     before = x.copy()
-    out, parameters = np.zeros((5, 64), np.uint8), np.zeros((5, 2), np.float32)
+    out, found = np.zeros((5, 64), np.uint8), np.zeros(5, np.float32)
     norm = norm_record(weight, bias, 1e-5, width)
     modern_kernels(
         "quantize_normed",
-        codes_record(multiplier, 0),
+        codes_record(multiplier),
         x,
         x.strides[0],
         64,
         5,
         out,
         64,
-        parameters,
+        found,
+        0,
         norm if is_normed else 0,
         np.zeros((NORMED_ROWS, 64), np.float32),
     )
@@ -178,8 +172,8 @@ def test_rows_are_normalized_before_they_become_codes(modern_kernels, width, is_
     if is_normed:
         values = np.zeros_like(x)
         values[:, :width] = layer_norm(x[:, :width], weight[:width], bias[:width], 1e-5)
-    expected, scales, _ = dynamic_codes(values, multiplier)
-    np.testing.assert_allclose(parameters[:, 0], scales, rtol=1e-5)
+    expected, scales = dynamic_codes(values, multiplier)
+    np.testing.assert_allclose(found, scales, rtol=1e-5)
     assert np.abs(out.astype(int) - expected).max() <= 1
 
 
@@ -199,10 +193,9 @@ def in_one_pass_and_in_two(kernels, rows, width, seed) -> list[tuple[bytes, ...]
     record = codes_record(multiplier, 120)
     found = []
     for in_one_pass in (True, False):
-        states, codes, parameters = x.copy(), np.zeros(x.shape, np.uint8), np.zeros((rows, 2))
-        parameters = parameters.astype(np.float32)
+        states, codes, scales = x.copy(), np.zeros(x.shape, np.uint8), np.zeros(rows, np.float32)
         if in_one_pass:
-            target = (codes, channels, parameters, norm)
+            target = (codes, channels, scales, 0, norm)
             source = (states, bytes_of_row(states), channels, rows)
             kernels("layer_norm_codes", record, *source, *target)
         else:
@@ -210,8 +203,8 @@ def in_one_pass_and_in_two(kernels, rows, width, seed) -> list[tuple[bytes, ...]
                 some = slice(row, row + 1)
                 kernels("layer_norm", norm, states[some], channels * 4, 1)
                 source = (states[some], channels * 4, channels, 1)
-                kernels("quantize_rows", record, *source, codes[some], channels, parameters[some])
-        found.append(tuple(each.tobytes() for each in (states, codes, parameters)))
+                kernels("quantize_rows", record, *source, codes[some], channels, scales[some])
+        found.append(tuple(each.tobytes() for each in (states, codes, scales)))
     return found
 
 
@@ -223,3 +216,57 @@ def test_rows_that_are_normalized_together_have_the_same_bits(
     for each in (kernels, dynamic_kernels):
         one_pass, two_passes = in_one_pass_and_in_two(each, rows, width, seed)
         assert one_pass == two_passes
+
+
+@pytest.mark.parametrize(
+    ("name", "matrix", "channels"),
+    [
+        ("spread_states", Hadamard(members=8, block=8), 384),
+        ("spread_states", Hadamard(members=8, block=8), 640),
+        ("spread_inner", Hadamard(block=16), 320),
+    ],
+)
+def test_channels_are_spread_before_they_become_codes(
+    spread_kernels, name, matrix, channels
+) -> None:
+    rng = np.random.default_rng(0)
+    rows, width = 7, padded(channels)
+    x = np.zeros((rows, width), np.float32)
+    x[:, :channels] = rng.standard_normal((rows, channels)) * rng.uniform(0.1, 10, (rows, 1))
+    multiplier = np.zeros(width, np.float32)
+    multiplier[:channels] = rng.uniform(0.5, 2, channels)
+    out, scales = np.zeros((rows, width), np.uint8), np.zeros(rows, np.float32)
+    before, step = x.copy(), 4 * channels // matrix.members
+    buffer = np.full((NORMED_ROWS, width), np.nan, np.float32)
+    record = codes_record(multiplier, step=step)
+    spread_kernels(name, record, x, bytes_of_row(x), width, rows, out, width, scales, buffer)
+    np.testing.assert_array_equal(x, before)
+    values = spread(x[:, :channels].astype(np.float64) * multiplier[:channels], matrix)
+    expected = np.abs(values).max(axis=1) / 127
+    np.testing.assert_allclose(scales, expected, rtol=1e-5)
+    for row in range(rows):
+        check_codes(out[row, :channels], values[row] / expected[row], 128)
+
+
+@few
+@given(rows=st.integers(1, 9), seed=st.integers(0, 2**32))
+def test_normalized_rows_are_spread_and_stay_as_they_are(spread_kernels, rows, seed) -> None:
+    rng = np.random.default_rng(seed)
+    x = (3 * rng.standard_normal((rows, 384))).astype(np.float32)
+    weight, bias = rng.uniform(0.5, 2, (2, 384)).astype(np.float32)
+    norm, record = (
+        norm_record(weight, bias, 1e-5, 384),
+        codes_record(np.ones(384, np.float32), step=192),
+    )
+    buffer = np.zeros((NORMED_ROWS, 384), np.float32)
+    found = []
+    for in_one_pass in (True, False):
+        states, codes, scales = x.copy(), np.zeros(x.shape, np.uint8), np.zeros(rows, np.float32)
+        target = (states, bytes_of_row(states), 384, rows, codes, 384, scales, buffer)
+        if in_one_pass:
+            spread_kernels("layer_norm_codes", record, *target, norm)
+        else:
+            spread_kernels("layer_norm", norm, states, bytes_of_row(states), rows)
+            spread_kernels("spread_states", record, *target)
+        found.append(tuple(each.tobytes() for each in (states, codes, scales)))
+    assert found[0] == found[1]

@@ -49,7 +49,7 @@ def test_positive_scores_are_exact_and_others_are_zero(
     packed = pack(weights, depth)
     factor = (rng.uniform(0.5, 2, columns) / 1000).astype(np.float32)
     bias = rng.standard_normal(columns).astype(np.float32)
-    row_scales = rng.uniform(0.2, 1, (tokens + SPARE_ROWS, 2)).astype(np.float32)
+    row_scales = rng.uniform(0.2, 1, tokens + SPARE_ROWS).astype(np.float32)
     # The float32 weights differ from the int8 weights: a score shows which of them made it.
     states = rng.standard_normal((tokens, depth)).astype(np.float32)
     table, rest = rng.integers(-128, 128, (2, columns, depth)).astype(np.int8)
@@ -93,8 +93,7 @@ def test_positive_scores_are_exact_and_others_are_zero(
         kernels("score_words", 0, job, thread)
     assert thread[list(THREAD.fields).index("passes")] == 2
     sums = codes[:tokens, :depth].astype(np.float64) @ weights.T.astype(np.float64) + start + margin
-    scales, corrections = row_scales[:tokens].astype(np.float64).T
-    rough = (sums + corrections[:, None] * start) * scales[:, None] * factor + bias
+    rough = sums * row_scales[:tokens, None].astype(np.float64) * factor + bias
     scores = states.astype(np.float64) @ exact.T.astype(np.float64) + bias
     for index, text in enumerate(np.split(np.arange(tokens), starts[1:-1])):
         largest = rough[text].max(axis=0)
