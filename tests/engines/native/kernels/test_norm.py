@@ -254,10 +254,8 @@ def test_normalized_rows_are_spread_and_stay_as_they_are(spread_kernels, rows, s
     rng = np.random.default_rng(seed)
     x = (3 * rng.standard_normal((rows, 384))).astype(np.float32)
     weight, bias = rng.uniform(0.5, 2, (2, 384)).astype(np.float32)
-    norm, record = (
-        norm_record(weight, bias, 1e-5, 384),
-        codes_record(np.ones(384, np.float32), step=192),
-    )
+    multiplier = np.ones(384, np.float32)
+    norm, record = norm_record(weight, bias, 1e-5, 384), codes_record(multiplier, step=192)
     buffer = np.zeros((NORMED_ROWS, 384), np.float32)
     found = []
     for in_one_pass in (True, False):
