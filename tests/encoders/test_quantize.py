@@ -28,7 +28,7 @@ from shared_tables import read_shared_table
 
 @pytest.mark.parametrize(
     ("target", "recipe"),
-    [("native", None), ("native", "full-smoothed"), ("native", "full"), ("native-dynamic", None)],
+    [("native", None), ("native", "full-smoothed"), ("native", "full")],
 )
 @pytest.mark.parametrize("family", ["bert", "distilbert", "electra", "mpnet", "roberta"])
 @pytest.mark.usual("bert-*", "roberta-native-full-smoothed")
@@ -38,20 +38,12 @@ def test_what_is_computed_is_what_the_graph_computes(
     each = prepared(family)
     plan = each.plan(target, recipe)
     calibration = each.calibration(plan)
-    # Graphs have dynamic ranges of whole tensors.
-    ranges = {} if plan.target.dynamic else calibration.ranges
     made = quantize_encoder(
         encoder_of(each.checkpoint), plan.specs, choices_of(calibration, plan.specs)
     )
     inputs = encoder_reference.random_inputs((1, 9))
-    graph = lower(
-        each.encoder,
-        plan,
-        choices_of(dataclasses.replace(calibration, ranges=ranges), plan.specs),
-    )
-    encoder_reference.assert_outputs(
-        made, run_plainly(graph, inputs), inputs, has_codes=True, per_tensor=True
-    )
+    graph = lower(each.encoder, plan, choices_of(calibration, plan.specs))
+    encoder_reference.assert_outputs(made, run_plainly(graph, inputs), inputs, has_codes=True)
 
 
 @pytest.mark.parametrize("recipe", [None, "full-smoothed"])

@@ -31,6 +31,7 @@ from torch import Tensor
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.common.errors import CalibrationError
 from qdqbert.encoders.stored import problem_of, wrong_range
+from qdqbert.quantization.hadamard import Hadamard
 from qdqbert.quantization.spec import Range, TensorSpec
 
 FORMAT = "qdqbert-ranges/2"
@@ -113,9 +114,15 @@ def _named(calibration: CalibrationResult, mark: str = "") -> dict[str, Tensor]:
             for field in dataclasses.fields(spec)
             if getattr(spec, field.name) != field.default
         }
-        name = f"{site}{mark}{_ROUNDS_UP}{json.dumps(changed, sort_keys=True)}"
+        name = f"{site}{mark}{_ROUNDS_UP}{json.dumps(changed, sort_keys=True, default=dataclasses.asdict)}"
         tensors[name] = bits.clone()
     return tensors
+
+
+def _spec_of(changed: dict[str, Any]) -> TensorSpec:
+    if "hadamard" in changed:
+        changed["hadamard"] = Hadamard(**changed["hadamard"])
+    return TensorSpec(**changed)
 
 
 def _calibration(tensors: Mapping[str, Tensor]) -> CalibrationResult:
@@ -125,7 +132,7 @@ def _calibration(tensors: Mapping[str, Tensor]) -> CalibrationResult:
     for name, x in tensors.items():
         site, is_rounding, spec = name.partition(_ROUNDS_UP)
         if is_rounding:
-            roundings[site, TensorSpec(**json.loads(spec))] = x
+            roundings[site, _spec_of(json.loads(spec))] = x
         elif not name.endswith((_SCALE, _WEIGHT, _MEAN)):
             amax, low, high = x.tolist()
             ranges[name] = Range(amax=amax, low=low, high=high)

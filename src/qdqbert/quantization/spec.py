@@ -94,8 +94,8 @@ class TensorSpec:
             self.bits != 8 or self.axis is not None or not (is_affine or self.narrow)
         ):
             raise SpecError(
-                "`dynamic` needs unsigned affine codes, or narrow symmetric ones, of 8 bits with "
-                f"one scale, got {dataclasses.replace(self, dynamic=False, per_row=False)}."
+                "`dynamic` needs unsigned affine codes of 8 bits with one scale, or narrow "
+                f"symmetric ones, got {dataclasses.replace(self, dynamic=False, per_row=False)}."
             )
 
     @property

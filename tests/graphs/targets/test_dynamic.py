@@ -87,7 +87,9 @@ def test_inputs_of_linear_layers_are_dynamic_for_any_spec() -> None:
 def test_each_token_has_a_range_of_its_own_on_the_native_engine(bert, tmp_path) -> None:
     plan = bert.plan("native-dynamic")
     specs = {str(spec) for name, spec in plan.specs.items() if name.endswith("._input_quantizer")}
-    assert specs == {"uint8 affine per-row dynamic"}
+    # The context is not spread; the others have 32 channels, and 64.
+    rows = "int8 narrow symmetric per-row dynamic"
+    assert specs == {rows, f"{rows} Hadamard 2 x 16", f"{rows} Hadamard 4 x 16"}
     path = tmp_path / "model.safetensors"
     save_encoder(
         encoder_of(bert.checkpoint), plan, CalibrationResult(scales=bert.smooth.scales), path
@@ -98,6 +100,9 @@ def test_each_token_has_a_range_of_its_own_on_the_native_engine(bert, tmp_path) 
     made = dynamic_parameters(x, TensorSpec(**AFFINE, dynamic=True, per_row=True))
     assert made.scale.flatten().tolist() == pytest.approx([3 / 255, 100 / 255])
     assert made.zero_point.flatten().tolist() == [85, 0]
+    made = dynamic_parameters(x, TensorSpec(narrow=True, dynamic=True, per_row=True))
+    assert made.scale.flatten().tolist() == pytest.approx([2 / 127, 100 / 127])
+    assert made.zero_point.flatten().tolist() == [0, 0]
     with pytest.raises(SpecError, match="`per_row` needs `dynamic=True`"):
         TensorSpec(**AFFINE, per_row=True)
 

@@ -96,7 +96,7 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     limit = settings.integer("limit")
     settings.number("score_scale")
     for name, channels in SPREAD.items():
-        if settings.has(name):
+        if settings.get(name) is not None:
             _matrix(settings.child(name), settings.integer(channels))
             if not settings.truth("dynamic"):
                 raise _wrong(f"setting {name!r} does not fit dynamic=False")
