@@ -114,12 +114,13 @@ def _named(calibration: CalibrationResult, mark: str = "") -> dict[str, Tensor]:
             for field in dataclasses.fields(spec)
             if getattr(spec, field.name) != field.default
         }
-        name = f"{site}{mark}{_ROUNDS_UP}{json.dumps(changed, sort_keys=True, default=dataclasses.asdict)}"
-        tensors[name] = bits.clone()
+        text = json.dumps(changed, sort_keys=True, default=dataclasses.asdict)
+        tensors[f"{site}{mark}{_ROUNDS_UP}{text}"] = bits.clone()
     return tensors
 
 
-def _spec_of(changed: dict[str, Any]) -> TensorSpec:
+def _spec_of(text: str) -> TensorSpec:
+    changed = json.loads(text)
     if "hadamard" in changed:
         changed["hadamard"] = Hadamard(**changed["hadamard"])
     return TensorSpec(**changed)
@@ -132,7 +133,7 @@ def _calibration(tensors: Mapping[str, Tensor]) -> CalibrationResult:
     for name, x in tensors.items():
         site, is_rounding, spec = name.partition(_ROUNDS_UP)
         if is_rounding:
-            roundings[site, _spec_of(json.loads(spec))] = x
+            roundings[site, _spec_of(spec)] = x
         elif not name.endswith((_SCALE, _WEIGHT, _MEAN)):
             amax, low, high = x.tolist()
             ranges[name] = Range(amax=amax, low=low, high=high)

@@ -72,8 +72,7 @@ def _emit_finish(module: Module, *, adds_start: bool) -> None:
     """Write `linear_largest_finish`, which keeps the largest scores."""
     with finish_function(module, "linear_largest_finish") as f:
         factors, biases, sums = (
-            LINEAR.read(f.linear, name) + f.column * 4
-            for name in ("factor", "bias", "first_sums")
+            LINEAR.read(f.linear, name) + f.column * 4 for name in ("factor", "bias", "first_sums")
         )
 
         def block(panel: Value, width: int) -> None:
