@@ -323,6 +323,9 @@ def make_plan(
         return Plan(target=target, recipe=built, specs={site.name: None for site in sites})
     if stored is not None and recipe is None:
         built, kept = stored_recipe(embeddings, placed_by), stored
+    if target.spreads:
+        # Spread channels have comparable ranges.
+        built = dataclasses.replace(built, smoothing=None)
     check_recipe(target, built)
     resolved = {**built.resolve(sites), **kept}
     if quantizer_options is not None:
