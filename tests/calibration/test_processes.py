@@ -22,6 +22,8 @@ from qdqbert.quantization.numerics import histogram
 from qdqbert.training.models.prepare import prepare_with_options
 from qdqbert.training.models.state import stored_calibration
 
+# Two processes start, and import torch.
+pytestmark = pytest.mark.slow
 WORLD = 2
 # Recipe and switches of each calibration, by its name.
 CASES: dict[str, tuple[str, QuantizerOptions]] = {

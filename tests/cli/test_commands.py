@@ -109,6 +109,7 @@ def quantize(checkpoints, out) -> list[str | Path]:
     return ["quantize", checkpoints("bert"), "-o", out, "--no-benchmark"]
 
 
+@pytest.mark.slow
 def test_help_is_the_same_where_python_removes_docstrings() -> None:
     command = ["-m", "qdqbert", "quantize", "--help"]
     whole, without = (

@@ -354,6 +354,7 @@ def test_what_was_not_used_for_longest_is_removed(checkpoints, monkeypatch, tmp_
 
 
 @pytest.mark.parametrize(("check", "imported"), [(False, "[]"), (True, "['onnx', 'onnx_ir']")])
+@pytest.mark.usual("False-*")
 def test_only_the_comparison_with_float_imports_onnx(check, imported, checkpoints) -> None:
     code = (
         "import sys, qdqbert\n"

@@ -146,6 +146,7 @@ def test_a_candidate_that_misses_a_limit_is_rejected(quantized, times, tmp_path)
     assert (tmp_path / "int8" / "model.onnx").is_file()
 
 
+@pytest.mark.slow
 def test_a_slow_candidate_is_chosen_if_the_others_are_rejected(quantized, times, tmp_path) -> None:
     times.update({("native", "linear"): 1.0, ("native-dynamic", "linear"): 2.0})
     times.update({("onnxruntime", "linear"): 3.0, ("onnxruntime", "linear+qk"): 4.0})

@@ -70,7 +70,7 @@ def dynamic_kernels(request: pytest.FixtureRequest) -> Any:
     return kernels_of(request.param, Features(activation="gelu", dynamic=True))
 
 
-@pytest.fixture(scope="session", params=USABLE)
+@pytest.fixture(scope="session", params=SOME)
 def spread_kernels(request: pytest.FixtureRequest) -> Any:
     """Kernels of models whose channels are spread, in two ways."""
     from native_kernels import kernels_of

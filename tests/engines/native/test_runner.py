@@ -129,16 +129,30 @@ def states_of(runner: NativeRunner, inputs: dict[str, Any]) -> Any:
 USABLE = [each.name for each in usable_sets()]
 
 
-def often_run(name: str) -> set[str]:
-    """Return the sets on which a layer is always run: the fastest, and of some the slowest.
-
-    Each kernel has tests of its own on all sets. Whole models take a second to compile on each one.
-    """
-    return {USABLE[0], USABLE[-1]} if name in ("bert", "causal", "dynamic") else {USABLE[0]}
+# Each kernel has tests of its own on all sets. Whole models take a second to compile on each one.
+OFTEN = {
+    USABLE[0]: {
+        "bert",
+        "position bias",
+        "narrow",
+        "causal",
+        "dynamic",
+        "dynamic gate",
+        "rotation",
+        "window with position bias",
+        "relative positions",
+        "convolution",
+        "second add",
+        "norms of heads that are rotated",
+        "dropped token and float words",
+        "rounded products and adds",
+    },
+    USABLE[-1]: {"bert", "dynamic"},
+}
 
 
 CASES = [
-    pytest.param(name, kernel, marks=[pytest.mark.slow] * (kernel not in often_run(name)))
+    pytest.param(name, kernel, marks=[pytest.mark.slow] * (name not in OFTEN.get(kernel, ())))
     for name in (*LAYERS, *PARTS)
     for kernel in USABLE
 ]

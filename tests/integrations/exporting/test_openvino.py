@@ -115,6 +115,7 @@ def test_states_and_embeddings_can_be_returned_together(quantized, tmp_path) -> 
     assert "graph.pbtxt" not in report.files
 
 
+@pytest.mark.slow
 def test_a_reranker_scores_as_the_folder_does(of_pairs, tmp_path) -> None:
     folder = of_pairs("reranker")
     report = qdqbert.export(folder, to="openvino", output=tmp_path / "out")

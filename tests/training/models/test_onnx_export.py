@@ -504,6 +504,7 @@ def test_a_narrow_range_is_clipped_before_the_codes(mixed, dynamo) -> None:
 
 
 @EXPORTERS
+@pytest.mark.usual("torchscript*", "False*", "*-False")
 def test_an_unsigned_quantizer_gives_uint8(mixed, dynamo) -> None:
     exported = mixed(dynamo)
     node = one_node(exported, PROBABILITIES)

@@ -130,6 +130,7 @@ def test_the_command_prints_a_table_or_json(classifier, tmp_path, capsys) -> Non
     assert report["agreement"][0]["output"] == "logits"
 
 
+@pytest.mark.slow
 def test_a_flag_says_that_a_model_takes_pairs(quantized, tmp_path, capsys) -> None:
     folder = str(quantized("reranker").directory)
     words = ["export", folder, "--to", "triton", "-o", str(tmp_path / "out")]

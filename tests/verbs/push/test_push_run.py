@@ -83,6 +83,7 @@ with qdqbert.load({NAME!r}, engine="onnxruntime") as model:
     assert hub.downloads == []
 
 
+@pytest.mark.slow
 def test_run_takes_the_name_of_a_model(hub, pushed, quantized, tmp_path) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     words = ["run", NAME, "--input", str(tmp_path / "texts.txt"), "--engine", "onnxruntime", "-o"]
@@ -110,6 +111,7 @@ def test_hidden_files_stay(quantized, tmp_path) -> None:
     assert not [name for name in files if "env" in name or "git" in name]
 
 
+@pytest.mark.slow
 def test_everyone_may_read_a_repository_only_if_it_is_asked_for(hub, quantized, tmp_path) -> None:
     hub.repositories["me/open"] = Repository(private=False)
     folder = str(quantized("classifier").directory)
@@ -221,6 +223,7 @@ def test_without_a_network_a_model_that_is_not_cached_is_reported() -> None:
         qdqbert.load("me/never-loaded")
 
 
+@pytest.mark.slow
 def test_a_model_without_an_owner_is_one_of_the_hub(hub, checkpoints, tmp_path) -> None:
     folder = checkpoints("sentence")
     files = {

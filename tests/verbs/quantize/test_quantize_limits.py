@@ -80,6 +80,7 @@ def test_sensitive_layers_stay_in_float_until_a_limit_is_met(quantized, tmp_path
     )
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_met_anyway_changes_nothing(quantized, tmp_path) -> None:
     made = quantized("classifier")
     progress = Stages()

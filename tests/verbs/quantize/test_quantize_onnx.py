@@ -101,6 +101,7 @@ def test_each_target_is_exact_and_near_float(made) -> None:
     assert any("2 layers" in notice for notice in report.notices)
 
 
+@pytest.mark.slow
 def test_a_graph_is_analyzed_like_its_checkpoint(float_graph, options, checkpoints) -> None:
     settings = {name: each for name, each in options.items() if name != "benchmark"}
     found = [
@@ -211,7 +212,7 @@ def eager_graph(checkpoints, tmp_path_factory) -> Path:
     [(False, "openvino"), (True, "onnxruntime")],
     ids=["float32", "float16"],
 )
-@pytest.mark.usual("float16")
+@pytest.mark.slow
 def test_a_model_that_onnxruntime_fused_is_quantized(
     eager_graph, options, tmp_path, half, target
 ) -> None:

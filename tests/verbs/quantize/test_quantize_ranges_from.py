@@ -149,6 +149,7 @@ def test_ranges_of_embeddings_are_those_of_the_earlier_call(both, again) -> None
     assert second["embedding_ranges"] == first["embedding_ranges"]
 
 
+@pytest.mark.slow
 def test_the_manifest_says_whether_a_classifier_takes_pairs(
     checkpoints, write_file, tmp_path
 ) -> None:
@@ -224,6 +225,7 @@ def test_ranges_of_inputs_that_were_smoothed_otherwise_are_not_used(
         find_ranges(model, texts, ranges_from=full["full-smoothed"], recipe="full")
 
 
+@pytest.mark.slow
 def test_fused_weight_ranges_of_two_targets_are_used_again(checkpoints, texts, tmp_path) -> None:
     # Weights of query, key and value share a range.
     options = {

@@ -411,6 +411,7 @@ def test_an_engine_that_is_the_cause_is_named_instead_of_the_calibration(quantiz
     assert "8.0 dB in float32 and 8.1 dB in bf16, where PyTorch gets 37.5 dB" in notice
 
 
+@pytest.mark.slow
 def test_texts_in_memory_give_the_ranges_of_the_same_texts_in_a_file(
     checkpoints, write_file, tmp_path
 ) -> None:
@@ -433,6 +434,7 @@ def test_texts_in_memory_give_the_ranges_of_the_same_texts_in_a_file(
     assert "--calibration-data '<list of 20 rows>'" in reports["list"].command
 
 
+@pytest.mark.slow
 def test_a_model_in_memory_gives_the_graph_of_its_folder(checkpoints, tmp_path) -> None:
     folder = checkpoints("classifier")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)

@@ -406,6 +406,7 @@ def test_keep_best_writes_the_model_with_the_best_metric(classifier, out, monkey
     assert not torch.equal(logits, logits_of(folder / "checkpoint-4"))
 
 
+@pytest.mark.slow
 def test_keep_best_writes_the_start_if_no_later_model_is_better(
     classifier, out, tmp_path, monkeypatch
 ) -> None:
