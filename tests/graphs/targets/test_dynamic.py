@@ -86,14 +86,13 @@ def test_inputs_of_linear_layers_are_dynamic_for_any_spec() -> None:
 
 def test_each_token_has_a_range_of_its_own_on_the_native_engine(bert, tmp_path) -> None:
     plan = bert.plan("native-dynamic")
+    assert plan.recipe.smoothing is None
     specs = {str(spec) for name, spec in plan.specs.items() if name.endswith("._input_quantizer")}
     # The context is not spread; the others have 32 channels, and 64.
     rows = "int8 narrow symmetric per-row dynamic"
     assert specs == {rows, f"{rows} Hadamard 2 x 16", f"{rows} Hadamard 4 x 16"}
     path = tmp_path / "model.safetensors"
-    save_encoder(
-        encoder_of(bert.checkpoint), plan, CalibrationResult(scales=bert.smooth.scales), path
-    )
+    save_encoder(encoder_of(bert.checkpoint), plan, CalibrationResult(), path)
     check = check_lowering(path, bert.references(plan, {}), "native")
     assert check.worst_layer_db >= 40
     x = torch.tensor([[[2.0, -1.0], [100.0, 0.0]]])
