@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import platform
 from importlib import metadata
@@ -21,6 +22,7 @@ def versions() -> dict[str, str]:
     }
 
 
+@functools.cache
 def version_of(module: str) -> str | None:
     """Return the version of the package that a module comes from; `None` if there is none."""
     try:

@@ -59,8 +59,11 @@ def _quiet() -> Iterator[None]:
 
 def finder_of(name: str) -> FindFile:
     """Return a finder of files, of a folder or of a model of the hub."""
+    folder = Path(name)
 
     def find(path: str) -> Path | None:
+        if folder.is_dir():
+            return folder / path if (folder / path).is_file() else None
         found = call(name, cached_file, name, path, _raise_exceptions_for_missing_entries=False)
         return None if found is None else Path(found)
 
