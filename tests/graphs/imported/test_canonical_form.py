@@ -48,7 +48,7 @@ def canonical(before: ir.Model, run, x: np.ndarray = X, *, atol: float = 1e-6) -
 
 
 @pytest.mark.parametrize("which", EXPORTS, ids=IDS)
-@pytest.mark.usual("bert-*", "roberta-*")
+@pytest.mark.usual("*-False")
 def test_the_canonical_form_of_an_export_returns_the_same_values(
     exported, padded_inputs, run_plainly, which
 ) -> None:

@@ -518,6 +518,7 @@ def test_an_unsigned_quantizer_gives_uint8(mixed, dynamo) -> None:
 
 
 @EXPORTERS
+@pytest.mark.usual("torchscript")
 def test_four_bits_are_clipped_to_their_own_codes(mixed, dynamo) -> None:
     exported = mixed(dynamo)
     assert clips_before(exported, one_node(exported, LOCAL))
