@@ -106,9 +106,12 @@ def dynamic_parameters(x: Tensor, spec: TensorSpec) -> QuantizationParameters:
     Source: ONNX DynamicQuantizeLinear.
     """
     if spec.symmetric:
-        amax = x.detach().abs()
-        return symmetric_parameters(
-            amax.amax(dim=-1, keepdim=True) if spec.per_row else amax.amax(), spec
+        size = x.detach().abs().to(torch.float32)
+        amax = size.amax(dim=-1, keepdim=True) if spec.per_row else size.amax()
+        # Not checked, as for affine codes: a GPU would have to wait.
+        scale = _usable(amax / spec.qmax)
+        return QuantizationParameters(
+            scale=scale, zero_point=torch.zeros_like(scale, dtype=torch.int32)
         )
     if spec.per_row:
         low, high = torch.aminmax(x.detach(), dim=-1, keepdim=True)
