@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.columns import is_number
 from qdqbert.data.rows.data import Dataset, Example, labels_place
-from qdqbert.tasks.metrics import linear_correlation, pearson, rank_correlation, spearman
+from qdqbert.tasks.metrics import linear_correlation, pearson, rank_correlation
 from qdqbert.tasks.task import Extremes, Rows, Score, drawn
 from qdqbert.tasks.texts import label_of
 
@@ -23,10 +23,9 @@ Correlation = Callable[
 ]
 """Returns the correlation of outputs, labels and weights."""
 
-# Intervals call them thousands of times, so values are checked once, before.
-_CORRELATIONS: Mapping[str, tuple[Correlation, Correlation]] = {
-    "spearman": (spearman, rank_correlation),
-    "pearson": (pearson, linear_correlation),
+_CORRELATIONS: Mapping[str, Correlation] = {
+    "spearman": rank_correlation,
+    "pearson": linear_correlation,
 }
 
 
@@ -101,8 +100,8 @@ def correlations(values: ArrayLike, labels: ArrayLike) -> list[Score]:
     """
     rows = paired(values, labels)
     try:
-        for checked, _ in _CORRELATIONS.values():
-            _mean_of_outputs(checked, rows, np.ones((1, len(rows))))
+        # Checks the values of both, once: intervals correlate them thousands of times.
+        _mean_of_outputs(pearson, rows, np.ones((1, len(rows))))
     except ValueError as error:
         raise DataFileError(f"The scores cannot be correlated: {error}") from error
     return [
@@ -112,7 +111,7 @@ def correlations(values: ArrayLike, labels: ArrayLike) -> list[Score]:
             compute=functools.partial(_mean_of_outputs, metric),
             extremes=extreme_numbers,
         )
-        for name, (_, metric) in _CORRELATIONS.items()
+        for name, metric in _CORRELATIONS.items()
     ]
 
 
