@@ -32,7 +32,7 @@ from qdqbert.encoders.sites import (
     sites_of,
     tables_of,
 )
-from qdqbert.quantization.recipes import WEIGHT
+from qdqbert.quantization.recipes import TOKENS, WEIGHT
 from qdqbert.quantization.spec import (
     LOCAL,
     RESIDUAL,
@@ -46,9 +46,6 @@ from qdqbert.quantization.spec import (
 
 Specs = Mapping[str, TensorSpec | None]
 """Spec of every site by name; `None` is float."""
-
-# Each token has a scale of its own.
-_DYNAMIC = TensorSpec(narrow=True, dynamic=True, per_row=True)
 
 
 def _round_to_nearest(site: str, width: int) -> Bools | None:
@@ -82,7 +79,7 @@ def dynamic_specs(model: EncoderModel) -> Specs:
     """Return specs for dynamic quantization of linear layers."""
     return {
         site.name: dataclasses.replace(
-            WEIGHT if is_weight(site.name) else _DYNAMIC, hadamard=site.hadamard
+            WEIGHT if is_weight(site.name) else TOKENS, hadamard=site.hadamard
         )
         for site in sites_of(model)
         if site.group == "layer" and (is_weight(site.name) or is_linear_input(site.name))

@@ -33,6 +33,9 @@ from qdqbert.quantization.spec import (
 # The paper's weights: [-127, 127], one scale for each output channel.
 WEIGHT = TensorSpec(bits=8, narrow=True, axis=0)
 
+# Inputs with a scale for each token.
+TOKENS = TensorSpec(narrow=True, dynamic=True, per_row=True)
+
 # [-128, 127] with zero point 0, for activations. This is int8 in ONNX's QuantizeLinear.
 SYMMETRIC = TensorSpec(bits=8)
 

@@ -215,6 +215,7 @@ def linear_sites(
     """
     # Weighted sums of values have no outlier channels to spread.
     matrix = None if channels is None or source == "attention" else hadamard_of(channels)
+    matrix = None if matrix is None or matrix.order == 1 else matrix
     return (
         Site(
             name=f"{path}._input_quantizer",

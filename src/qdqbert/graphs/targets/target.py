@@ -12,7 +12,13 @@ from typing import Literal
 
 from qdqbert.common.choices import RECIPE_NAMES, Embeddings, EngineName, TargetName
 from qdqbert.common.errors import UserInputError
-from qdqbert.quantization.recipes import FLOAT_RECIPE, QuantizerOptions, build_recipe, stored_recipe
+from qdqbert.quantization.recipes import (
+    FLOAT_RECIPE,
+    TOKENS,
+    QuantizerOptions,
+    build_recipe,
+    stored_recipe,
+)
 from qdqbert.quantization.spec import (
     QdqStyle,
     Recipe,
@@ -30,10 +36,6 @@ from qdqbert.quantization.spec import (
 # Names of the files that targets have, by their content: an ONNX graph, or the packed weights of
 # the native engine.
 FileName = Literal["model.onnx", "model.safetensors"]
-
-
-# Codes with a scale for each token.
-_OF_ROWS = TensorSpec(narrow=True, dynamic=True, per_row=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,7 @@ class Target:
             if not is_linear_input(site.name):
                 return None
             if self.per_row:
-                return dataclasses.replace(_OF_ROWS, bits=spec.bits, hadamard=matrix)
+                return dataclasses.replace(TOKENS, bits=spec.bits, hadamard=matrix)
             return TensorSpec(bits=spec.bits, signed=False, symmetric=False, dynamic=True)
         is_refused = not (self.unsigned or spec.signed) or not spec.symmetric
         if is_refused and not self._takes_zero_point(site):

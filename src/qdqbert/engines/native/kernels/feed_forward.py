@@ -139,7 +139,8 @@ class _FeedForward:
                 floats = buffer
             out = (count, self.inner_codes + row * self.inner_stride, self.inner_stride, place)
             read = (self.record["down_codes"], floats, stride, self.inner)
-            quantize_rows(f, "inner", features.spread_inner, *read, *out)
+            spread = THREAD.read(f.thread, "spread")
+            quantize_rows(f, "inner", features.spread_inner, spread, *read, *out)
         return self.inner_codes
 
     def add(self, name: str, source: tuple[Value, Value], rounding: Value) -> None:

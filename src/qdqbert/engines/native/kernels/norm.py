@@ -76,22 +76,25 @@ def quantize_input(
     if features.norms_first:
         f.call("quantize_normed", codes, *rows, spread, norm, THREAD.read(f.thread, "normed"))
     else:
-        quantize_rows(f, "states", features.spread_states, codes, *rows)
+        quantize_rows(f, "states", features.spread_states, spread, codes, *rows)
 
 
-def quantize_rows(f: Function, name: str, matrix: Hadamard | None, *arguments: Value) -> None:
+def quantize_rows(
+    f: Function, name: str, matrix: Hadamard | None, spread: Value, *arguments: Value
+) -> None:
     """Write the codes of rows whose channels are spread if there is a matrix for them.
 
     Args:
-        f: The function, with `f.thread`.
+        f: The function.
         name: What the rows are: "states" or "inner".
         matrix: The matrix.
+        spread: The buffer for rows that are spread.
         arguments: The arguments of `quantize_rows`.
     """
     if matrix is None:
         f.call("quantize_rows", *arguments)
     else:
-        f.call(f"spread_{name}", *arguments, THREAD.read(f.thread, "spread"))
+        f.call(f"spread_{name}", *arguments, spread)
 
 
 def _codes_function(
@@ -146,10 +149,7 @@ def _quantize_normed(f: Function, lanes: int, features: Features) -> None:
     is_normed = f.norm.differs(0)
     with f.when(is_normed ^ 1):
         rows = (f.x, f.stride, f.channels, f.rows, f.out, f.out_stride, f.row_scales)
-        if features.spread_states is None:
-            f.call("quantize_rows", f.extra, *rows)
-        else:
-            f.call("spread_states", f.extra, *rows, f.spread)
+        quantize_rows(f, "states", features.spread_states, f.spread, f.extra, *rows)
 
     def block(row: Value, height: int) -> None:
         rows = [f.x + (row + each) * f.stride for each in range(height)]
