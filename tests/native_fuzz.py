@@ -5,7 +5,6 @@ A process of its own runs this, so that a crash is seen.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import sys
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import Any, get_args
 
 from encoder_reference import run_encoder
 from native_guard import Guard, digest, guarded
-from native_models import ROUNDED, Shape, random_batch, random_model
+from native_models import ROUNDED, Shape, packed_model, random_batch, random_model
 from qdqbert.encoders.model import Head, HeadOutput, Pooling
-from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import save_packed
 from qdqbert.evidence.fidelity import sqnr_db
@@ -53,7 +51,7 @@ def random_shape(rng: random.Random) -> Shape:
     parts = rng.choice(_PARTS)
     heads, head = rng.randint(1, 5), rng.choice((2, 8, 16, 20, 32, 40, 64, 72))
     window = rng.randint(0, 40) if "window" in parts else None
-    dynamic = rng.random() < 0.5
+    scales = rng.choice(("static", "dynamic", "floats"))
     return Shape(
         **{
             **parts,
@@ -66,9 +64,10 @@ def random_shape(rng: random.Random) -> Shape:
             "words_are_int8": rng.random() < 0.7,
             "has_types": rng.random() < 0.7,
             # Rows with scales of their own are the same for query, key and value.
-            "shared_codes": dynamic or rng.random() < 0.7,
+            "shared_codes": scales != "static" or rng.random() < 0.7,
             "smoothed": rng.random() < 0.5,
-            "dynamic": dynamic,
+            "dynamic": scales == "dynamic",
+            "floats": scales == "floats",
             "largest_code": rng.choice((64, 127)),
             "position_bias": rng.random() < 0.3,
             "causal": rng.random() < 0.2,
@@ -91,13 +90,13 @@ def check_model(seed: int, kernel: str, scratch: Path) -> None:
     rng = random.Random(seed)
     shape = random_shape(rng)
     model = random_model(shape, _HEADS)
-    save_packed(pack_model(model), scratch)
+    save_packed(packed_model(shape, _HEADS), scratch)
     batches = [random_batch(random_lengths(rng, shape.limit), seed=n) for n in range(3)]
     found = []
     for threads in (1, rng.choice((2, 3))):
         runner = NativeRunner(scratch, threads=threads, kernel=kernel)
         found.append([runner.run(batch) for batch in batches])
-    save_packed(pack_model(dataclasses.replace(model, heads=_FIRST)), scratch)
+    save_packed(packed_model(shape, _FIRST), scratch)
     runner = NativeRunner(scratch, threads=rng.choice((1, 2, 3)), kernel=kernel)
     for batch, one in zip(batches, found[0], strict=True):
         first = runner.run(batch)["first"]

@@ -25,6 +25,7 @@ from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import ACTIVATIONS, ROUNDING
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS
+from qdqbert.engines.native.instruction_sets.floats import in_float
 from qdqbert.engines.native.ir import Module
 from qdqbert.engines.native.kernels.amx_tiles import AmxTiles
 from qdqbert.engines.native.kernels.forward import build_module
@@ -113,11 +114,11 @@ def kernels_of(name: str, features: Features) -> Kernels:
         features: The parts of the model.
     """
     isa = INSTRUCTION_SETS[name]
+    isa = in_float(isa) if features.floats else isa
     module = build_module(isa, features)
+    kind = {"floats": features.floats, "dynamic": features.dynamic}
     for activation in ACTIVATIONS:
-        emit_linears(
-            module, isa, activation, dynamic=features.dynamic, rounds_adds=features.rounds_adds
-        )
+        emit_linears(module, isa, activation, **kind, rounds_adds=features.rounds_adds)
     return Kernels(module, isa)
 
 

@@ -30,6 +30,8 @@ from qdqbert.encoders.model import (
     RoundTrip,
     Table,
 )
+from qdqbert.engines.native.packed import pack_model
+from qdqbert.engines.native.storage import Packed
 from qdqbert.quantization.hadamard import hadamard_of
 
 VOCABULARY = 97
@@ -55,6 +57,8 @@ class Shape:
     shared_codes: bool = True
     smoothed: bool = False
     dynamic: bool = False
+    # Whether linear layers are in float.
+    floats: bool = False
     # Larger weight codes need exact kernels on AVX2.
     largest_code: int = LARGEST_CODE
     position_bias: bool = False
@@ -367,13 +371,22 @@ def _with_rounding(layer: Layer, shape: Shape) -> Layer:
 
 
 def random_model(shape: Shape, heads: tuple[Head, ...] = (HIDDEN_STATES,)) -> EncoderModel:
-    """Return a random model whose linear layers are in int8."""
+    """Return a random model whose linear layers are in int8, or in float if `shape` says so."""
     return dataclasses.replace(_random_encoder(shape), heads=heads)
+
+
+def packed_model(shape: Shape, heads: tuple[Head, ...] = (HIDDEN_STATES,)) -> Packed:
+    """Return a random model in the layout of the kernels."""
+    return pack_model(random_model(shape, heads), precision="float" if shape.floats else "int8")
 
 
 @functools.cache
 def _random_encoder(shape: Shape) -> EncoderModel:
     model = _Maker(shape).model()
+    if shape.floats:
+        return dataclasses.replace(
+            model, layers=tuple(_with_rounding(each, shape) for each in model.layers)
+        )
     inputs: dict[int, list[Any]] = {}
     rng = np.random.default_rng(shape.seed + 1)
     with _observed(inputs):

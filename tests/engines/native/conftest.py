@@ -70,6 +70,14 @@ def dynamic_kernels(request: pytest.FixtureRequest) -> Any:
     return kernels_of(request.param, Features(activation="gelu", dynamic=True))
 
 
+@pytest.fixture(scope="session", params=USABLE)
+def float_kernels(request: pytest.FixtureRequest) -> Any:
+    """Kernels in float of each instruction set that this CPU has."""
+    from native_kernels import kernels_of
+
+    return kernels_of(request.param, Features(activation="gelu", floats=True))
+
+
 @pytest.fixture(scope="session", params=SOME)
 def spread_kernels(request: pytest.FixtureRequest) -> Any:
     """Kernels of models whose channels are spread, in two ways."""

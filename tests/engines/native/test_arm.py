@@ -6,6 +6,7 @@ which shows the features of its CPU. CONTRIBUTING.md says how to set it up.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -15,8 +16,7 @@ import pytest
 
 import native_guard
 from native_guard import digest, run_apart
-from native_models import ALL_PARTS, LIMIT, random_batch, random_model
-from qdqbert.engines.native.packed import pack_model
+from native_models import ALL_PARTS, LIMIT, packed_model, random_batch
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import save_packed
 
@@ -50,11 +50,15 @@ def test_kernels_agree_with_numpy(kernel_cache, name) -> None:
     assert "passed" in found
 
 
+@pytest.mark.parametrize("floats", [False, True])
 @pytest.mark.parametrize("parts", ALL_PARTS)
 @pytest.mark.parametrize("name", CPUS)
-def test_a_model_has_the_bits_of_the_portable_kernels(kernel_cache, tmp_path, name, parts) -> None:
+def test_a_model_has_the_bits_of_the_portable_kernels(
+    kernel_cache, tmp_path, name, parts, floats
+) -> None:
+    shape = dataclasses.replace(ALL_PARTS[parts], floats=floats)
     path, stored = tmp_path / "model.safetensors", tmp_path / "batches.json"
-    save_packed(pack_model(random_model(ALL_PARTS[parts])), path)
+    save_packed(packed_model(shape), path)
     batches = [random_batch(each) for each in ((16,), (LIMIT, 1, 17))]
     stored.write_text(
         json.dumps([{key: each.tolist() for key, each in batch.items()} for batch in batches])

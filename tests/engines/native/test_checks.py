@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from native_models import DISENTANGLED, MODERN, Shape, random_model
+from native_models import DISENTANGLED, MODERN, Shape, packed_model, random_model
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.native.checks import check_packed
@@ -49,6 +50,11 @@ def modern() -> Packed:
 
 
 @pytest.fixture(scope="module")
+def in_float() -> Packed:
+    return packed_model(dataclasses.replace(SHAPE, floats=True), HEADS)
+
+
+@pytest.fixture(scope="module")
 def disentangled() -> Packed:
     return pack_model(random_model(DISENTANGLED, HEADS))
 
@@ -82,13 +88,14 @@ def changed(settings: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict
         Shape(shared_codes=False, words_are_int8=False, narrow=24),
         MODERN,
         DISENTANGLED,
+        dataclasses.replace(MODERN, floats=True),
         Shape(convolution=3, words_are_int8=False, hidden=40, heads=5, head=8),
         Shape(normalizes_heads=True, adds_twice=True, hidden=40, heads=5, head=8),
         Shape(has_positions=False, has_types=False, hidden=312, inner=100, layers=1, head=26),
     ],
 )
 def test_packed_models_pass(shape) -> None:
-    packed = pack_model(random_model(shape))
+    packed = packed_model(shape)
     check_packed(packed)
     check_packed(Packed(arrays=packed.arrays, settings=json.loads(json.dumps(packed.settings))))
 
@@ -223,6 +230,30 @@ def test_a_wrong_setting_of_a_model_that_normalizes_first_is_named(
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
+        (("floats",), False, "layers.0.query.zero_point' is missing"),
+        (("dynamic",), True, "setting 'floats' does not fit dynamic=True"),
+        (("spread_inner",), {"members": 1, "block": 8}, "does not fit dynamic=False"),
+        (("layers", 0, "up", "columns"), 64, "up.columns' is 64"),
+    ],
+)
+def test_a_wrong_setting_of_a_model_in_float_is_named(in_float, path, value, message) -> None:
+    settings = changed(in_float.settings, path, value)
+    with pytest.raises(CheckpointError, match=message):
+        check_packed(Packed(arrays=in_float.arrays, settings=settings))
+
+
+@pytest.mark.parametrize("part", ["weights", "bias"])
+def test_arrays_of_a_layer_in_float_have_their_dtype_and_shape(in_float, part) -> None:
+    name = f"layers.0.up.{part}"
+    array = in_float.arrays[name]
+    for wrong in (array[:-1], array.astype(np.int8), array.reshape(-1, 1)):
+        with pytest.raises(CheckpointError, match=f"array '{name}' is "):
+            check_packed(Packed(arrays=in_float.arrays | {name: wrong}, settings=in_float.settings))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
         (("relative",), None, "array 'layers.0.relative_keys' is unknown"),
         (("relative", "keys"), False, "array 'layers.0.relative_keys' is unknown"),
         (("relative", "keys"), 1, "relative.keys' is 1"),
@@ -294,10 +325,11 @@ def _runs(packed: Packed, *, examples: int) -> Any:
     return run
 
 
-def test_random_settings_are_taken_or_refused(packed, modern, disentangled) -> None:
+def test_random_settings_are_taken_or_refused(packed, modern, disentangled, in_float) -> None:
     _runs(packed, examples=300)()
     _runs(modern, examples=100)()
     _runs(disentangled, examples=50)()
+    _runs(in_float, examples=50)()
 
 
 @pytest.mark.slow

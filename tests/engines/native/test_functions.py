@@ -36,6 +36,13 @@ def test_activation_functions_are_as_exact_as_they_say(kernels, name) -> None:
     assert error[worst] <= ERRORS[name](wide)[worst], f"{name}({wide[worst]}) = {x[worst]}"
 
 
+def test_gelu_is_exact_in_float(float_kernels) -> None:
+    x = GRID.copy()
+    float_kernels("apply_gelu", x, len(x))
+    wide = GRID.astype(np.float64)
+    assert (np.abs(x - ACTIVATIONS["gelu"](wide)) <= 3e-7 * np.abs(wide)).all()
+
+
 @pytest.fixture(scope="module")
 def apply():
     """Return a function that applies one of the functions to an array."""

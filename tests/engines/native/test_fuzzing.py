@@ -15,10 +15,9 @@ import pytest
 import native_damage
 import native_fuzz
 from native_guard import run_apart
-from native_models import ALL_PARTS, random_model
+from native_models import ALL_PARTS, packed_model
 from qdqbert.encoders.model import Head, HeadOutput
 from qdqbert.engines.native.instruction_sets import usable_sets
-from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import save_packed
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs mprotect")
@@ -48,9 +47,13 @@ def test_damaged_files_run_or_are_refused(kernel_cache, tmp_path, count) -> None
     for number, (name, parts) in enumerate(ALL_PARTS.items()):
         files.append(tmp_path / f"{name}.safetensors")
         shape = dataclasses.replace(
-            parts, layers=1, limit=native_damage.LONGEST, dynamic=number % 2 > 0
+            parts,
+            layers=1,
+            limit=native_damage.LONGEST,
+            dynamic=number % 3 == 1,
+            floats=number % 3 == 2,
         )
-        save_packed(pack_model(random_model(shape, HEADS)), files[-1])
+        save_packed(packed_model(shape, HEADS), files[-1])
     arguments = (USABLE[0], "0", str(count), str(tmp_path / "damaged"))
     found = json.loads(run_apart(native_damage.__file__, *map(str, files), *arguments))
     assert sum(found.values()) == count

@@ -12,9 +12,8 @@ import pytest
 
 import native_guard
 from native_guard import digest, run_apart
-from native_models import ALL_PARTS, LIMIT, VOCABULARY, random_batch, random_model
+from native_models import ALL_PARTS, LIMIT, VOCABULARY, packed_model, random_batch
 from qdqbert.encoders.model import Head, HeadOutput, Linear
-from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import save_packed
 
@@ -45,11 +44,11 @@ def _decoder(hidden: int) -> Linear:
     return Linear(weight=weight, bias=bias)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kind", [{}, {"dynamic": True}, {"floats": True}], ids=str)
 @pytest.mark.parametrize("name", ALL_PARTS)
 @pytest.mark.parametrize("side", SIDES)
-def test_a_forward_pass_stays_in_its_buffers(tmp_path, kernel, side, name, dynamic) -> None:
-    shape = dataclasses.replace(ALL_PARTS[name], dynamic=dynamic)
+def test_a_forward_pass_stays_in_its_buffers(tmp_path, kernel, side, name, kind) -> None:
+    shape = dataclasses.replace(ALL_PARTS[name], **kind)
     heads = (
         Head(poolings=("none",), steps=(), outputs=(HeadOutput(name="states"),)),
         Head(poolings=("mean",), steps=("tanh", "normalize"), outputs=(HeadOutput(name="pooled"),)),
@@ -61,7 +60,7 @@ def test_a_forward_pass_stays_in_its_buffers(tmp_path, kernel, side, name, dynam
         ),
     )
     path = tmp_path / "model.safetensors"
-    save_packed(pack_model(random_model(shape, heads)), path)
+    save_packed(packed_model(shape, heads), path)
     # Larger batches come first: their buffers would hide what later ones read.
     lengths = ((1,), (16,), (LIMIT,), (LIMIT, 1, 17, 5), (33,) * 9)
     batches = [random_batch(each) for each in lengths]

@@ -105,6 +105,13 @@ def test_norms_of_queries_and_keys_are_rms_norms_of_all_channels(norms) -> None:
         pack_model(dataclasses.replace(model, layers=layers))
 
 
+def test_models_have_the_precision_that_was_asked_for() -> None:
+    with pytest.raises(GraphError, match="needs all linear layers in float; layer 0"):
+        pack_model(random_model(SHAPE), precision="float")
+    with pytest.raises(GraphError, match="needs all linear layers in int8; layer 0"):
+        pack_model(random_model(dataclasses.replace(SHAPE, floats=True)))
+
+
 def test_layers_with_other_activation_functions_are_refused() -> None:
     with pytest.raises(GraphError, match="needs equal layers; layer 1"):
         pack_model(with_layer(activation="relu"))

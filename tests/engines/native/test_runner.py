@@ -25,6 +25,7 @@ from native_models import (
     ROUNDED,
     VOCABULARY,
     Shape,
+    packed_model,
     random_batch,
     random_model,
 )
@@ -110,7 +111,7 @@ def save(tmp_path_factory):
     @functools.cache
     def written(shape: Shape) -> Path:
         path = tmp_path_factory.mktemp("model") / "model.safetensors"
-        save_packed(pack_model(random_model(shape)), path)
+        save_packed(packed_model(shape), path)
         return path
 
     return written
@@ -181,6 +182,29 @@ def test_a_layer_computes_what_numpy_does(save, name, kernel) -> None:
     # Where what is added is rounded once more, small errors move values across the edge of a step.
     least = 40 if "local_codes" in shape.rounds else least_db(kernel)
     assert sqnr_db(expected[mask], found[mask]) >= least
+
+
+FLOAT_OFTEN = {USABLE[0]: {"bert", "narrow", "dynamic gate", "convolution"}, USABLE[-1]: {"bert"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [
+        pytest.param(
+            name, kernel, marks=[pytest.mark.slow] * (name not in FLOAT_OFTEN.get(kernel, ()))
+        )
+        for name in (*LAYERS, *PARTS)
+        for kernel in USABLE
+    ],
+)
+def test_a_layer_in_float_computes_what_numpy_does(save, name, kernel) -> None:
+    shape = dataclasses.replace({**LAYERS, **PARTS}[name], floats=True, dynamic=False)
+    inputs = random_batch(LENGTHS)
+    mask = inputs["attention_mask"] == 1
+    found = states_of(NativeRunner(save(shape), threads=2, kernel=kernel), inputs)
+    expected = run_encoder(random_model(shape), inputs)["last_hidden_state"]
+    assert not found[~mask].any()
+    assert sqnr_db(expected[mask], found[mask]) >= 115
 
 
 def test_two_layers_that_normalize_first_compute_what_numpy_does(save) -> None:
@@ -271,6 +295,8 @@ def test_first_tokens_have_the_same_bits_if_nothing_else_is_read(tmp_path, shape
         (NORMALIZED, 3, True),
         (MODERN, 2, False),
         (DISENTANGLED, 2, False),
+        (dataclasses.replace(DEEP, floats=True), 2, False),
+        (dataclasses.replace(MODERN, floats=True), 3, False),
         # Each of these has the parts of two others.
         *(
             pytest.param(*each, marks=pytest.mark.slow)

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from encoder_reference import run_head
-from native_models import HIDDEN_STATES, LIMIT, VOCABULARY, Shape, random_batch, random_model
+from native_models import (
+    HIDDEN_STATES,
+    LIMIT,
+    VOCABULARY,
+    Shape,
+    packed_model,
+    random_batch,
+    random_model,
+)
 from qdqbert.encoders.model import EncoderModel, Head, HeadOutput, Linear, Norm
 from qdqbert.encoders.shared_table import joined, rest_of
 from qdqbert.engines.native import words
@@ -87,6 +95,17 @@ def test_words_have_the_weights_of_float32_in_any_company(tmp_path, kind) -> Non
         one = alone.run({name: each[index : index + 1] for name, each in inputs.items()})
         assert one["words"].tobytes() == row.tobytes()
     assert 0 < np.mean(counts) < VOCABULARY / 2
+
+
+def test_words_of_a_model_in_float_have_the_weights_of_float32(tmp_path) -> None:
+    _, head = model_of("own")
+    shape = dataclasses.replace(SHAPE, floats=True)
+    runner = NativeRunner(save(packed_model(shape, (HIDDEN_STATES, head)), tmp_path), threads=2)
+    found = runner.run(random_batch(LENGTHS))
+    for index, tokens in enumerate(LENGTHS):
+        states = found["last_hidden_state"][index, :tokens].astype(np.float64)
+        expected = run_head(states, head)["words"]
+        np.testing.assert_allclose(found["words"][index], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_scores_of_tokens_are_not_kept(tmp_path, monkeypatch) -> None:

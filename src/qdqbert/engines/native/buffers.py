@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
+from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK
 from qdqbert.engines.native.kernels.norm import NORMED_ROWS
@@ -44,12 +44,12 @@ class Scratch:
         deep = padded(size, DEPTH)
         has_floats = program.features.dynamic or program.features.gated
         block = program.block
-        rows_of_block, codes = block + SPARE_ROWS, bytes_of_codes(program.hidden)
+        rows_of_block, bytes_of_row = block + SPARE_ROWS, program.features.bytes_of_row
         self._buffers: dict[str, Array] = {
             "embedded": zeros((block, padded(settings["embeddings"]["width"])), np.float32),
-            "codes": zeros((rows_of_block, codes), np.uint8),
+            "codes": zeros((rows_of_block, bytes_of_row(program.hidden)), np.uint8),
             "inner": zeros(
-                (rows_of_block, bytes_of_codes(max(program.inner, program.width))), np.uint8
+                (rows_of_block, bytes_of_row(max(program.inner, program.width))), np.uint8
             ),
             "kept": zeros(
                 (block if program.features.adds_twice else 0, program.hidden), np.float32
@@ -165,12 +165,14 @@ class Job:
     def _allocate(self, tokens: int) -> None:
         program, rows = self._program, tokens + SPARE_ROWS
         projected = zeros((3, rows, program.width), np.float32)
-        context = np.float32 if program.features.dynamic else np.uint8
+        context = np.float32 if program.features.contexts_are_floats else np.uint8
         has_floats = program.features.dynamic or program.features.gated
         inner = (
             zeros((FEW_ROWS + SPARE_ROWS, program.up_columns), np.float32)
             if has_floats
-            else zeros((FEW_ROWS + SPARE_ROWS, bytes_of_codes(program.inner)), np.uint8)
+            else zeros(
+                (FEW_ROWS + SPARE_ROWS, program.features.bytes_of_row(program.inner)), np.uint8
+            )
         )
         self._buffers = {
             "queries": projected[0],

@@ -100,6 +100,8 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
             _matrix(settings.child(name), settings.integer(channels))
             if not settings.truth("dynamic"):
                 raise _wrong(f"setting {name!r} does not fit dynamic=False")
+    if settings.truth("floats") and settings.truth("dynamic"):
+        raise _wrong("setting 'floats' does not fit dynamic=True")
     for name in ("causal", "fits_16_bits", "has_choices"):
         settings.truth(name)
     names = settings.names("input_names")
@@ -215,7 +217,7 @@ def _layer(settings: Fields, layer: Fields, name: str) -> Iterator[Expected]:
         raise _wrong("setting 'adds_twice' does not fit norms_first=True")
     for part, linear in LINEARS.items():
         depth, columns = counts[linear.depth], counts[linear.columns]
-        yield from _linear(layer.child(part), f"{name}.{part}", depth, columns)
+        yield from _linear(settings, layer.child(part), f"{name}.{part}", depth, columns)
     for part, norm in NORMS.items():
         is_needed = all(settings.truth(each) == value for each, value in norm.needs.items())
         is_free = is_needed and norm.is_optional
@@ -227,9 +229,15 @@ def _layer(settings: Fields, layer: Fields, name: str) -> Iterator[Expected]:
         yield from _rounding(layer, part, f"{name}.{part}", counts[rounding.channels])
 
 
-def _linear(settings: Fields, name: str, depth: int, columns: int) -> Iterator[Expected]:
+def _linear(
+    model: Fields, settings: Fields, name: str, depth: int, columns: int
+) -> Iterator[Expected]:
     settings.equal("depth", depth)
     settings.equal("columns", columns)
+    if model.truth("floats"):
+        yield f"{name}.weights", np.float32, (columns // PANEL, depth, PANEL)
+        yield f"{name}.bias", np.float32, (columns,)
+        return
     settings.integer("zero_point", 0, 255)
     yield f"{name}.weights", np.int8, (columns // PANEL, depth // 4, PANEL, 4)
     yield f"{name}.start", np.int32, (columns,)

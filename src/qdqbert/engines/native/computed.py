@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qdqbert.common.choices import Precision
 from qdqbert.common.errors import GraphError
 from qdqbert.encoders.model import Codes, EncoderModel, Layer, Linear, RelativePositions
 from qdqbert.quantization.hadamard import Hadamard
@@ -45,21 +46,24 @@ def check_parts(model: EncoderModel) -> None:
         _check_relative(layer.attention.relative, model, index)
 
 
-def check_model(model: EncoderModel) -> None:
-    """Refuse a model that the kernels do not compute.
+def check_model(model: EncoderModel, precision: Precision) -> None:
+    """Refuse a model that the kernels do not compute with linear layers in a precision.
 
     Raises:
         GraphError: It has such a part, or such codes. The message names the layer.
     """
     check_parts(model)
+    is_int8 = precision == "int8"
     for index, layer in enumerate(model.layers):
         attention = layer.attention
         if layer.gate is not None and not same_codes((layer.up, layer.gate)):
             raise GraphError(f"The gate of layer {index} and its factor have different codes.")
         linears = (attention.query, attention.key, attention.value, attention.output)
-        if any(each.codes is None for each in (*linears, layer.up, layer.down)):
-            raise GraphError(f"The native engine needs all linear layers in int8; layer {index}.")
         first = model.layers[0]
+        if any((each.codes is None) == is_int8 for each in (*linears, layer.up, layer.down)):
+            raise GraphError(
+                f"The native engine needs all linear layers in {precision}; layer {index}."
+            )
         if any(
             each.codes and first.up.codes and each.codes.dynamic != first.up.codes.dynamic
             for each in (*linears, layer.up, layer.down)

@@ -8,13 +8,14 @@ from typing import Any
 
 from qdqbert.common.json_files import Fields
 from qdqbert.engines.native.functions import ACTIVATIONS
+from qdqbert.engines.native.kernels.dot import Count, bytes_of_codes
 from qdqbert.engines.native.schema import ROUNDINGS
 from qdqbert.quantization.hadamard import Hadamard
 
 # Features that have a setting of their name.
 SPREAD = {"spread_states": "hidden", "spread_inner": "inner"}
 """Settings that are matrices, and the settings with the numbers of their channels."""
-_STORED = ("dynamic", "norms_first", "gated", "adds_twice", "normalizes_heads")
+_STORED = ("floats", "dynamic", "norms_first", "gated", "adds_twice", "normalizes_heads")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class Features:
 
     Attributes:
         activation: Name of the activation function of the feed-forward part.
+        floats: Whether linear layers multiply float32. What is a code elsewhere is a float then.
         dynamic: Whether each row of codes gets its own scale while the model runs.
         spread_states: Matrix that hidden states are multiplied by before they become codes.
         spread_inner: Matrix that the input of the last linear layer is multiplied by.
@@ -42,6 +44,7 @@ class Features:
     """
 
     activation: str
+    floats: bool = False
     dynamic: bool = False
     spread_states: Hadamard | None = None
     spread_inner: Hadamard | None = None
@@ -63,6 +66,15 @@ class Features:
     def relative(self) -> bool:
         """Whether scores depend on tables of relative positions."""
         return self.relative_keys or self.relative_queries
+
+    @property
+    def contexts_are_floats(self) -> bool:
+        """Whether attention writes float32, not codes."""
+        return self.floats or self.dynamic
+
+    def bytes_of_row(self, channels: Count) -> Count:
+        """Return the bytes from one row of codes to the next."""
+        return bytes_of_codes(channels * 4 if self.floats else channels)
 
     @classmethod
     def read(cls, settings: Fields) -> Features:
@@ -92,7 +104,8 @@ class Features:
             drops_words=settings.has("dropped_id"),
             rounds_attention=False in rounded,
             rounds_adds=True in rounded,
-            scores_words=any(scores_words(head.values) for head in heads),
+            scores_words=not settings.truth("floats")
+            and any(scores_words(head.values) for head in heads),
         )
 
 

@@ -45,7 +45,11 @@ class Heads:
         for index, head in enumerate(self._heads):
             for number, step in enumerate(head["steps"]):
                 name = f"heads.{index}.{number}"
-                if scores_words(head) and number == head["token_steps"] - 1:
+                if (
+                    program.features.scores_words
+                    and scores_words(head)
+                    and number == head["token_steps"] - 1
+                ):
                     self._words[index] = Words(program, name, step)
                 elif step["kind"] == "linear":
                     self._records[name] = program.float_linear(name, step)

@@ -201,6 +201,7 @@ class InstructionSet:
         exact_dot: How they are added for any weights, if `dot` is not exact.
         rows: Rows of a tile whose sums stay in registers, from the largest to 1. A number of rows
             below the largest is made of the others, each used once at most.
+        float_rows: The same in float, if it differs.
         vectors: Vectors in a row of such a tile, in the same way.
         tiles: How linear layers are computed.
         products: How attention is computed.
@@ -215,6 +216,7 @@ class InstructionSet:
     dot: Dot
     exact_dot: Dot | None = None
     rows: tuple[int, ...]
+    float_rows: tuple[int, ...] = ()
     vectors: tuple[int, ...]
     tiles: Tiles
     products: Products

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.choices import Precision
 from qdqbert.common.errors import GraphError
 from qdqbert.encoders.model import (
     TAIL_STATES,
@@ -47,12 +48,14 @@ from qdqbert.engines.native.storage import Packed
 Array = NDArray[Any]
 
 
-def pack_model(model: EncoderModel) -> Packed:
-    """Return a model in the layout of the kernels.
+def pack_model(model: EncoderModel, *, precision: Precision = "int8") -> Packed:
+    """Return a model in the layout of the kernels, whose linear layers have a precision.
 
     Raises:
-        GraphError: The kernels do not compute a part of the model.
+        GraphError: The kernels do not compute a part of the model, or linear layers have another
+            precision.
     """
+    check_model(model, precision)
     if model.tail is not None and TAIL_STATES in model.tail.inputs:
         states = Head(poolings=("none",), steps=(), outputs=(HeadOutput(name=TAIL_STATES),))
         model = dataclasses.replace(model, heads=(*model.heads, states))
@@ -90,10 +93,10 @@ class _Packer:
 
     def pack(self) -> Packed:
         model = self._model
-        check_model(model)
         attention = model.layers[0].attention
         layers = [self._layer(f"layers.{index}", layer) for index, layer in enumerate(model.layers)]
         settings = {
+            "floats": model.layers[0].up.codes is None,
             "dynamic": model.layers[0].up.codes is not None and model.layers[0].up.codes.dynamic,
             "spread_states": _matrix(model.layers[0].up),
             "spread_inner": _matrix(model.layers[0].down),
@@ -260,7 +263,12 @@ class _Packer:
         columns = self._places.get(part.columns_at, np.arange(rows))
         channels = self._places.get(part.channels_at, np.arange(depth))
         count, deep = self._sizes[part.columns], self._sizes[part.depth]
-        assert linear.codes is not None
+        if linear.codes is None:
+            floats = np.zeros((count, deep), np.float32)
+            floats[np.ix_(columns, channels)] = linear.weight
+            self._arrays[f"{name}.weights"] = pack_floats(floats, deep)
+            self._arrays[f"{name}.bias"] = _placed(linear.bias, columns, count)
+            return {"depth": deep, "columns": count}
         assert linear.weight_scale is not None
         weight = np.zeros((count, deep), np.int8)
         weight[np.ix_(columns, channels)] = linear.weight

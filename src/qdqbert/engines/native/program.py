@@ -16,7 +16,8 @@ from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.compiler import Library
 from qdqbert.engines.native.functions import ACTIVATIONS, shift_of
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes, first_sums, pack
+from qdqbert.engines.native.instruction_sets.floats import in_float
+from qdqbert.engines.native.kernels.dot import PANEL, first_sums, pack
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS, build_module
 from qdqbert.engines.native.kernels.pooling import POOLINGS
 from qdqbert.engines.native.kernels.product import Table, pack_table, table_blocks
@@ -69,7 +70,8 @@ class Program:
         features: The features of the kernels.
         block: Rows that are computed together at most.
         part_rows: Rows of texts that a thread computes together at most.
-        products: Number of products of codes and weights for each token.
+        products: Number of products of codes and weights for each token. A product of floats takes
+            the time of four.
         vocabulary: Number of token ids.
         type_count: Number of token types.
     """
@@ -82,8 +84,11 @@ class Program:
         """
         self.features = check_packed(packed)
         self.settings = packed.settings
-        # Slower, and right for weights without the adjacent sum limit.
-        isa = isa if self.settings["fits_16_bits"] else isa.exact()
+        if self.features.floats:
+            isa = in_float(isa)
+        elif not self.settings["fits_16_bits"]:
+            # Slower, and right for weights without the adjacent sum limit.
+            isa = isa.exact()
         self.hidden = padded(self.settings["hidden"])
         self.width = padded(self.settings["heads"] * self.settings["head_size"])
         self.inner = padded(self.settings["inner"])
@@ -110,7 +115,7 @@ class Program:
             layer[part]["depth"] * layer[part]["columns"]
             for layer in self.settings["layers"]
             for part in LINEARS
-        )
+        ) * (4 if self.features.floats else 1)
         self.vocabulary = len(self.arrays["words"])
         self.type_count = len(self.arrays["token_types"])
         self.model = self._model()
@@ -164,7 +169,7 @@ class Program:
         copies = 1 if shares_codes else 3
         return {
             "x": zeros((rows, self.hidden), np.float32),
-            "codes": zeros((copies * rows, bytes_of_codes(self.hidden)), np.uint8),
+            "codes": zeros((copies * rows, self.features.bytes_of_row(self.hidden)), np.uint8),
             "row_scales": zeros(copies * rows, np.float32),
             "code_rows": rows,
         }
@@ -230,6 +235,11 @@ class Program:
         return self._record(ROUND_TRIP, **arrays, **limits, is_kept=int(settings is None))
 
     def _linear(self, name: str, settings: Mapping[str, Any]) -> Array:
+        if self.features.floats:
+            weights, bias = (self.arrays[f"{name}.{part}"] for part in ("weights", "bias"))
+            panel, panels, steps = 64 * settings["depth"], len(weights), settings["depth"]
+            places = {"weights": weights, "first_sums": bias}
+            return self._record(LINEAR, **places, panel=panel, panels=panels, steps=steps)
         parts = ("weights", "start", "factor", "bias")
         return self._linear_record(settings, *(self.arrays[f"{name}.{part}"] for part in parts))
 
@@ -316,6 +326,8 @@ class Program:
         rows[:, width:] = 0
 
     def _codes(self, name: str, part: str, settings: Mapping[str, Any]) -> Array:
+        if self.features.floats:
+            return self._record(CODES)
         channels, matrix = {
             "hidden": (self.settings["hidden"], self.features.spread_states),
             "inner": (self.settings["inner"], self.features.spread_inner),

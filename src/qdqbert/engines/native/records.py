@@ -64,15 +64,15 @@ LINEAR = Record(
     weights=PTR,  # packed panels of 16 columns
     panel=I64,  # bytes from one panel to the next
     panels=I64,
-    steps=I64,  # depth / 4
+    steps=I64,  # depth / 4; the depth in float
     start=PTR,  # int32 per column: -zero_point * sum of the weights; zero point 128 if dynamic
     # int32 per column: what tiles of vectors start from, see `kernels.dot`. Estimates of scores
-    # have a margin there.
+    # have a margin there. In float it is the bias, float32, and the other three are null.
     first_sums=PTR,
     factor=PTR,  # float32 per column: scale of the weights, times the codes' scale if it is static
     bias=PTR,  # float32 per column
 )
-"""A linear layer in int8."""
+"""A linear layer of a layer, whose weights are int8 or float32."""
 
 CODES = Record(
     multiplier=PTR,  # float32 per channel
@@ -164,14 +164,14 @@ JOB = Record(
     texts=I64,  # number of texts
     x=PTR,  # float32 (tokens, hidden)
     # u8 (copies, code_rows, hidden) with a line between rows: what the next layer projects; three
-    # copies if query, key and value read different codes
+    # copies if query, key and value read different codes. In float, all codes are float32.
     codes=PTR,
     row_scales=PTR,  # float32 (copies, code_rows) of these codes: see `ROW_SCALE`
     code_rows=I64,
     queries=PTR,  # float32 (tokens, width)
     keys=PTR,  # float32 (tokens, width)
     values=PTR,  # float32 (tokens, width)
-    context=PTR,  # u8 (tokens, width); float32 if scales are dynamic
+    context=PTR,  # u8 (tokens, width); float32 in float, and if scales are dynamic
     sums=PTR,  # float32 (2, tokens, hidden), for threads that share rows
     # For threads that share rows: u8 (tokens, inner) with a line between rows; float32 (tokens,
     # inner) if scales are dynamic, and (tokens, 2 * inner) with a gate.

@@ -55,7 +55,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class LinearPart(Part):
-    """A linear layer in int8.
+    """A linear layer in int8 or float.
 
     Attributes:
         depth: Number of its input channels.
@@ -107,7 +107,7 @@ LINEARS: Mapping[str, LinearPart] = {
     "up": LinearPart("up", "hidden", "up", columns_at="gate"),
     "down": LinearPart("down", "inner", "narrow"),
 }
-"""The linear layers in int8, in the order in which their weights are read."""
+"""The linear layers in int8 or float, in the order in which their weights are read."""
 
 NORMS: Mapping[str, NormPart] = {
     # Before the projections; the first layer may read the normalized embeddings.
@@ -147,7 +147,7 @@ def with_gate(layer: Layer) -> Layer:
     up = dataclasses.replace(
         layer.up,
         weight=np.concatenate([each.weight for each in both]),
-        weight_scale=np.concatenate(scales),
+        weight_scale=np.concatenate(scales) if scales else None,
         bias=np.concatenate([each.bias for each in both]),
     )
     return dataclasses.replace(layer, up=up)

@@ -1,4 +1,4 @@
-"""Linear layers in int8 with all that is done to their results, against numpy in float64."""
+"""Linear layers in int8 and in float, with all that is done to results, against numpy."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from native_kernels import (
 from native_references import dot, round_trip
 from qdqbert.engines.native.kernels.dot import PANEL, first_sums, pack
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
+from qdqbert.engines.native.kernels.product import pack_floats
 from qdqbert.engines.native.records import LINEAR
 
 # The error of activation functions for small inputs; see `test_functions`.
@@ -62,6 +63,21 @@ def make_case(kernels, rows: int, panels: int, depth: int, seed: int) -> Case:
     )
     sums = dot(codes[:rows, :depth], weights, start).astype(np.float64)
     return Case(codes, record, sums * factor + bias, (packed, start, factor, bias, first))
+
+
+def float_case(rows: int, panels: int, depth: int, seed: int) -> Case:
+    """Return a case in float, whose rows of float32 are seen as bytes."""
+    rng = np.random.default_rng(seed)
+    x, weights, bias = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((rows, depth + 16), (panels * PANEL, depth), panels * PANEL)
+    )
+    packed = pack_floats(weights / np.float32(np.sqrt(depth)), depth)
+    record = LINEAR.make(
+        weights=packed, panel=bytes_of_row(packed), panels=panels, steps=depth, first_sums=bias
+    )
+    values = x[:, :depth].astype(np.float64) @ weights.T / np.sqrt(depth) + bias
+    return Case(x.view(np.uint8), record, values, (packed, bias))
 
 
 def run(
@@ -196,6 +212,31 @@ def test_each_row_may_have_a_scale(dynamic_kernels, rows, panels, depth, seed) -
     residual = np.ones((rows, panels * PANEL), np.float32)
     run(dynamic_kernels, "linear_add", case, residual, rows, row_scales=scales)
     np.testing.assert_allclose(residual, expected + 1, rtol=2e-6, atol=2e-6)
+
+
+@few
+@sizes
+def test_layers_in_float_compute_what_numpy_does(float_kernels, rows, panels, depth, seed) -> None:
+    case = float_case(rows, panels, depth, seed)
+    out = np.full((rows + 1, panels * PANEL + 5), np.nan, np.float32)
+    run(float_kernels, "linear_float", case, out, rows)
+    np.testing.assert_allclose(out[:rows, :-5], case.values, rtol=1e-5, atol=1e-5)
+    assert np.isnan(out[rows:]).all()
+    assert np.isnan(out[:, -5:]).all()
+    residual = np.ones((rows, panels * PANEL), np.float32)
+    run(float_kernels, "linear_add", case, residual, rows)
+    np.testing.assert_array_equal(residual, 1 + out[:rows, :-5])
+    alone = np.zeros((1, panels * PANEL), np.float32)
+    run(float_kernels, "linear_float", case, alone, 1, first_row=rows - 1)
+    np.testing.assert_array_equal(alone[0], out[rows - 1, :-5])
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation_functions_in_float_are_exact(float_kernels, name) -> None:
+    case = float_case(9, 3, 128, 0)
+    out = np.zeros((9, 3 * PANEL), np.float32)
+    run(float_kernels, f"linear_{name}", case, out, 9)
+    np.testing.assert_allclose(out, ACTIVATIONS[name](case.values), atol=5e-6)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -27,7 +27,8 @@ def _add_halves(f: Function, total: Value, codes: Value, weights: Value) -> Valu
     return total
 
 
-# 4 x 2 sums + 2 weights + 1 vector of codes + the constant 1 and a temporary of 16 registers.
+# 4 x 2 sums + 2 weights + 1 vector of codes + the constant 1 and a temporary of 16 registers. In
+# float, 6 x 2 sums + 2 weights + 1 vector of floats.
 AVX2 = InstructionSet(
     name="avx2",
     architecture="x86_64",
@@ -37,6 +38,7 @@ AVX2 = InstructionSet(
     dot=Dot(name="pmaddubsw", add=_add_pairs, is_exact=False),
     exact_dot=Dot(name="pmaddwd", add=_add_halves),
     rows=(4, 2, 1),
+    float_rows=(6, 4, 2, 1),
     vectors=(2,),
     tiles=VectorTiles(prefetches=True),
     products=FloatProducts(),

@@ -39,20 +39,20 @@ def emit_attention(module: Module, isa: InstructionSet, features: Features) -> N
     Its arguments are the records, a row and a head, where the queries, keys and values of this row
     and head are, the bytes from one of their rows to the next, where the contexts of this row
     start, which text and head to compute, and how many tokens of the text get a context at most.
-    Contexts are float32 if scales are dynamic, as codes of a row need all heads.
+    Contexts are float32 if scales are dynamic, as codes of a row need all heads, and in float.
     """
     isa.products.emit_pack(module, windowed=features.windowed)
     if features.relative:
         emit_add_positions(module, features)
     _emit_softmax(module, isa, features)
-    _emit_context(module, isa.lanes, dynamic=features.dynamic)
+    _emit_context(module, isa.lanes, in_float=features.contexts_are_floats)
     rows = "first_row, first_head, queries*, keys*, values*, stride, context*"
     with module.function("attention", f"{RECORDS}, {rows}, text_index, head, most") as f:
         _attention(f, isa, features)
 
 
 def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
-    element = 4 if features.dynamic else 1
+    element = 4 if features.contexts_are_floats else 1
     size, width = MODEL.each(f.model, "head_size", "width")
     head, stride = f.head, f.stride
     starts = JOB.read(f.job, "starts") + f.text_index * 8
@@ -294,7 +294,7 @@ def _mask_after(f: Function, lanes: int, scores: Value, end: Value) -> None:
         f.store(is_seen.select(f.load(vector(F32, lanes), place), _MASKED), place)
 
 
-def _emit_context(module: Module, lanes: int, *, dynamic: bool) -> None:
+def _emit_context(module: Module, lanes: int, *, in_float: bool) -> None:
     """Write `context`: sums of values to codes of the next linear layer, or to float32."""
     floats = vector(F32, lanes)
     with module.function("context", "layer*, thread*, channel, row, size, out*") as f:
@@ -306,7 +306,7 @@ def _emit_context(module: Module, lanes: int, *, dynamic: bool) -> None:
         multiplier = CODES.read(codes, "multiplier") + f.channel * 4
         with f.loop(0, f.size, lanes) as channel:
             total = f.load(floats, sums + channel * 4) * inverse
-            if dynamic:
+            if in_float:
                 f.store(total, f.out + channel * 4)
             else:
                 factor = f.load(floats, multiplier + channel * 4)

@@ -54,15 +54,15 @@ class _FeedForward:
         self.sums_of = {"output": sums, "down": sums + f.rows * self.hidden * 4}
         self.x = JOB.read(f.job, "x") + f.row * self.hidden * 4
         self.stride = self.hidden * 4
-        self.codes_stride = bytes_of_codes(self.hidden)
-        self.inner_stride = bytes_of_codes(self.inner)
+        self.codes_stride = features.bytes_of_row(self.hidden)
+        self.inner_stride = features.bytes_of_row(self.inner)
         self.following = {name: self.weights(after) for name, after in _READ_NEXT.items()}
         self.following["down"] = f.following
 
     def write(self) -> None:
         """Write all steps."""
         f, features = self.f, self.features
-        context = (f.context, self.width)
+        context = (f.context, self.width * (4 if features.floats else 1))
         if features.dynamic:
             context = (self.inner_codes, bytes_of_codes(self.width))
             place, read = (f.rows, *context, self.scales), (f.context, self.width * 4, self.width)
@@ -95,14 +95,14 @@ class _FeedForward:
 
     def up_in_codes(self) -> Value:
         """Write the first linear layer with codes as results, and return their place."""
-        place = self.shared if self.by_columns else self.inner_codes
+        place, floats = self.shared if self.by_columns else self.inner_codes, self.features.floats
         self.linear(
-            f"linear_codes_{self.features.activation}",
+            f"linear_{'' if floats else 'codes_'}{self.features.activation}",
             "up",
             (self.codes, self.codes_stride),
             (place, self.inner_stride),
             extra=self.record["down_codes"],
-            element=1,
+            element=4 if floats else 1,
         )
         self.wait()
         return place
@@ -134,13 +134,16 @@ class _FeedForward:
                     row_scales=place,
                     after=(row + count < f.rows).select(self.weights("up"), self.weights("down")),
                 )
+            codes_place = (self.inner_codes + row * self.inner_stride, self.inner_stride)
             if gated:
-                f.call("gate_rows", floats, stride, count, self.inner, buffer, stride)
+                gated_place = codes_place if features.floats else (buffer, stride)
+                f.call("gate_rows", floats, stride, count, self.inner, *gated_place)
                 floats = buffer
-            out = (count, self.inner_codes + row * self.inner_stride, self.inner_stride, place)
-            read = (self.record["down_codes"], floats, stride, self.inner)
-            spread = THREAD.read(f.thread, "spread")
-            quantize_rows(f, "inner", features.spread_inner, spread, *read, *out)
+            if not features.floats:
+                read = (self.record["down_codes"], floats, stride, self.inner)
+                out = (count, *codes_place, place)
+                spread = THREAD.read(f.thread, "spread")
+                quantize_rows(f, "inner", features.spread_inner, spread, *read, *out)
         return self.inner_codes
 
     def add(self, name: str, source: tuple[Value, Value], rounding: Value) -> None:

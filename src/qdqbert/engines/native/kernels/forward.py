@@ -59,31 +59,31 @@ _PROJECTED = ("queries", "keys", "values")
 
 def build_module(isa: InstructionSet, features: Features) -> Module:
     """Return all kernels of a model with these features."""
-    activation, dynamic = features.activation, features.dynamic
+    activation, dynamic, floats = features.activation, features.dynamic, features.floats
     module = Module('"prefer-vector-width"="512"')
     isa.tiles.emit(module, isa)
     rounds_adds = features.rounds_adds
-    emit_linears(module, isa, activation, dynamic=dynamic, rounds_adds=rounds_adds)
+    emit_linears(module, isa, activation, floats=floats, dynamic=dynamic, rounds_adds=rounds_adds)
     if rounds_adds or features.rounds_attention:
         emit_round_trips(module, isa.lanes)
     emit_norms(module, isa, features)
     emit_product(module, isa)
     isa.products.emit(module, isa)
     if features.gated:
-        emit_gate(module, isa, activation)
+        emit_gate(module, isa, activation, floats=floats)
     if features.rotary:
         emit_rotation(module, isa)
     emit_attention(module, isa, features)
     emit_embedding(module, isa, features)
     emit_barrier(module, isa)
-    emit_activations(module)
+    emit_activations(module, floats=floats)
     emit_padding(module, isa)
     emit_first_tokens(module)
     emit_pooling(module)
     emit_projections(module, features)
     emit_feed_forward(module, isa, features)
-    _emit_texts(module, dynamic=features.dynamic)
-    _emit_rows(module, dynamic=features.dynamic)
+    _emit_texts(module, features)
+    _emit_rows(module, features)
     _emit_columns(module)
     with module.function("forward", "model*, job*, thread*") as f:
         _forward(f, isa)
@@ -127,7 +127,7 @@ def _forward(f: Function, isa: InstructionSet) -> None:
     THREAD.write(f.thread, "passes", THREAD.read(f.thread, "passes") + 1)
 
 
-def _emit_texts(module: Module, *, dynamic: bool) -> None:
+def _emit_texts(module: Module, features: Features) -> None:
     """Write `run_texts`: a layer for some texts of a thread.
 
     Its arguments are the records, the layer that reads the states, the first text, the end of the
@@ -143,7 +143,7 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
         rows = f.load(I64, starts + f.last * 8) - first_row
         own = THREAD.read(f.thread, "first_row") * width
         parts = [JOB.read(f.job, name) + own * 4 for name in _PROJECTED]
-        context = JOB.read(f.job, "context") + own * (4 if dynamic else 1)
+        context = JOB.read(f.job, "context") + own * _bytes_of_context(features)
         stride, records = group * size * 4, f.own(RECORDS)
         output = weights_after_attention(f)
         is_first = reads_first_only(f, f.reader)
@@ -179,10 +179,10 @@ def _emit_texts(module: Module, *, dynamic: bool) -> None:
                     head=each,
                     most=most,
                 )
-        _rest_of_layer(f, is_first, first_row, rows, context, f.first, f.last, dynamic=dynamic)
+        _rest_of_layer(f, features, is_first, first_row, rows, context, f.first, f.last)
 
 
-def _emit_rows(module: Module, *, dynamic: bool) -> None:
+def _emit_rows(module: Module, features: Features) -> None:
     """Write `run_rows`: a layer for some rows and items of a thread that shares texts.
 
     Its arguments are the records, the layer that reads the states, and the weights that are read
@@ -204,13 +204,13 @@ def _emit_rows(module: Module, *, dynamic: bool) -> None:
         with f.loop(first_item, last_item) as item:
             attend(f, f.layer, item // heads, item % heads, most)
         f.call("wait", f.job)
-        width, element = MODEL.read(f.model, "width"), 4 if dynamic else 1
+        width, element = MODEL.read(f.model, "width"), _bytes_of_context(features)
         context = JOB.read(f.job, "context")
         text, end = (_texts_before(f, each) for each in (first, last))
         # First tokens of this thread may be later than its first row.
         first = is_first.select(_start(f, text).minimum(last), first)
         context = context + first * width * element
-        _rest_of_layer(f, is_first, first, last - first, context, text, end, dynamic=dynamic)
+        _rest_of_layer(f, features, is_first, first, last - first, context, text, end)
 
 
 def _emit_columns(module: Module) -> None:
@@ -265,16 +265,19 @@ def _texts_before(f: Function, row: Value) -> Value:
     return count.get()
 
 
+def _bytes_of_context(features: Features) -> int:
+    return 4 if features.contexts_are_floats else 1
+
+
 def _rest_of_layer(
     f: Function,
+    features: Features,
     is_first: Value,
     first_row: Value,
     rows: Value,
     context: Value,
     text: Value,
     end: Value,
-    *,
-    dynamic: bool,
 ) -> None:
     """Write the part of a layer after attention, for some rows or their first tokens.
 
@@ -282,7 +285,7 @@ def _rest_of_layer(
     in these rows, whose contexts start at `context`.
     """
     hidden, width = MODEL.each(f.model, "hidden", "width")
-    context_bytes = width * (4 if dynamic else 1)
+    context_bytes = width * _bytes_of_context(features)
     x, starts = JOB.read(f.job, "x"), JOB.read(f.job, "starts")
     own = (starts + text * 8, end - text)
     states = (x + first_row * hidden * 4, hidden * 4, *own)

@@ -1,10 +1,12 @@
-"""Linear layers in int8, and the operations on each result while it is in cache.
+"""Linear layers in int8 or float, and the operations on each result while it is in cache.
 
     value = (codes @ weights + start) * factor + bias
 
 With dynamic scales, each row has a scale of its own:
 
     value = (codes @ weights + start) * scale * factor + bias
+
+In float, sums start from the bias and are the values.
 
 While columns are multiplied, the weights of the next ones come into the second-level cache.
 `linear_float` stores the values, `linear_add` adds them to a residual, `linear_add_rounded` does so
@@ -17,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from qdqbert.engines.native.functions import ACTIVATIONS, unsigned_codes
+from qdqbert.engines.native.functions import ACTIVATIONS, EXACT_ACTIVATIONS, unsigned_codes
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I32, Function, Module, Type, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks
@@ -31,6 +33,12 @@ _FINISHED_PANELS, _FINISHED_ROWS = (2, 1), (2, 1)
 Change = Callable[[list[Value], Value], Value]
 """Writes the operations on values, given their places in the result, and returns what is stored."""
 
+Scaled = Callable[[Value, Value], Value]
+"""Writes the values of sums, given their first row."""
+
+Scale = Callable[[Function, Value, Type], Scaled]
+"""Loads what values of a column need, given the column in the tile and the type of a vector."""
+
 Finish = Callable[[Function, Value, Type], Change]
 """Loads the values of a column, given the column and the type of a vector."""
 
@@ -40,33 +48,34 @@ def emit_linears(
     isa: InstructionSet,
     activation: str,
     *,
+    floats: bool = False,
     dynamic: bool = False,
     rounds_adds: bool = False,
 ) -> None:
     """Write all kernels of linear layers; see `Features`."""
-    _emit(module, isa, "linear_float", _as_they_are, dynamic=dynamic)
-    _emit(module, isa, "linear_add", _add, dynamic=dynamic, reads_out=True)
+    kind = {"floats": floats, "dynamic": dynamic}
+    _emit(module, isa, "linear_float", _as_they_are, **kind)
+    _emit(module, isa, "linear_add", _add, **kind, reads_out=True)
     if rounds_adds:
-        _emit(module, isa, "linear_add_rounded", _add_rounded, dynamic=dynamic, reads_out=True)
-    if dynamic:
+        _emit(module, isa, "linear_add_rounded", _add_rounded, **kind, reads_out=True)
+    if floats or dynamic:
         # The scale of a row depends on all of its values.
-        _emit(module, isa, f"linear_{activation}", _activated(activation), dynamic=True)
+        function = (EXACT_ACTIVATIONS if floats else ACTIVATIONS)[activation]
+        _emit(module, isa, f"linear_{activation}", _activated(function), **kind)
     else:
-        _emit(
-            module, isa, f"linear_codes_{activation}", _codes(activation), element=1, dynamic=False
-        )
+        _emit(module, isa, f"linear_codes_{activation}", _codes(activation), **kind, element=1)
 
 
-def emit_activations(module: Module) -> None:
+def emit_activations(module: Module, *, floats: bool) -> None:
     """Write `apply_gelu` and its like, which change a number of float32, a multiple of 16."""
-    floats = vector(F32, PANEL)
-    for name, activation in ACTIVATIONS.items():
+    type = vector(F32, PANEL)
+    for name, activation in (EXACT_ACTIVATIONS if floats else ACTIVATIONS).items():
         with (
             module.function(f"apply_{name}", "x*, count") as f,
             f.loop(0, f.count, PANEL) as each,
         ):
             place = f.x + each * 4
-            f.store(activation(f, f.load(floats, place)), place)
+            f.store(activation(f, f.load(type, place)), place)
 
 
 def _as_they_are(f: Function, column: Value, floats: Type) -> Change:
@@ -87,8 +96,8 @@ def _add_rounded(f: Function, column: Value, floats: Type) -> Change:
     return lambda places, values: add(values, _residual(f, places, floats))
 
 
-def _activated(name: str) -> Finish:
-    return lambda f, column, floats: lambda places, values: ACTIVATIONS[name](f, values)
+def _activated(function: Callable[[Function, Value], Value]) -> Finish:
+    return lambda f, column, floats: lambda places, values: function(f, values)
 
 
 def _codes(name: str) -> Finish:
@@ -112,6 +121,7 @@ def _emit(
     name: str,
     finish: Finish,
     *,
+    floats: bool,
     dynamic: bool,
     element: int = 4,
     reads_out: bool = False,
@@ -126,7 +136,8 @@ def _emit(
     """
     finish_name = f"{name}_finish"
     adds_start = isa.tiles.start_at_zero
-    _emit_finish(module, finish_name, finish, element, dynamic=dynamic, adds_start=adds_start)
+    scale = _sums_in_float if floats else _scaled_sums(dynamic=dynamic, adds_start=adds_start)
+    _emit_finish(module, finish_name, finish, element, scale)
     with kernel_function(module, name) as f:
         isa.tiles.loop(f, isa, finish_name, element, reads_out=reads_out)
 
@@ -148,25 +159,49 @@ def finish_function(module: Module, name: str) -> contextlib.AbstractContextMana
     )
 
 
-def _emit_finish(
-    module: Module, name: str, finish: Finish, element: int, *, dynamic: bool, adds_start: bool
-) -> None:
+def _sums_in_float(f: Function, column: Value, floats: Type) -> Scaled:
+    return lambda row, sums: sums.bits(vector(F32, sums.type.lanes))
+
+
+def _scaled_sums(*, dynamic: bool, adds_start: bool) -> Scale:
+    """Return how sums in int32 become values."""
+
+    def scale(f: Function, column: Value, floats: Type) -> Scaled:
+        factor, bias = (
+            f.load(floats, LINEAR.read(f.linear, name) + (f.column + column) * 4)
+            for name in ("factor", "bias")
+        )
+        start = f.load(
+            vector(I32, floats.lanes), LINEAR.read(f.linear, "start") + (f.column + column) * 4
+        )
+
+        def scaled(row: Value, sums: Value) -> Value:
+            height = sums.type.lanes // floats.lanes
+            if adds_start:
+                sums = sums + f.join([start] * height)
+            totals = sums.cast("sitofp", vector(F32, sums.type.lanes))
+            if dynamic:
+                scales = [row_scale(f, row + each, floats) for each in range(height)]
+                totals = totals * f.join(scales)
+            return f.fma(totals, f.join([factor] * height), f.join([bias] * height))
+
+        return scaled
+
+    return scale
+
+
+def _emit_finish(module: Module, name: str, finish: Finish, element: int, scale: Scale) -> None:
     """Write the function that turns a tile of sums into results.
 
     Values of two rows and up to 32 columns are one vector, which LLVM divides into registers. The
     instructions of these registers alternate, so that none waits for the one before.
     """
     with finish_function(module, name) as f:
-        factors = LINEAR.read(f.linear, "factor") + f.column * 4
-        biases = LINEAR.read(f.linear, "bias") + f.column * 4
-        first = LINEAR.read(f.linear, "start") + f.column * 4
 
         def block(panel: Value, width: int) -> None:
             floats = vector(F32, PANEL * width)
             column = panel * PANEL
-            factor = f.load(floats, factors + column * 4)
-            bias = f.load(floats, biases + column * 4)
-            start = f.load(vector(I32, floats.lanes), first + column * 4)
+            scaled = scale(f, column, floats)
             change = finish(f, f.column + column, floats)
 
             def rows(row: Value, height: int) -> None:
@@ -174,18 +209,7 @@ def _emit_finish(
                 out = f.out + (row * f.out_stride + column * element)
                 integers = vector(I32, floats.lanes)
                 places = [sums + f.sum_stride * each for each in range(height)]
-                totals = f.join([f.load(integers, place) for place in places])
-                if adds_start:
-                    totals = totals + f.join([start] * height)
-                totals = totals.cast("sitofp", vector(F32, totals.type.lanes))
-                if dynamic:
-                    scales = [row_scale(f, row + each, floats) for each in range(height)]
-                    totals = totals * f.join(scales)
-                values = f.fma(
-                    totals,
-                    f.join([factor] * height),
-                    f.join([bias] * height),
-                )
+                values = scaled(row, f.join([f.load(integers, place) for place in places]))
                 places = [out + f.out_stride * each for each in range(height)]
                 changed = change(places, values)
                 for place, part in zip(places, changed.parts(height), strict=True):

@@ -7,6 +7,7 @@ over them also makes their codes, or finds the range of each row if scales are d
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -45,17 +46,18 @@ def emit_norms(module: Module, isa: InstructionSet, features: Features) -> None:
     `spread_states` and `spread_inner` are `quantize_rows` of channels that are spread.
     """
     lanes, states = isa.lanes, features.spread_states
+    dynamic = dataclasses.replace(features, dynamic=True)
     with module.function("layer_norm", "norm*, x*, stride, rows") as f:
         _layer_norm(f, lanes)
     with _codes_function(module, "quantize_rows") as f:
-        _quantize_rows(f, lanes, dynamic=features.dynamic)
+        _quantize_rows(f, lanes, features)
     if features.scores_words:
         with _codes_function(module, "quantize_tokens") as f:
-            _quantize_rows(f, lanes, dynamic=True)
+            _quantize_rows(f, lanes, dynamic)
     for name, matrix in (("spread_states", states), ("spread_inner", features.spread_inner)):
         if matrix is not None:
             with _codes_function(module, name, spread=PTR) as f:
-                _quantize_rows(f, lanes, dynamic=True, matrix=matrix)
+                _quantize_rows(f, lanes, dynamic, matrix)
     if features.norms_first:
         with _codes_function(module, "quantize_normed", spread=PTR, norm=PTR, normed=PTR) as f:
             _quantize_normed(f, lanes, features)
@@ -162,21 +164,21 @@ def _quantize_normed(f: Function, lanes: int, features: Features) -> None:
 
 
 def _quantize_rows(
-    f: Function, lanes: int, *, dynamic: bool, matrix: Hadamard | None = None
+    f: Function, lanes: int, features: Features, matrix: Hadamard | None = None
 ) -> None:
     """Write `quantize_rows`."""
     floats = vector(F32, lanes)
 
     def block(row: Value, height: int) -> None:
         rows = [f.x + (row + each) * f.stride for each in range(height)]
-        if dynamic:
+        if features.dynamic:
             quantize_dynamically(f, lanes, row, rows, matrix)
             return
-        write = _codes(f, lanes, row, height)
+        write = _codes(f, lanes, row, height, features)
         with f.loop(0, f.channels, lanes) as channel:
             write(channel, [f.load(floats, x + channel * 4) for x in rows])
 
-    in_blocks(f, f.rows, _ROWS if dynamic else (1,), block)
+    in_blocks(f, f.rows, _ROWS if features.dynamic else (1,), block)
 
 
 def _normalize_to_codes(
@@ -195,7 +197,7 @@ def _normalize_to_codes(
         _normalize(f, lanes, rows, f.channels, functools.partial(_store, f, normed))
         quantize_dynamically(f, lanes, row, normed, features.spread_states)
         return
-    write_codes = _codes(f, lanes, row, len(rows))
+    write_codes = _codes(f, lanes, row, len(rows), features)
 
     def write(channel: Value, values: Sequence[Value]) -> None:
         if normed:
@@ -251,12 +253,14 @@ def _store(f: Function, rows: Sequence[Value], channel: Value, values: Sequence[
         f.store(value, row + channel * 4)
 
 
-def _codes(f: Function, lanes: int, row: Value, count: int) -> Write:
-    """Return a writer of the codes of `count` rows from `row` on, with static scales."""
+def _codes(f: Function, lanes: int, row: Value, count: int, features: Features) -> Write:
+    """Return a writer of the codes of `count` rows from `row` on, unless scales are dynamic."""
     floats = vector(F32, lanes)
+    places = [f.out + (row + each) * f.out_stride for each in range(count)]
+    if features.floats:
+        return functools.partial(_store, f, places)
     multiplier = CODES.read(f.extra, "multiplier")
     shift = f.splat(CODES.read(f.extra, "shift"), lanes)
-    places = [f.out + (row + each) * f.out_stride for each in range(count)]
 
     def write(channel: Value, values: Sequence[Value]) -> None:
         factor = f.load(floats, multiplier + channel * 4)

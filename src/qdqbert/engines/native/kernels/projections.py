@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.ir import I64, PTR, Function, Module, Value
-from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
+from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.norm import quantize_input
 from qdqbert.engines.native.kernels.weights import weights_of
 from qdqbert.engines.native.records import (
@@ -44,7 +44,7 @@ def _emit_quantize_states(module: Module, features: Features) -> None:
         inputs = LAYER.read(f.layer, "projection_codes")
         with f.loop(f.first, _last_codes(f) + 1) as index:
             norm = LAYER.read(f.layer, "attention_input_norm")
-            rows = (*_states(f), f.rows, *_codes(f, index))
+            rows = (*_states(f), f.rows, *_codes(f, features, index))
             quantize_input(f, features, norm, inputs + index * CODES.size, *rows)
 
 
@@ -73,7 +73,7 @@ def _emit_end_layer(module: Module, features: Features) -> None:
         with f.when(is_last ^ 1):
             if not features.norms_first:
                 inputs = LAYER.read(f.reader, "projection_codes")
-                target = _codes(f, f.constant(I64, 0))
+                target = _codes(f, features, f.constant(I64, 0))
                 spread = THREAD.read(f.thread, "spread")
                 f.call("layer_norm_codes", inputs, *states, f.rows, *target, spread, norm)
             first = f.constant(I64, 0 if features.norms_first else 1)
@@ -98,7 +98,7 @@ def _emit_project(module: Module, features: Features) -> None:
         for number, (out, following) in enumerate(
             zip(places, (keys, values, f.following), strict=True)
         ):
-            codes, stride, scales = _codes(f, f.constant(I64, number).minimum(last))
+            codes, stride, scales = _codes(f, features, f.constant(I64, number).minimum(last))
             f.call(
                 "linear_float",
                 linear=linears + number * LINEAR.size,
@@ -138,10 +138,10 @@ def _states(f: Function) -> tuple[Value, Value, Value]:
     return JOB.read(f.job, "x") + f.row * hidden * 4, hidden * 4, hidden
 
 
-def _codes(f: Function, index: Value) -> tuple[Value, Value, Value]:
+def _codes(f: Function, features: Features, index: Value) -> tuple[Value, Value, Value]:
     """Return the place of the codes of `f.row`, the bytes of a row, and the place of its scale."""
     codes, scales, rows = JOB.each(f.job, "codes", "row_scales", "code_rows")
-    row, stride = f.row + index * rows, bytes_of_codes(MODEL.read(f.model, "hidden"))
+    row, stride = f.row + index * rows, features.bytes_of_row(MODEL.read(f.model, "hidden"))
     return codes + row * stride, stride, scales + row * ROW_SCALE
 
 
