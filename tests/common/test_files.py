@@ -1,4 +1,4 @@
-"""Places that files are written to."""
+"""Places that files are read from and written to."""
 
 from __future__ import annotations
 
@@ -116,6 +116,58 @@ def test_an_empty_output_is_refused_by_name(verb) -> None:
     with pytest.raises(UserInputError, match=r"` is empty\. Pass a path") as refused:
         write_with(verb, "")
     assert refused.value.argument == WRITERS[verb][1]
+
+
+# Calls that read an input of a name.
+READERS = {
+    "load": lambda name: qdqbert.load(name),
+    "run": lambda name: qdqbert.run(name, input="texts.txt", output="new.csv"),
+    "run input": lambda name: qdqbert.run("model", input=name, output="new.csv"),
+    "quantize": lambda name: qdqbert.quantize(name, "new"),
+    "quantize data": lambda name: qdqbert.quantize("model", calibration_data=name),
+    "quantize ranges": lambda name: qdqbert.quantize(
+        "model", calibration=qdqbert.Calibration(ranges_from=name)
+    ),
+    "quantize tokenizer": lambda name: qdqbert.quantize(
+        "model.onnx", task="fill-mask", onnx=qdqbert.Onnx(tokenizer=name)
+    ),
+    "evaluate": lambda name: qdqbert.evaluate(name, data="texts.txt"),
+    "evaluate data": lambda name: qdqbert.evaluate("model", data=name),
+    "evaluate reference": lambda name: qdqbert.evaluate("model", reference=name),
+    "analyze": lambda name: qdqbert.analyze(name),
+    "train": lambda name: qdqbert.train(name, "new", train_data="texts.txt"),
+    "train data": lambda name: qdqbert.train("model", "new", train_data=name),
+    "train teacher": lambda name: qdqbert.train(
+        "model", "new", train_data="texts.txt", distillation=qdqbert.Distillation(teacher=name)
+    ),
+    "verify": lambda name: qdqbert.verify(name),
+    "export": lambda name: qdqbert.export(name, to="triton"),
+    "push": lambda name: qdqbert.push(name, "owner/name"),
+    "benchmark": lambda name: qdqbert.benchmark(name),
+    "serve": lambda name: qdqbert.serve(name),
+}
+
+
+@pytest.mark.parametrize("call", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("reason", ["File name too long", "Permission denied"])
+def test_an_input_that_the_system_cannot_look_up_is_refused(
+    tmp_path, monkeypatch, call, reason
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text("a text\n")
+    Path("model.onnx").touch()
+    known, name = os.stat, 300 * "x"
+    if reason == "Permission denied":
+        name = "denied/here"
+
+        def stat(path, *given: object, **options: object) -> os.stat_result:
+            if "denied" in os.fspath(path):
+                raise PermissionError(13, reason)
+            return known(path, *given, **options)
+
+        monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(UserInputError, match=f"{name}' cannot be read: {reason}"):
+        call(name)
 
 
 @pytest.mark.parametrize("output", ["here", "away/../here/", "link"])

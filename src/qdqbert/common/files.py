@@ -92,6 +92,24 @@ def temporary_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+def check_input_place(
+    path: str | os.PathLike[str], kind: type[UserInputError] = CheckpointError
+) -> None:
+    """Refuse an input that the system cannot look up; nothing is said of one that is not there.
+
+    Raises:
+        UserInputError: Its name is too long, or a folder on the way, or the input itself if it is a
+            folder, cannot be entered. The error is of the class `kind`.
+    """
+    try:
+        # The files of a folder have to be found, too.
+        os.stat(os.path.join(path, os.curdir))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return
+    except OSError as error:
+        raise kind(f"{os.fspath(path)!r} cannot be read: {error.strerror}.") from error
+
+
 def check_output_place(path: Path, argument: str = "output") -> None:
     """Refuse an output that the system cannot look up, or a device or pipe.
 

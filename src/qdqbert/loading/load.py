@@ -13,7 +13,7 @@ from typing import Any
 from qdqbert.common.choices import EngineName
 from qdqbert.common.errors import CheckpointError, UserInputError, showing
 from qdqbert.common.file_names import TOKENIZER
-from qdqbert.common.files import digest_of
+from qdqbert.common.files import check_input_place, digest_of
 from qdqbert.common.machine import usable_cores
 from qdqbert.common.objects import ModelLike, SavedModel, saved
 from qdqbert.common.options.functions import taking
@@ -233,6 +233,7 @@ def open_folder(path: str | os.PathLike[str], options: LoadOptions) -> Artifact:
         UserInputError: The family has no head for the checkpoint's task, there is no such adapter,
             or a float checkpoint does not run on the engine or as the target.
     """
+    check_input_place(path)
     is_on_hub = is_hub_name(path)
     folder = download_settings(str(path)) if is_on_hub else Path(path)
     if is_artifact(folder):

@@ -33,7 +33,7 @@ from typing import Any, Literal
 from qdqbert.common.choices import ENGINE_NAMES, EngineName
 from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.common.file_names import CONFIG
-from qdqbert.common.files import check_output_place, followed, temporary_places
+from qdqbert.common.files import check_input_place, check_output_place, followed, temporary_places
 from qdqbert.common.json_files import Fields, damaged, read_json, shown
 from qdqbert.encoders.config import Config
 from qdqbert.engines.registry import ENGINES
@@ -168,10 +168,7 @@ def _targets_of(engine: EngineName) -> str:
 
 def is_artifact(path: Path) -> bool:
     """Return whether `quantize` wrote a folder."""
-    try:
-        return (path / QUANTIZATION).is_file()
-    except PermissionError as error:
-        raise CheckpointError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+    return (path / QUANTIZATION).is_file()
 
 
 def read_training(path: Path) -> Mapping[str, Any]:
@@ -229,6 +226,7 @@ def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
     Raises:
         CheckpointError: `quantize` did not write it, another version did, or a part is missing.
     """
+    check_input_place(directory)
     path = directory / QUANTIZATION
     if not path.is_file():
         if directory.is_dir():

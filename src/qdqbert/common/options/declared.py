@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform, get_args, get_origin
 
-from qdqbert.common.errors import OutputExistsError, UserInputError
-from qdqbert.common.files import check_output_place, is_utf8, is_within
+from qdqbert.common.errors import OutputExistsError, UserInputError, naming
+from qdqbert.common.files import check_input_place, check_output_place, is_utf8, is_within
 from qdqbert.common.keywords import plain, suggest_keywords
 from qdqbert.common.objects import (
     Converted,
@@ -397,6 +397,9 @@ def _check(option: Declared, value: Any) -> None:
                 f"`{option.name}={item!r}` is not UTF-8. Rename the file or folder.",
                 argument=option.name,
             )
+        if option.is_path and isinstance(item, str) and "writes" not in option.settings:
+            with naming(option.name):
+                check_input_place(item, UserInputError)
         if option.choices and item not in option.choices:
             raise UserInputError(
                 f"`{option.name}={item!r}` is unknown. Choose one of: "

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.objects import (
-    SavedModel,
-)
+from qdqbert.common.objects import OptionalPath, SavedModel
 from qdqbert.common.options.declared import Options, option
 
 
@@ -25,7 +23,7 @@ class Onnx(Options):
             differ: `{"logits": "scores"}`.
     """
 
-    tokenizer: str | None = None
+    tokenizer: OptionalPath = option(default=None)
     input_names: Mapping[str, str] | None = option(default=None, flag="input-name")
     output_names: Mapping[str, str] | None = option(default=None, flag="output-name")
 
