@@ -336,7 +336,9 @@ def write_graph(checkpoint: Path, folder: Path, *, is_sparse: bool) -> None:
         ignored = shutil.ignore_patterns("modules.json", "*sentence*", "*Pooling")
         shutil.copytree(checkpoint, bare, ignore=ignored)
         checkpoint = bare
-    made = open_float_checkpoint(checkpoint, name=str(checkpoint), precision="float", task=task)
+    made = open_float_checkpoint(
+        checkpoint, name=str(checkpoint), precision="float", engine="onnxruntime", task=task
+    )
     graph = made.directory / made.targets["float"]["model"]
     # Weights may be in a file next to it, which it knows by name.
     for path in graph.parent.glob(f"{graph.name}*"):

@@ -253,12 +253,13 @@ def open_folder(path: str | os.PathLike[str], options: LoadOptions) -> Artifact:
             str(path), weight_folders(folder, str(path), task=options.task), commit=folder.name
         )
     if is_float_checkpoint(folder):
-        _check_float(str(path), options)
+        engine = _engine_of_float(str(path), options)
         with showing(str(path), folder):
             return open_float_checkpoint(
                 folder,
                 name=str(path),
                 precision="float" if options.is_float else "int8",
+                engine=engine,
                 check=options.check,
                 task=options.task,
                 adapter=options.adapter,
@@ -293,22 +294,29 @@ def open_folder(path: str | os.PathLike[str], options: LoadOptions) -> Artifact:
     return open_artifact(folder)
 
 
-def _check_float(name: str, options: LoadOptions) -> None:
-    """Refuse options of `load` that a float checkpoint is not made for, before it is made."""
+def _engine_of_float(name: str, options: LoadOptions) -> EngineName:
+    """Return the engine that runs a float checkpoint.
+
+    Options that it is not made for are refused, before it is made.
+    """
+    engine: EngineName = options.engine or ("onnxruntime" if options.provider else "native")
+    has_provider = options.is_float and engine == "onnxruntime"
     allowed: Mapping[str, tuple[str | None, ...]] = {
-        "engine": (None, "onnxruntime" if options.is_float else "native"),
+        "engine": (None, "native", *(["onnxruntime"] if options.is_float else [])),
         "target": _FLOAT_TARGETS,
-        "provider": (options.provider,) if options.is_float else (None,),
+        "provider": (options.provider,) if has_provider else (None,),
     }
     given = {each: getattr(options, each) for each in allowed}
     argument = next((each for each, values in allowed.items() if given[each] not in values), None)
     if argument is not None:
         value = given[argument]
         raise UserInputError(
-            f"`{argument}={value!r}`: {name!r} is a float checkpoint, which runs in INT8 on engine "
-            "'native', and as target 'float' on 'onnxruntime'. To run it otherwise, quantize it.",
+            f"`{argument}={value!r}`: {name!r} is a float checkpoint, which runs on engine "
+            "'native', and as target 'float' on 'onnxruntime', too. To run it otherwise, quantize "
+            "it.",
             argument=argument,
         )
+    return engine
 
 
 def _runners(

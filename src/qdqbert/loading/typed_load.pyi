@@ -105,8 +105,8 @@ def load(
         task: The task that the model must have, as a check. Type checkers know the class of the
             returned object by it. With "sparse-embedding", a masked language model is run as
             SPLADE, and with "feature-extraction" the encoder of a float checkpoint is an embedder.
-        precision: How a float checkpoint runs: in "int8" on the native engine, or in "float" on
-            ONNX Runtime, to compare with. "float" is the same as the target "float".
+        precision: How a float checkpoint runs: in "int8", or in "float", to compare with, which the
+            engine "onnxruntime" runs, too. "float" is the same as the target "float".
         adapter: Adapter of a float checkpoint that is merged into its weights, by its name. Without
             it, an embedder that has adapters for several tasks, as jina-embeddings-v3, takes the
             name in each call: `encode(texts, task="retrieval.query")`.

@@ -28,7 +28,7 @@ from qdqbert.engines.native.schedule import (
     divide,
     useful_threads,
 )
-from qdqbert.engines.native.storage import load_packed
+from qdqbert.engines.native.storage import Packed, load_packed
 from qdqbert.engines.native.tail import TailRunner
 from qdqbert.engines.native.team import Team
 from qdqbert.engines.native.texts import Rows, Texts
@@ -78,19 +78,20 @@ class NativeRunner:
 
     def __init__(
         self,
-        model: Path,
+        model: Path | Packed,
         *,
         threads: int | None = None,
         streams: int = 1,
         kernel: str | None = None,
     ) -> None:
-        """Map the model into memory, and compile its kernels or load them from the cache.
+        """Map a file into memory, and compile its kernels or load them from the cache.
 
         Raises:
             CheckpointError: The file is damaged or has another format.
             UserInputError: This CPU does not have the kernel.
         """
-        self._program = Program(load_packed(model), choose_set(kernel))
+        packed = load_packed(model) if isinstance(model, Path) else model
+        self._program = Program(packed, choose_set(kernel))
         self._heads = Heads(self._program)
         has_convolution = self._program.settings["convolution"] is not None
         self._convolution = Convolution(self._program) if has_convolution else None

@@ -2,8 +2,8 @@
 
 In INT8, weights are rounded and packed for the native engine. This takes no data: the scale of each
 activation is computed while the model runs, target `native-dynamic`. A checkpoint with quantizers
-of its own has the ranges of activations, target `native`. In float, ONNX Runtime runs the weights
-as they are.
+of its own has the ranges of activations, target `native`. In float, the weights are packed as they
+are, or written as a graph for ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import logging
 from pathlib import Path
 
 from qdqbert.common.cache import kept_folder
-from qdqbert.common.choices import Precision
-from qdqbert.common.errors import UserInputError
+from qdqbert.common.choices import EngineName, Precision
 from qdqbert.common.file_names import CONFIG, MODULES
 from qdqbert.encoders.checkpoint.folder import refuse_old_pickles
 from qdqbert.encoders.task_kinds import TaskName
@@ -30,8 +29,12 @@ from qdqbert.runtime.artifact import Artifact, open_artifact, quantize_command
 
 _LOGGER = logging.getLogger("qdqbert")
 
-# Versions of the folders that are written for a checkpoint.
-_VERSIONS = {"int8": f"6.{FORMAT}", "float": "float 4"}
+# Versions of the folders that are written for a checkpoint, by precision and engine.
+_VERSIONS = {
+    ("int8", "native"): f"6.{FORMAT}",
+    ("float", "native"): f"float 5.{FORMAT}",
+    ("float", "onnxruntime"): "float 4",
+}
 
 
 def is_float_checkpoint(folder: Path) -> bool:
@@ -63,6 +66,7 @@ def open_float_checkpoint(
     *,
     name: str,
     precision: Precision = "int8",
+    engine: EngineName = "native",
     check: bool = True,
     task: TaskName | None = None,
     adapter: str | None = None,
@@ -72,7 +76,8 @@ def open_float_checkpoint(
     Args:
         folder: A folder that transformers or sentence-transformers saved.
         name: The user's name for it, for the log.
-        precision: Whether it runs in INT8 on the native engine, or in float on ONNX Runtime.
+        precision: Whether it runs in INT8 or in float.
+        engine: Engine that runs it: "native", or for float "onnxruntime".
         check: Whether to say in the log how close INT8 is to float.
         task: As in `read_checkpoint`.
         adapter: As in `read_checkpoint`.
@@ -89,9 +94,9 @@ def open_float_checkpoint(
         # Code that reads families and writes models is needed once for a checkpoint.
         from qdqbert.loading.float_checkpoint.folder import write_folder
 
-        write_folder(checkpoint, new, key=key, precision=precision)
+        write_folder(checkpoint, new, key=key, precision=precision, engine=engine)
 
-    settings = _VERSIONS[precision]
+    settings = _VERSIONS[precision, engine]
     if precision == "int8":
         settings += f" {limits_pairs()}"
     key = key_of(checkpoint, settings)
@@ -118,19 +123,10 @@ def open_float_checkpoint(
 def _log_closeness(checkpoint: FloatCheckpoint, artifact: Artifact, name: str) -> None:
     found = kept_closeness(artifact.directory)
     if found is None:
-        # It loads onnx and ONNX Runtime.
+        # It reads families, as `write_folder` does.
         from qdqbert.loading.float_checkpoint.comparison import measure_closeness
 
-        try:
-            found = measure_closeness(checkpoint, artifact.model_for("native"))
-        except (OSError, UserInputError) as error:
-            _LOGGER.warning(
-                "INT8 of %s was not compared with float, whose graph cannot be written to a "
-                "temporary folder: %s",
-                name,
-                getattr(error, "strerror", None) or error,
-            )
-            return
+        found = measure_closeness(checkpoint, artifact.model_for("native"))
         keep_closeness(found, artifact.directory)
     if found.is_far:
         _LOGGER.warning(

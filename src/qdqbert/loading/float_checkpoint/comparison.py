@@ -8,17 +8,15 @@ import numpy as np
 import tokenizers
 
 from qdqbert.common.file_names import TOKENIZER
-from qdqbert.common.files import temporary_folder
 from qdqbert.common.machine import usable_cores
 from qdqbert.data.texts import heldout_examples
 from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.tokenizer_files import read_tokenizer
 from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
+from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
-from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import to_decibels
-from qdqbert.graphs.writer import write_graph
 from qdqbert.loading.float_checkpoint.closeness import Closeness
 from qdqbert.loading.float_checkpoint.folder import read_model
 from qdqbert.loading.float_checkpoint.source import FloatCheckpoint
@@ -28,26 +26,19 @@ _TEXTS, _LONGEST_TEXT = 16, 128
 
 
 def measure_closeness(checkpoint: FloatCheckpoint, packed: Path) -> Closeness:
-    """Compare the last output of INT8 on the native engine with float on ONNX Runtime.
+    """Compare the last output of INT8 with float, both on the native engine.
 
     The packed model is next to its tokenizer.
-
-    Raises:
-        OSError: The float graph, a temporary file, cannot be written.
     """
     tokenizer = read_tokenizer(packed.parent / TOKENIZER).tokenizer
-    with temporary_folder() as scratch:
-        graph = scratch / "model.onnx"
-        model = read_model(checkpoint, checkpoint.read_weights())
-        write_graph(model, graph)
-        tokenizer.enable_truncation(min(model.limit, _LONGEST_TEXT))
-        shape = (1, 1, -1) if model.has_choices else (1, -1)
-        # ONNX Runtime has the weights twice, so that they are not kept here as well.
-        del model
-        float_runner = OnnxRuntimeRunner(graph, threads=usable_cores(), low_memory=True)
-        return _compare(
-            NativeRunner(packed, threads=usable_cores()), float_runner, tokenizer, shape
-        )
+    model = read_model(checkpoint, checkpoint.read_weights())
+    tokenizer.enable_truncation(min(model.limit, _LONGEST_TEXT))
+    shape = (1, 1, -1) if model.has_choices else (1, -1)
+    found, in_float = (
+        NativeRunner(each, threads=usable_cores())
+        for each in (packed, pack_model(model, precision="float"))
+    )
+    return _compare(found, in_float, tokenizer, shape)
 
 
 def _compare(

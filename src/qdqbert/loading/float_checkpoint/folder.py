@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.common.choices import Precision
+from qdqbert.common.choices import EngineName, Precision
 from qdqbert.common.errors import CalibrationError, CheckpointError, GraphError
 from qdqbert.common.file_names import CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.files import write_json
@@ -109,7 +109,12 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
 
 
 def write_folder(
-    checkpoint: FloatCheckpoint, folder: Path, *, key: str, precision: Precision
+    checkpoint: FloatCheckpoint,
+    folder: Path,
+    *,
+    key: str,
+    precision: Precision,
+    engine: EngineName,
 ) -> None:
     """Write a folder that runs a checkpoint, in the form of the folders of `quantize`.
 
@@ -117,8 +122,8 @@ def write_folder(
         checkpoint: The checkpoint.
         folder: An empty folder.
         key: Identifies the checkpoint: it depends on the weights.
-        precision: Whether linear layers are int8, for the native engine, or all is float, for ONNX
-            Runtime.
+        precision: Whether linear layers are int8, or all is float.
+        engine: Engine that runs it: "native", or for float "onnxruntime".
 
     Raises:
         CheckpointError: A file is missing or damaged, or of a kind that is not supported; or the
@@ -146,10 +151,13 @@ def write_folder(
     tokenizer_settings = _tokenizer_settings(checkpoint, tokenizer, length)
     model = _expanding(checkpoint, model, tokenizer_settings, backend)
     target = _target_of(checkpoint, precision)
-    if precision == "float":
-        _write_float(model, folder / target.file)
+    file = folder / _file_of(engine)
+    if engine != "native":
+        _write_graph(model, file)
+    elif precision == "float":
+        save_packed(pack_model(model, precision="float"), file)
     else:
-        save_packed(_packed(checkpoint, weights, model), folder / target.file)
+        save_packed(_packed(checkpoint, weights, model), file)
     write_json(folder / CONFIG, dict(checkpoint.config.values))
     write_json(folder / TOKENIZER_CONFIG, tokenizer_settings)
     for path, text in checkpoint.layout.files.items() if checkpoint.layout else ():
@@ -157,7 +165,7 @@ def write_folder(
         (folder / path).write_text(text, encoding="utf-8")
     if checkpoint.head is not None:
         checkpoint.head.write_settings(folder, file_finder(checkpoint.folder))
-    description = _description(checkpoint, model, length, target, key)
+    description = _description(checkpoint, model, length, target, engine, key)
     description |= {"contradictions": contradicted, "lacking_tokens": lacking}
     write_json(folder / QUANTIZATION, description)
 
@@ -180,6 +188,10 @@ def _target_of(checkpoint: FloatCheckpoint, precision: Precision) -> Target:
     return TARGETS["native" if "quantizers" in checkpoint.config else "native-dynamic"]
 
 
+def _file_of(engine: EngineName) -> str:
+    return TARGETS["native" if engine == "native" else "float"].file
+
+
 def _packed(checkpoint: FloatCheckpoint, weights: Weights, model: EncoderModel) -> Packed:
     """Return a model in INT8, with the ranges that the checkpoint stores, if it stores some."""
     rounded = functools.partial(
@@ -197,8 +209,8 @@ def _packed(checkpoint: FloatCheckpoint, weights: Weights, model: EncoderModel) 
         ) from error
 
 
-def _write_float(model: EncoderModel, path: Path) -> None:
-    # It loads onnx, which INT8 does not need.
+def _write_graph(model: EncoderModel, path: Path) -> None:
+    # It loads onnx, which the native engine does not need.
     from qdqbert.graphs.writer import write_graph
 
     write_graph(model, path)
@@ -244,7 +256,12 @@ def _tokenizer_settings(
 
 
 def _description(
-    checkpoint: FloatCheckpoint, model: EncoderModel, length: int, target: Target, key: str
+    checkpoint: FloatCheckpoint,
+    model: EncoderModel,
+    length: int,
+    target: Target,
+    engine: EngineName,
+    key: str,
 ) -> dict[str, Any]:
     """Return the content of quantization.json."""
     recipe = "stored" if target.name == "native" else target.recipe
@@ -265,9 +282,8 @@ def _description(
         "calibration": {},
         "targets": {
             target.name: {
-                "model": target.file,
-                # Others compute floats in bfloat16 on some CPUs.
-                "engines": [target.engines[0]],
+                "model": _file_of(engine),
+                "engines": [engine],
                 "is_proxy": False,
                 "recipe": {"name": recipe, "rules": [], "smoothing": None},
                 "sites": {},

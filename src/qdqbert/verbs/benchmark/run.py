@@ -140,7 +140,8 @@ def _find(model: str, engines: Sequence[EngineName], sequences: Sequence[int]) -
                 for engine in (engines or ("openvino",) if is_openvino else float_engines)
             ]
         )
-    exported = open_folder(model, LoadOptions(precision="float", check=False))
+    in_onnx = LoadOptions(precision="float", engine="onnxruntime", check=False)
+    exported = open_folder(model, in_onnx)
     check_sequences(sequences, model, exported.max_length)
     in_float = _graphs(model, exported, cast(Sequence[EngineName], float_engines))
     if "native" not in (engines or installed):
