@@ -18,7 +18,10 @@ from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.of_checkpoint import read_encoder
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.encoders.weights import Weights
+from qdqbert.engines.native.packed import pack_model
+from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
+from qdqbert.evidence.fidelity import sqnr_db
 from qdqbert.graphs.writer import make_graph, write_graph
 
 # Odd sizes, so that no axis can be taken for another.
@@ -199,6 +202,20 @@ def test_outputs_are_those_of_transformers(variant: str, task: str, tmp_path: Pa
     compare(outputs, {name: expected[name].numpy() for name in outputs}, inputs)
     write_graph(found, tmp_path / "model.onnx")
     compare(OnnxRuntimeRunner(tmp_path / "model.onnx").run(inputs), outputs, inputs)
+
+
+@pytest.mark.parametrize(("variant", "task"), CASES, ids=map(" ".join, CASES))
+@pytest.mark.usual("bert fill-mask", "deberta-v2, convolution feature-*", "modernbert feature-*")
+def test_the_native_engine_computes_them_in_float(variant: str, task: str, tmp_path: Path) -> None:
+    model = save_model(variant, task, tmp_path)
+    found = read(tmp_path, task)
+    inputs = random_inputs(found, task, model.config.pad_token_id)
+    # In float64: transformers' own float32 can be further from it.
+    expected = encoder_reference.run_encoder(found, inputs)
+    outputs = NativeRunner(pack_model(found, precision="float"), threads=2).run(inputs)
+    for name, output in outputs.items():
+        # Padding is zero in both.
+        assert sqnr_db(expected[name], output) >= 90, name
 
 
 @pytest.mark.parametrize(
