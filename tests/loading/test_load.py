@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import re
 import shutil
@@ -116,6 +117,29 @@ def test_a_stored_choice_decides_on_a_cpu_with_the_same_features(folder, monkeyp
     assert choose_engine(open_artifact(folder), EngineOptions())[0] == "openvino"
     monkeypatch.setattr(engine_choice, "cpu_features", lambda: ("avx2",))
     assert choose_engine(open_artifact(folder), EngineOptions())[0] == "onnxruntime"
+
+
+@pytest.mark.parametrize("usual", ["native", "onnxruntime", "openvino"])
+@pytest.mark.parametrize("target", ["native", "native-dynamic", "onnxruntime", "openvino"])
+def test_the_engine_is_one_that_runs_the_target(quantized, monkeypatch, usual, target) -> None:
+    """The fastest engine of the folder may run another target only."""
+    artifact = open_artifact(quantized("sentence").directory)
+    chosen = {"engine": usual, "cpu_features": list(FEATURES)}
+    monkeypatch.setattr(engine_choice, "cpu_features", lambda: FEATURES)
+    artifact = dataclasses.replace(artifact, choice=chosen)
+    found, reason = choose_engine(artifact, EngineOptions(), target)
+    assert (found, reason) == (target.split("-")[0], "no other engine runs this target")
+    # Two engines run this one.
+    found, _ = choose_engine(artifact, EngineOptions(), "portable")
+    assert found == (usual if usual != "native" else "openvino")
+
+
+def test_the_target_alone_decides_for_load_and_evaluate(quantized) -> None:
+    folder = quantized("sentence").directory
+    with qdqbert.load(folder, target="onnxruntime") as model:
+        assert (model.engine, model.target) == ("onnxruntime", "onnxruntime")
+    report = qdqbert.evaluate(folder, target="openvino", reference=quantized("sentence").checkpoint)
+    assert (report.engine, report.target) == ("openvino", "openvino")
 
 
 def test_only_installed_engines_are_considered(folder, monkeypatch) -> None:

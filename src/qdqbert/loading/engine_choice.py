@@ -26,12 +26,15 @@ _FAST_IN_OPENVINO = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _FAST_IN_NATIVE = frozenset({"avx2", "asimddp"})
 
 
-def choose_engine(artifact: Artifact, options: EngineOptions) -> tuple[EngineName, str]:
+def choose_engine(
+    artifact: Artifact, options: EngineOptions, target: str | None = None
+) -> tuple[EngineName, str]:
     """Return the engine that runs a folder, and the reason in words; none for its only engine.
 
-    The engine is the given one; otherwise the one that was chosen when the folder was made, if
-    this CPU has the same features; otherwise the fastest one of the folder's report, if it was
-    made on a CPU with the same features; otherwise the usual one for this CPU.
+    The engine is the given one; otherwise, of those that run the graph of `target`, the one that
+    was chosen when the folder was made, if this CPU has the same features; otherwise the fastest
+    one of the folder's report, if it was made on a CPU with the same features; otherwise the usual
+    one for this CPU.
 
     Raises:
         UserInputError: The engine is unknown, no engine runs a graph of the folder, or this CPU
@@ -49,12 +52,15 @@ def choose_engine(artifact: Artifact, options: EngineOptions) -> tuple[EngineNam
     if provider is not None:
         check_engine("onnxruntime", provider=provider)
         return "onnxruntime", f"it has the provider {provider!r}"
-    usable = [each for each in artifact.engines if is_installed(each)]
+    engines = artifact.engines_of(target)
+    usable = [each for each in engines if is_installed(each)]
     if not usable:
-        check_engine(artifact.engines[0])
-        raise MissingExtraError(f"Engine {artifact.engines[0]!r} is not installed.")
+        check_engine(engines[0])
+        raise MissingExtraError(f"Engine {engines[0]!r} is not installed.")
     chosen, reason = _best(artifact, usable)
-    best, its_reason = _best(artifact, artifact.engines)
+    if len(engines) == 1 < len(artifact.engines):
+        reason = "no other engine runs this target"
+    best, its_reason = _best(artifact, engines)
     if best not in usable:
         _LOGGER.warning(
             "%r runs on %s, and should run on %s, which is not installed: %s%s. Install it with: "

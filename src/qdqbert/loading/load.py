@@ -148,8 +148,9 @@ def _kind_of(
 
 def _graph_of(artifact: Artifact, name: str, options: LoadOptions) -> tuple[EngineName, str]:
     """Return the engine of a folder that runs, and the target of its graph, which is downloaded."""
-    engine, reason = choose_engine(artifact, options)
-    target = artifact.target_for(engine, "float" if options.is_float else options.target)
+    wanted = "float" if options.is_float else options.target
+    engine, reason = choose_engine(artifact, options, wanted)
+    target = artifact.target_for(engine, wanted)
     graph = artifact.model_for(engine, target)
     if not graph.is_file():
         download_graph(name, artifact, graph)

@@ -114,8 +114,8 @@ def load(
             level INFO says how close they are, or of level WARNING if INT8 is not usable.
         provider: Execution provider of ONNX Runtime; "cpu" by default.
         threads: Number of threads in all. By default one for each core that the process may use.
-        target: Graph to run, if the folder has several for one engine. By default the one that was
-            made for the engine.
+        target: Graph to run, if the folder has several. By default the one that was made for the
+            engine.
         batch_invariant: Run each input alone and without padding, so that its result does not
             depend on other inputs. It is slower, most for short inputs. Results of the native
             engine never do.

@@ -81,6 +81,11 @@ class Artifact(Quantization):
             )
         return tuple(engine for engine in ENGINE_NAMES if engine in found)
 
+    def engines_of(self, target: str | None) -> tuple[EngineName, ...]:
+        """Return the engines that run the graph of a target, if it has any, or those of all."""
+        found = self.targets.get(target or "", {}).get("engines")
+        return tuple(each for each in self.engines if each in found) if found else self.engines
+
     def target_for(self, engine: EngineName, target: str | None = None) -> str:
         """Return the target that an engine runs: the one made for it, or another that it can run.
 
@@ -154,11 +159,10 @@ class Artifact(Quantization):
             )
         engines = self.targets[target]["engines"]
         if engine not in engines:
-            raise UserInputError(
-                f"`target={target!r}` does not run on engine {engine!r}, only on: "
-                f"{', '.join(engines) or 'no engine of this package'}.",
-                argument="target",
-            )
+            where = f"does not run on engine {engine!r}, only on: {', '.join(engines)}"
+            if not engines:
+                where = "runs on no engine of this package"
+            raise UserInputError(f"`target={target!r}` {where}.", argument="target")
 
 
 def _targets_of(engine: EngineName) -> str:

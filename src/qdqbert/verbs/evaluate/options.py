@@ -36,8 +36,8 @@ class EvaluateOptions(BatchCall):
             quantized folder, ONNX Runtime for an .onnx file, and PyTorch for a checkpoint. "native"
             runs a checkpoint in INT8, as `load` does.
         provider: Execution provider of ONNX Runtime; "cpu" by default.
-        target: Graph to evaluate, if a folder has several for one engine. By default the one that
-            was made for the engine.
+        target: Graph to evaluate, if a folder has several. By default the one that was made for
+            the engine.
         max_examples: Number of examples to read at most. All by default.
         allow_leakage: Also score examples that the model was calibrated or trained on, as far as it
             is known. The report has their number.

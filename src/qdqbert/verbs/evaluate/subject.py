@@ -324,13 +324,11 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
             argument="task",
         )
     check_classes(task, config.id2label, where=str(artifact.directory / CONFIG))
-    engine = request.engine or _default_engine(artifact, request)
-    check_engine(engine, provider=request.provider)
+    options = EngineOptions(engine=request.engine, provider=request.provider)
+    engine, _ = choose_engine(artifact, options, request.target)
     target = artifact.target_for(engine, request.target)
     length, notices = request.input_length(None, artifact.max_length)
-    _, scheduler, tokenizer = open_graph(
-        artifact, engine, target, EngineOptions(provider=request.provider)
-    )
+    _, scheduler, tokenizer = open_graph(artifact, engine, target, options)
     return Subject(
         name=_shown_name(name),
         task=task_for(task, config),
@@ -348,11 +346,3 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
         size_bytes=size_bytes(artifact.model_for(engine, target)),
         notices=tuple(notices),
     )
-
-
-def _default_engine(artifact: Artifact, request: Request) -> EngineName:
-    """Return the engine that `load` would choose, so that metrics are measured on it."""
-    engines: Sequence[EngineName] = artifact.targets.get(str(request.target), {}).get("engines", ())
-    if engines and request.provider is None:
-        return engines[0]
-    return choose_engine(artifact, EngineOptions(provider=request.provider))[0]
