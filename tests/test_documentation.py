@@ -615,3 +615,16 @@ def test_links_lead_to_files_and_headings(page) -> None:
         assert target.exists(), link
         if anchor:
             assert anchor in anchors_of(target), link
+
+
+def test_files_of_this_repository_that_are_named_exist() -> None:
+    """Pages about its source name them from any folder on."""
+    tops = ("src", "tests", "docs", "benchmarks", "examples")
+    there = [path for top in tops for path in (ROOT / top).rglob("*")]
+    known = "\n".join(f"/{path.relative_to(ROOT).as_posix()}/" for path in there)
+    folders = "|".join({*tops, *(path.name for path in there if path.is_dir())})
+    pages = [DOCS / "architecture.md", ROOT / "CONTRIBUTING.md", *(DOCS / "decisions").glob("*.md")]
+    for page in pages:
+        text = re.sub(r"\]\([^)]*\)", "]", page.read_text(encoding="utf-8"))
+        for name in re.findall(rf"(?<![\w./-])(?:(?:{folders})/[\w./-]*\w|[a-z_]+\.py\b)", text):
+            assert f"/{name}/" in known or f"/{name}.py/" in known, f"{page.name}: {name}"

@@ -348,10 +348,6 @@ class Function:
         """Return the largest lane."""
         return self._fold(value, lambda one, other: one.maximum(other))
 
-    def minimum_of(self, value: Value) -> Value:
-        """Return the smallest lane."""
-        return self._fold(value, lambda one, other: one.minimum(other))
-
     def _fold(self, value: Value, combine: Combine) -> Value:
         lanes = value.type.lanes
         while lanes > 1:
