@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import shutil
 
 import numpy as np
@@ -171,6 +172,17 @@ def test_each_field_changes_the_answer_or_is_refused(prompted_client, path, body
             status, found = content(**{name: value})
             assert status in (200, 413, 422), (name, value)
             assert found != usual[1], (name, value)
+
+
+@pytest.mark.parametrize(("path", "body", "fields"), FIELDS)
+def test_a_number_that_is_not_one_is_no_error_of_the_server(client, path, body, fields) -> None:
+    """Python's clients send it."""
+
+    def status(**given: float) -> int:
+        return client.post(path, content=json.dumps({**body, **given})).status_code
+
+    assert status(unknown=math.nan) == 200
+    assert {status(**{each: math.nan}) for each in (*body, *fields)} <= {200, 422}
 
 
 @pytest.mark.parametrize(("path", "inputs", "parameters"), PARAMETERS)

@@ -66,8 +66,10 @@ class Body(BaseModel):
         sources: dict[str, str] = {}
         for given, value in values.items():
             for name, each in cls._meant(given, value).items():
-                if found.setdefault(name, each) != each:
+                # NaN, which Python's JSON has, differs from itself.
+                if name in found and found[name] != each:
                     raise _contradiction(given, sources[name])
+                found.setdefault(name, each)
                 sources.setdefault(name, given)
         for name in [name for name in found if "." in name and name in cls.renamed.values()]:
             outer, _, inner = name.partition(".")

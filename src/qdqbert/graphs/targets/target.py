@@ -250,7 +250,7 @@ def _check_specs(
     if misfit is not None:
         raise UserInputError(
             f"Target {target.name!r} runs all linear layers in int8, and {misfit}. Pass "
-            f"`recipe={target.recipe!r}` without patterns, or other `targets`.",
+            f"`recipe={target.recipe!r}` without `aprec` and patterns, or other `targets`.",
             argument="targets",
         )
 
