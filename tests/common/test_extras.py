@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import qdqbert.compat
 from qdqbert.common.errors import MissingExtraError
 from qdqbert.common.extras import EXTRAS
 
@@ -112,3 +113,9 @@ def test_a_framework_that_is_missing_is_named_when_its_module_is_imported(
     monkeypatch.delitem(sys.modules, f"qdqbert.integrations.{name}", raising=False)
     with pytest.raises(MissingExtraError, match=rf"pip install 'qdqbert\[{extra}\]'$"):
         importlib.import_module(f"qdqbert.integrations.{name}")
+
+
+def test_without_torch_the_names_of_the_toolkit_name_its_extra(monkeypatch) -> None:
+    monkeypatch.setattr("qdqbert.common.extras.is_installed", lambda module: False)
+    with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[quantize\]'$"):
+        qdqbert.compat.install()

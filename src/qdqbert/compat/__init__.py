@@ -17,6 +17,8 @@ import sys
 import types
 from collections.abc import Callable
 
+from qdqbert.common.extras import require
+
 PACKAGE = "pytorch_quantization"
 
 
@@ -30,7 +32,11 @@ def install(*, force: bool = False) -> bool:
 
     Returns:
         Whether the names resolve to this package. `False` if a real one is installed and is kept.
+
+    Raises:
+        MissingExtraError: torch is not installed.
     """
+    require("`qdqbert.compat`", "quantize", "torch")
     from qdqbert.compat import layout
 
     present = sys.modules.get(PACKAGE)
