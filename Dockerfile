@@ -4,7 +4,7 @@
 #     docker run --publish 8000:8000 --volume "$PWD/my-model-int8:/models/my-model-int8:ro" qdqbert /models/my-model-int8
 #
 # It runs as any user (--user 12345) and on a read-only root (--read-only). /cache keeps models of the hub and packed models.
-# With OpenVINO: --build-arg EXTRAS=serve,openvino
+# With ONNX Runtime or OpenVINO: --build-arg EXTRAS=serve,onnxruntime or EXTRAS=serve,openvino
 FROM python:3.13-slim
 ARG EXTRAS=serve
 COPY constraints.txt pyproject.toml README.md LICENSE /source/

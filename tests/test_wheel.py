@@ -35,10 +35,8 @@ WORKS = {
     "qdqbert run my-embedder --input texts.txt --output vectors.npy": "compared with float",
     f"{RUN} --output vectors.jsonl": "rows/s",
     "qdqbert benchmark my-embedder --batch 1 --sequence 8 --rounds 1 --seconds 0.01": "native",
-    "qdqbert verify my-embedder-int8": "onnxruntime on onnxruntime",
+    "qdqbert verify my-embedder-int8": "native on native",
     "qdqbert push my-embedder-int8 me/my-embedder-int8 --dry-run": "SHA256SUMS",
-    "qdqbert export my-embedder-int8 --to triton": "tritonserver",
-    "qdqbert export my-embedder-int8 --to transformers-js": "pipeline",
 }
 # Commands that need more, and the extra that has it.
 NEEDS = {
@@ -48,6 +46,12 @@ NEEDS = {
     "qdqbert train my-embedder --output new --train-data texts.txt": "train",
     "qdqbert serve my-embedder": "serve",
     "qdqbert export my-embedder-int8 --to openvino": "export",
+    "qdqbert export my-embedder-int8 --to triton": "onnxruntime",
+    "qdqbert export my-embedder-int8 --to transformers-js": "onnxruntime",
+    "qdqbert benchmark my-embedder --provider cpu": "onnxruntime",
+    f"{RUN} --output new.jsonl --engine onnxruntime": "onnxruntime",
+    "qdqbert run my-embedder --input texts.txt --output new.npy --target float "
+    "--engine onnxruntime": "onnxruntime",
     f"{RUN} --output new.jsonl --engine openvino": "openvino",
     f"{RUN} --output new.parquet": "parquet",
     f"{RUN} --output new.jsonl --ray auto": "ray",

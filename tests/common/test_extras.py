@@ -89,12 +89,18 @@ def test_the_modules_are_those_of_the_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     assert set(EXTRAS) == set(extras) - OTHERS
+
+    def packages_of(name: str) -> set[str]:
+        packages = set()
+        for each in extras[name]:
+            if inside := re.fullmatch(r"qdqbert\[([\w,-]+)\]", each):
+                packages |= {one for key in inside[1].split(",") for one in packages_of(key)}
+            packages.add(re.split(r"[^\w-]", each)[0].replace("-", "_"))
+        return packages
+
     for name, extra in EXTRAS.items():
-        parts = re.findall(r"qdqbert\[([\w,-]+)\]", " ".join(extras[name]))
-        inside = [each for part in parts for key in part.split(",") for each in extras[key]]
-        required = [*extras[name], *inside]
-        packages = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in required}
-        assert {each.replace(".", "_") for each in extra.modules} <= packages | {"aiohttp"}, name
+        packages = packages_of(name) | {"aiohttp"}
+        assert {each.replace(".", "_") for each in extra.modules} <= packages, name
 
 
 @pytest.mark.parametrize(

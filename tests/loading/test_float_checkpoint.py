@@ -20,7 +20,7 @@ import transformers
 
 import qdqbert
 from qdqbert.common import cache
-from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.errors import CheckpointError, MissingExtraError, UserInputError
 from qdqbert.loading.float_checkpoint.source import read_checkpoint
 from torch_files import to_torch
 
@@ -357,6 +357,12 @@ def test_float_gives_what_sentence_transformers_does(options, engine, checkpoint
     np.testing.assert_allclose(found, reference.encode(TEXTS), atol=1e-5)
     with qdqbert.load(folder) as model:
         assert model.engine == "native"
+
+
+def test_float_on_an_engine_that_is_not_installed_names_its_extra(checkpoints, monkeypatch) -> None:
+    monkeypatch.setattr("qdqbert.common.extras.is_installed", lambda name: name == "llvmlite")
+    with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[onnxruntime\]'$"):
+        qdqbert.load(checkpoints("sentence"), precision="float", engine="onnxruntime")
 
 
 def test_float_contradicts_targets_in_int8(checkpoints) -> None:

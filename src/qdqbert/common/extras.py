@@ -22,10 +22,12 @@ class Extra:
     purpose: str
 
 
-_QUANTIZE = ("torch", "onnxscript", "safetensors", "transformers")
+_ONNX = ("onnxruntime", "onnx", "onnx_ir")
+_QUANTIZE = ("torch", "onnxscript", "safetensors", "transformers", *_ONNX)
 _SERVE = ("uvicorn", "httptools", "orjson", "prometheus_client", "pydantic")
 
 EXTRAS: Mapping[str, Extra] = {
+    "onnxruntime": Extra(modules=_ONNX, purpose="the engine ONNX Runtime, and graphs of it"),
     "quantize": Extra(
         modules=_QUANTIZE, purpose="`quantize`, `evaluate`, `analyze` and `benchmark`"
     ),

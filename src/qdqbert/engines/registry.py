@@ -23,7 +23,7 @@ class Engine:
         purpose: What it is for, in words.
         extra: Extra that installs the package. `None` if it is a dependency of this package.
         runs_onnx: Whether it runs .onnx files. INT8 on other engines is compared with float on
-            ONNX Runtime.
+            ONNX Runtime, if it is installed.
     """
 
     package: str
@@ -33,7 +33,11 @@ class Engine:
 
 
 ENGINES: Mapping[str, Engine] = {
-    "onnxruntime": Engine(package="onnxruntime", purpose="runs .onnx graphs on CPUs and GPUs"),
+    "onnxruntime": Engine(
+        package="onnxruntime",
+        purpose="runs .onnx graphs on CPUs and GPUs",
+        extra="onnxruntime",
+    ),
     "openvino": Engine(
         package="openvino",
         purpose="runs .onnx graphs on CPUs, fastest with VNNI or AMX",
@@ -50,7 +54,9 @@ ENGINES: Mapping[str, Engine] = {
 
 def float_engine(engine: str) -> str:
     """Return the engine for the float baseline of an engine."""
-    return engine if ENGINES[engine].runs_onnx else "onnxruntime"
+    if ENGINES[engine].runs_onnx or not is_installed("onnxruntime"):
+        return engine
+    return "onnxruntime"
 
 
 def is_installed(engine: str) -> bool:

@@ -21,7 +21,7 @@ from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.peft import ADAPTER_CONFIG
 from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.native.storage import load_packed
-from qdqbert.engines.registry import open_runner
+from qdqbert.engines.registry import check_engine, open_runner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.checksums import CHECKSUMS, require_intact
 from qdqbert.loading.download import download_graph, download_settings, is_hub_name
@@ -298,7 +298,8 @@ def open_folder(path: str | os.PathLike[str], options: LoadOptions) -> Artifact:
 def _engine_of_float(name: str, options: LoadOptions) -> EngineName:
     """Return the engine that runs a float checkpoint.
 
-    Options that it is not made for are refused, before it is made.
+    Options that it is not made for are refused, before it is made, and so is an engine that is not
+    installed.
     """
     engine: EngineName = options.engine or ("onnxruntime" if options.provider else "native")
     has_provider = options.is_float and engine == "onnxruntime"
@@ -317,6 +318,7 @@ def _engine_of_float(name: str, options: LoadOptions) -> EngineName:
             "it.",
             argument=argument,
         )
+    check_engine(engine, provider=options.provider, kernel=options.kernel)
     return engine
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import qdqbert
-from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.errors import CheckpointError, MissingExtraError, UserInputError
 from qdqbert.evidence.latency import Timing, time_candidates
 from qdqbert.verbs.benchmark import run as benchmark_run
 
@@ -142,6 +142,19 @@ def test_a_checkpoint_is_timed_in_int8_as_load_runs_it(checkpoints, monkeypatch)
 
 
 @pytest.mark.usefixtures("without_timing")
+@pytest.mark.usefixtures("without_timing")
+def test_without_onnxruntime_a_checkpoint_is_compared_with_float_on_the_native_engine(
+    checkpoints, monkeypatch
+) -> None:
+    monkeypatch.setattr("qdqbert.common.extras.is_installed", lambda name: name == "llvmlite")
+    folder = str(checkpoints("classifier"))
+    report = qdqbert.benchmark([folder], batches=(1,), sequences=(4,))
+    names = [(each.name, each.engine) for each in report.timings]
+    assert names == [(folder, "native"), (f"{folder} in INT8", "native")]
+    with pytest.raises(MissingExtraError, match=r"qdqbert\[onnxruntime\]"):
+        qdqbert.benchmark([folder], provider="cpu")
+
+
 def test_a_checkpoint_that_load_refuses_is_timed_in_float(checkpoint_copy) -> None:
     folder = checkpoint_copy("sentence")
     qdqbert.QDQBertModel.from_pretrained(folder).save_pretrained(folder)

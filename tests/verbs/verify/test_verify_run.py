@@ -127,20 +127,13 @@ def test_a_folder_without_checksums_and_rows_says_what_is_missing(folder) -> Non
     ]
 
 
-@pytest.mark.parametrize(
-    ("engine", "command"),
-    [
-        ("openvino", "pip install 'qdqbert[openvino]'"),
-        # They are dependencies of this package, and no extras.
-        ("onnxruntime", "pip install onnxruntime"),
-    ],
-)
-def test_an_engine_that_is_not_installed_is_a_notice(folder, monkeypatch, engine, command) -> None:
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_an_engine_that_is_not_installed_is_a_notice(folder, monkeypatch, engine) -> None:
     monkeypatch.setattr("qdqbert.verbs.verify.run.is_installed", lambda name: name != engine)
     report = qdqbert.verify(folder)
     assert report.meets_limits
     assert engine not in {each.engine for each in report.fidelity}
-    assert any(command in each for each in report.notices)
+    assert any(f"pip install 'qdqbert[{engine}]'" in each for each in report.notices)
 
 
 def test_another_folder_is_refused(tmp_path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.extras import require
 from qdqbert.encoders.model import TAIL_STATES
 from qdqbert.engines.native.program import Program
 from qdqbert.engines.runner import Outputs
@@ -25,7 +26,9 @@ class TailRunner:
 
         Raises:
             CheckpointError: ONNX Runtime cannot load the graph.
+            MissingExtraError: It is not installed.
         """
+        require("A model with operations that are not known", "onnxruntime", "onnxruntime")
         # Models without a tail need no ONNX Runtime.
         from qdqbert.engines.onnxruntime import load_graph
 

@@ -17,10 +17,12 @@ def format_named(name: ExportFormat) -> Format:
 
             return OPENVINO
         case "triton":
+            require("`export` to 'triton'", "onnxruntime", "onnxruntime")
             from qdqbert.integrations.exporting.triton import TRITON
 
             return TRITON
         case "transformers-js":
+            require("`export` to 'transformers-js'", "onnxruntime", "onnxruntime")
             from qdqbert.integrations.exporting.transformers_js import TRANSFORMERS_JS
 
             return TRANSFORMERS_JS

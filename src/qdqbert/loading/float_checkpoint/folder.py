@@ -10,6 +10,7 @@ from typing import Any
 
 from qdqbert.common.choices import EngineName, Precision
 from qdqbert.common.errors import CalibrationError, CheckpointError, GraphError
+from qdqbert.common.extras import require
 from qdqbert.common.file_names import CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.files import write_json
 from qdqbert.common.machine import usable_cores
@@ -210,6 +211,7 @@ def _packed(checkpoint: FloatCheckpoint, weights: Weights, model: EncoderModel) 
 
 
 def _write_graph(model: EncoderModel, path: Path) -> None:
+    require("The float graph of a checkpoint", "onnxruntime")
     # It loads onnx, which the native engine does not need.
     from qdqbert.graphs.writer import write_graph
 

@@ -13,7 +13,6 @@ from qdqbert.common.errors import CheckpointError, UserInputError, naming
 from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.common.progress import Progress
 from qdqbert.encoders.task_kinds import TASK_KINDS
-from qdqbert.engines.providers import check_provider
 from qdqbert.engines.registry import check_engine, float_engine, is_installed
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.reporting.benchmark import BenchmarkReport
@@ -46,10 +45,9 @@ def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
     """Measure the latency of models."""
     engines = options.engines
     if options.provider is not None:
-        check_provider(options.provider)
         engines = ("onnxruntime",)
     for engine in engines:
-        check_engine(engine)
+        check_engine(engine, provider=options.provider)
     found: list[_Found] = []
     for model in options.models:
         with progress.stage(f"Loading {Path(model).name}"), naming("models"):
@@ -140,10 +138,16 @@ def _find(model: str, engines: Sequence[EngineName], sequences: Sequence[int]) -
                 for engine in (engines or ("openvino",) if is_openvino else float_engines)
             ]
         )
-    in_onnx = LoadOptions(precision="float", engine="onnxruntime", check=False)
-    exported = open_folder(model, in_onnx)
-    check_sequences(sequences, model, exported.max_length)
-    in_float = _graphs(model, exported, cast(Sequence[EngineName], float_engines))
+    if not engines and "onnxruntime" not in installed:
+        # The extra of ONNX Runtime has what writes float graphs.
+        float_engines = ("native",)
+    in_float: list[Candidate] = []
+    for engine in cast(Sequence[EngineName], float_engines):
+        made_for: EngineName = "native" if engine == "native" else "onnxruntime"
+        chosen = LoadOptions(precision="float", engine=made_for, check=False)
+        exported = open_folder(model, chosen)
+        check_sequences(sequences, model, exported.max_length)
+        in_float += _graphs(model, exported, [engine])
     if "native" not in (engines or installed):
         return _Found(candidates=in_float, max_length=exported.max_length)
     try:
@@ -166,7 +170,7 @@ def _graphs(name: str, artifact: Artifact, engines: Sequence[EngineName]) -> lis
             name=name,
             engine=engine,
             # Each engine runs the graph of a float checkpoint.
-            model=artifact.model_for("onnxruntime" if is_float else engine),
+            model=artifact.model_for(artifact.engines[0] if is_float else engine),
             vocab_size=vocab_size,
             choices=TASK_KINDS[artifact.task].choices,
         )

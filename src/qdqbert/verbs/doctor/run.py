@@ -66,7 +66,7 @@ def run() -> DoctorReport:
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         engines=engines,
-        extras=tuple(map(_extra, EXTRAS)),
+        extras=tuple(_extra(name) for name in EXTRAS if name not in ENGINES),
         cache=describe_cache(),
         notices=tuple(_notices(engines, gpus)),
     )

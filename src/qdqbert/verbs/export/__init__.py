@@ -28,7 +28,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportReport:
         OutputExistsError: The output folder exists, and `overwrite` is off.
         UserInputError: The format has no place for the model, its tokenizer or one of its settings,
             or the exported model gives other results.
-        MissingExtraError: A package of the extra `export` is not installed.
+        MissingExtraError: A package of the extra `export`, or ONNX Runtime, is not installed.
 
     Example:
         >>> report = qdqbert.export("./my-embedder-int8", to="openvino")
