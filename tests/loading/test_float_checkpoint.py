@@ -326,13 +326,13 @@ def test_what_was_not_used_for_longest_is_removed(checkpoints, monkeypatch, tmp_
     assert len(list(cache.models_folder().iterdir())) == 1
 
 
-def test_int8_its_comparison_with_float_and_float_need_no_other_engine(checkpoints) -> None:
+def test_int8_its_comparison_with_float_and_float_import_what_they_need(checkpoints) -> None:
     code = (
         "import sys, qdqbert\n"
         "for precision in ('int8', 'float'):\n"
         f"    model = qdqbert.load({str(checkpoints('sentence'))!r}, precision=precision)\n"
         "    model.encode(['a dog'])\n"
-        "others = {'torch', 'transformers', 'onnx', 'onnx_ir', 'onnxruntime', 'openvino'}\n"
+        "others = {'torch', 'transformers', 'onnx', 'onnx_ir', 'onnxruntime', 'huggingface_hub'}\n"
         "print(sorted(others & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,7 +10,6 @@ from qdqbert.common.errors import CheckpointError
 from qdqbert.common.file_names import CONFIG, MODULES
 from qdqbert.common.files import refuse_pointer
 from qdqbert.common.json_files import parse_object
-from qdqbert.encoders.checkpoint.hub import check_hub_model
 from qdqbert.encoders.checkpoint.sentence_files import ReadFile, SentenceFiles, join
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES, quantized_family
@@ -30,6 +29,9 @@ def check_name(name: str) -> None:
     """Refuse a name that is no model, a file, and a folder without weights that are read."""
     folder = Path(name)
     if not folder.exists():
+        # It loads the hub's library, which local folders do not need.
+        from qdqbert.encoders.checkpoint.hub import check_hub_model
+
         check_hub_model(name)
         return
     if not folder.is_dir():
