@@ -72,7 +72,7 @@ class Kernels:
 
     def for_each(self, name: str, *arguments: Any, last: Iterable[tuple[int, ...]]) -> None:
         """Call a function that may use AMX for each of several last arguments."""
-        has_tiles = self.isa.tiles == AmxTiles()
+        has_tiles = isinstance(self.isa.tiles, AmxTiles)
         if has_tiles:
             self._call("amx_start")
         self._call(name, *arguments, last=last)
@@ -115,11 +115,17 @@ def kernels_of(name: str, features: Features) -> Kernels:
     """
     isa = INSTRUCTION_SETS[name]
     isa = in_float(isa) if features.floats else isa
+    isa = isa.dynamic() if features.dynamic else isa
     module = build_module(isa, features)
     kind = {"floats": features.floats, "dynamic": features.dynamic}
     for activation in ACTIVATIONS:
         emit_linears(module, isa, activation, **kind, rounds_adds=features.rounds_adds)
     return Kernels(module, isa)
+
+
+def unsigned(kernels: Kernels, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return dynamic codes around 128, which some kernels store as signed bytes; or the reverse."""
+    return codes ^ np.uint8(128 * kernels.isa.tiles.is_signed)
 
 
 def bytes_of_row(array: NDArray[Any]) -> int:

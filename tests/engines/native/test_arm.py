@@ -1,4 +1,4 @@
-"""Kernels of ARM, run by QEMU, against numpy and against `portable` on this machine.
+"""Kernels of ARM, run by QEMU, against numpy and against each other.
 
 The environment variable `ARM_PYTHON` is the command of a Python for ARM, and needs QEMU 9 or newer,
 which shows the features of its CPU. CONTRIBUTING.md says how to set it up.
@@ -52,9 +52,8 @@ def test_kernels_agree_with_numpy(kernel_cache, name) -> None:
 
 @pytest.mark.parametrize("floats", [False, True])
 @pytest.mark.parametrize("parts", ALL_PARTS)
-@pytest.mark.parametrize("name", CPUS)
-def test_a_model_has_the_bits_of_the_portable_kernels(
-    kernel_cache, tmp_path, name, parts, floats
+def test_a_model_has_the_same_bits_on_both_kinds_of_cpu(
+    kernel_cache, tmp_path, parts, floats
 ) -> None:
     shape = dataclasses.replace(ALL_PARTS[parts], floats=floats)
     path, stored = tmp_path / "model.safetensors", tmp_path / "batches.json"
@@ -63,7 +62,11 @@ def test_a_model_has_the_bits_of_the_portable_kernels(
     stored.write_text(
         json.dumps([{key: each.tolist() for key, each in batch.items()} for batch in batches])
     )
-    arguments = (native_guard.__file__, str(path), name, str(stored), "end")
-    found = run_apart(*arguments, python=COMMAND, QEMU_CPU=CPUS[name]).split()
+    found = {}
+    for name, cpu in CPUS.items():
+        arguments = (native_guard.__file__, str(path), name, str(stored), "end")
+        found[name] = run_apart(*arguments, python=COMMAND, QEMU_CPU=cpu).split()
+    # Attention of NEON computes in float32, and that of all others in 16-bit integers.
+    assert found["neon-i8mm"] == found["neon-dotprod"]
     runner = NativeRunner(path, threads=1, kernel="portable")
-    assert found == [digest(runner.run(each)) for each in batches] * 2
+    assert found["portable"] == [digest(runner.run(each)) for each in batches] * 2

@@ -207,6 +207,18 @@ def test_a_layer_in_float_computes_what_numpy_does(save, name, kernel) -> None:
     assert sqnr_db(expected[mask], found[mask]) >= 115
 
 
+@pytest.mark.parametrize("name", [*LAYERS, *PARTS])
+@pytest.mark.usual("dynamic", "window with position bias", "convolution")
+def test_all_kernels_with_the_same_products_have_the_same_bits(save, name) -> None:
+    sets = [each for each in usable_sets() if isinstance(each.products, ShortProducts)]
+    path, inputs = save({**LAYERS, **PARTS}[name]), random_batch(LENGTHS)
+    found = {
+        each.name: states_of(NativeRunner(path, threads=1, kernel=each.name), inputs).tobytes()
+        for each in sets
+    }
+    assert len(set(found.values())) <= 1
+
+
 def test_two_layers_that_normalize_first_compute_what_numpy_does(save) -> None:
     inputs = random_batch(LENGTHS)
     mask = inputs["attention_mask"] == 1

@@ -11,7 +11,7 @@ from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
 from qdqbert.engines.native.kernels.gate import INNER_BLOCK
 from qdqbert.engines.native.kernels.norm import NORMED_ROWS
-from qdqbert.engines.native.kernels.split import DEPTH
+from qdqbert.engines.native.kernels.packing import DEPTH
 from qdqbert.engines.native.memory import address, padded, zeros
 from qdqbert.engines.native.program import Program
 from qdqbert.engines.native.records import JOB, THREAD
@@ -34,6 +34,26 @@ _FACTORS, _STARTS, _ATTENDED, _TEXTS, _THREADS, _BY_COLUMNS, _FIRST_ONLY = (
 _PARTS, _PART_COUNT = (THREAD.index(name) for name in ("parts", "part_count"))
 
 
+def attention_buffers(rows: int, limit: int, size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a thread's buffers of float32 for attention, by fields of `THREAD`.
+
+    Args:
+        rows: `Products.rows_together`.
+        limit: Tokens of the longest text.
+        size: Channels of a head.
+    """
+    limit, size = padded(limit, DEPTH), padded(size, DEPTH)
+    return {
+        "queries": (rows, size),
+        "keys": (limit * size,),
+        "values": (limit * size,),
+        # Tiles of AMX have a line between rows, and read past the last one.
+        "scores": (rows + 1, limit + PANEL),
+        "inverse": (rows,),
+        "sums": (rows, size),
+    }
+
+
 class Scratch:
     """Buffers of one thread, and the record that kernels read."""
 
@@ -41,7 +61,6 @@ class Scratch:
         """Allocate buffers for texts of any length that the model takes."""
         settings, limit = program.settings, program.limit
         size, rows = settings["head_size"], program.isa.products.rows_together
-        deep = padded(size, DEPTH)
         has_floats = program.features.dynamic or program.features.gated
         block = program.block
         rows_of_block, bytes_of_row = block + SPARE_ROWS, program.features.bytes_of_row
@@ -60,10 +79,6 @@ class Scratch:
             ),
             "spread": zeros((NORMED_ROWS, max(program.hidden, program.inner)), np.float32),
             "normed": zeros((NORMED_ROWS, program.hidden), np.float32),
-            "queries": zeros((rows, deep), np.float32),
-            "keys": zeros(limit * deep, np.float32),
-            "values": zeros(limit * deep, np.float32),
-            "scores": zeros((rows, limit), np.float32),
             "query_positions": zeros(
                 (rows if program.features.relative_keys else 0, program.relative_columns),
                 np.float32,
@@ -72,8 +87,10 @@ class Scratch:
                 (limit if program.features.relative_queries else 0, program.relative_columns),
                 np.float32,
             ),
-            "inverse": zeros(rows, np.float32),
-            "sums": zeros((rows, deep), np.float32),
+            **{
+                name: zeros(shape, np.float32)
+                for name, shape in attention_buffers(rows, limit, size).items()
+            },
         }
         up = program.up_columns if program.features.gated else settings["inner"]
         panels = [-(-columns // PANEL) for columns in (settings["hidden"], up)]

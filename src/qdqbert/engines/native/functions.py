@@ -19,6 +19,10 @@ from qdqbert.engines.native.ir import I32, Function, Value, vector
 ROUNDING = float(3 << 22)
 
 
+LANES = 16
+"""Partial sums of a row, whatever the registers of a CPU: sums have one order, and one result."""
+
+
 def _fit(function: Callable[[float], float], low: float, high: float, degree: int) -> list[float]:
     """Return the coefficients of a polynomial close to the best one, the constant first."""
     found = chebyshev.Chebyshev.interpolate(

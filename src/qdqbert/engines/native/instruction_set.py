@@ -11,6 +11,11 @@ from qdqbert.engines.native.ir import Function, Module, Value
 AddProducts = Callable[[Function, Value, Value, Value], Value]
 """Adds products to sums: `<lanes x i32>` sums, and four codes and weights in each 32-bit lane."""
 
+FinishRows = Callable[[Function, Value, int], Callable[[list[Value]], None]]
+"""Loads what the results of some panels of a tile need, in a function with the arguments
+`tile.FINISHED`, from the first panel and their number. Returns a function that writes some rows.
+"""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dot:
@@ -36,11 +41,21 @@ class Tiles(Protocol):
     Attributes:
         start_at_zero: Whether tiles leave out the sums to start from, which are added to the
             results then.
+        is_signed: Whether dynamic codes are stored minus 128, as signed bytes.
         spare_rows: Number of rows after the last one that tiles read.
     """
 
     start_at_zero: ClassVar[bool]
     spare_rows: ClassVar[int]
+
+    @property
+    def is_signed(self) -> bool:
+        """See above."""
+        ...
+
+    def signed(self) -> Tiles:
+        """Return tiles that multiply signed codes, if there are any."""
+        return self
 
     def block(self, row: int) -> int:
         """Return how many rows are computed together at most, a multiple of 32.
@@ -52,6 +67,10 @@ class Tiles(Protocol):
     def emit(self, module: Module, isa: InstructionSet) -> None:
         """Write the function of each tile."""
         ...
+
+    def emit_finish(self, module: Module, finish: str, rows_of: FinishRows) -> None:
+        """Write what `loop` calls besides the function `finish`, which `rows_of` can write, too."""
+        return
 
     def loop(
         self, f: Function, isa: InstructionSet, finish: str, element: int, *, reads_out: bool
@@ -88,7 +107,8 @@ class Operands:
         panel: Bytes from one panel to the next.
         end: Bytes from `weights` to the end of the first panel.
         columns: Number of columns.
-        out: The first row of the result, whose rows follow each other.
+        out: The first row of the result.
+        out_stride: Bytes from one row of the result to the next.
         depth: Number of products in a sum.
         zeros: `product.WIDEST` zeros.
     """
@@ -101,6 +121,7 @@ class Operands:
     end: Value
     columns: Value
     out: Value
+    out_stride: Value
     depth: Value
     zeros: Value
 
@@ -132,6 +153,10 @@ class Products(Protocol):
         """Return the bytes of a panel of values."""
         return self.bytes_of_values(tokens)
 
+    def bytes_of_scores(self, columns: Value) -> Value:
+        """Return the bytes from the scores of a query to the next."""
+        return columns * 4
+
     def emit_pack(self, module: Module, *, windowed: bool) -> None:
         """Write `pack_keys` and `pack_values`.
 
@@ -156,14 +181,6 @@ class Products(Protocol):
         """Write `out = x @ weights`."""
         ...
 
-    def store_weights(self, f: Function, weights: list[Value], row: Value, key: Value) -> None:
-        """Write the store of the weights of `vectors` vectors of keys, in a row of scores.
-
-        Weights are not negative. The scores of the row from `key` on have been read, and `key` is a
-        multiple of the number of keys.
-        """
-        f.store(weights[0], row + key * 4)
-
     def end_weights(
         self,
         f: Function,
@@ -180,10 +197,6 @@ class Products(Protocol):
         above 1. A row has `padded` weights, of which `length` are of keys.
         """
         return
-
-    def vectors(self, lanes: int) -> int:
-        """Return the number of vectors of weights that are stored together."""
-        return 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,6 +233,15 @@ class InstructionSet:
     vectors: tuple[int, ...]
     tiles: Tiles
     products: Products
+
+    def dynamic(self) -> InstructionSet:
+        """Return this instruction set for a model with dynamic scales."""
+        return dataclasses.replace(self, tiles=self.tiles.signed())
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether signed codes are multiplied: sums start from 128 times those of the weights."""
+        return self.dot.is_signed or self.tiles.is_signed
 
     def exact(self) -> InstructionSet:
         """Return this instruction set with sums that are exact for any weights."""

@@ -19,9 +19,9 @@ from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.instruction_sets.floats import in_float
 from qdqbert.engines.native.kernels.dot import PANEL, first_sums, pack
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS, build_module
+from qdqbert.engines.native.kernels.packing import DEPTH
 from qdqbert.engines.native.kernels.pooling import POOLINGS
 from qdqbert.engines.native.kernels.product import Table, pack_table, table_blocks
-from qdqbert.engines.native.kernels.split import DEPTH
 from qdqbert.engines.native.memory import aligned, padded, zeros
 from qdqbert.engines.native.records import (
     CODES,
@@ -89,6 +89,8 @@ class Program:
         elif not self.settings["fits_16_bits"]:
             # Slower, and right for weights without the adjacent sum limit.
             isa = isa.exact()
+        if self.features.dynamic:
+            isa = isa.dynamic()
         self.hidden = padded(self.settings["hidden"])
         self.width = padded(self.settings["heads"] * self.settings["head_size"])
         self.inner = padded(self.settings["inner"])
@@ -252,7 +254,7 @@ class Program:
         bias: Array,
         margin: Array | int = 0,
     ) -> Array:
-        first = first_sums(weights, start, is_signed=self.isa.dot.is_signed) + margin
+        first = first_sums(weights, start, is_signed=self.isa.is_signed) + margin
         return self._record(
             LINEAR,
             weights=weights,

@@ -18,13 +18,16 @@ from native_kernels import (
     codes_record,
     few,
     forget_arrays,
+    kernels_of,
     round_trip_record,
 )
 from native_references import attention
+from qdqbert.engines.native.buffers import attention_buffers
+from qdqbert.engines.native.features import Features
+from qdqbert.engines.native.instruction_sets import usable_sets
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
 from qdqbert.engines.native.kernels.short_products import ShortProducts
-from qdqbert.engines.native.kernels.split import DEPTH
 from qdqbert.engines.native.memory import padded
 from qdqbert.engines.native.records import JOB, LAYER, MODEL, THREAD
 
@@ -81,8 +84,7 @@ def run_attention(
     """
     tokens, heads, size = texts.parts[0].shape
     longest = max(LIMIT, int(np.diff(texts.starts).max()))
-    width, limit, deep = padded(heads * size), padded(longest, DEPTH), padded(size, DEPTH)
-    together = kernels.isa.products.rows_together
+    width = padded(heads * size)
     context = np.full((tokens, width), 77, np.float32 if multiplier is None else np.uint8)
     stored = 0
     if bias is not None:
@@ -109,14 +111,8 @@ def run_attention(
         own[:tokens, : heads * size] = part.reshape(tokens, -1)
     given = {"starts": texts.starts, "attended": texts.attended}
     job = JOB.make(**given)
-    buffers = {
-        "queries": np.full((together, deep), np.nan, np.float32),
-        "keys": np.full(limit * deep, np.nan, np.float32),
-        "values": np.full(limit * deep, np.nan, np.float32),
-        "scores": np.full((together, limit), np.nan, np.float32),
-        "inverse": np.full(together, np.nan, np.float32),
-        "sums": np.full((together, deep), np.nan, np.float32),
-    }
+    shapes = attention_buffers(kernels.isa.products.rows_together, longest, size)
+    buffers = {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()}
     thread = THREAD.make(**buffers)
     items = itertools.product(range(len(texts.starts) - 1), range(heads), [most])
     places = (*rows, bytes_of_row(rows[0]), context)
@@ -296,3 +292,24 @@ def test_values_that_are_not_numbers_stay_in_their_channel(dynamic_kernels) -> N
     found = run_attention(dynamic_kernels, texts)
     assert np.isnan(found[:, 0, 5]).all()
     np.testing.assert_array_equal(np.delete(found, 5, axis=2), np.delete(expected, 5, axis=2))
+
+
+@pytest.mark.parametrize("size", [16, 32, 48, 64, 80])
+@pytest.mark.parametrize("window", [None, 7, 300])
+@pytest.mark.usual("None-32", "300-64")
+def test_contexts_have_the_same_bits_on_all_sets_with_the_same_products(size, window) -> None:
+    lengths = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 255, 256, 257, 700)
+    attended = [each - each // 3 for each in lengths]
+    texts = make_texts(lengths, 2, size, size, attended=attended)
+    # Values of all sizes.
+    texts.parts[2][:] *= np.float32(10) ** np.arange(-8, size - 8, dtype=np.float32).clip(-8, 8)
+    found = {
+        each.name: run_attention(
+            kernels_of(each.name, Features(activation="gelu", dynamic=True, windowed=True)),
+            texts,
+            window=window,
+        ).tobytes()
+        for each in usable_sets()
+        if isinstance(each.products, ShortProducts)
+    }
+    assert len(set(found.values())) <= 1

@@ -18,6 +18,7 @@ from native_kernels import (
     codes_record,
     few,
     round_trip_record,
+    unsigned,
 )
 from native_references import dot, round_trip
 from qdqbert.engines.native.kernels.dot import PANEL, first_sums, pack
@@ -47,10 +48,13 @@ def make_case(kernels, rows: int, panels: int, depth: int, seed: int) -> Case:
     codes = rng.integers(0, 256, (rows + SPARE_ROWS, depth + 64)).astype(np.uint8)
     weights = rng.integers(-SAFE_CODE, SAFE_CODE + 1, (columns, depth)).astype(np.int8)
     start = rng.integers(-100_000, 100_000, columns).astype(np.int32)
+    if kernels.isa.tiles.is_signed:
+        # Dynamic codes are symmetric: no other offset is needed.
+        start = -128 * weights.sum(axis=1, dtype=np.int32)
     factor = (rng.uniform(0.5, 2, columns) / (4000 * np.sqrt(depth))).astype(np.float32)
     bias = rng.standard_normal(columns).astype(np.float32)
     packed = pack(weights, depth)
-    first = first_sums(packed, start, is_signed=kernels.isa.dot.is_signed)
+    first = first_sums(packed, start, is_signed=kernels.isa.is_signed)
     record = LINEAR.make(
         weights=packed,
         panel=bytes_of_row(packed),
@@ -62,7 +66,9 @@ def make_case(kernels, rows: int, panels: int, depth: int, seed: int) -> Case:
         bias=bias,
     )
     sums = dot(codes[:rows, :depth], weights, start).astype(np.float64)
-    return Case(codes, record, sums * factor + bias, (packed, start, factor, bias, first))
+    return Case(
+        unsigned(kernels, codes), record, sums * factor + bias, (packed, start, factor, bias, first)
+    )
 
 
 def float_case(rows: int, panels: int, depth: int, seed: int) -> Case:

@@ -14,7 +14,7 @@ from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.short_products import ShortProducts
 from qdqbert.engines.native.memory import LINE, padded
 
-_DEPTH, _ROWS = 32, 8
+_DEPTH, _ROWS = 32, 16
 _FACTOR = 0.25
 # Half of a step that each number of a query and a key may be off, relative to the norm.
 _TOLERANCE = 1.01 * 2.0**-16

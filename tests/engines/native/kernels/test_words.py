@@ -58,7 +58,7 @@ def test_positive_scores_are_exact_and_others_are_zero(
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     out = np.zeros((len(lengths), columns), np.float32)
     margin = rng.integers(0, 1000, columns).astype(np.int32)
-    first = first_sums(packed, start, is_signed=kernels.isa.dot.is_signed) + margin
+    first = first_sums(packed, start, is_signed=kernels.isa.is_signed) + margin
     linear = LINEAR.make(
         weights=packed,
         panel=bytes_of_row(packed),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbert.engines.native.instruction_set import Dot, InstructionSet
 from qdqbert.engines.native.ir import I16, Function, Value, vector
-from qdqbert.engines.native.kernels.float_products import FloatProducts
+from qdqbert.engines.native.kernels.short_products import ShortProducts, vpmaddwd
 from qdqbert.engines.native.kernels.vector_tiles import VectorTiles
 
 
@@ -41,5 +41,5 @@ AVX2 = InstructionSet(
     float_rows=(6, 4, 2, 1),
     vectors=(2,),
     tiles=VectorTiles(prefetches=True),
-    products=FloatProducts(),
+    products=ShortProducts(add_pairs=vpmaddwd),
 )

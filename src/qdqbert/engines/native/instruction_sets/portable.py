@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbert.engines.native.instruction_set import Dot, InstructionSet
 from qdqbert.engines.native.ir import Function, Value
-from qdqbert.engines.native.kernels.float_products import FloatProducts
+from qdqbert.engines.native.kernels.short_products import ShortProducts, multiply_pairs
 from qdqbert.engines.native.kernels.vector_tiles import VectorTiles
 
 
@@ -27,5 +27,5 @@ PORTABLE = InstructionSet(
     rows=(2, 1),
     vectors=(4,),
     tiles=VectorTiles(),
-    products=FloatProducts(),
+    products=ShortProducts(add_pairs=multiply_pairs),
 )

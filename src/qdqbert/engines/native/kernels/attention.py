@@ -13,12 +13,12 @@ contains log2(e), and so does the position bias.
 from __future__ import annotations
 
 from qdqbert.engines.native.features import Features
-from qdqbert.engines.native.functions import exp2, unsigned_codes
+from qdqbert.engines.native.functions import LANES, exp2, unsigned_codes
 from qdqbert.engines.native.instruction_set import InstructionSet, Operands
 from qdqbert.engines.native.ir import F32, I64, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL
-from qdqbert.engines.native.kernels.packing import padded_to
+from qdqbert.engines.native.kernels.packing import DEPTH, padded_to
 from qdqbert.engines.native.kernels.product import WIDEST
 from qdqbert.engines.native.kernels.relative import emit_add_positions, relative_positions
 from qdqbert.engines.native.kernels.round_trip import rounding
@@ -81,9 +81,10 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
     count_of_queries = length.minimum(f.most)
     with f.loop(0, count_of_queries, together) as row:
         rows = (count_of_queries - row).minimum(together)
-        first_key, end = _keys_read(f, isa, row, rows, attended, windowed=features.windowed)
+        first_key, end = _keys_read(f, row, rows, attended, windowed=features.windowed)
         count = end - first_key
         columns = padded_to(count, products.columns)
+        score_stride = products.bytes_of_scores(columns)
         own, own_stride = queries + row * stride, stride
         if relative is not None:
             relative.multiply_queries(own, stride, rows)
@@ -97,12 +98,13 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
             end=key_panel,
             columns=columns,
             out=scores,
+            out_stride=score_stride,
             depth=size,
             zeros=zeros,
         )
         products.multiply_keys(f, operands)
         if relative is not None:
-            relative.add(row, rows, first_key, end, columns)
+            relative.add(row, rows, first_key, end, score_stride)
         f.call(
             "softmax",
             **f.own("model, layer, thread, head"),
@@ -111,17 +113,19 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
             first=first_key,
             length=count,
             padded=columns,
+            stride=score_stride,
         )
         skipped = products.bytes_of_values(first_key)
         operands = Operands(
             x=scores,
-            stride=columns * 4,
+            stride=score_stride,
             rows=rows,
             weights=packed_values + skipped,
             panel=value_panel,
             end=value_panel - skipped,
             columns=size,
             out=sums,
+            out_stride=size * 4,
             depth=count,
             zeros=zeros,
         )
@@ -132,14 +136,13 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
 
 
 def _keys_read(
-    f: Function, isa: InstructionSet, row: Value, rows: Value, attended: Value, *, windowed: bool
+    f: Function, row: Value, rows: Value, attended: Value, *, windowed: bool
 ) -> tuple[Value, Value]:
-    """Return the first key that some queries read, where a panel starts, and the end of them."""
+    """Return the first key that some queries read, a multiple of `DEPTH`, and the end of them."""
     if not windowed:
         return f.constant(I64, 0), attended
     window = LAYER.read(f.layer, "window")
-    multiple = isa.products.columns
-    first = (row - window.minimum(row)).minimum(attended) // multiple * multiple
+    first = (row - window.minimum(row)).minimum(attended) // DEPTH * DEPTH
     return first, (row + rows + window).minimum(attended)
 
 
@@ -166,17 +169,17 @@ def _emit_softmax(module: Module, isa: InstructionSet, features: Features) -> No
 
     If weights are fake-quantized, they are divided by their sum before, and the inverse is 1.
 
-    A few rows are computed together, so that their steps do not wait for each other. Weights are
-    split for AMX. The arguments are `MODEL`, `LAYER` and `THREAD` records, the head, the first
-    query and the number of queries, the first key and the number of keys, and the columns of the
-    scores.
+    A few rows are computed together, so that their steps do not wait for each other. The arguments
+    are `MODEL`, `LAYER` and `THREAD` records, the head, the first query and the number of queries,
+    the first key and the number of keys, the columns of the scores, and the bytes from the scores
+    of a query to the next.
     """
-    lanes = isa.lanes
+    lanes = LANES
     with module.function(
-        "softmax", "model*, layer*, thread*, head, query, rows, first, length, padded"
+        "softmax", "model*, layer*, thread*, head, query, rows, first, length, padded, stride"
     ) as f:
         scores, inverses = THREAD.each(f.thread, "scores", "inverse")
-        stride = f.padded * 4
+        stride = f.stride
         bias = LAYER.read(f.layer, "position_bias")
         with (
             f.when(bias.differs(0)),
@@ -196,12 +199,12 @@ def _emit_softmax(module: Module, isa: InstructionSet, features: Features) -> No
 
         def block(row: Value, height: int) -> None:
             places = [scores + (row + each) * stride for each in range(height)]
-            totals = _weigh(f, isa, places, features.rounds_attention)
+            totals = _weigh(f, places)
             if features.windowed:
                 totals = [total.maximum(_LEAST_TOTAL) for total in totals]
             found = [1.0 / total for total in totals]
             if features.rounds_attention:
-                sums = _round_weights(f, isa, places, found)
+                sums = _round_weights(f, places, found)
                 # Rounded weights may be above 1, and so may their sum.
                 totals = [2.0 * each.maximum(1.0) for each in sums]
                 found = [f.constant(F32, 1.0)] * height
@@ -214,55 +217,36 @@ def _emit_softmax(module: Module, isa: InstructionSet, features: Features) -> No
         in_blocks(f, f.rows, _ROWS_OF_SOFTMAX, block)
 
 
-def _weigh(f: Function, isa: InstructionSet, rows: list[Value], in_full: bool) -> list[Value]:
-    """Replace rows of scores with weights, and return their sums.
-
-    `in_full`, weights stay float32, because they are rounded next.
-    """
-    lanes = isa.lanes
-    floats = vector(F32, lanes)
+def _weigh(f: Function, rows: list[Value]) -> list[Value]:
+    """Replace rows of scores with weights, and return their sums."""
+    lanes, floats = LANES, vector(F32, LANES)
     largest = [f.variable(f.constant(floats, _LEAST)) for _ in rows]
     with f.loop(0, f.padded, lanes) as key:
         for row, most in zip(rows, largest, strict=True):
             most.set(f.load(floats, row + key * 4).maximum(most.get()))
     tops = [f.splat(f.maximum_of(each.get()), lanes) for each in largest]
     totals = [f.variable(f.constant(floats, 0.0)) for _ in rows]
-    count = isa.products.vectors(lanes)
-    with f.loop(0, f.padded, count * lanes) as key:
+    with f.loop(0, f.padded, lanes) as key:
         for row, top, total in zip(rows, tops, totals, strict=True):
             place = row + key * 4
-            scores = [f.load(floats, place + 4 * lanes * each) for each in range(count)]
-            weights = [exp2(f, score - top) for score in scores]
-            if in_full:
-                for each, weight in enumerate(weights):
-                    f.store(weight, place + 4 * lanes * each)
-            else:
-                isa.products.store_weights(f, weights, row, key)
-            for weight in weights:
-                total.set(total.get() + weight)
+            weights = exp2(f, f.load(floats, place) - top)
+            f.store(weights, place)
+            total.set(total.get() + weights)
     return [f.sum_of(each.get()) for each in totals]
 
 
-def _round_weights(
-    f: Function, isa: InstructionSet, rows: list[Value], inverses: list[Value]
-) -> list[Value]:
+def _round_weights(f: Function, rows: list[Value], inverses: list[Value]) -> list[Value]:
     """Multiply rows of weights by the inverse of their sum, fake-quantize them, and return sums."""
-    lanes = isa.lanes
-    floats = vector(F32, lanes)
+    lanes, floats = LANES, vector(F32, LANES)
     record = LAYER.read(f.layer, "probability_rounding")
     rounded = rounding(f, record, f.constant(I64, 0), floats)
-    count = isa.products.vectors(lanes)
     totals = [f.variable(f.constant(floats, 0.0)) for _ in rows]
-    with f.loop(0, f.padded, count * lanes) as key:
+    with f.loop(0, f.padded, lanes) as key:
         for row, inverse, total in zip(rows, inverses, totals, strict=True):
             place = row + key * 4
-            weights = [
-                rounded(f.load(floats, place + 4 * lanes * each) * f.splat(inverse, lanes))
-                for each in range(count)
-            ]
-            isa.products.store_weights(f, weights, row, key)
-            for weight in weights:
-                total.set(total.get() + weight)
+            weights = rounded(f.load(floats, place) * f.splat(inverse, lanes))
+            f.store(weights, place)
+            total.set(total.get() + weights)
     return [f.sum_of(each.get()) for each in totals]
 
 

@@ -1,4 +1,4 @@
-"""Codes of rows with a scale of their own, symmetric around the code 128.
+"""Codes of rows with a scale of their own, symmetric around the code 128, or 0 if they are signed.
 
 Channels of a row may be spread before: multiplied by a Hadamard matrix, in additions of vectors and
 of their lanes. The spread row goes to a buffer, from which the codes are made.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqbert.engines.native.functions import ROUNDING
+from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I32, Function, Type, Value, Variable, vector
 from qdqbert.engines.native.records import CODES, ROW_SCALE
 from qdqbert.quantization.hadamard import Hadamard
@@ -19,18 +20,19 @@ _LARGEST_CODE = 127
 
 
 def quantize_dynamically(
-    f: Function, lanes: int, row: Value, rows: Sequence[Value], matrix: Hadamard | None
+    f: Function, isa: InstructionSet, row: Value, rows: Sequence[Value], matrix: Hadamard | None
 ) -> None:
     """Write scales and codes of some rows, in a function of `norm._codes_function`.
 
     Args:
         f: The function.
-        lanes: Lanes of a vector.
+        isa: The instruction set.
         row: Index of the first row.
         rows: Where each row is, in float32.
         matrix: What their channels are multiplied by.
     """
-    multiplier = CODES.read(f.extra, "multiplier")
+    multiplier, lanes = CODES.read(f.extra, "multiplier"), isa.lanes
+    zero_point = 0 if isa.tiles.is_signed else 128
     if matrix is None:
         floats = vector(F32, lanes)
         largest = [f.variable(f.constant(floats, 0.0)) for _ in rows]
@@ -38,7 +40,7 @@ def quantize_dynamically(
             factor = f.load(floats, multiplier + channel * 4)
             for x, most in zip(rows, largest, strict=True):
                 _include(most, f.load(floats, x + channel * 4) * factor)
-        _quantize(f, row, rows, largest, multiplier)
+        _quantize(f, row, rows, largest, multiplier, zero_point)
         return
     floats = vector(F32, max(lanes, matrix.block))
     largest = [f.variable(f.constant(floats, 0.0)) for _ in rows]
@@ -57,7 +59,7 @@ def quantize_dynamically(
             for each, value in zip(places, _spread_members(values), strict=True):
                 _include(most, value)
                 f.store(value, out + each)
-    _quantize(f, row, spread, largest, None)
+    _quantize(f, row, spread, largest, None, zero_point)
 
 
 def _include(largest: Variable, value: Value) -> None:
@@ -94,6 +96,7 @@ def _quantize(
     rows: Sequence[Value],
     largest: Sequence[Variable],
     multiplier: Value | None,
+    zero_point: int,
 ) -> None:
     """Write scales and codes of rows whose largest magnitudes are known."""
     floats: Type = largest[0].get().type
@@ -103,11 +106,11 @@ def _quantize(
         f.store(amax * (1 / _LARGEST_CODE), f.row_scales + (row + each) * ROW_SCALE)
         inverses.append(f.splat(_LARGEST_CODE / amax, floats.lanes))
     places = [f.out + (row + each) * f.out_stride for each in range(len(rows))]
-    zero = f.constant(floats, ROUNDING + 128)
+    zero = f.constant(floats, ROUNDING + zero_point)
     with f.loop(0, f.channels, floats.lanes) as channel:
         factor = None if multiplier is None else f.load(floats, multiplier + channel * 4)
         for x, place, inverse in zip(rows, places, inverses, strict=True):
             scale = inverse if factor is None else factor * inverse
-            # No code is outside of 1 to 255, so that the lowest 8 bits are the code.
+            # No code is outside of the zero point +- 127, so that the lowest 8 bits are the code.
             codes = f.fma(f.load(floats, x + channel * 4), scale, zero)
             f.store_bytes(codes.bits(vector(I32, floats.lanes)), place + channel)

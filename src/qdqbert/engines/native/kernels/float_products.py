@@ -55,7 +55,7 @@ class FloatProducts(Products):
             panel=operands.panel,
             panels=operands.columns // PANEL,
             out=operands.out,
-            out_stride=operands.columns * 4,
+            out_stride=operands.out_stride,
             depth=operands.depth,
             start=operands.zeros,
             start_panel=0,

@@ -17,14 +17,16 @@ and store the codes of the next linear layer.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 
 from qdqbert.engines.native.functions import ACTIVATIONS, EXACT_ACTIVATIONS, unsigned_codes
-from qdqbert.engines.native.instruction_set import InstructionSet
+from qdqbert.engines.native.instruction_set import FinishRows, InstructionSet
 from qdqbert.engines.native.ir import F32, I32, Function, Module, Type, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.round_trip import rounded_sum
+from qdqbert.engines.native.kernels.tile import FINISHED
 from qdqbert.engines.native.records import CODES, LINEAR, ROW_SCALE
 
 # Panels and rows whose results are finished together.
@@ -33,8 +35,8 @@ _FINISHED_PANELS, _FINISHED_ROWS = (2, 1), (2, 1)
 Change = Callable[[list[Value], Value], Value]
 """Writes the operations on values, given their places in the result, and returns what is stored."""
 
-Scaled = Callable[[Value, Value], Value]
-"""Writes the values of sums, given their first row."""
+Scaled = Callable[[list[Value], Value], Value]
+"""Writes the values of sums, given their rows."""
 
 Scale = Callable[[Function, Value, Type], Scaled]
 """Loads what values of a column need, given the column in the tile and the type of a vector."""
@@ -135,9 +137,12 @@ def _emit(
     first panel's columns.
     """
     finish_name = f"{name}_finish"
-    adds_start = isa.tiles.start_at_zero
+    # Sums of signed codes start from zero: dynamic codes are symmetric.
+    adds_start = isa.tiles.start_at_zero and not isa.is_signed
     scale = _sums_in_float if floats else _scaled_sums(dynamic=dynamic, adds_start=adds_start)
-    _emit_finish(module, finish_name, finish, element, scale)
+    rows_of = functools.partial(_finish_rows, finish, element, scale)
+    _emit_finish(module, finish_name, rows_of)
+    isa.tiles.emit_finish(module, finish_name, rows_of)
     with kernel_function(module, name) as f:
         isa.tiles.loop(f, isa, finish_name, element, reads_out=reads_out)
 
@@ -153,14 +158,11 @@ def kernel_function(module: Module, name: str) -> contextlib.AbstractContextMana
 
 def finish_function(module: Module, name: str) -> contextlib.AbstractContextManager[Function]:
     """Return a function that turns a tile of sums into results; see `tile.finish_tile`."""
-    return module.function(
-        name,
-        "linear*, sums*, sum_stride, rows, column, columns, out*, out_stride, row_scales*, extra*",
-    )
+    return module.function(name, FINISHED)
 
 
 def _sums_in_float(f: Function, column: Value, floats: Type) -> Scaled:
-    return lambda row, sums: sums.bits(vector(F32, sums.type.lanes))
+    return lambda rows, sums: sums.bits(vector(F32, sums.type.lanes))
 
 
 def _scaled_sums(*, dynamic: bool, adds_start: bool) -> Scale:
@@ -172,17 +174,16 @@ def _scaled_sums(*, dynamic: bool, adds_start: bool) -> Scale:
             for name in ("factor", "bias")
         )
         start = f.load(
-            vector(I32, floats.lanes), LINEAR.read(f.linear, "start") + (f.column + column) * 4
+            vector(I32, floats.lanes), LINEAR.read(f.linear, "first_sums") + (f.column + column) * 4
         )
 
-        def scaled(row: Value, sums: Value) -> Value:
-            height = sums.type.lanes // floats.lanes
+        def scaled(rows: list[Value], sums: Value) -> Value:
+            height = len(rows)
             if adds_start:
                 sums = sums + f.join([start] * height)
             totals = sums.cast("sitofp", vector(F32, sums.type.lanes))
             if dynamic:
-                scales = [row_scale(f, row + each, floats) for each in range(height)]
-                totals = totals * f.join(scales)
+                totals = totals * f.join([row_scale(f, row, floats) for row in rows])
             return f.fma(totals, f.join([factor] * height), f.join([bias] * height))
 
         return scaled
@@ -190,34 +191,42 @@ def _scaled_sums(*, dynamic: bool, adds_start: bool) -> Scale:
     return scale
 
 
-def _emit_finish(module: Module, name: str, finish: Finish, element: int, scale: Scale) -> None:
-    """Write the function that turns a tile of sums into results.
+def _emit_finish(module: Module, name: str, rows_of: FinishRows) -> None:
+    """Write the function that turns a tile of sums into results."""
+    with finish_function(module, name) as f:
+
+        def block(panel: Value, width: int) -> None:
+            write = rows_of(f, panel, width)
+            in_blocks(
+                f,
+                f.rows,
+                _FINISHED_ROWS,
+                lambda row, height: write([row + each for each in range(height)]),
+            )
+
+        in_blocks(f, f.columns // PANEL, _FINISHED_PANELS, block)
+
+
+def _finish_rows(
+    finish: Finish, element: int, scale: Scale, f: Function, panel: Value, width: int
+) -> Callable[[list[Value]], None]:
+    """Load what the results of some panels need; see `instruction_set.FinishRows`.
 
     Values of two rows and up to 32 columns are one vector, which LLVM divides into registers. The
     instructions of these registers alternate, so that none waits for the one before.
     """
-    with finish_function(module, name) as f:
+    floats, column = vector(F32, PANEL * width), panel * PANEL
+    scaled, change = scale(f, column, floats), finish(f, f.column + column, floats)
 
-        def block(panel: Value, width: int) -> None:
-            floats = vector(F32, PANEL * width)
-            column = panel * PANEL
-            scaled = scale(f, column, floats)
-            change = finish(f, f.column + column, floats)
+    def write(rows: list[Value]) -> None:
+        places = [f.sums + (row * f.sum_stride + column * 4) for row in rows]
+        sums = f.join([f.load(vector(I32, floats.lanes), place) for place in places])
+        places = [f.out + (row * f.out_stride + column * element) for row in rows]
+        changed = change(places, scaled(rows, sums))
+        for place, part in zip(places, changed.parts(len(rows)), strict=True):
+            (f.store if element == 4 else f.store_bytes)(part, place)
 
-            def rows(row: Value, height: int) -> None:
-                sums = f.sums + (row * f.sum_stride + column * 4)
-                out = f.out + (row * f.out_stride + column * element)
-                integers = vector(I32, floats.lanes)
-                places = [sums + f.sum_stride * each for each in range(height)]
-                values = scaled(row, f.join([f.load(integers, place) for place in places]))
-                places = [out + f.out_stride * each for each in range(height)]
-                changed = change(places, values)
-                for place, part in zip(places, changed.parts(height), strict=True):
-                    (f.store if element == 4 else f.store_bytes)(part, place)
-
-            in_blocks(f, f.rows, _FINISHED_ROWS, rows)
-
-        in_blocks(f, f.columns // PANEL, _FINISHED_PANELS, block)
+    return write
 
 
 def row_scale(f: Function, row: Value, floats: Type) -> Value:

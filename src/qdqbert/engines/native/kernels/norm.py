@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from qdqbert.engines.native.features import Features
-from qdqbert.engines.native.functions import unsigned_codes
+from qdqbert.engines.native.functions import LANES, unsigned_codes
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import (
     F32,
@@ -45,25 +45,24 @@ def emit_norms(module: Module, isa: InstructionSet, features: Features) -> None:
     `quantize_tokens` is `quantize_rows` with dynamic scales, for a head that scores words.
     `spread_states` and `spread_inner` are `quantize_rows` of channels that are spread.
     """
-    lanes, states = isa.lanes, features.spread_states
-    dynamic = dataclasses.replace(features, dynamic=True)
+    states, dynamic = features.spread_states, dataclasses.replace(features, dynamic=True)
     with module.function("layer_norm", "norm*, x*, stride, rows") as f:
-        _layer_norm(f, lanes)
+        _layer_norm(f)
     with _codes_function(module, "quantize_rows") as f:
-        _quantize_rows(f, lanes, features)
+        _quantize_rows(f, isa, features)
     if features.scores_words:
         with _codes_function(module, "quantize_tokens") as f:
-            _quantize_rows(f, lanes, dynamic)
+            _quantize_rows(f, isa, dynamic)
     for name, matrix in (("spread_states", states), ("spread_inner", features.spread_inner)):
         if matrix is not None:
             with _codes_function(module, name, spread=PTR) as f:
-                _quantize_rows(f, lanes, dynamic, matrix)
+                _quantize_rows(f, isa, dynamic, matrix)
     if features.norms_first:
         with _codes_function(module, "quantize_normed", spread=PTR, norm=PTR, normed=PTR) as f:
-            _quantize_normed(f, lanes, features)
+            _quantize_normed(f, isa, features)
     else:
         with _codes_function(module, "layer_norm_codes", spread=PTR, norm=PTR) as f:
-            _layer_norm_codes(f, lanes, features)
+            _layer_norm_codes(f, isa, features)
 
 
 def quantize_input(
@@ -114,7 +113,7 @@ def _codes_function(
     )
 
 
-def _layer_norm(f: Function, lanes: int) -> None:
+def _layer_norm(f: Function) -> None:
     """Write `layer_norm`, which normalizes rows in place.
 
     Its arguments are a `NORM` record, the first row, the bytes from one row to the next, and the
@@ -124,12 +123,12 @@ def _layer_norm(f: Function, lanes: int) -> None:
 
     def block(row: Value, height: int) -> None:
         rows = [f.x + (row + each) * f.stride for each in range(height)]
-        _normalize(f, lanes, rows, f.stride // 4, functools.partial(_store, f, rows))
+        _normalize(f, rows, f.stride // 4, functools.partial(_store, f, rows))
 
     in_blocks(f, f.rows, _ROWS, block)
 
 
-def _layer_norm_codes(f: Function, lanes: int, features: Features) -> None:
+def _layer_norm_codes(f: Function, isa: InstructionSet, features: Features) -> None:
     """Write `layer_norm_codes`: `layer_norm`, and the codes of the normalized rows.
 
     The record of the LayerNorm is the last argument.
@@ -137,12 +136,12 @@ def _layer_norm_codes(f: Function, lanes: int, features: Features) -> None:
 
     def block(row: Value, height: int) -> None:
         rows = [f.x + (row + each) * f.stride for each in range(height)]
-        _normalize_to_codes(f, lanes, row, rows, rows, features)
+        _normalize_to_codes(f, isa, row, rows, rows, features)
 
     in_blocks(f, f.rows, _ROWS, block)
 
 
-def _quantize_normed(f: Function, lanes: int, features: Features) -> None:
+def _quantize_normed(f: Function, isa: InstructionSet, features: Features) -> None:
     """Write `quantize_normed`: the codes of rows after a LayerNorm, which does not change the rows.
 
     The last arguments are a `NORM` record, or null to quantize the rows themselves, and a buffer
@@ -157,25 +156,25 @@ def _quantize_normed(f: Function, lanes: int, features: Features) -> None:
         rows = [f.x + (row + each) * f.stride for each in range(height)]
         normed = [f.normed + f.channels * (4 * each) for each in range(height)]
         kept = normed if features.dynamic else ()
-        _normalize_to_codes(f, lanes, row, rows, kept, features)
+        _normalize_to_codes(f, isa, row, rows, kept, features)
 
     with f.when(is_normed):
         in_blocks(f, f.rows, _ROWS, block)
 
 
 def _quantize_rows(
-    f: Function, lanes: int, features: Features, matrix: Hadamard | None = None
+    f: Function, isa: InstructionSet, features: Features, matrix: Hadamard | None = None
 ) -> None:
     """Write `quantize_rows`."""
-    floats = vector(F32, lanes)
+    floats = vector(F32, LANES)
 
     def block(row: Value, height: int) -> None:
         rows = [f.x + (row + each) * f.stride for each in range(height)]
         if features.dynamic:
-            quantize_dynamically(f, lanes, row, rows, matrix)
+            quantize_dynamically(f, isa, row, rows, matrix)
             return
-        write = _codes(f, lanes, row, height, features)
-        with f.loop(0, f.channels, lanes) as channel:
+        write = _codes(f, row, height, features)
+        with f.loop(0, f.channels, LANES) as channel:
             write(channel, [f.load(floats, x + channel * 4) for x in rows])
 
     in_blocks(f, f.rows, _ROWS if features.dynamic else (1,), block)
@@ -183,7 +182,7 @@ def _quantize_rows(
 
 def _normalize_to_codes(
     f: Function,
-    lanes: int,
+    isa: InstructionSet,
     row: Value,
     rows: Sequence[Value],
     normed: Sequence[Value],
@@ -194,24 +193,22 @@ def _normalize_to_codes(
     The normalized rows go to `normed`, which is empty to keep only codes, if scales are static.
     """
     if features.dynamic:
-        _normalize(f, lanes, rows, f.channels, functools.partial(_store, f, normed))
-        quantize_dynamically(f, lanes, row, normed, features.spread_states)
+        _normalize(f, rows, f.channels, functools.partial(_store, f, normed))
+        quantize_dynamically(f, isa, row, normed, features.spread_states)
         return
-    write_codes = _codes(f, lanes, row, len(rows), features)
+    write_codes = _codes(f, row, len(rows), features)
 
     def write(channel: Value, values: Sequence[Value]) -> None:
         if normed:
             _store(f, normed, channel, values)
         write_codes(channel, values)
 
-    _normalize(f, lanes, rows, f.channels, write)
+    _normalize(f, rows, f.channels, write)
 
 
-def _normalize(
-    f: Function, lanes: int, rows: Sequence[Value], channels: Value, write: Write
-) -> None:
+def _normalize(f: Function, rows: Sequence[Value], channels: Value, write: Write) -> None:
     """Write the LayerNorm of some rows with padding, by the record `f.norm`."""
-    floats = vector(F32, lanes)
+    lanes, floats = LANES, vector(F32, LANES)
     weight, bias = NORM.each(f.norm, "weight", "bias")
     width = NORM.read(f.norm, "width")
     count = width.cast("sitofp", F32)
@@ -253,14 +250,14 @@ def _store(f: Function, rows: Sequence[Value], channel: Value, values: Sequence[
         f.store(value, row + channel * 4)
 
 
-def _codes(f: Function, lanes: int, row: Value, count: int, features: Features) -> Write:
+def _codes(f: Function, row: Value, count: int, features: Features) -> Write:
     """Return a writer of the codes of `count` rows from `row` on, unless scales are dynamic."""
-    floats = vector(F32, lanes)
+    floats = vector(F32, LANES)
     places = [f.out + (row + each) * f.out_stride for each in range(count)]
     if features.floats:
         return functools.partial(_store, f, places)
     multiplier = CODES.read(f.extra, "multiplier")
-    shift = f.splat(CODES.read(f.extra, "shift"), lanes)
+    shift = f.splat(CODES.read(f.extra, "shift"), LANES)
 
     def write(channel: Value, values: Sequence[Value]) -> None:
         factor = f.load(floats, multiplier + channel * 4)

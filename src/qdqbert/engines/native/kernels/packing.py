@@ -6,6 +6,9 @@ import contextlib
 
 from qdqbert.engines.native.ir import F32, PTR, Function, Module, Value
 
+DEPTH = 64
+"""Buffers of attention have a multiple of so many tokens and channels: a tile of AMX."""
+
 
 def pack_function(module: Module, name: str) -> contextlib.AbstractContextManager[Function]:
     """Return the function `pack_keys` or `pack_values`; see `instruction_set.Products`."""

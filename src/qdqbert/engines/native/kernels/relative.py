@@ -55,10 +55,10 @@ class RelativeScores:
         if self.features.relative_queries:
             self._multiply("relative_queries", keys, stride, self.length, "key_positions")
 
-    def add(self, query: Value, rows: Value, start: Value, end: Value, columns: Value) -> None:
+    def add(self, query: Value, rows: Value, start: Value, end: Value, stride: Value) -> None:
         """Add the products to the scores of some queries and of the keys between two."""
         f = self.function
-        scores = (columns * 4, start, end)
+        scores = (stride, start, end)
         f.call("add_positions", f.model, f.thread, query, rows, *scores, self.panel, self._stride)
 
     def _multiply(self, table: str, x: Value, stride: Value, rows: Value, out: str) -> None:

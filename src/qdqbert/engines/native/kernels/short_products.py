@@ -1,7 +1,7 @@
 """The products of attention in 16-bit integers.
 
-Each query and each key has a scale of its own, with which its norm is below 2^15.5 and each of its
-numbers has 16 bits. So no sum of products is above 2^31:
+Each query and each key has a scale of its own, with which its norm is below 2^15. So each of its
+numbers has 16 bits, and no sum of products is above 2^30:
 
     score[i, j] = (query_codes[i] @ key_codes[j]) * query_scale[i] * key_scale[j]
 
@@ -24,10 +24,9 @@ columns of each pair, the scale of each channel, and what its sums start from, w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from qdqbert.engines.native.functions import ROUNDING
-from qdqbert.engines.native.instruction_set import InstructionSet, Operands
+from qdqbert.engines.native.instruction_set import AddProducts, InstructionSet, Operands
 from qdqbert.engines.native.ir import F32, I16, I32, I64, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks, in_tiles
 from qdqbert.engines.native.kernels.dot import PANEL
@@ -37,33 +36,57 @@ from qdqbert.engines.native.memory import LINE
 
 # Numbers of a row that are padded with zeros.
 _DEPTH = 32
-# The largest norm of a row of codes, and the largest code, with space for their rounding.
-_NORM, _CODE = 46300.0, 32766.0
+# The largest code, and the largest norm of a row of codes, with space for rounding.
+CODE, _NORM = 32766.0, 32760.0
 # Tokens whose weighted values are added in integers.
-_TOGETHER = 256
+TOGETHER = 256
 # The largest code of a value, and the largest sum of codes of the weights of these tokens, with
 # space for their rounding. The product of the two is below 2^31.
-_VALUE, _WEIGHTS = 20_000.0, 107_000.0
+_VALUE, WEIGHTS = 20_000.0, 107_000.0
 # What is subtracted from codes of weights, so that they fit in 16 bits with a sign.
 _MIDDLE = 2**15
 # Rows of zeros have a scale, too.
 _SMALLEST = 1e-20
 # Queries that are converted together.
-_ROWS = 8
-Fold = Callable[[Value, Value], Value]
+_ROWS = 16
 _FLOATS, _INTEGERS = vector(F32, PANEL), vector(I32, PANEL)
+
+
+def _vpdpwssd(f: Function, total: Value, one: Value, other: Value) -> Value:
+    name = f"llvm.x86.avx512.vpdpwssd.{32 * total.type.lanes}"
+    return f.intrinsic(name, total.type, total, one, other)
+
+
+def vpmaddwd(f: Function, total: Value, one: Value, other: Value) -> Value:
+    """Write the operation in two instructions of AVX2."""
+    shorts = vector(I16, 2 * total.type.lanes)
+    products = one.bits(shorts), other.bits(shorts)
+    return total + f.intrinsic("llvm.x86.avx2.pmadd.wd", total.type, *products)
+
+
+def multiply_pairs(f: Function, total: Value, one: Value, other: Value) -> Value:
+    """Write the operation in instructions that every CPU has."""
+    low = ((one << 16) >> 16) * ((other << 16) >> 16)
+    return total + low + (one >> 16) * (other >> 16)
 
 
 @dataclasses.dataclass(frozen=True)
 class ShortProducts(FloatProducts):
-    """Products by `short_product`; see `instruction_set.Products`."""
+    """Products by `short_product`; see `instruction_set.Products`.
+
+    Attributes:
+        add_pairs: Adds the products of two signed 16-bit integers in each 32-bit lane to sums.
+    """
+
+    add_pairs: AddProducts = _vpdpwssd
+    rows_together = 32
 
     def emit(self, module: Module, isa: InstructionSet) -> None:
         """Write `short_rows` and `short_product`."""
         _emit_rows(module)
         for rows in isa.rows:
             for vectors in isa.vectors:
-                _emit_tile(module, isa.lanes, rows, vectors)
+                _emit_tile(module, isa.lanes, rows, vectors, self.add_pairs)
         _emit_product(module, isa)
 
     def emit_pack(self, module: Module, *, windowed: bool) -> None:
@@ -71,7 +94,11 @@ class ShortProducts(FloatProducts):
         with pack_function(module, "pack_keys") as f:
             _pack_keys(f)
         with pack_function(module, "pack_values") as f:
-            _pack_values(f, _middle(f, f.length, windowed=windowed))
+            self.pack_values(f, middle_of(f, f.length, windowed=windowed))
+
+    def pack_values(self, f: Function, middle: Value) -> None:
+        """Write `pack_values`, for codes of weights minus `middle`."""
+        _pack_values(f, middle)
 
     def bytes_of_key(self, size: Value) -> Value:
         """Return the size of a key and its scale in bytes."""
@@ -111,11 +138,11 @@ class ShortProducts(FloatProducts):
         windowed: bool,
     ) -> None:
         """Write codes of weights over the weights, and then their scale."""
-        middle = _middle(f, length, windowed=windowed).cast("sitofp", F32)
-        largest = middle + _CODE
+        middle = middle_of(f, length, windowed=windowed).cast("sitofp", F32)
+        largest = middle + CODE
         shift = f.splat(middle * -1.0 + ROUNDING, PANEL)
         factors = [
-            (f.constant(F32, _WEIGHTS) / total.minimum(float(_TOGETHER))).minimum(largest)
+            (f.constant(F32, WEIGHTS) / total.minimum(float(TOGETHER))).minimum(largest)
             for total in totals
         ]
         with f.loop(0, padded, PANEL) as key:
@@ -138,18 +165,18 @@ def _multiply(f: Function, operands: Operands, pairs: Value) -> None:
         panels=operands.columns // PANEL,
         scales=operands.end - 8 * PANEL,
         out=operands.out,
-        out_stride=operands.columns * 4,
+        out_stride=operands.out_stride,
         pairs=pairs,
     )
 
 
-def _middle(f: Function, length: Value, *, windowed: bool) -> Value:
+def middle_of(f: Function, length: Value, *, windowed: bool) -> Value:
     """Return what is subtracted from codes of weights.
 
     Sums start from as many times the sum of all values. So it is 0 if they are not added at once.
     """
     middle = 0 if windowed else _MIDDLE
-    return (length <= _TOGETHER).select(f.constant(I64, middle), 0)
+    return (length <= TOGETHER).select(f.constant(I64, middle), 0)
 
 
 def _bytes_of_query(size: Value) -> Value:
@@ -161,7 +188,7 @@ def _emit_rows(module: Module) -> None:
 
     Its arguments are the first row of float32 and the bytes from one row to the next, the number of
     rows, their length, a multiple of 16, and the first row of the result. It reads and writes rows
-    up to a multiple of 8.
+    up to a multiple of 16.
     """
     with module.function("short_rows", "x*, stride, rows, size, out*") as f:
         inverses = f.allocate(F32, _ROWS)
@@ -201,17 +228,8 @@ def _pack_values(f: Function, middle: Value) -> None:
     with f.loop(0, f.size, PANEL) as channel:
         source = f.source + channel * 4
         panel = f.out + channel // PANEL * (end * (2 * PANEL) + 8 * PANEL)
-        largest, sums = (f.variable(f.constant(_INTEGERS, 0)) for _ in range(2))
-
-        def compare(token: Value, count: int) -> None:
-            # Bits of floats without their signs have the order of the floats, and NaN is largest.
-            for each in range(count):
-                bits = f.load(_INTEGERS, source + (token + each) * f.stride) & 0x7FFFFFFF
-                largest.set(bits.maximum(largest.get()))
-
-        in_blocks(f, f.length, (4, 2, 1), compare)
-        scale = f.constant(_FLOATS, _SMALLEST).maximum(largest.get().bits(_FLOATS) * (1 / _VALUE))
-        inverse = 1.0 / scale
+        scale, inverse = value_scale(f, source)
+        sums = f.variable(f.constant(_INTEGERS, 0))
 
         def pack(token: Value, count: int) -> None:
             numbers = [f.load(_FLOATS, source + (token + each) * f.stride) for each in range(count)]
@@ -226,26 +244,37 @@ def _pack_values(f: Function, middle: Value) -> None:
         f.store(sums.get() * middles, panel + (end * (2 * PANEL) + 4 * PANEL))
 
 
+def value_scale(f: Function, source: Value) -> tuple[Value, Value]:
+    """Return the scale of each of 16 channels of values, and its inverse."""
+    largest = f.variable(f.constant(_INTEGERS, 0))
+
+    def compare(token: Value, count: int) -> None:
+        # Bits of floats without their signs have the order of the floats, and NaN is largest.
+        for each in range(count):
+            bits = f.load(_INTEGERS, source + (token + each) * f.stride) & 0x7FFFFFFF
+            largest.set(bits.maximum(largest.get()))
+
+    in_blocks(f, f.length, (4, 2, 1), compare)
+    scale = f.constant(_FLOATS, _SMALLEST).maximum(largest.get().bits(_FLOATS) * (1 / _VALUE))
+    return scale, 1.0 / scale
+
+
 def _scales(f: Function, rows: list[Value]) -> tuple[Value, Value]:
     """Return the scale of each row in a lane, and its inverse."""
-    squares, largest = ([f.variable(f.constant(_FLOATS, 0.0)) for _ in rows] for _ in range(2))
+    squares = [f.variable(f.constant(_FLOATS, 0.0)) for _ in rows]
     with f.loop(0, f.size, PANEL) as channel:
-        for row, total, most in zip(rows, squares, largest, strict=True):
+        for row, total in zip(rows, squares, strict=True):
             x = f.load(_FLOATS, row + channel * 4)
-            square = x * x
-            total.set(total.get() + square)
-            most.set(square.maximum(most.get()))
-    of_norm = _folded([each.get() for each in squares], Value.__add__) * _NORM**-2
-    of_largest = _folded([each.get() for each in largest], Value.maximum) * _CODE**-2
-    needed = of_largest.maximum(of_norm)
+            total.set(f.fma(x, x, total.get()))
+    needed = _folded([each.get() for each in squares]) * _NORM**-2
     scale = f.intrinsic(f"llvm.sqrt.{needed.type.suffix}", needed.type, needed)
     # The scale of a row that is not finite stays what it is.
     scale = f.constant(scale.type, _SMALLEST).maximum(scale)
     return scale, 1.0 / scale
 
 
-def _folded(vectors: list[Value], fold: Fold) -> Value:
-    """Return the sum or the largest lane of each vector, as a vector of them."""
+def _folded(vectors: list[Value]) -> Value:
+    """Return the sum of each vector, as a vector of them."""
     part = vectors[0].type.lanes
     while part > 1:
         # Each vector has partial results of some vectors, and then of twice as many.
@@ -255,10 +284,10 @@ def _folded(vectors: list[Value], fold: Fold) -> Value:
         if len(vectors) == 1:
             count = vectors[0].type.lanes // 2
             first, second = first[:count], second[:count]
-            vectors = [fold(vectors[0].shuffle(first), vectors[0].shuffle(second))]
+            vectors = [vectors[0].shuffle(first) + vectors[0].shuffle(second)]
         else:
             vectors = [
-                fold(one.shuffle(first, other), one.shuffle(second, other))
+                one.shuffle(first, other) + one.shuffle(second, other)
                 for one, other in zip(vectors[::2], vectors[1::2], strict=True)
             ]
         part = half
@@ -306,7 +335,7 @@ def _emit_product(module: Module, isa: InstructionSet) -> None:
         in_tiles(f, isa, f.rows, f.panels, tile)
 
 
-def _emit_tile(module: Module, lanes: int, rows: int, vectors: int) -> None:
+def _emit_tile(module: Module, lanes: int, rows: int, vectors: int, add_pairs: AddProducts) -> None:
     floats, integers = vector(F32, lanes), vector(I32, lanes)
     with module.function(
         f"short_{rows}x{vectors}", "queries*, stride, keys*, panel, scales, out*, out_stride, pairs"
@@ -319,16 +348,14 @@ def _emit_tile(module: Module, lanes: int, rows: int, vectors: int) -> None:
             f.out + (f.out_stride * row + column * 4) for row in range(rows) for column in columns
         ]
         # Without a pair, sums are 0.
-        with f.loop(0, f.pairs.maximum(1), _TOGETHER // 2) as first:
+        with f.loop(0, f.pairs.maximum(1), TOGETHER // 2) as first:
             totals = [[f.variable(start) for start in starts] for _ in range(rows)]
-            with f.loop(first, f.pairs.minimum(first + _TOGETHER // 2)) as pair:
+            with f.loop(first, f.pairs.minimum(first + TOGETHER // 2)) as pair:
                 keys = [f.load(integers, place + pair * (4 * PANEL)) for place in places]
                 for query, sums in zip(queries, totals, strict=True):
                     two = f.splat(f.load(I32, query + pair * 4), lanes)
                     for total, key in zip(sums, keys, strict=True):
-                        operands = (total.get(), two, key)
-                        name = f"llvm.x86.avx512.vpdpwssd.{32 * lanes}"
-                        total.set(f.intrinsic(name, integers, *operands))
+                        total.set(add_pairs(f, total.get(), two, key))
             scales = [f.load(floats, place + f.scales) for place in places]
             found = []
             for query, sums in zip(queries, totals, strict=True):

@@ -39,6 +39,7 @@ class VectorTiles(Tiles):
     prefetches: bool = False
     steps_together: int = 1
     start_at_zero = False
+    is_signed = False
     spare_rows = 0
 
     def block(self, row: int) -> int:
@@ -69,15 +70,13 @@ class VectorTiles(Tiles):
 
         def tile(panel: Value, width: int, row: Value, height: int, following: Value) -> None:
             name = dot_name(height, width * PANEL // isa.lanes)
-            start = LINEAR.read(f.linear, "first_sums") + (f.first + panel) * (4 * PANEL)
             ahead = following + row // isa.rows[0] * part
             if reads_out and self.prefetches:
                 place = place_of(f, panel, row, element)
                 for each in range(height):
                     for line in range(width):
                         prefetch(f, place + f.out_stride * each + line * LINE, level=1)
-            starts = {"start": start, "ahead": ahead, "ahead_step": ahead_step}
-            multiply_tile(f, name, panel, row, sums, stride, **starts)
+            multiply_tile(f, name, panel, row, sums, stride, ahead=ahead, ahead_step=ahead_step)
             finish_tile(f, finish, sums, stride, panel, width, row, height, element)
 
         def column(panel: Value, width: int) -> None:
@@ -91,15 +90,12 @@ class VectorTiles(Tiles):
     def _emit_dot(self, module: Module, isa: InstructionSet, rows: int, vectors: int) -> None:
         """Write the function of a tile.
 
-        Its arguments are those of `MULTIPLIED`, the sums to start from, int32 `(columns,)`, and
-        later weights with the bytes of them that each step brings into the second-level cache, at
-        most a line.
+        Its arguments are those of `MULTIPLIED`, and the bytes of later weights that each step
+        brings into the second-level cache, at most a line.
         """
         lanes = isa.lanes
         sums_type = vector(I32, lanes)
-        with module.function(
-            dot_name(rows, vectors), f"{MULTIPLIED}, start*, ahead*, ahead_step"
-        ) as f:
+        with module.function(dot_name(rows, vectors), f"{MULTIPLIED}, ahead_step") as f:
             places = [_place(f, f.weights, f.panel, lanes * each) for each in range(vectors)]
             starts = [f.load(sums_type, f.start + 4 * lanes * each) for each in range(vectors)]
             totals = [[f.variable(each) for each in starts] for _ in range(rows)]
@@ -120,7 +116,7 @@ class VectorTiles(Tiles):
                     prefetch(f, f.ahead + step * f.ahead_step)
             for row, sums in enumerate(totals):
                 for each, total in enumerate(sums):
-                    f.store(total.get(), f.sums + (f.sum_stride * row + 4 * lanes * each))
+                    f.store(total.get(), f.totals + (f.total_stride * row + 4 * lanes * each))
 
     def _codes(self, f: Function, isa: InstructionSet, place: Value) -> list[Value]:
         """Write the load of a row's codes, and return the codes of each step in all lanes."""
