@@ -19,7 +19,7 @@ from qdqbert.engines.native.kernels.forward import build_module
 
 # Instructions that the kernels of an instruction set have, and those that its CPUs may lack.
 EXPECTED = {
-    "amx": (r"tdpbusd[\s\S]*tdpbf16ps", None),
+    "amx": (r"tdpbusd[\s\S]*tdpbuud", None),
     "avx512-vnni": (r"vpdpbusd\s.*%zmm[\s\S]*vpdpwssd\s.*%zmm", r"tdpbusd|tileloadd"),
     "avx-vnni": (
         r"\{vex\}\s+vpdpbusd[\s\S]*\{vex\}\s+vpdpwssd",
