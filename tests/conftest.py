@@ -451,6 +451,18 @@ def kernels_are_cached_for_this_run(run_folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def own_cache(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a test a cache of its own, and return it; compiled kernels are those of this run."""
+    kernels = run_folder / "cache" / "qdqbert" / "kernels"
+    kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / "kernels").symlink_to(kernels)
+    monkeypatch.setenv("QDQBERT_CACHE", str(folder))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def checkpoints(run_folder: Path) -> Callable[[str], Path]:
     """Make float checkpoints by name, each when first requested. Do not change the folders."""

@@ -298,6 +298,7 @@ def test_the_full_recipe_keeps_the_score_calibrated_trained_and_as_a_graph(
     assert made.evaluate(graph, engine="onnxruntime") == pytest.approx(made.score, abs=1)
 
 
+@pytest.mark.slow
 def test_ranges_that_clip_most_values_ruin_the_score(trained, task: str, tmp_path) -> None:
     made = trained(task)
     auto_class = getattr(transformers, WORKS[task].auto_class)

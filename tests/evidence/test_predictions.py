@@ -119,6 +119,7 @@ def test_predictions_agree_with_what_was_measured(tiny_artifact, write_file, tas
         assert sum(row["changed"] for row in changed) == flips
 
 
+@pytest.mark.slow
 def test_classes_are_those_that_the_folder_returns(tiny_artifact, write_file) -> None:
     _, folder = tiny_artifact("AutoModelForSequenceClassification", is_float=False, **SENTIMENT)
     data = write_file("dev.tsv", HEADS["text-classification"].write(random.Random(7), 20))

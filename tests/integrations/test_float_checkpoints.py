@@ -25,9 +25,7 @@ TEXTS = ["the cat sat on the book", "music in the night", "a dog"]
 LEAST_COSINE, LARGEST_STEP = 0.97, 0.08
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def probabilities(answers) -> np.ndarray:
@@ -147,6 +145,7 @@ def test_a_predictor_can_be_sent_to_workers(checkpoints) -> None:
     np.testing.assert_allclose(found["score"], [each["score"] for each in answers], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_server_has_several_checkpoints_under_the_names_of_their_folders(
     checkpoints,
 ) -> None:
@@ -175,6 +174,7 @@ def test_files_are_answered_as_by_load(checkpoints, tmp_path) -> None:
         assert [each["label"] for each in found] == [each["label"] for each in model(TEXTS)]
 
 
+@pytest.mark.slow
 def test_messages_name_the_checkpoint_and_not_the_cache(checkpoints) -> None:
     folder = str(checkpoints("classifier"))
     with qdqbert.load(folder, check=False) as model:

@@ -23,9 +23,7 @@ from qdqbert.graphs.imported.onnx_file import load_graph
 TEXTS = ["the old house", "a good book"]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def change_config(folder, **values):

@@ -155,9 +155,8 @@ def test_a_relative_path_is_found_from_another_folder(checkpoints, tmp_path, mon
 
 
 @pytest.fixture
-def in_memory(checkpoints, tmp_path, monkeypatch):
+def in_memory(own_cache, checkpoints, tmp_path, monkeypatch):
     """A model that was made of one in memory, with a cache of its own."""
-    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
     folder = checkpoints("sentence")
     given = (
         transformers.AutoModel.from_pretrained(folder),

@@ -29,9 +29,7 @@ TEXTS = ["the old house", "a train to the city and a good book for the night", "
 LEAST_DB = 14.0
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def sqnr_db(expected, found) -> float:

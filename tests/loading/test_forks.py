@@ -87,6 +87,7 @@ def run(folder, engine, code, **variables) -> str:
 
 @pytest.mark.parametrize("engine", ["native", "onnxruntime", "openvino"])
 @pytest.mark.usual("native")
+@pytest.mark.slow
 def test_a_used_model_can_be_used_in_forked_processes(quantized, engine) -> None:
     folder = quantized("sentence").directory
     # With this variable, the library `tokenizers` would wait for its threads in the child.

@@ -31,9 +31,7 @@ CALIBRATED = ["a good book", "the train to the old city was late in the night", 
 LEAST_DB = 32.0
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(autouse=True)

@@ -227,8 +227,9 @@ def kept(tokenizer: Tokenizer, has_types: bool) -> list[Any]:
         for name in CHANGES
     ],
 )
-def test_texts_are_tokenized_as_by_transformers(kind, name, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
+def test_texts_are_tokenized_as_by_transformers(
+    own_cache, kind, name, tmp_path, monkeypatch
+) -> None:
     folder = tmp_path / "model"
     files = zip(("tokenizer.json", "tokenizer_config.json"), save(kind, folder), strict=True)
     for (file, own), changed in zip(files, CHANGES[name], strict=True):
@@ -253,8 +254,7 @@ def test_texts_are_tokenized_as_by_transformers(kind, name, tmp_path, monkeypatc
         ("added_tokens.json", {"fi": 18, "hou": 17}),
     ],
 )
-def test_older_files_name_tokens_too(file, content, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
+def test_older_files_name_tokens_too(own_cache, file, content, tmp_path, monkeypatch) -> None:
     save("generic", tmp_path / "model")
     (tmp_path / "model" / file).write_text(json.dumps(content))
     assert loaded(tmp_path / "model") == expected(tmp_path / "model", LONGEST)

@@ -160,6 +160,7 @@ def test_a_slow_candidate_is_chosen_if_the_others_are_rejected(quantized, times,
     assert (tmp_path / "int8" / "model.onnx").is_file()
 
 
+@pytest.mark.slow
 def test_a_candidate_that_misses_a_limit_is_timed_again_with_layers_in_float(
     quantized, times, tmp_path
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_class_without_any_example_scores_0() -> None:
     assert [each.value for each in found] == pytest.approx([100, 100 / 3, 100])
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_quantized_evaluated_and_run(save_tiny, tmp_path) -> None:
     rng = random.Random(0)
     names = ("cat", "dog", "river")

@@ -28,9 +28,7 @@ PAIRS = [{"text": TEXTS[0], "text_pair": each} for each in TEXTS]
 CLOSE = {"rtol": 0, "atol": 1e-5}
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")

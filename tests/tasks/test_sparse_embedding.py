@@ -221,6 +221,7 @@ def routed(checkpoints, tmp_path_factory):
     return model, folder
 
 
+@pytest.mark.slow
 def test_queries_need_no_model_if_their_tokens_have_weights(routed, tmp_path) -> None:
     theirs, folder = routed
     out = tmp_path / "int8"

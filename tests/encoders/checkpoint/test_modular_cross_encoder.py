@@ -92,6 +92,7 @@ def test_int8_runs_without_data(modular, theirs) -> None:
         np.testing.assert_allclose(model.predict(PAIRS), theirs.predict(PAIRS), atol=0.02)
 
 
+@pytest.mark.slow
 def test_every_engine_runs_the_quantized_folder(modular, theirs, ranking, tmp_path) -> None:
     folder = tmp_path / "int8"
     report = flat.quantize(

@@ -317,6 +317,7 @@ def test_a_tokenizer_with_code_of_its_own_is_refused(tmp_path) -> None:
         load_tokenizer(folder)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_in_python_gives_way_to_the_file(tmp_path) -> None:
     original = of_bert(lowercase=True)
     folder = save(tmp_path / "model", original, tokenizer_class="CanineTokenizer", **OF_BERT)

@@ -18,9 +18,7 @@ from qdqbert.verbs.benchmark import run as benchmark_run
 QUICK = {"rounds": 1, "seconds": 0.01}
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

@@ -30,9 +30,7 @@ QUESTIONS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 each_output = pytest.mark.parametrize(
@@ -300,6 +298,7 @@ def test_int8_of_a_checkpoint_has_the_answers_of_load(checkpoints, write_file, t
     assert found == [each["label"] for each in answers]
 
 
+@pytest.mark.slow
 def test_int8_of_a_checkpoint_reads_as_many_tokens_as_float(checkpoint_copy, write_file) -> None:
     folder = checkpoint_copy("classifier")
     content = {"format": "qdqbert-training/2", "max_length": 12, "task_options": {}}

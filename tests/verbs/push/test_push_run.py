@@ -239,6 +239,7 @@ def test_a_model_without_an_owner_is_one_of_the_hub(hub, checkpoints, tmp_path) 
     assert load(hub, tmp_path, code, HF_HUB_OFFLINE="1") == [vector]
 
 
+@pytest.mark.slow
 def test_a_name_that_is_nowhere_is_reported_with_both_places(hub, tmp_path) -> None:
     texts, output = tmp_path / "a.txt", tmp_path / "b.jsonl"
     texts.write_text("a dog\n")

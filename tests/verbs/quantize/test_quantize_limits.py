@@ -122,6 +122,7 @@ def test_the_report_is_a_page_if_its_name_says_so(quantized, tmp_path) -> None:
     assert "SQNR of at least 300\N{NO-BREAK SPACE}dB is missed: " in path.read_text()
 
 
+@pytest.mark.slow
 def test_targets_that_run_everything_in_int8_can_only_miss_a_limit(quantized, tmp_path) -> None:
     made = quantized("classifier")
     report = quantize(made, tmp_path / "int8", min_sqnr=100, targets=["native", "onnxruntime"])
@@ -156,6 +157,7 @@ def test_metrics_of_data_that_were_split_are_not_in_the_model_index(
     assert any("rows of `calibration_data` that the model may" in each for each in report.notices)
 
 
+@pytest.mark.slow
 def test_a_limit_that_only_a_float_model_meets_is_not_met_by_int8(quantized, tmp_path) -> None:
     report = quantize(quantized("classifier"), tmp_path / "int8", min_sqnr=100, targets=())
     assert not report.meets_limits
@@ -208,6 +210,7 @@ def test_a_few_examples_without_a_loss_show_no_limit(quantized, labeled, tmp_pat
     assert "About 370 examples would show it" in before[1]
 
 
+@pytest.mark.slow
 def test_examples_with_equal_texts_are_counted_once(quantized, labeled, tmp_path) -> None:
     tripled = tmp_path / "tripled.csv"
     header, *rows = labeled.read_text().splitlines()

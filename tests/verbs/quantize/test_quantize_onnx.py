@@ -140,6 +140,7 @@ def test_the_folder_records_the_task_and_the_classes(made, float_graph) -> None:
     assert config["id2label"] == {"0": "Negative", "1": "Neutral", "2": "Positive"}
 
 
+@pytest.mark.slow
 def test_tokenizer_json_is_used_for_calibration_and_the_folder(
     float_graph, options, checkpoint_copy, tmp_path, monkeypatch
 ) -> None:
@@ -303,6 +304,7 @@ class Squared(Logits):
         return torch.log(torch.softmax(super().forward(*inputs), dim=-1) ** 2 + 1e-3)
 
 
+@pytest.mark.slow
 def test_a_head_that_is_not_known_is_kept(checkpoints, options, tmp_path) -> None:
     path = export(checkpoints("classifier"), tmp_path / "squared.onnx", "sdpa", Squared)
     report = flat.quantize(path, tmp_path / "int8", targets=TARGETS, **options)

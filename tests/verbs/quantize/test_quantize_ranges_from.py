@@ -189,6 +189,7 @@ def test_other_weight_codes_without_data(checkpoints, both, tmp_path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_onnx_model_uses_its_ranges_again(checkpoints, texts, tmp_path) -> None:
     float_graph = tmp_path / "float.onnx"
     save_graph(make_graph(encoder_of(load_checkpoint(str(checkpoints("bert"))))), float_graph)

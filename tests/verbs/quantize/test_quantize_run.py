@@ -354,6 +354,7 @@ def test_auto_is_refused_for_a_text_generator_before_its_weights_are_read(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_graph_for_tensorrt_is_checked_and_not_timed(checkpoints, tmp_path) -> None:
     folder = tmp_path / "int8"
     report = flat.quantize(

@@ -283,6 +283,7 @@ def test_options_that_contradict_the_training_are_named_and_obeyed(trained, data
     assert np.abs(codes[0]).max() == 31
 
 
+@pytest.mark.slow
 def test_tables_and_weights_that_were_not_trained_are_named(checkpoints, data, tmp_path) -> None:
     folder = Path(shutil.copytree(checkpoints("classifier"), tmp_path / "qdqbert"))
     model = qdqbert.QDQBertForSequenceClassification.from_pretrained(folder)

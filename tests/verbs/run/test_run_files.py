@@ -122,6 +122,7 @@ def test_small_vectors_are_written_as_they_are(embedder, write_objects, tmp_path
     assert [row.values["embedding"] for row in rows] == expected.tolist()
 
 
+@pytest.mark.slow
 def test_scores_of_a_reranker(quantized, load_once, write_objects, tmp_path, read_objects) -> None:
     reranker = quantized("reranker").directory
     rows = [{"query": "the cat", "passage": f"a dog {index}"} for index in range(5)]

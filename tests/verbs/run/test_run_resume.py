@@ -249,9 +249,8 @@ def test_a_run_of_another_model_is_not_continued(
 
 
 def test_a_run_of_a_checkpoint_with_other_weights_is_not_continued(
-    checkpoint_copy, reviews, tmp_path, monkeypatch, small_windows
+    own_cache, checkpoint_copy, reviews, tmp_path, monkeypatch, small_windows
 ) -> None:
-    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path / "cache"))
     folder, output = checkpoint_copy("classifier"), tmp_path / "a.jsonl"
     with monkeypatch.context() as patch:
         stop_after(patch, 1, Killed())

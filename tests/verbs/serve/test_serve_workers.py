@@ -126,6 +126,7 @@ def test_workers_answer_as_one_server_and_are_replaced(quantized) -> None:
         assert not any(map(is_running, second))
 
 
+@pytest.mark.slow
 def test_what_was_accepted_is_answered_after_sigterm_and_nothing_else_is_accepted(
     quantized,
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_graph_that_computes_something_else_is_found(folder) -> None:
     assert far == ["onnxruntime"]
 
 
+@pytest.mark.slow
 def test_the_exit_code_is_3_and_the_damaged_file_is_printed(folder, capsys) -> None:
     with pytest.raises(SystemExit) as exited:
         main(["verify", str(folder)])

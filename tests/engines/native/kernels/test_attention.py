@@ -153,7 +153,6 @@ def check_attention(kernels, texts: Texts, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [16, 32, 48, 64])
-@pytest.mark.usual("amx-*", "portable-*", "avx2-*")
 def test_texts_of_each_length_have_the_context_of_numpy(dynamic_kernels, size) -> None:
     # Each length occurs with and without a position bias, and causal or not.
     rng = np.random.default_rng(size)
@@ -206,7 +205,6 @@ def test_tokens_attend_only_to_their_window(
 
 
 @pytest.mark.parametrize("window", [None, 3, 20])
-@pytest.mark.usual("portable-portable-*", "amx-amx-*", "avx2-avx2-*")
 def test_only_the_first_tokens_are_attended_to(windowed_kernels, dynamic_kernels, window) -> None:
     # With a window of 3, the last tokens of most texts attend to none.
     lengths, attended = (5, 80, 33, 64, 17, 70), (5, 1, 16, 17, 2, 33)
