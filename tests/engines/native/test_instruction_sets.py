@@ -15,6 +15,7 @@ from qdqbert.engines.native.instruction_sets import (
     choose_set,
     usable_sets,
 )
+from qdqbert.engines.native.instruction_sets.floats import in_float
 from qdqbert.engines.native.kernels.forward import build_module
 
 # Instructions that the kernels of an instruction set have, and those that its CPUs may lack.
@@ -34,9 +35,10 @@ EXPECTED = {
 
 
 @functools.cache
-def assembly_of(name: str) -> str:
+def assembly_of(name: str, *, floats: bool = False) -> str:
     isa = INSTRUCTION_SETS[name]
-    return assembly(build_module(isa, Features(activation="gelu")), isa)
+    isa = in_float(isa) if floats else isa
+    return assembly(build_module(isa, Features(activation="gelu", floats=floats)), isa)
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
@@ -59,10 +61,27 @@ def test_tiles_keep_sums_in_registers_and_prefetch_once_a_step(name) -> None:
         assert len(re.findall(r"prefetcht1", body)) == 1, each
 
 
-def functions_of(name: str) -> dict[str, str]:
+def functions_of(name: str, *, floats: bool = False) -> dict[str, str]:
     """Return the assembly of each function."""
-    found = re.findall(r"^(\w+):\n(.*?)^\t\.size", assembly_of(name), re.MULTILINE | re.DOTALL)
-    return dict(found)
+    text = assembly_of(name, floats=floats)
+    return dict(re.findall(r"^(\w+):\n(.*?)^\t\.size", text, re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize(
+    ("name", "product", "steps"),
+    [
+        ("amx", r"\tvfmadd231ps\s.*%zmm", 1),
+        ("avx2", r"\tvfmadd231ps\s.*%ymm", 1),
+        ("neon-dotprod", r"\tfmla\s+v\d+\.4s, v\d+\.4s, v\d+\.s\[", 4),
+    ],
+)
+def test_tiles_in_float_fuse_products_and_keep_sums_in_registers(name, product, steps) -> None:
+    isa, functions = in_float(INSTRUCTION_SETS[name]), functions_of(name, floats=True)
+    for rows in isa.rows:
+        for vectors in isa.vectors:
+            body = functions[f"dot_{rows}x{vectors}"]
+            assert len(re.findall(product, body)) == rows * vectors * steps
+            assert not re.findall(r"vmov.*mm\d+, .*\(%rsp\)|q\d+.*\[sp|\tdup", body)
 
 
 @pytest.mark.parametrize("name", ["neon-i8mm", "neon-dotprod"])

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
-from qdqbert.engines.native.ir import Function, Module, Value
+from qdqbert.engines.native.ir import I32, Function, Module, Type, Value
 
 AddProducts = Callable[[Function, Value, Value, Value], Value]
 """Adds products to sums: `<lanes x i32>` sums, and four codes and weights in each 32-bit lane."""
@@ -27,12 +27,14 @@ class Dot:
         is_exact: Whether sums are exact for any weights, not only below the adjacent sum limit.
         is_signed: Whether it multiplies codes minus 128, which are signed. Sums start from 128
             times the sum of the weights then.
+        multiplied: Type of what a step takes of a row: codes, as one i32, or a float.
     """
 
     name: str
     add: AddProducts = dataclasses.field(repr=False)
     is_exact: bool = True
     is_signed: bool = False
+    multiplied: Type = I32
 
 
 class Tiles(Protocol):

@@ -15,12 +15,19 @@ from qdqbert.engines.native.kernels.float_products import FloatProducts
 from qdqbert.engines.native.kernels.vector_tiles import VectorTiles
 
 
-def _add_product(f: Function, total: Value, x: Value, weights: Value) -> Value:
+def _add_fused(f: Function, total: Value, x: Value, weights: Value) -> Value:
     floats = vector(F32, total.type.lanes)
     return f.fma(*(each.bits(floats) for each in (x, weights, total))).bits(total.type)
 
 
-_FMA = Dot(name="fma", add=_add_product)
+def _add_rounded(f: Function, total: Value, x: Value, weights: Value) -> Value:
+    floats = vector(F32, total.type.lanes)
+    return (total.bits(floats) + x.bits(floats) * weights.bits(floats)).bits(total.type)
+
+
+_FUSED = Dot(name="fma", add=_add_fused, multiplied=F32)
+# A CPU without the instruction takes a call for each lane.
+_ROUNDED = Dot(name="multiply and add", add=_add_rounded, multiplied=F32)
 
 
 def in_float(isa: InstructionSet) -> InstructionSet:
@@ -28,7 +35,7 @@ def in_float(isa: InstructionSet) -> InstructionSet:
     tiles = isa.tiles if isinstance(isa.tiles, VectorTiles) else VectorTiles(prefetches=True)
     return dataclasses.replace(
         isa,
-        dot=_FMA,
+        dot=_FUSED if isa.architecture else _ROUNDED,
         exact_dot=None,
         rows=isa.float_rows or isa.rows,
         tiles=tiles,

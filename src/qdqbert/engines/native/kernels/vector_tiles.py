@@ -120,7 +120,7 @@ class VectorTiles(Tiles):
 
     def _codes(self, f: Function, isa: InstructionSet, place: Value) -> list[Value]:
         """Write the load of a row's codes, and return the codes of each step in all lanes."""
-        loaded = f.load(vector(I32, self.steps_together), place)
+        loaded = f.load(vector(isa.dot.multiplied, self.steps_together), place)
         if isa.dot.is_signed:
             loaded = loaded ^ _SIGN_BITS
         return [
