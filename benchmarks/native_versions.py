@@ -51,9 +51,10 @@ def main() -> None:
     print("| shape | old ms | new ms | old / new | same bits | outside, old | outside, new |")
     print("|---" * 7 + "|")
     with contextlib.ExitStack() as stack:
+        kinds = arguments.dynamic and not arguments.static_old, arguments.dynamic
         old, new = (
-            stack.enter_context(worker(source, arguments))
-            for source in (arguments.old, arguments.new)
+            stack.enter_context(worker(source, arguments, dynamic=dynamic))
+            for source, dynamic in zip((arguments.old, arguments.new), kinds, strict=True)
         )
         for shape in arguments.shapes.split(","):
             turns = [(old(shape), new(shape)) for _ in range(arguments.rounds)]
@@ -66,7 +67,14 @@ def parse() -> argparse.Namespace:
     here = Path(__file__).resolve().parent.parent / "src"
     parser.add_argument("new", type=Path, nargs="?", default=here)
     parser.add_argument("--model", choices=MODELS, default="minilm")
-    parser.add_argument("--dynamic", action="store_true", help="scales of each token")
+    parser.add_argument(
+        "--dynamic",
+        action="store_true",
+        help="scales of each token, and spread channels if the version has them",
+    )
+    parser.add_argument(
+        "--static-old", action="store_true", help="static scales in the old version all the same"
+    )
     parser.add_argument(
         "--pooling",
         choices=("none", "mean", "first"),
@@ -101,11 +109,11 @@ def row(shape: str, turns: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
 
 @contextlib.contextmanager
 def worker(
-    source: Path, arguments: argparse.Namespace
+    source: Path, arguments: argparse.Namespace, *, dynamic: bool
 ) -> Iterator[Callable[[str], dict[str, Any]]]:
     """Start a process with a version, and return a function that measures a shape."""
     options = [str(source), "--model", arguments.model, "--threads", str(arguments.threads)]
-    options += ["--dynamic"] * arguments.dynamic + ["--pooling", arguments.pooling]
+    options += ["--dynamic"] * dynamic + ["--pooling", arguments.pooling]
     options += ["--kernel", arguments.kernel] * (arguments.kernel is not None)
     command = [sys.executable, __file__, *options, "--seconds", str(arguments.seconds), "--worker"]
     # The folder of this script comes first on the path, and an installed version last.
@@ -208,8 +216,13 @@ def random_model(
     from qdqbert.encoders import model as parts
 
     rng = np.random.default_rng(0)
+    matrices: dict[int, Any] = {}
+    if arguments.dynamic and "hadamard" in parts.Codes.__dataclass_fields__:
+        from qdqbert.quantization.hadamard import hadamard_of
 
-    def linear(rows: int, depth: int, zero_point: int = 128) -> Any:
+        matrices = {depth: hadamard_of(depth) for depth in (hidden, inner)}
+
+    def linear(rows: int, depth: int, zero_point: int = 128, *, spread: bool = True) -> Any:
         scale = np.float32(1.0 if arguments.dynamic else 0.03)
         return parts.Linear(
             weight=rng.integers(-64, 65, (rows, depth), np.int8),
@@ -221,6 +234,7 @@ def random_model(
                 zero_point=zero_point,
                 multiplier=np.asarray(1 / scale, np.float32),
                 dynamic=arguments.dynamic,
+                **({"hadamard": matrices[depth]} if matrices and spread else {}),
             ),
         )
 
@@ -231,7 +245,9 @@ def random_model(
         )
 
     def layer() -> Any:
-        query, key, value, output = (linear(hidden, hidden) for _ in range(4))
+        query, key, value = (linear(hidden, hidden) for _ in range(3))
+        # The input of the output is not spread.
+        output = linear(hidden, hidden, spread=False)
         attention = parts.Attention(
             query=query, key=key, value=value, output=output, heads=heads,
             scale=float((hidden // heads) ** -0.5),
