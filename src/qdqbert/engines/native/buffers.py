@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.forward import SPARE_ROWS
-from qdqbert.engines.native.kernels.gate import INNER_BLOCK
 from qdqbert.engines.native.kernels.norm import NORMED_ROWS
 from qdqbert.engines.native.kernels.packing import DEPTH
 from qdqbert.engines.native.memory import address, padded, zeros
@@ -75,7 +74,7 @@ class Scratch:
             ),
             "row_scales": zeros(rows_of_block, np.float32),
             "inner_float": zeros(
-                (INNER_BLOCK if has_floats else 0, program.up_columns), np.float32
+                (program.float_rows if has_floats else 0, program.up_columns), np.float32
             ),
             "spread": zeros((NORMED_ROWS, max(program.hidden, program.inner)), np.float32),
             "normed": zeros((NORMED_ROWS, program.hidden), np.float32),

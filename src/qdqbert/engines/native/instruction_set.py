@@ -66,6 +66,13 @@ class Tiles(Protocol):
         """
         ...
 
+    def float_rows(self, weights: int, row: int) -> int:
+        """Return how many rows of results in float32 wait at most until they become codes.
+
+        All weights of so many bytes are read for them, and a row has `row` bytes.
+        """
+        return 32
+
     def emit(self, module: Module, isa: InstructionSet) -> None:
         """Write the function of each tile."""
         ...

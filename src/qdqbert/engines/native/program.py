@@ -69,6 +69,7 @@ class Program:
         hidden: Channels of a hidden state with padding.
         features: The features of the kernels.
         block: Rows that are computed together at most.
+        float_rows: Rows of the feed-forward part that are in float32 at most.
         part_rows: Rows of texts that a thread computes together at most.
         products: Number of products of codes and weights for each token. A product of floats takes
             the time of four.
@@ -104,6 +105,8 @@ class Program:
         self._kept: list[Array] = []
         # Columns of the first linear layer of the feed-forward part.
         self.up_columns = 2 * self.inner if self.features.gated else self.inner
+        weights = self.hidden * self.up_columns
+        self.float_rows = isa.tiles.float_rows(weights, 4 * self.up_columns)
         # Rows of the tables of relative positions with padding.
         relative = self.settings["relative"]
         self.relative_columns = 0 if relative is None else padded(relative["rows"], PANEL)
@@ -147,6 +150,7 @@ class Program:
             if self.features.normalizes_heads
             else min(max(1, _GROUP_COLUMNS // size), settings["heads"]),
             block=self.block,
+            float_rows=self.float_rows,
             inner=self.inner,
             score_scale=settings["score_scale"],
             limit=settings["limit"],

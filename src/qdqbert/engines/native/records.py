@@ -137,6 +137,7 @@ MODEL = Record(
     width=I64,  # heads * head_size with padding
     group=I64,  # heads that are computed together
     block=I64,  # rows that are computed together at most
+    float_rows=I64,  # rows of the feed-forward part that are in float32 at most
     inner=I64,  # channels of the feed-forward part with padding
     score_scale=F32,  # factor of scores, times log2(e)
     limit=I64,  # longest text in tokens
@@ -205,7 +206,8 @@ THREAD = Record(
     row_scales=PTR,  # float32 (block + 32,): see `ROW_SCALE`
     spread=PTR,  # float32 (4, hidden or inner), if channels are spread
     normed=PTR,  # float32 (4, hidden), if layers normalize first
-    inner_float=PTR,  # float32 (32, inner) if scales are dynamic; (32, 2 * inner) with a gate
+    # float32 (`float_rows`, inner) if scales are dynamic; (`float_rows`, 2 * inner) with a gate
+    inner_float=PTR,
     queries=PTR,  # float32 (queries, head_size), or as codes
     keys=PTR,  # float32, panels of keys: limit * head_size
     values=PTR,  # float32, panels of values: limit * head_size

@@ -29,6 +29,9 @@ _LINES_AHEAD = 8
 _ACTIVATIONS = 2_700_000
 # Rows of a block at most: with more, weights are read seldom enough.
 _MOST_ROWS = 768
+# Bytes of weights that stay in the second-level cache beside results in float32, the most rows of
+# these with such weights and with more, and their bytes at most.
+_WEIGHTS, _FLOAT_ROWS, _FLOATS = 1_000_000, (64, 128), 1_600_000
 SUM_TILES, ROW_TILES, WEIGHT_TILES = (0, 1, 2, 3), (4, 5), (6, 7)
 """Tiles that hold sums, rows of codes or numbers, and weights."""
 
@@ -47,6 +50,11 @@ class AmxTiles(Tiles):
         The fewer blocks there are, the less often weights come from the third level.
         """
         return min(_ACTIVATIONS // row // _ROWS * _ROWS, _MOST_ROWS)
+
+    def float_rows(self, weights: int, row: int) -> int:
+        """Return more rows if their weights do not stay in the second-level cache."""
+        most = _FLOAT_ROWS[weights > _WEIGHTS]
+        return max(min(_FLOATS // row, most) // _ROWS * _ROWS, _ROWS)
 
     def emit(self, module: Module, isa: InstructionSet) -> None:
         """Write the function of each number of tiles, and what a thread calls around them."""

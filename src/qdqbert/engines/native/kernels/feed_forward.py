@@ -13,7 +13,6 @@ from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL, bytes_of_codes
-from qdqbert.engines.native.kernels.gate import INNER_BLOCK
 from qdqbert.engines.native.kernels.norm import quantize_input, quantize_rows
 from qdqbert.engines.native.kernels.weights import weights_of
 from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, RECORDS, ROW_SCALE, THREAD
@@ -119,8 +118,9 @@ class _FeedForward:
         if self.by_columns:
             self.linear(kernel, "up", codes, (self.shared, stride))
             self.wait()
-        with f.loop(0, f.rows, INNER_BLOCK) as row:
-            count = (f.rows - row).minimum(INNER_BLOCK)
+        most = MODEL.read(f.model, "float_rows")
+        with f.loop(0, f.rows, most) as row:
+            count = (f.rows - row).minimum(most)
             place = self.scales + row * ROW_SCALE
             buffer = THREAD.read(f.thread, "inner_float")
             floats = self.shared + row * stride if self.by_columns else buffer

@@ -6,9 +6,6 @@ from qdqbert.engines.native.functions import ACTIVATIONS, EXACT_ACTIVATIONS
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, Module, vector
 
-INNER_BLOCK = 32
-"""Rows of the feed-forward part that are in float32 at a time, with a gate or dynamic scales."""
-
 
 def emit_gate(module: Module, isa: InstructionSet, activation: str, *, floats: bool) -> None:
     """Write `gate_rows`, which multiplies the activation of one half of each row by the other half.
