@@ -218,6 +218,19 @@ def test_all_kernels_with_the_same_products_have_the_same_bits(save, name) -> No
     assert len(set(found.values())) <= 1
 
 
+@pytest.mark.parametrize("name", [*LAYERS, *PARTS])
+@pytest.mark.usual("narrow")
+def test_all_kernels_that_fuse_products_have_the_same_bits_in_float(save, name) -> None:
+    shape = dataclasses.replace({**LAYERS, **PARTS}[name], floats=True, dynamic=False)
+    path, inputs = save(shape), random_batch(LENGTHS)
+    found = {
+        states_of(NativeRunner(path, threads=1, kernel=each.name), inputs).tobytes()
+        for each in usable_sets()
+        if each.architecture
+    }
+    assert len(found) <= 1
+
+
 def test_two_layers_that_normalize_first_compute_what_numpy_does(save) -> None:
     inputs = random_batch(LENGTHS)
     mask = inputs["attention_mask"] == 1
