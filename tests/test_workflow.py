@@ -271,6 +271,7 @@ def test_a_model_learns_its_task_from_scratch(trained, task: str) -> None:
     assert made.evaluate(made.folder / "start") < 60
 
 
+@pytest.mark.slow
 def test_calibration_alone_keeps_the_score_on_each_engine(
     trained, calibrated, task: str, engine: str
 ) -> None:

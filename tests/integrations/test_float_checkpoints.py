@@ -78,6 +78,7 @@ def test_a_pipeline_has_the_token_states_of_that_of_transformers(checkpoints) ->
         assert cosines(pipeline(folder)(text), real(text)).min() > LEAST_COSINE
 
 
+@pytest.mark.slow
 def test_a_pipeline_runs_a_model_that_transformers_does_not_have(checkpoint_copy) -> None:
     folder = checkpoint_copy("classifier")
     sizes = {"vocab_size": 263, "hidden_size": 32, "num_attention_heads": 2}

@@ -129,6 +129,7 @@ def test_transformers_has_the_weights_and_an_adapter(folder) -> None:
     assert "adapters of the checkpoint are left out: retrieval.query, " in notices
 
 
+@pytest.mark.slow
 def test_a_quantized_model_has_one_adapter(folder, tmp_path) -> None:
     data = tmp_path / "texts.txt"
     data.write_text("\n".join(conftest.make_texts(40, seed=1)))

@@ -168,6 +168,7 @@ def test_models_of_other_families_keep_their_quantizers(
     assert_close(states_of(folder), outputs_of(again, folder))
 
 
+@pytest.mark.slow
 def test_only_numpy_reads_a_checkpoint(qdqbert_folder) -> None:
     code = (
         "import sys, qdqbert\n"

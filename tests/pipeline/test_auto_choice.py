@@ -195,6 +195,7 @@ def test_limits_are_not_met_for_a_candidate_that_would_be_slower(
     assert progress.steps["Meeting the limits for onnxruntime"] == 7
 
 
+@pytest.mark.slow
 def test_nothing_is_written_if_no_candidate_is_close_enough(
     quantized, times, tmp_path, capsys
 ) -> None:

@@ -87,6 +87,7 @@ def test_scores_in_float_are_those_of_sentence_transformers(modular, theirs, in_
         assert (model.task, model.num_labels) == ("reranking", 1)
 
 
+@pytest.mark.slow
 def test_int8_runs_without_data(modular, theirs) -> None:
     with qdqbert.load(modular) as model:
         np.testing.assert_allclose(model.predict(PAIRS), theirs.predict(PAIRS), atol=0.02)

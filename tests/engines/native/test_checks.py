@@ -326,10 +326,10 @@ def _runs(packed: Packed, *, examples: int) -> Any:
 
 
 def test_random_settings_are_taken_or_refused(packed, modern, disentangled, in_float) -> None:
-    _runs(packed, examples=300)()
-    _runs(modern, examples=100)()
-    _runs(disentangled, examples=50)()
-    _runs(in_float, examples=50)()
+    _runs(packed, examples=100)()
+    _runs(modern, examples=40)()
+    _runs(disentangled, examples=20)()
+    _runs(in_float, examples=20)()
 
 
 @pytest.mark.slow

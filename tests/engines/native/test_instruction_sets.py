@@ -42,6 +42,7 @@ def assembly_of(name: str, *, floats: bool = False) -> str:
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.usual("a*", "neon*")
 def test_llvm_verifies_and_assembles_the_kernels_of_each(name) -> None:
     expected, foreign = EXPECTED[name]
     text = assembly_of(name)

@@ -131,7 +131,10 @@ def test_other_constants_are_not_taken_for_a_table_of_embeddings(body, tables) -
     assert vocabulary_size(graph_of(body, tables)) is None
 
 
-@pytest.mark.parametrize("export", [("roberta", "eager", 14), ("bert", "eager", 18, True)])
+@pytest.mark.parametrize(
+    "export",
+    [("roberta", "eager", 14), pytest.param(("bert", "eager", 18, True), marks=pytest.mark.slow)],
+)
 def test_tables_of_exporters_are_found(exported, export) -> None:
     model = load_graph(exported(*export))
     assert vocabulary_size(model) == 128

@@ -95,6 +95,7 @@ def test_a_checkpoint_becomes_a_graph_and_its_pairs_are_measured(made) -> None:
     check_graph(folder / "model.onnx")
 
 
+@pytest.mark.slow
 def test_the_graph_agrees_with_that_of_a_target_that_an_engine_runs(
     classifier, tmp_path, run_plainly
 ) -> None:

@@ -108,6 +108,7 @@ def test_both_steps_give_the_embeddings_of_the_folder(repository, quantized, mon
 
 
 @pytest.mark.parametrize("is_pair", [True, False])
+@pytest.mark.usual("False")
 def test_pairs_and_single_texts_give_the_logits_of_the_folder(
     is_pair, of_pairs, quantized, logits_of, tmp_path, monkeypatch
 ) -> None:

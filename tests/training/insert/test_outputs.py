@@ -87,6 +87,7 @@ def test_all_is_symmetric_but_local_branches_which_stay_float(make_model) -> Non
             assert spec == WEIGHT
 
 
+@pytest.mark.slow
 def test_a_layer_of_the_graph_has_12_pairs_and_6_weights(checkpoints, save_tiny, tmp_path) -> None:
     folder = save_tiny(
         tmp_path / "classifier",

@@ -153,6 +153,7 @@ def test_without_onnxruntime_a_checkpoint_is_compared_with_float_on_the_native_e
         qdqbert.benchmark([folder], provider="cpu")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_load_refuses_is_timed_in_float(checkpoint_copy) -> None:
     folder = checkpoint_copy("sentence")
     qdqbert.QDQBertModel.from_pretrained(folder).save_pretrained(folder)

@@ -64,6 +64,7 @@ def test_all_files_are_in_a_private_repository(hub, pushed, quantized) -> None:
     assert pushed["url"] == f"{hub.endpoint}/{NAME}/commit/{repository.commit}"
 
 
+@pytest.mark.slow
 def test_load_downloads_only_the_graph_that_it_runs(hub, pushed, quantized, tmp_path) -> None:
     code = f"""
 with qdqbert.load({NAME!r}, engine="onnxruntime") as model:

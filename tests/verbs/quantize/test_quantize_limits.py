@@ -134,6 +134,7 @@ def test_targets_that_run_everything_in_int8_can_only_miss_a_limit(quantized, tm
     assert units["onnxruntime"]
 
 
+@pytest.mark.slow
 def test_a_default_target_that_misses_a_limit_is_left_out(quantized, tmp_path) -> None:
     made = quantized("classifier")
     wanted = max(each.fidelity.sqnr_db for each in made.report.targets) + 4

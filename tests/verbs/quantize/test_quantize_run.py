@@ -152,6 +152,7 @@ def test_the_folder_holds_the_report(quantized) -> None:
 @pytest.mark.parametrize(
     "family", [pytest.param("deberta-v2", marks=pytest.mark.slow), "modernbert"]
 )
+@pytest.mark.slow
 def test_families_with_another_attention_are_quantized(
     save_tiny, write_file, tmp_path, family
 ) -> None:

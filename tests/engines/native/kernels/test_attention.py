@@ -294,7 +294,7 @@ def test_values_that_are_not_numbers_stay_in_their_channel(dynamic_kernels) -> N
 
 @pytest.mark.parametrize("size", [16, 32, 48, 64, 80])
 @pytest.mark.parametrize("window", [None, 7, 300])
-@pytest.mark.usual("None-32", "300-64")
+@pytest.mark.slow
 def test_contexts_have_the_same_bits_on_all_sets_with_the_same_products(size, window) -> None:
     lengths = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 255, 256, 257, 700)
     attended = [each - each // 3 for each in lengths]
