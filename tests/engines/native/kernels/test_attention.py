@@ -206,8 +206,9 @@ def test_tokens_attend_only_to_their_window(
 
 @pytest.mark.parametrize("window", [None, 3, 20])
 def test_only_the_first_tokens_are_attended_to(windowed_kernels, dynamic_kernels, window) -> None:
-    # With a window of 3, the last tokens of most texts attend to none.
-    lengths, attended = (5, 80, 33, 64, 17, 70), (5, 1, 16, 17, 2, 33)
+    # With a window of 3, the last tokens of most texts attend to none. Those of the last text start
+    # where a block of keys does.
+    lengths, attended = (5, 80, 33, 64, 17, 70, 130), (5, 1, 16, 17, 2, 33, 64)
     texts = make_texts(lengths, 2, 32, 0, attended=attended)
     check_attention(windowed_kernels, texts, window=window)
     if window is None:

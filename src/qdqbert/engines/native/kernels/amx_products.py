@@ -166,7 +166,8 @@ def _emit_product(module: Module) -> None:
         "depth",
     ) as f:
         sums, size = f.allocate(I32, 2 * 2 * 3 * 16 * PANEL), 2 * 3 * _TILE
-        with f.loop(0, f.depth, TOGETHER) as first:
+        # Without a token, sums are 0.
+        with f.loop(0, f.depth.maximum(1), TOGETHER) as first:
             depth = (f.depth - first).minimum(TOGETHER)
 
             def finish(panel: Value) -> None:
