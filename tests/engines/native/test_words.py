@@ -22,6 +22,8 @@ from native_models import (
 from qdqbert.encoders.model import EncoderModel, Head, HeadOutput, Linear, Norm
 from qdqbert.encoders.shared_table import joined, rest_of
 from qdqbert.engines.native import words
+from qdqbert.engines.native.instruction_sets import usable_sets
+from qdqbert.engines.native.kernels.short_products import ShortProducts
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import Packed, save_packed
@@ -95,6 +97,29 @@ def test_words_have_the_weights_of_float32_in_any_company(tmp_path, kind) -> Non
         one = alone.run({name: each[index : index + 1] for name, each in inputs.items()})
         assert one["words"].tobytes() == row.tobytes()
     assert 0 < np.mean(counts) < VOCABULARY / 2
+
+
+@pytest.mark.parametrize("kind", ["tied to codes", "tied to floats", "own"])
+@pytest.mark.usual("own")
+def test_words_have_the_same_bits_on_all_sets_with_the_same_products(tmp_path, kind) -> None:
+    path, inputs = save(pack_model(model_of(kind)[0]), tmp_path), random_batch(LENGTHS)
+    found = {
+        NativeRunner(path, threads=1, kernel=each.name).run(inputs)["words"].tobytes()
+        for each in usable_sets()
+        if isinstance(each.products, ShortProducts)
+    }
+    assert len(found) <= 1
+
+
+def test_logarithms_do_not_depend_on_the_cpu(tmp_path) -> None:
+    # numpy has others for AVX-512 in float32.
+    model, head = model_of("own")
+    scores = dataclasses.replace(head, steps=head.steps[:-1])
+    heads = (scores, dataclasses.replace(head, outputs=(HeadOutput(name="logarithms"),)))
+    path = save(pack_model(dataclasses.replace(model, heads=heads)), tmp_path)
+    found = NativeRunner(path, threads=1).run(random_batch(LENGTHS))
+    expected = np.log1p(found["words"].astype(np.float64)).astype(np.float32)
+    np.testing.assert_array_equal(found["logarithms"], expected)
 
 
 def test_words_of_a_model_in_float_have_the_weights_of_float32(tmp_path) -> None:

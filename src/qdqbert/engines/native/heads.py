@@ -146,9 +146,9 @@ class Heads:
             length = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float32))
             return rows / np.maximum(length, np.float32(1e-12))[:, None], width
         if step["name"] == "log1p":
-            # Most weights of a vocabulary are 0.
+            # Most weights of a vocabulary are 0. In float64, as that of float32 depends on the CPU.
             flat, places = rows.reshape(-1), np.flatnonzero(rows != 0)
-            flat[places] = np.log1p(flat[places])
+            flat[places] = np.log1p(flat[places], dtype=np.float64)
             return rows, width
         self._program.activate_(step["name"], rows, width)
         return rows, width

@@ -15,6 +15,7 @@ The margin raises the scores by more than most of these errors, so that few word
 from __future__ import annotations
 
 from qdqbert.encoders.shared_table import STEPS
+from qdqbert.engines.native.functions import LANES
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I8, I16, I32, I64, PTR, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks
@@ -36,7 +37,7 @@ def emit_words(module: Module, isa: InstructionSet) -> None:
     _emit_finish(module, adds_start=isa.tiles.start_at_zero)
     with kernel_function(module, "linear_largest") as f:
         isa.tiles.loop(f, isa, "linear_largest_finish", 4, reads_out=False)
-    _emit_exact(module, isa.lanes)
+    _emit_exact(module)
     with module.function("score_words", "model*, job*, thread*") as f:
         isa.tiles.begin(f)
         job = {name: WORDS.read(f.job, name) for name in WORDS.fields}
@@ -98,7 +99,7 @@ def _emit_finish(module: Module, *, adds_start: bool) -> None:
         in_blocks(f, f.columns // PANEL, _FINISHED_PANELS, block)
 
 
-def _emit_exact(module: Module, lanes: int) -> None:
+def _emit_exact(module: Module) -> None:
     """Write `score_again`, which computes the positive scores of a text in float32.
 
     Its arguments are a `WORDS` record, the first row of the text and the number of rows, the first
@@ -115,12 +116,12 @@ def _emit_exact(module: Module, lanes: int) -> None:
             f.loop(first, first + PANEL) as word,
             f.when(f.load(F32, f.out + word * 4) > 0.0),
         ):
-            _score_again(f, lanes, f.word + word, f.out + word * 4)
+            _score_again(f, f.word + word, f.out + word * 4)
 
 
-def _score_again(f: Function, lanes: int, word: Value, place: Value) -> None:
+def _score_again(f: Function, word: Value, place: Value) -> None:
     """Write the largest score of a word, or 0, to a place."""
-    floats = vector(F32, lanes)
+    lanes, floats = LANES, vector(F32, LANES)
     depth, linear, scale = WORDS.each(f.job, "depth", "linear", "scale")
     table, rest = WORDS.each(f.job, "table", "rest")
     row = WORDS.read(f.job, "row")
