@@ -28,9 +28,7 @@ _SERVE = ("uvicorn", "httptools", "orjson", "prometheus_client", "pydantic")
 
 EXTRAS: Mapping[str, Extra] = {
     "onnxruntime": Extra(modules=_ONNX, purpose="the engine ONNX Runtime, and graphs of it"),
-    "quantize": Extra(
-        modules=_QUANTIZE, purpose="`quantize`, `evaluate`, `analyze` and `benchmark`"
-    ),
+    "quantize": Extra(modules=_QUANTIZE, purpose="`quantize`, `evaluate` and `analyze`"),
     "train": Extra(modules=("accelerate", *_QUANTIZE), purpose="`train`, and plots"),
     "tensorboard": Extra(modules=("tensorboard",), purpose="logs of `train` for TensorBoard"),
     "datasets": Extra(modules=("datasets",), purpose="data sets of the hub: `hub:NAME@SPLIT`"),
