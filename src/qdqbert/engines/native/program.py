@@ -291,8 +291,8 @@ class Program:
         margin, the codes of inputs count as large as the codes of weights.
         """
         depth, columns = settings["depth"], settings["columns"]
-        limit = None if self.isa.dot.is_exact else SAFE_ADJACENT_SUM_LIMIT
-        spec = dataclasses.replace(WEIGHT, adjacent_sum_limit=limit)
+        # For all CPUs, so that the same words have a weight.
+        spec = dataclasses.replace(WEIGHT, adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT)
         weights = self._keep(zeros((columns // PANEL, depth // 4, PANEL, 4), np.int8))
         start = self._keep(zeros(columns, np.int32))
         factor, margin = self._keep(np.ones(columns, np.float32)), np.zeros(columns, np.int32)
