@@ -301,9 +301,8 @@ def check_opset(exported: Exported, opset: int, pairs: int) -> None:
 
 
 # It writes opset 18 and converts that: 21 and 23 brought new versions of the pair.
-@pytest.mark.parametrize(
-    "opset", [18, *(pytest.param(opset, marks=pytest.mark.slow) for opset in (21, 23))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [18, 21, 23])
 def test_dynamos_graph_agrees_with_the_model_at_each_opset(
     calibrated, plainly_exported, opset
 ) -> None:

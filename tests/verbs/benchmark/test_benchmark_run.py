@@ -84,6 +84,7 @@ def test_a_folder_is_timed_on_all_engines_that_run_it(quantized) -> None:
 
 @pytest.mark.usefixtures("without_timing")
 @pytest.mark.parametrize(("name", "lengths"), [("sentence", [32]), ("classifier", [32])])
+@pytest.mark.usual("classifier-*")
 def test_only_usual_lengths_that_the_model_takes_are_timed(quantized, name, lengths) -> None:
     # Their limits are 32 and 64 tokens; 128 is a usual length, too.
     report = qdqbert.benchmark([quantized(name).directory], engines=["onnxruntime"], batches=(1,))

@@ -17,6 +17,7 @@ from qdqbert.cli._commands import COMMANDS
 from qdqbert.cli.app import main
 from qdqbert.common.progress import Bars
 from qdqbert.data.tables.outputs import Writer
+from qdqbert.engines.native.instruction_sets import choose_set
 
 
 def run(*words: object, stdin: bytes = b"") -> tuple[int, str, str]:
@@ -68,7 +69,7 @@ def test_answers_end_quietly_if_nobody_reads_them(
 
 def test_a_kernel_of_the_native_engine_is_chosen(embedder, reviews, tmp_path) -> None:
     words = (embedder, "-i", reviews, "-o", tmp_path / "a.npy", "--engine", "native")
-    code, out, err = run(*words, "--kernel", "portable", "--json")
+    code, out, err = run(*words, "--kernel", choose_set().name, "--json")
     assert code == 0, err
     report = json.loads(out)
     assert (report["engine"], report["target"], report["rows"]) == ("native", "native", 11)
