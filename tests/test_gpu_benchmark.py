@@ -51,6 +51,7 @@ def test_compiled_sections_run_on_a_cpu(tmp_path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.slow
 def test_a_section_that_fails_is_reported_and_the_time_limit_kept(tmp_path) -> None:
     status, sections = run("--sections", "machine", output=tmp_path / "gpu.json")
     assert status == 1

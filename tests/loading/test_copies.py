@@ -200,6 +200,7 @@ def test_pickles_tell_changed_folders_apart(quantized, checkpoint_copy, tmp_path
     assert all(ours != theirs for ours, theirs in zip(before, hashes(), strict=True))
 
 
+@pytest.mark.slow
 def test_methods_run_in_another_process(checkpoints) -> None:
     spawned = multiprocessing.get_context("spawn")
     with (

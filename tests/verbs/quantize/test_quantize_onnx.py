@@ -182,6 +182,7 @@ def test_the_config_of_another_model_is_refused(
     assert not (tmp_path / "int8").exists()
 
 
+@pytest.mark.slow
 def test_external_weights_and_a_tokenizer_next_to_the_file_are_read(
     float_graph, checkpoints, options, tmp_path
 ) -> None:

@@ -247,6 +247,7 @@ def test_fused_weight_ranges_of_two_targets_are_used_again(checkpoints, texts, t
     assert caught.value.argument == "fuse_qkv"
 
 
+@pytest.mark.slow
 def test_a_trained_checkpoint_uses_its_ranges_again(
     checkpoints, make_model, texts, tmp_path
 ) -> None:

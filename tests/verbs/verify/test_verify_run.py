@@ -51,6 +51,7 @@ def test_a_folder_is_verified_where_it_was_written(quantized, folder) -> None:
         assert each.sqnr_db == pytest.approx(each.stored_db, abs=0.5)
 
 
+@pytest.mark.slow
 def test_torch_is_not_needed(folder) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
