@@ -265,7 +265,6 @@ class Program:
             panel=16 * settings["depth"],
             panels=settings["columns"] // 16,
             steps=settings["depth"] // 4,
-            start=start,
             first_sums=self._keep(first),
             factor=factor,
             bias=bias,
@@ -294,7 +293,7 @@ class Program:
         # For all CPUs, so that the same words have a weight.
         spec = dataclasses.replace(WEIGHT, adjacent_sum_limit=SAFE_ADJACENT_SUM_LIMIT)
         weights = self._keep(zeros((columns // PANEL, depth // 4, PANEL, 4), np.int8))
-        start = self._keep(zeros(columns, np.int32))
+        start = zeros(columns, np.int32)
         factor, margin = self._keep(np.ones(columns, np.float32)), np.zeros(columns, np.int32)
         bias = self._keep(zeros(columns, np.float32))
         # Padding has to have the score 0: it has no weights in a table of words.

@@ -65,9 +65,9 @@ LINEAR = Record(
     panel=I64,  # bytes from one panel to the next
     panels=I64,
     steps=I64,  # depth / 4; the depth in float
-    start=PTR,  # int32 per column: -zero_point * sum of the weights; zero point 128 if dynamic
-    # int32 per column: what tiles of vectors start from, see `kernels.dot`. Estimates of scores
-    # have a margin there. In float it is the bias, float32, and the other three are null.
+    # int32 per column: what sums start from, see `kernels.dot`: -zero_point * sum of the weights;
+    # zero point 128 if dynamic. Estimates of scores have a margin there. In float it is the bias,
+    # float32, and the other two are null.
     first_sums=PTR,
     factor=PTR,  # float32 per column: scale of the weights, times the codes' scale if it is static
     bias=PTR,  # float32 per column

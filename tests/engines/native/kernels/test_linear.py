@@ -60,7 +60,6 @@ def make_case(kernels, rows: int, panels: int, depth: int, seed: int) -> Case:
         panel=bytes_of_row(packed),
         panels=panels,
         steps=depth // 4,
-        start=start,
         first_sums=first,
         factor=factor,
         bias=bias,

@@ -64,7 +64,6 @@ def test_positive_scores_are_exact_and_others_are_zero(
         panel=bytes_of_row(packed),
         panels=panels,
         steps=depth // 4,
-        start=start,
         first_sums=first,
         factor=factor,
         bias=bias,

@@ -13,6 +13,7 @@ values have the same order.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from qdqbert.engines.native.functions import ROUNDING
 from qdqbert.engines.native.instruction_set import InstructionSet, Operands
@@ -20,14 +21,7 @@ from qdqbert.engines.native.ir import F32, I32, I64, VOID, Function, Module, Val
 from qdqbert.engines.native.kernels.amx_tiles import move_tile
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.packing import DEPTH, padded_to
-from qdqbert.engines.native.kernels.short_products import (
-    CODE,
-    TOGETHER,
-    WEIGHTS,
-    ShortProducts,
-    middle_of,
-    value_scale,
-)
+from qdqbert.engines.native.kernels.short_products import TOGETHER, CodesOf, ShortProducts
 from qdqbert.engines.native.memory import LINE
 
 _TILE = 16 * LINE
@@ -60,29 +54,22 @@ class AmxProducts(ShortProducts):
         """Return the bytes from the scores of a query to the next: with a line for a scale."""
         return _place_of_scale(columns) + LINE
 
-    def pack_values(self, f: Function, middle: Value) -> None:
-        """Write `pack_values`."""
-        end = padded_to(f.length, DEPTH)
-        with f.loop(0, f.size, PANEL) as channel:
-            source = f.source + channel * 4
-            panel = f.out + channel // PANEL * (end * (2 * PANEL) + 8 * PANEL)
-            scale, inverse = value_scale(f, source)
-            sums = f.variable(f.constant(_INTEGERS, 0))
-            with f.loop(0, end, DEPTH) as token, f.loop(0, PANEL) as row:
-                codes = []
-                for each in range(4):
-                    own = token + row + PANEL * each
-                    is_there = own < f.length
-                    x = f.load(_FLOATS, source + is_there.select(own, 0) * f.stride)
-                    code = f.fma(x, inverse, ROUNDING).bits(_INTEGERS)
-                    codes.append(is_there.select(code, 0))
-                    sums.set(sums.get() + ((codes[-1] << 16) >> 16))
-                tile = panel + (token * (2 * PANEL) + row * LINE)
-                for part, bytes_ in enumerate(_bytes(f, codes)):
-                    f.store(bytes_, tile + _TILE * part)
-            f.store(scale * f.splat(f.factor, PANEL), panel + end * (2 * PANEL))
-            middles = f.splat(middle.cast("trunc", I32), PANEL)
-            f.store(sums.get() * middles, panel + (end * (2 * PANEL) + 4 * PANEL))
+    def pack_panel(self, f: Function, source: Value, panel: Value, inverse: Value) -> Value:
+        """Write the bytes of 16 channels of all values, and return the sums of their codes."""
+        sums = f.variable(f.constant(_INTEGERS, 0))
+        with f.loop(0, f.length, DEPTH) as token, f.loop(0, PANEL) as row:
+            codes = []
+            for each in range(4):
+                own = token + row + PANEL * each
+                is_there = own < f.length
+                x = f.load(_FLOATS, source + is_there.select(own, 0) * f.stride)
+                code = f.fma(x, inverse, ROUNDING).bits(_INTEGERS)
+                codes.append(is_there.select(code, 0))
+                sums.set(sums.get() + ((codes[-1] << 16) >> 16))
+            tile = panel + (token * (2 * PANEL) + row * LINE)
+            for part, bytes_ in enumerate(_bytes(f, codes)):
+                f.store(bytes_, tile + _TILE * part)
+        return sums.get()
 
     def multiply(self, f: Function, operands: Operands) -> None:
         """Write the contexts of some queries."""
@@ -101,37 +88,28 @@ class AmxProducts(ShortProducts):
             depth=operands.depth,
         )
 
-    def end_weights(
+    def store_codes(
         self,
         f: Function,
-        rows: list[Value],
-        totals: list[Value],
+        rows: Sequence[tuple[Value, Value]],
+        codes: CodesOf,
         length: Value,
         padded: Value,
         *,
         windowed: bool,
-    ) -> None:
-        """Write codes of weights over the weights, and then their scale."""
-        middle = middle_of(f, length, windowed=windowed).cast("sitofp", F32)
-        largest = middle + CODE
-        shift = f.splat(middle * -1.0 + ROUNDING, PANEL)
-        factors = [
-            (f.constant(F32, WEIGHTS) / total.minimum(float(TOGETHER))).minimum(largest)
-            for total in totals
-        ]
-        with f.loop(0, length, DEPTH) as key:
-            for row, factor in zip(rows, factors, strict=True):
-                own, codes = f.splat(factor, PANEL), []
-                for each in range(4):
-                    weights = f.load(_FLOATS, row + (key * 4 + LINE * each))
-                    code = f.fma(weights, own, shift).bits(_INTEGERS)
+    ) -> Value:
+        """Write bytes over the weights of rows with factors, and return where their scales go."""
+        with f.loop(0, length, DEPTH) as first:
+            keys = [first + PANEL * each for each in range(4)]
+            for row, factor in rows:
+                found = [codes(row, factor, key) for key in keys]
+                if windowed:
                     # There are values of tokens after a window. Those after a text are 0.
-                    is_seen = key + PANEL * each < padded
-                    codes.append(is_seen.select(code, 0) if windowed else code)
-                for part, bytes_ in enumerate(_bytes(f, codes)):
-                    f.store(bytes_, row + (key * 2 + LINE * part))
-        for row, factor in zip(rows, factors, strict=True):
-            f.store(1.0 / factor, row + _place_of_scale(padded))
+                    pairs = zip(keys, found, strict=True)
+                    found = [(key < padded).select(code, 0) for key, code in pairs]
+                for part, bytes_ in enumerate(_bytes(f, found)):
+                    f.store(bytes_, row + (first * 2 + LINE * part))
+        return _place_of_scale(padded)
 
 
 def _place_of_scale(columns: Value) -> Value:

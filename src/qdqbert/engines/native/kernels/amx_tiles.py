@@ -12,7 +12,6 @@ from qdqbert.engines.native.kernels.tile import (
     FINISHED,
     MULTIPLIED,
     Arguments,
-    finish_tile,
     finished,
     following_weights,
     multiply_tile,
@@ -123,7 +122,8 @@ class AmxTiles(Tiles):
                     for variable, value in zip(place, (panel, row, height), strict=True):
                         variable.set(value)
                 else:
-                    finish_tile(f, finish, sums, stride, panel, width, row, height, element)
+                    own = (sums, stride, panel, width, row, height, element)
+                    f.call(finish, **finished(f, *own))
 
         in_blocks(f, f.panels, (_PANELS, 1), column)
         with f.when(place[-1].get() > 0):

@@ -60,7 +60,6 @@ _PROJECTED = ("queries", "keys", "values")
 def build_module(isa: InstructionSet, features: Features) -> Module:
     """Return all kernels of a model with these features."""
     activation, dynamic, floats = features.activation, features.dynamic, features.floats
-    isa = isa.dynamic() if dynamic else isa
     module = Module('"prefer-vector-width"="512"')
     isa.tiles.emit(module, isa)
     rounds_adds = features.rounds_adds

@@ -157,7 +157,7 @@ def kernel_function(module: Module, name: str) -> contextlib.AbstractContextMana
 
 
 def finish_function(module: Module, name: str) -> contextlib.AbstractContextManager[Function]:
-    """Return a function that turns a tile of sums into results; see `tile.finish_tile`."""
+    """Return a function that turns a tile of sums into results; see `tile.finished`."""
     return module.function(name, FINISHED)
 
 

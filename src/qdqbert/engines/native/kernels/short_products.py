@@ -24,6 +24,7 @@ columns of each pair, the scale of each channel, and what its sums start from, w
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 from qdqbert.engines.native.functions import ROUNDING
 from qdqbert.engines.native.instruction_set import AddProducts, InstructionSet, Operands
@@ -37,12 +38,12 @@ from qdqbert.engines.native.memory import LINE
 # Numbers of a row that are padded with zeros.
 _DEPTH = 32
 # The largest code, and the largest norm of a row of codes, with space for rounding.
-CODE, _NORM = 32766.0, 32760.0
+_CODE, _NORM = 32766.0, 32760.0
 # Tokens whose weighted values are added in integers.
 TOGETHER = 256
 # The largest code of a value, and the largest sum of codes of the weights of these tokens, with
 # space for their rounding. The product of the two is below 2^31.
-_VALUE, WEIGHTS = 20_000.0, 107_000.0
+_VALUE, _WEIGHTS = 20_000.0, 107_000.0
 # What is subtracted from codes of weights, so that they fit in 16 bits with a sign.
 _MIDDLE = 2**15
 # Rows of zeros have a scale, too.
@@ -50,6 +51,9 @@ _SMALLEST = 1e-20
 # Queries that are converted together.
 _ROWS = 16
 _FLOATS, _INTEGERS = vector(F32, PANEL), vector(I32, PANEL)
+
+CodesOf = Callable[[Value, Value, Value], Value]
+"""Writes the codes of the weights of a row with a factor, for 16 keys from the given one."""
 
 
 def _vpdpwssd(f: Function, total: Value, one: Value, other: Value) -> Value:
@@ -94,11 +98,32 @@ class ShortProducts(FloatProducts):
         with pack_function(module, "pack_keys") as f:
             _pack_keys(f)
         with pack_function(module, "pack_values") as f:
-            self.pack_values(f, middle_of(f, f.length, windowed=windowed))
+            self._pack_values(f, _middle(f, f.length, windowed=windowed))
 
-    def pack_values(self, f: Function, middle: Value) -> None:
+    def _pack_values(self, f: Function, middle: Value) -> None:
         """Write `pack_values`, for codes of weights minus `middle`."""
-        _pack_values(f, middle)
+        end, size = self.bytes_of_values(f.length), self.panel_of_values(f.length)
+        middles = f.splat(middle.cast("trunc", I32), PANEL)
+        with f.loop(0, f.size, PANEL) as channel:
+            source, panel = f.source + channel * 4, f.out + channel // PANEL * size
+            scale, inverse = _value_scale(f, source)
+            sums = self.pack_panel(f, source, panel, inverse)
+            f.store(scale * f.splat(f.factor, PANEL), panel + end)
+            f.store(sums * middles, panel + (end + 4 * PANEL))
+
+    def pack_panel(self, f: Function, source: Value, panel: Value, inverse: Value) -> Value:
+        """Write the codes of 16 channels of all values, and return their sums."""
+        sums = f.variable(f.constant(_INTEGERS, 0))
+
+        def pack(token: Value, count: int) -> None:
+            numbers = [f.load(_FLOATS, source + (token + each) * f.stride) for each in range(count)]
+            one, *others = [f.fma(x, inverse, ROUNDING).bits(_INTEGERS) << 16 for x in numbers]
+            other = others[0] if others else f.constant(_INTEGERS, 0)
+            sums.set(sums.get() + (one >> 16) + (other >> 16))
+            f.store(f.shift_unsigned(one, 16) | other, panel + token * (2 * PANEL))
+
+        in_blocks(f, f.length, (2, 1), pack)
+        return sums.get()
 
     def bytes_of_key(self, size: Value) -> Value:
         """Return the size of a key and its scale in bytes."""
@@ -138,20 +163,41 @@ class ShortProducts(FloatProducts):
         windowed: bool,
     ) -> None:
         """Write codes of weights over the weights, and then their scale."""
-        middle = middle_of(f, length, windowed=windowed).cast("sitofp", F32)
-        largest = middle + CODE
+        middle = _middle(f, length, windowed=windowed).cast("sitofp", F32)
+        largest = middle + _CODE
         shift = f.splat(middle * -1.0 + ROUNDING, PANEL)
         factors = [
-            (f.constant(F32, WEIGHTS) / total.minimum(float(TOGETHER))).minimum(largest)
+            (f.constant(F32, _WEIGHTS) / total.minimum(float(TOGETHER))).minimum(largest)
             for total in totals
         ]
-        with f.loop(0, padded, PANEL) as key:
-            for row, factor in zip(rows, factors, strict=True):
-                weights = f.load(_FLOATS, row + key * 4)
-                codes = f.fma(weights, f.splat(factor, PANEL), shift).bits(_INTEGERS)
-                f.store(codes.cast("trunc", vector(I16, PANEL)), row + key * 2)
+
+        def codes(row: Value, factor: Value, key: Value) -> Value:
+            return f.fma(f.load(_FLOATS, row + key * 4), f.splat(factor, PANEL), shift).bits(
+                _INTEGERS
+            )
+
+        place = self.store_codes(
+            f, list(zip(rows, factors, strict=True)), codes, length, padded, windowed=windowed
+        )
         for row, factor in zip(rows, factors, strict=True):
-            f.store(1.0 / factor, row + padded_to(length, 2) * 2)
+            f.store(1.0 / factor, row + place)
+
+    def store_codes(
+        self,
+        f: Function,
+        rows: Sequence[tuple[Value, Value]],
+        codes: CodesOf,
+        length: Value,
+        padded: Value,
+        *,
+        windowed: bool,
+    ) -> Value:
+        """Write codes over the weights of rows with factors, and return where their scales go."""
+        with f.loop(0, padded, PANEL) as key:
+            for row, factor in rows:
+                found = codes(row, factor, key)
+                f.store(found.cast("trunc", vector(I16, PANEL)), row + key * 2)
+        return padded_to(length, 2) * 2
 
 
 def _multiply(f: Function, operands: Operands, pairs: Value) -> None:
@@ -170,7 +216,7 @@ def _multiply(f: Function, operands: Operands, pairs: Value) -> None:
     )
 
 
-def middle_of(f: Function, length: Value, *, windowed: bool) -> Value:
+def _middle(f: Function, length: Value, *, windowed: bool) -> Value:
     """Return what is subtracted from codes of weights.
 
     Sums start from as many times the sum of all values. So it is 0 if they are not added at once.
@@ -222,29 +268,7 @@ def _pack_keys(f: Function) -> None:
                 f.store(column, panel + (channel * (2 * PANEL) + 4 * PANEL * each))
 
 
-def _pack_values(f: Function, middle: Value) -> None:
-    """Write `pack_values`, for codes of weights minus `middle`."""
-    end = padded_to(f.length, 2)
-    with f.loop(0, f.size, PANEL) as channel:
-        source = f.source + channel * 4
-        panel = f.out + channel // PANEL * (end * (2 * PANEL) + 8 * PANEL)
-        scale, inverse = value_scale(f, source)
-        sums = f.variable(f.constant(_INTEGERS, 0))
-
-        def pack(token: Value, count: int) -> None:
-            numbers = [f.load(_FLOATS, source + (token + each) * f.stride) for each in range(count)]
-            one, *others = [f.fma(x, inverse, ROUNDING).bits(_INTEGERS) << 16 for x in numbers]
-            other = others[0] if others else f.constant(_INTEGERS, 0)
-            sums.set(sums.get() + (one >> 16) + (other >> 16))
-            f.store(f.shift_unsigned(one, 16) | other, panel + token * (2 * PANEL))
-
-        in_blocks(f, f.length, (2, 1), pack)
-        f.store(scale * f.splat(f.factor, PANEL), panel + end * (2 * PANEL))
-        middles = f.splat(middle.cast("trunc", I32), PANEL)
-        f.store(sums.get() * middles, panel + (end * (2 * PANEL) + 4 * PANEL))
-
-
-def value_scale(f: Function, source: Value) -> tuple[Value, Value]:
+def _value_scale(f: Function, source: Value) -> tuple[Value, Value]:
     """Return the scale of each of 16 channels of values, and its inverse."""
     largest = f.variable(f.constant(_INTEGERS, 0))
 

@@ -19,7 +19,7 @@ weights, which it brings into the second-level cache.
 FINISHED = (
     "linear*, sums*, sum_stride, rows, column, columns, out*, out_stride, row_scales*, extra*"
 )
-"""Arguments of a function that turns a tile of sums into results; see `finish_tile`."""
+"""Arguments of a function that turns a tile of sums into results."""
 
 Arguments = dict[str, Value | int]
 """Arguments of a call by name."""
@@ -49,21 +49,6 @@ def multiply_tile(
     )
 
 
-def finish_tile(
-    f: Function,
-    name: str,
-    sums: Value,
-    stride: int,
-    panel: Value,
-    width: int,
-    row: Value,
-    height: Value | int,
-    element: int,
-) -> None:
-    """Write the call of the function that turns sums into results of `element` bytes."""
-    f.call(name, **finished(f, sums, stride, panel, width, row, height, element))
-
-
 def finished(
     f: Function,
     sums: Value,
@@ -74,7 +59,7 @@ def finished(
     height: Value | int,
     element: int,
 ) -> Arguments:
-    """Return the arguments `FINISHED`; see `finish_tile`."""
+    """Return the arguments `FINISHED` for results of `element` bytes."""
     return {
         **f.own("linear, out_stride, extra"),
         "sums": sums,

@@ -13,7 +13,7 @@ from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL, prefetch
 from qdqbert.engines.native.kernels.tile import (
     MULTIPLIED,
-    finish_tile,
+    finished,
     following_weights,
     multiply_tile,
     place_of,
@@ -77,7 +77,8 @@ class VectorTiles(Tiles):
                     for line in range(width):
                         prefetch(f, place + f.out_stride * each + line * LINE, level=1)
             multiply_tile(f, name, panel, row, sums, stride, ahead=ahead, ahead_step=ahead_step)
-            finish_tile(f, finish, sums, stride, panel, width, row, height, element)
+            own = (sums, stride, panel, width, row, height, element)
+            f.call(finish, **finished(f, *own))
 
         def column(panel: Value, width: int) -> None:
             following = following_weights(f, panel + width)
