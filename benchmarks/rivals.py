@@ -33,11 +33,15 @@ from qdqbert.data import texts as resources
 from qdqbert.data.rows.data import Columns
 from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
+from qdqbert.encoders.quantize import round_encoder
 from qdqbert.encoders.task_kinds import TaskSettings
+from qdqbert.engines.native.packed import pack_model
+from qdqbert.engines.native.storage import save_packed
 from qdqbert.evidence.latency import Candidate, speedup, time_candidates
 from qdqbert.graphs.check import save_graph
 from qdqbert.graphs.of_checkpoint import encoder_of
 from qdqbert.graphs.writer import make_graph
+from qdqbert.loading.float_checkpoint.source import limits_pairs
 from qdqbert.pipeline.predictions import encode_examples
 from qdqbert.tasks.task import Tokenization
 from scoring import CALIBRATION_EXAMPLES, TestSet
@@ -144,15 +148,22 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
         quantizers=qdqbert.Quantizers(weights_for=arguments.weights_for),
         benchmark=False,
     )
-    save_graph(make_graph(encoder_of(load_checkpoint(model))), folder / "float.onnx")
+    encoder = encoder_of(load_checkpoint(model))
+    save_graph(make_graph(encoder), folder / "float.onnx")
+    save_packed(pack_model(encoder, precision="float"), folder / "float.qdqbert")
+    save_packed(
+        pack_model(round_encoder(encoder, limits_pairs=limits_pairs())), folder / "rounded.qdqbert"
+    )
     inputs = calibration_inputs(arguments.calibration, columns, test)
     models: dict[tuple[str, EngineName], Path] = {
         ("float", "onnxruntime"): folder / "float.onnx",
         ("float", "openvino"): folder / "float.onnx",
+        ("float", "native"): folder / "float.qdqbert",
         ("qdqbert", "onnxruntime"): folder / "ours" / ours.targets[0].model,
         ("qdqbert dynamic", "onnxruntime"): folder / "ours" / ours.targets[1].model,
         ("qdqbert", "openvino"): folder / "ours" / ours.targets[2].model,
         ("qdqbert", "native"): folder / "ours" / ours.targets[3].model,
+        ("qdqbert dynamic, no data", "native"): folder / "rounded.qdqbert",
         ("qdqbert dynamic", "native"): folder / "ours" / ours.targets[4].model,
     }
     plain = without_value_info(folder / "float.onnx", folder / "plain.onnx")

@@ -1,0 +1,314 @@
+"""Files in object storage, named by URLs such as s3://bucket/folder/file, through fsspec.
+
+A `RemotePath` has those methods of `pathlib.Path` that this package uses, so that most code does
+not know where a file is. Storage has neither folders, locks, appending nor renaming: a file appears
+whole when it was written, and a folder is what the names of files say.
+
+fsspec finds the credentials and the address of a storage as its packages do: in environment
+variables, files of the user, or `~/.config/fsspec`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
+from urllib.parse import unquote, urlsplit
+
+from qdqbert.common.errors import UserInputError
+from qdqbert.common.files import temporary_folder
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# Schemes of files of this machine.
+_LOCAL = ("file", "local")
+# The package that reads each scheme, which its users install; `None` if nothing is missing.
+_PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "hf": None,
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "memory": None,
+}
+_MAGIC = re.compile(r"[*?\[]")
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class RemotePath:
+    """A file or a folder in object storage.
+
+    Attributes:
+        url: Its URL, without a slash at the end.
+    """
+
+    url: str
+
+    def __str__(self) -> str:
+        """Return the URL."""
+        return self.url
+
+    def __truediv__(self, name: str) -> RemotePath:
+        """Return the path of what is in the folder."""
+        return RemotePath(f"{self.url}/{name}")
+
+    @property
+    def _scheme(self) -> str:
+        return self.url.partition("://")[0]
+
+    @property
+    def _place(self) -> PurePosixPath:
+        """The part of the URL after the scheme."""
+        return PurePosixPath(self.url.partition("://")[2])
+
+    @property
+    def _system(self) -> Any:
+        return _open_system(self.url)[0]
+
+    @property
+    def _key(self) -> str:
+        """The path, as the file system names it."""
+        return _open_system(self.url)[1]
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self._place.name
+
+    @property
+    def stem(self) -> str:
+        """The last part without its suffix."""
+        return self._place.stem
+
+    @property
+    def suffix(self) -> str:
+        """The end of the last part from its last dot on."""
+        return self._place.suffix
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts between slashes, of which the first is a bucket, container or host."""
+        return self._place.parts
+
+    @property
+    def parent(self) -> RemotePath:
+        """The folder."""
+        return RemotePath(f"{self._scheme}://{self._place.parent}")
+
+    def with_name(self, name: str) -> RemotePath:
+        """Return the path with another last part."""
+        return self.parent / name
+
+    def with_suffix(self, suffix: str) -> RemotePath:
+        """Return the path with another suffix."""
+        return self.with_name(f"{self.stem}{suffix}")
+
+    def absolute(self) -> RemotePath:
+        """Return the path, as a URL does not depend on a folder."""
+        return self
+
+    def exists(self) -> bool:
+        """Return whether there is a file or a folder."""
+        with translated():
+            return bool(self._system.exists(self._key))
+
+    def is_file(self) -> bool:
+        """Return whether there is a file."""
+        with translated():
+            return bool(self._system.isfile(self._key))
+
+    def is_dir(self) -> bool:
+        """Return whether there are files whose names start with this path and a slash."""
+        with translated():
+            return bool(self._system.isdir(self._key))
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        """Yield the files and folders in a folder; nothing if there is none."""
+        with translated():
+            try:
+                names = self._system.ls(self._key, detail=False)
+            except FileNotFoundError:
+                return
+            # Some storage has an object for the folder itself.
+            yield from self._under(
+                name for name in names if name.strip("/") != self._key.strip("/")
+            )
+
+    def find(self, pattern: str | None = None) -> Iterator[RemotePath]:
+        """Yield all files below the folder, or those that match a pattern of `fsspec`'s `glob`."""
+        with translated():
+            if pattern is None:
+                yield from self._under(self._system.find(self._key))
+                return
+            found = self._system.glob(f"{self._key}/{pattern}", detail=True)
+            yield from self._under(name for name, each in found.items() if each["type"] == "file")
+
+    def _under(self, names: Iterable[str]) -> Iterator[RemotePath]:
+        """Yield what the file system names, as URLs of the form of this one."""
+        start = len(self._key.strip("/"))
+        for name in names:
+            yield RemotePath(self.url + name.strip("/")[start:])
+
+    def size(self) -> int:
+        """Return the size of a file in bytes."""
+        with translated():
+            return int(self._system.size(self._key))
+
+    def version(self) -> str:
+        """Return what changes when the file does: its size, and its tag or time if it has some."""
+        with translated():
+            known = self._system.info(self._key)
+        tags = ("ETag", "etag", "md5Hash", "md5", "blob_id", "commit_hash", "LastModified", "mtime")
+        changing = next((known[name] for name in (*tags, "created") if known.get(name)), None)
+        return f"{known['size']} {changing}"
+
+    def open(self, mode: str = "rb") -> BinaryIO:
+        """Open a file for reading. It can be read at any position."""
+        if mode != "rb":
+            raise ValueError(f"{self.url} is written whole, by `write_bytes` or `upload`")
+        with translated():
+            return cast(BinaryIO, self._system.open(self._key, "rb"))
+
+    def read_bytes(self) -> bytes:
+        """Return the content of a file."""
+        with translated():
+            return cast(bytes, self._system.cat_file(self._key))
+
+    def write_bytes(self, content: bytes) -> None:
+        """Write a file: nobody sees a part of it."""
+        with translated():
+            self._system.pipe_file(self._key, content)
+
+    def upload(self, path: Path) -> None:
+        """Write the content of a local file: nobody sees a part of it."""
+        with translated():
+            self._system.put_file(str(path), self._key)
+
+    def download(self, path: Path) -> None:
+        """Write the content to a local file."""
+        with translated():
+            self._system.get_file(self._key, str(path))
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Remove a file."""
+        with translated():
+            try:
+                self._system.rm_file(self._key)
+            except FileNotFoundError:
+                if not missing_ok:
+                    raise
+
+    def mkdir(self, *, parents: bool = True, exist_ok: bool = True) -> None:
+        """Do nothing: a folder is there when a file is in it."""
+
+
+Place = Path | RemotePath
+"""A file or folder of this machine or in object storage."""
+
+
+def is_url(name: str | os.PathLike[str]) -> bool:
+    """Return whether a name has a scheme, as s3://bucket/file."""
+    return isinstance(name, str) and _URL.match(name) is not None
+
+
+def place_of(name: str) -> Place:
+    """Return the path that a name stands for: of this machine, unless it is a URL.
+
+    Raises:
+        UserInputError: The scheme is not known, or its package is not installed.
+    """
+    found = _URL.match(name)
+    if found is None:
+        return Path(name)
+    scheme = found[1].lower()
+    if scheme in _LOCAL:
+        return Path(_local_path(name))
+    if scheme not in _PACKAGES:
+        known = ", ".join(f"{each}://" for each in (*_PACKAGES, *_LOCAL))
+        raise UserInputError(
+            f"{name!r} has a scheme that is not known, {found[1]!r}. Pass a path of this machine, "
+            f"or one of {known}."
+        )
+    url = f"{scheme}://{name[found.end() :].rstrip('/')}"
+    _open_system(url)
+    return RemotePath(url)
+
+
+def split_pattern(name: str) -> tuple[RemotePath, str | None]:
+    """Return a URL up to its first part with `*`, `?` or `[`, and the rest; `None` without one."""
+    path = place_of(name)
+    assert isinstance(path, RemotePath)
+    parts = path.parts
+    first = next((i for i, part in enumerate(parts) if _MAGIC.search(part)), None)
+    # In the address of a file on the web, `?` starts the query.
+    if first is None or path.url.startswith("http"):
+        return path, None
+    start = path.url.partition("://")[0]
+    return RemotePath(f"{start}://{'/'.join(parts[:first])}"), "/".join(parts[first:])
+
+
+def _local_path(url: str) -> str:
+    """Return the path in file:///folder/name, or in file://folder/name, as fsspec reads it."""
+    parts = urlsplit(url)
+    return unquote(f"{parts.netloc if parts.netloc != 'localhost' else ''}{parts.path}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _find_key(url: str, pid: int) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    # Listings are not kept, as others write the same folders.
+    found: tuple[Any, str] = url_to_fs(url, use_listings_cache=False)
+    return found
+
+
+def _open_system(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and its name of the file.
+
+    Raises:
+        UserInputError: The package of the scheme is not installed, or the URL is impossible.
+    """
+    scheme = url.partition("://")[0]
+    try:
+        # A file system is not shared with a process that was forked.
+        return _find_key(url, os.getpid())
+    except ImportError as error:
+        package = _PACKAGES[scheme]
+        raise UserInputError(
+            f"{url!r} needs a package that is not installed: {error.name or package}. Run "
+            f"`pip install {package}`."
+        ) from error
+    except ValueError as error:
+        raise UserInputError(f"{url!r} cannot be used: {error}.") from error
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turn the errors of storage packages, which have classes of their own, into `OSError`."""
+    try:
+        yield
+    except (OSError, UserInputError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def written_locally(place: Place) -> Iterator[Path]:
+    """Yield a local path to write a file to, which becomes the file at `place` at the end."""
+    if isinstance(place, Path):
+        yield place
+        return
+    with temporary_folder() as folder:
+        path = folder / place.name
+        yield path
+        place.upload(path)
