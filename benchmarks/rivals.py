@@ -150,7 +150,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
     )
     encoder = encoder_of(load_checkpoint(model))
     save_graph(make_graph(encoder), folder / "float.onnx")
-    save_packed(pack_model(encoder, precision="float"), folder / "float.qdqbert")
+    save_packed(pack_model(encoder, precision="float"), folder / "native-float.qdqbert")
     save_packed(
         pack_model(round_encoder(encoder, limits_pairs=limits_pairs())), folder / "rounded.qdqbert"
     )
@@ -158,7 +158,7 @@ def measure(arguments: argparse.Namespace, columns: Columns, folder: Path) -> li
     models: dict[tuple[str, EngineName], Path] = {
         ("float", "onnxruntime"): folder / "float.onnx",
         ("float", "openvino"): folder / "float.onnx",
-        ("float", "native"): folder / "float.qdqbert",
+        ("float", "native"): folder / "native-float.qdqbert",
         ("qdqbert", "onnxruntime"): folder / "ours" / ours.targets[0].model,
         ("qdqbert dynamic", "onnxruntime"): folder / "ours" / ours.targets[1].model,
         ("qdqbert", "openvino"): folder / "ours" / ours.targets[2].model,

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote, urlsplit
@@ -41,6 +41,29 @@ _PACKAGES = {
     "memory": None,
 }
 _MAGIC = re.compile(r"[*?\[]")
+
+
+# What a storage says of a file that changes with it, the most reliable first.
+_TAGS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "commit_hash", "LastModified", "mtime")
+_TIMES = ("last_modified", "created")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """What a storage says of a file.
+
+    Attributes:
+        size: Its size in bytes.
+        version: A text that changes when the file does.
+    """
+
+    size: int
+    version: str
+
+
+def _stored(known: Mapping[str, Any]) -> Stored:
+    tag = next((known[name] for name in (*_TAGS, *_TIMES) if known.get(name)), None)
+    return Stored(size=int(known["size"]), version=f"{known['size']} {tag}")
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -143,14 +166,16 @@ class RemotePath:
                 name for name in names if name.strip("/") != self._key.strip("/")
             )
 
-    def find(self, pattern: str | None = None) -> Iterator[RemotePath]:
-        """Yield all files below the folder, or those that match a pattern of `fsspec`'s `glob`."""
+    def find(self, pattern: str | None = None) -> dict[RemotePath, Stored]:
+        """Return all files below the folder, or those that match a pattern of `fsspec`'s `glob`."""
         with translated():
-            if pattern is None:
-                yield from self._under(self._system.find(self._key))
-                return
-            found = self._system.glob(f"{self._key}/{pattern}", detail=True)
-            yield from self._under(name for name, each in found.items() if each["type"] == "file")
+            found: Mapping[str, Mapping[str, Any]] = (
+                self._system.find(self._key, detail=True)
+                if pattern is None
+                else self._system.glob(f"{self._key}/{pattern}", detail=True)
+            )
+            files = {name: each for name, each in found.items() if each["type"] == "file"}
+            return dict(zip(self._under(files), map(_stored, files.values()), strict=True))
 
     def _under(self, names: Iterable[str]) -> Iterator[RemotePath]:
         """Yield what the file system names, as URLs of the form of this one."""
@@ -158,18 +183,10 @@ class RemotePath:
         for name in names:
             yield RemotePath(self.url + name.strip("/")[start:])
 
-    def size(self) -> int:
-        """Return the size of a file in bytes."""
+    def stored(self) -> Stored:
+        """Return the size and the version of a file."""
         with translated():
-            return int(self._system.size(self._key))
-
-    def version(self) -> str:
-        """Return what changes when the file does: its size, and its tag or time if it has some."""
-        with translated():
-            known = self._system.info(self._key)
-        tags = ("ETag", "etag", "md5Hash", "md5", "blob_id", "commit_hash", "LastModified", "mtime")
-        changing = next((known[name] for name in (*tags, "created") if known.get(name)), None)
-        return f"{known['size']} {changing}"
+            return _stored(self._system.info(self._key))
 
     def open(self, mode: str = "rb") -> BinaryIO:
         """Open a file for reading. It can be read at any position."""
