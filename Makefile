@@ -26,7 +26,7 @@ test-slow: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs,llama-index,ray,ray-serve]'
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps tritonclient
 	$(BIN)/pip install --quiet --constraint constraints.txt bertopic chromadb cohere haystack-ai keybert \
-		langchain-classic mteb polars schemathesis
+		langchain-classic 'moto[server]' mteb polars s3fs schemathesis
 	$(PYTEST) -m slow || test $$? -eq 5
 
 test-wheel: $(STAMP)

@@ -13,7 +13,11 @@ import os
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
+import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +41,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from browsers import Browser, find_chromium
 from calibrated import calibrate
+from ports import free_port
 from qdqbert import QuantizeReport, quantize
 from qdqbert.calibration.calibration import CalibrationResult
 from qdqbert.calibration.reference.sited_model import SitedModel, quantizing
@@ -713,6 +718,51 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Browser:
     """Headless Chromium. Skips the test where there is none."""
     folder = tmp_path_factory.mktemp("chromium")
     return Browser(program=find_chromium(folder), folder=folder)
+
+
+@pytest.fixture(scope="session")
+def s3_address() -> Iterator[str]:
+    """Address of a server with S3's interface, in a process of its own."""
+    for name in ("moto", "s3fs"):
+        pytest.importorskip(name)
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    address, end = f"http://127.0.0.1:{port}", time.monotonic() + 120
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(f"{address}/moto-api/").close()
+                break
+            except OSError:
+                assert server.poll() is None
+                assert time.monotonic() < end
+                time.sleep(0.1)
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def s3_bucket(s3_address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """URL of a new bucket, `s3://NAME`, which this process and those that it starts can use."""
+    import fsspec
+
+    settings = {
+        "AWS_ENDPOINT_URL": s3_address,
+        "AWS_ACCESS_KEY_ID": "user",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        # Nothing of the user of this machine is read.
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    name = f"bucket-{random.SystemRandom().getrandbits(64):x}"
+    fsspec.filesystem("s3").mkdir(name)
+    return f"s3://{name}"
 
 
 @pytest.fixture(scope="session")
