@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 
 import qdqbert
 from qdqbert.common.errors import DataFileError, UserInputError
+from qdqbert.data.tables.rows import Column
+from qdqbert.integrations.batches import kind_of
 from qdqbert.integrations.ray import Predictor
 
 TEXTS = [
@@ -140,6 +143,119 @@ def test_a_row_without_a_text_is_refused(predict, kind) -> None:
     batch = MAKE[kind]({"id": [0, 1], "text": ["a", None]})
     with pytest.raises(DataFileError, match="Row 2 of the batch: it has no value in column"):
         predict(batch)
+
+
+def missing(value: Any) -> bool:
+    """Return whether a value of a batch is missing."""
+    if isinstance(value, np.ndarray):
+        return bool(np.isnan(value).all())
+    return value is None or value is pd.NA or (isinstance(value, float) and np.isnan(value))
+
+
+# A value of each kind of column that tasks add.
+VALUES = {
+    "text": (Column(name="x", kind="text"), "good"),
+    "number": (Column(name="x", kind="number"), 0.5),
+    "integer": (Column(name="x", kind="integer"), 2**60 + 1),
+    "texts": (Column(name="x", kind="texts"), ["a", "b"]),
+    "numbers": (Column(name="x", kind="numbers"), np.float32([0.5])),
+    "vector": (Column(name="x", kind="numbers", length=2), np.float32([0.5, 2])),
+    "codes": (Column(name="x", kind="numbers", dtype="int8", length=2), np.int8([0, -128])),
+    "vectors": (Column(name="x", kind="vectors"), np.zeros((3, 2), np.float32)),
+    "records": (Column(name="x", kind="records", fields=(("word", "text"),)), [{"word": "a"}]),
+    "record lists": (
+        Column(name="x", kind="record_lists", fields=(("word", "text"),)),
+        [[{"word": "a"}], []],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize(("added", "value"), VALUES.values(), ids=VALUES)
+def test_an_answer_that_is_missing_changes_no_other_one(kind, added, value) -> None:
+    batch = MAKE[kind]({"id": [0, 1, 2]})
+    extend = kind_of(batch).extended
+    found = column(extend(batch, [(added, [None, value, None])]), "x")
+    full = extend(batch, [(added, [value] * 3)])
+    assert [missing(each) for each in found] == [True, False, True]
+    np.testing.assert_equal(found[1], column(full, "x")[1])
+    if isinstance(full, TABLES):
+        nothing = extend(batch, [(added, [None] * 3)])
+        assert nothing.schema == full.schema
+        assert nothing["x"].null_count == 3
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_rows_that_are_skipped_stay_without_answers(classifier, embed, kind) -> None:
+    options = {**dataclasses.asdict(embed._options), "on_error": "skip", "error_column": "why"}
+    embed = Predictor(**options)
+    predict = Predictor(**{**options, "model": classifier, "normalize": False})
+    columns: dict[str, Any] = {"id": [0, 1, 2, 3], "text": ["the cat", None, " ", "a dog"]}
+    for each, names in ((predict, ("label", "score")), (embed, ("embedding",))):
+        answered = each(MAKE[kind](columns))
+        alone = each(MAKE[kind]({"id": [0, 3], "text": ["the cat", "a dog"]}))
+        assert column(answered, "id") == [0, 1, 2, 3]
+        for name in names:
+            found = column(answered, name)
+            assert [missing(value) for value in found] == [False, True, True, False]
+            np.testing.assert_equal([found[0], found[3]], column(alone, name))
+        reasons = [value for value in column(answered, "why") if not missing(value)]
+        assert reasons == ["it has no value in column 'text'", "column 'text' is blank"]
+        assert each.skipped_rows == 2
+
+
+# pandas finds the type of texts from the texts.
+@pytest.mark.parametrize("kind", sorted(MAKE.keys() - {"pandas"}))
+def test_a_batch_without_any_answer_keeps_its_types(embed, predict, kind) -> None:
+    for each in (embed, predict):
+        options = {**dataclasses.asdict(each._options), "on_error": "skip"}
+        skipping = Predictor(**options)
+        full, empty = (skipping(MAKE[kind]({"id": [1], "text": [text]})) for text in ("a", None))
+        assert types(empty).keys() == types(full).keys()
+        added = types(full).keys() - {"id", "text"}
+        assert {name: types(empty)[name] for name in added} == {
+            name: types(full)[name] for name in added
+        }
+
+
+def test_missing_values_of_numpy_and_pandas() -> None:
+    """Integers and bytes have no NaN."""
+    number, integer, codes, vector = (
+        VALUES[name][0] for name in ("number", "integer", "codes", "vector")
+    )
+    frame = pd.DataFrame({"id": [0, 1]})
+    extended = kind_of(frame).extended(frame, [(integer, [2**60 + 1, None])])
+    assert (extended["x"].dtype, extended["x"][0]) == ("Int64", 2**60 + 1)
+    assert kind_of(frame).extended(frame, [(number, [1, None])])["x"].dtype == "float64"
+    arrays: dict[str, Any] = {"id": np.arange(2)}
+    extend = kind_of(arrays).extended
+    for each, values in ((integer, [1, None]), (codes, [np.int8([1, 2]), None])):
+        assert extend(arrays, [(each, values)])["x"].dtype == object
+    found = extend(arrays, [(vector, [np.float32([1, 2]), None])])["x"]
+    assert (found.shape, found.dtype) == ((2, 2), np.float32)
+
+
+def test_rows_that_are_skipped_are_logged_once(classifier, caplog) -> None:
+    predict = Predictor(classifier, engine="onnxruntime", threads=1, on_error="skip")
+    frame = pd.DataFrame({"text": ["a", None, " "]})
+    for answered in predict.map_in_pandas(iter([frame[:1], frame, frame])):
+        assert "why" not in answered
+    assert predict.skipped_rows == 4
+    (message,) = [each for each in caplog.messages if "no answers" in each]
+    assert message.startswith(
+        "2 of 3 rows of a batch have no answers. The first one is row 2: it has no value in column "
+        "'text'. This is logged once"
+    )
+    assert pickle.loads(pickle.dumps(predict))(frame)["label"].isna().tolist() == [0, 1, 1]
+
+
+def test_a_column_of_errors_that_cannot_be_added_is_refused(classifier) -> None:
+    with pytest.raises(UserInputError, match="`error_column='why'` is for rows that are skipped"):
+        Predictor(classifier, error_column="why")
+    for name in ("id", "label"):
+        predict = Predictor(classifier, engine="onnxruntime", on_error="skip", error_column=name)
+        with pytest.raises(UserInputError, match=f"`error_column='{name}'`: the batch or the"):
+            predict(pa.table({"id": [1], "text": ["a"]}))
 
 
 def test_arguments_that_cannot_be_used_are_refused(predict, classifier) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
@@ -17,7 +18,7 @@ from qdqbert.data.tables.rows import Column
 _DTYPES = {"number": np.float64, "integer": np.int64}
 
 Answers = Sequence[tuple[Column, list[Any]]]
-"""Columns of answers with their values, one for each row."""
+"""Columns of answers with their values, one for each row; `None` for a row without answers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,22 +66,27 @@ def _object_array(values: Sequence[Any]) -> NDArray[Any]:
 
 
 def _array(column: Column, values: Sequence[Any]) -> NDArray[Any]:
-    """Return values as an array with one dimension."""
-    if column.kind in _DTYPES:
+    """Return values as an array with one dimension. Missing numbers are NaN, others `None`."""
+    if column.kind == "number" or (column.kind == "integer" and not _is_missing(values)):
         return np.array(values, dtype=_DTYPES[column.kind])
     if column.kind == "numbers":
-        values = [np.asarray(value, dtype=column.dtype) for value in values]
+        values = [each if each is None else np.asarray(each, column.dtype) for each in values]
     return _object_array(values)
+
+
+def _is_missing(values: Sequence[Any]) -> bool:
+    """Return whether a row has no answer."""
+    return any(each is None for each in values)
 
 
 def _extend_arrays(batch: Mapping[str, NDArray[Any]], answers: Answers) -> dict[str, NDArray[Any]]:
     arrays = {column.name: _array(column, values) for column, values in answers}
-    for column, _ in answers:
-        vectors = arrays[column.name]
-        if column.length is not None:
-            # Without rows there is nothing to stack.
-            empty = np.empty((0, column.length), column.dtype)
-            arrays[column.name] = np.stack(list(vectors)) if len(vectors) else empty
+    for column, values in answers:
+        # Bytes have no value for what is missing.
+        if column.length is not None and (column.dtype == "float32" or not _is_missing(values)):
+            stacked = arrays[column.name] = np.empty((len(values), column.length), column.dtype)
+            for index, value in enumerate(values):
+                stacked[index] = np.nan if value is None else value
     return {**batch, **arrays}
 
 
@@ -91,18 +97,35 @@ def _pandas_values(batch: Any, name: str) -> list[Any]:
 
 
 def _extend_frame(batch: Any, answers: Answers) -> Any:
-    return batch.assign(**{column.name: _array(column, values) for column, values in answers})
+    added = {column.name: _array(column, values) for column, values in answers}
+    missing = [
+        column.name
+        for column, values in answers
+        if column.kind == "integer" and _is_missing(values)
+    ]
+    return batch.assign(**added).astype(dict.fromkeys(missing, "Int64"))
 
 
 def _extend_table(batch: Any, answers: Answers) -> Any:
     for column, values in answers:
-        batch = batch.append_column(column.name, answer_array(column, values))
+        batch = batch.append_column(column.name, _arrow_array(column, values))
     return batch
+
+
+def _arrow_array(column: Column, values: Sequence[Any]) -> Any:
+    """Return values as an array of Arrow, in which `None` is null."""
+    present = [each for each in values if each is not None]
+    array = answer_array(column, present)
+    if len(present) == len(values):
+        return array
+    places = itertools.count()
+    taken = [None if each is None else next(places) for each in values]
+    return array.take(import_pyarrow().array(taken, "int64"))
 
 
 def _extend_polars(batch: Any, answers: Answers) -> Any:
     require("An answer as columns of polars", "parquet")
-    columns = {column.name: answer_array(column, values) for column, values in answers}
+    columns = {column.name: _arrow_array(column, values) for column, values in answers}
     return batch.hstack(type(batch)(import_pyarrow().table(columns)))
 
 

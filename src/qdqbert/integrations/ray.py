@@ -4,15 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.options.functions import taking
+from qdqbert.data.tables.rows import Column
 from qdqbert.integrations.batches import BatchKind, kind_of
 from qdqbert.loading.answers import answer_columns, entry_of, load_model, read_item, text_columns
 from qdqbert.runtime.options import RowOptions
 from qdqbert.runtime.rows import RowFormat
+
+_LOGGER = logging.getLogger("qdqbert")
+
+
+class PredictorOptions(RowOptions):
+    """Common options.
+
+    Attributes:
+        on_error: What to do with a row that cannot be used: stop, or skip it. Its answers are then
+            missing: null, or NaN in columns of floats of numpy and pandas.
+        error_column: With `on_error="skip"`, name of a column of texts that says why a row has no
+            answers, and is null in others.
+    """
+
+    error_column: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.error_column is not None and self.on_error == "stop":
+            raise UserInputError(
+                f"`error_column={self.error_column!r}` is for rows that are skipped. Pass "
+                "`on_error='skip'`, too, or leave it out.",
+                argument="error_column",
+            )
 
 
 class Predictor:
@@ -22,6 +48,9 @@ class Predictor:
     a result is of the same kind. The rows, their order and their columns stay. The same columns as
     in `qdqbert.run` are added. Inside a batch, texts are sorted by length and grouped by tokens,
     so that batches of 1,000 rows and more run fastest.
+
+    With `on_error="skip"`, rows that cannot be used stay, without answers. The first batch that has
+    some logs a warning, and `skipped_rows` is their number so far.
 
     It needs neither Ray nor Spark. It can be pickled, and loads the model when it is first called.
 
@@ -39,8 +68,8 @@ class Predictor:
         >>> frame.mapInPandas(predict.map_in_pandas, "text string, label string, score double")
     """
 
-    @taking(RowOptions)
-    def __init__(self, options: RowOptions) -> None:
+    @taking(PredictorOptions)
+    def __init__(self, options: PredictorOptions) -> None:
         """Check the options.
 
         Each machine that runs it needs the folder. Pass the number of CPUs that an actor or task
@@ -50,6 +79,7 @@ class Predictor:
             UserInputError: A value is not allowed.
         """
         self._options = options
+        self.skipped_rows = 0
 
     def __reduce__(self) -> Any:
         """Pickle the options without the loaded model."""
@@ -74,8 +104,8 @@ class Predictor:
             row, as in polars.
 
         Raises:
-            DataFileError: A column is missing, or a row has no text. The number of the row is in
-                the message.
+            DataFileError: A column is missing; or a row cannot be used and `on_error` is "stop".
+                The number of the row is in the message.
             UserInputError: The batch is of another kind, or an option does not apply to the model.
         """
         kind = kind_of(batch)
@@ -85,19 +115,45 @@ class Predictor:
         names = kind.names(batch)
         texts = text_columns(entry, options, path="batch", names=names)
         columns = answer_columns(model, options, path="The batch", names=names)
+        if options.error_column in (*names, *(each.name for each in columns)):
+            raise UserInputError(
+                f"`error_column={options.error_column!r}`: the batch or the answers have a column "
+                "of this name. Pass another one.",
+                argument="error_column",
+            )
         items = self._items(entry, kind, batch, texts)
-        found = []
         answered = model.stream(entry.job(model, options), items, return_errors=True)
+        found = []
+        reasons: list[str | None] = []
         for number, answer in enumerate(answered, start=1):
-            if isinstance(answer, UserInputError):
+            if not isinstance(answer, UserInputError):
+                found.append(entry.values(answer, options))
+                reasons.append(None)
+                continue
+            reasons.append(str(answer).rstrip("."))
+            found.append((None,) * len(columns))
+            if options.on_error == "stop":
                 raise DataFileError(
-                    f"Row {number} of the batch: {str(answer).rstrip('.')}. Correct the row, or "
-                    "leave it out."
+                    f"Row {number} of the batch: {reasons[-1]}. Correct the row, or pass "
+                    "`on_error='skip'` to leave its answers out."
                 ) from answer
-            found.append(entry.values(answer, options))
         values = zip(*found, strict=True) if found else ([] for _ in columns)
         answers = [(column, list(each)) for column, each in zip(columns, values, strict=True)]
+        self._count_skipped(reasons)
+        if options.error_column is not None:
+            answers.append((Column(name=options.error_column, kind="text"), reasons))
         return kind.closed(kind.extended(batch, answers))
+
+    def _count_skipped(self, reasons: Sequence[str | None]) -> None:
+        """Count the rows of a batch that have a reason, and log a warning about the first ones."""
+        skipped = [(number, each) for number, each in enumerate(reasons, start=1) if each]
+        if skipped and not self.skipped_rows:
+            _LOGGER.warning(
+                "%d of %d rows of a batch have no answers. The first one is row %d: %s. This is "
+                "logged once; `skipped_rows` has the number so far.",
+                *(len(skipped), len(reasons), *skipped[0]),
+            )
+        self.skipped_rows += len(skipped)
 
     def map_in_pandas(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield each DataFrame with the columns of the answers, for Spark's `mapInPandas`."""

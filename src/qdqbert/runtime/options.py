@@ -9,6 +9,7 @@ from qdqbert.common.choices import (
     AggregationStrategy,
     EngineName,
     KernelName,
+    OnError,
     OutputDtype,
     ProviderName,
     TargetName,
@@ -110,9 +111,12 @@ class RowOptions(TextColumnOptions, AnswerOptions, EngineOptions):
 
     Attributes:
         model: Folder that `quantize` wrote, or a float checkpoint; or its name on the hub.
+        on_error: What to do with a row that cannot be used: stop, or skip it, so that its answers
+            are missing.
     """
 
     model: PathOption = option(kw_only=False)
+    on_error: OnError = "stop"
 
     def __post_init__(self) -> None:
         """Check the options."""
