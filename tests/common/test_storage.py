@@ -15,7 +15,7 @@ from qdqbert.common.storage import (
     place_of,
     split_pattern,
     translated,
-    written_locally,
+    whole_file,
 )
 
 _FILES = {"a.txt": b"one", "folder/b.csv": b"", "lang=en/day=1/c d.parquet": b"x" * 70_000}
@@ -94,14 +94,14 @@ def test_nothing_is_written_if_the_writing_stops(remote: RemotePath) -> None:
     path = remote / "whole.bin"
 
     def stop() -> None:
-        with written_locally(path) as place:
+        with whole_file(path) as place:
             place.write_bytes(b"half")
             raise KeyError
 
     with pytest.raises(KeyError):
         stop()
     assert not path.exists()
-    with written_locally(path) as place:
+    with whole_file(path) as place:
         place.write_bytes(b"whole")
     assert path.read_bytes() == b"whole"
 

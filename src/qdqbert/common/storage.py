@@ -13,15 +13,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import io
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote, urlsplit
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.files import temporary_folder
+from qdqbert.common.files import temporary_folder, write_bytes
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 # Schemes of files of this machine.
@@ -40,6 +42,8 @@ _PACKAGES = {
     "https": "aiohttp",
     "memory": None,
 }
+# Bytes that are read of a file at a time.
+_READ_BYTES = 1 << 20
 _MAGIC = re.compile(r"[*?\[]")
 
 
@@ -319,13 +323,68 @@ def translated() -> Iterator[None]:
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
-@contextlib.contextmanager
-def written_locally(place: Place) -> Iterator[Path]:
-    """Yield a local path to write a file to, which becomes the file at `place` at the end."""
+def open_place(place: Place) -> BinaryIO:
+    """Open a file for reading; lines of a file in storage are read from a buffer."""
     if isinstance(place, Path):
-        yield place
+        return place.open("rb")
+    return cast(BinaryIO, io.BufferedReader(cast(Any, place.open()), _READ_BYTES))
+
+
+def size_of(place: Place) -> int:
+    """Return the size of a file in bytes."""
+    return place.stat().st_size if isinstance(place, Path) else place.stored().size
+
+
+def write_place(place: Place, content: bytes) -> None:
+    """Write a file: nobody sees a part of it.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    if isinstance(place, Path):
+        write_bytes(place, content)
+    else:
+        place.write_bytes(content)
+
+
+@contextlib.contextmanager
+def whole_file(place: Place, folder: Place | None = None) -> Iterator[Path]:
+    """Yield a local path to write a file to, which becomes the file at `place` at the end.
+
+    Args:
+        place: The file. Folders of this machine are made.
+        folder: The folder of this machine where it is written, on the same disk; by default that
+            of `place`. Files for storage are written to a temporary folder.
+
+    Raises:
+        OSError: The file cannot be written. An existing file is unchanged.
+    """
+    if isinstance(place, RemotePath):
+        with temporary_folder() as temporary:
+            path = temporary / place.name
+            yield path
+            place.upload(path)
         return
-    with temporary_folder() as folder:
-        path = folder / place.name
-        yield path
-        place.upload(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    partial = place.with_name(f".{place.name}.partial")
+    if isinstance(folder, Path):
+        partial = folder / "joined"
+    try:
+        yield partial
+        # The name must not reach the disk before the content.
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(place)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def remove_tree(place: Place) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    if isinstance(place, RemotePath):
+        for path in [*place.find(), place]:
+            path.unlink(missing_ok=True)
+    elif place.is_dir():
+        shutil.rmtree(place)
+    else:
+        place.unlink()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from qdqbert.common.errors import DataFileError, MissingExtraError, UserInputError
-from qdqbert.data.tables import parquet
+from qdqbert.data.tables import inputs, parquet
 from qdqbert.data.tables.inputs import open_source
 from qdqbert.data.tables.rows import BadRow, Row
 
@@ -285,4 +285,166 @@ def test_rows_are_not_read_ahead(write) -> None:
     rows = source.rows()
     first = next(rows)
     assert isinstance(first, Row)
-    assert dataclasses.astuple(first)[1:] == (1, {"text": "one"}, 4)
+    assert dataclasses.astuple(first)[1:] == (1, {"text": "one"}, 4, 0)
+
+
+_TEXTS = {
+    "txt": ("a.txt", b"one\n\ntwo\nthree\nfour"),
+    "txt, byte order mark": ("a.txt", b"\xef\xbb\xbfone\r\ntwo\r\nthree\r\n"),
+    "txt, carriage returns": ("a.txt", b"one\rtwo\rthree\r"),
+    "txt, compressed": ("a.txt.gz", b"one\ntwo\nthree\n"),
+    "jsonl": ("a.jsonl", b'{"text": "one"}\n\n"two"\n{\n"three"\n'),
+    "csv, lines in cells": ("a.csv", b'id,text\n1,"a\n\nb"\n\n2,c\n3,"d\ne"\n4,f\n'),
+    "csv, a bad row": ("a.csv", b"id,text\n1,a\n2\n3,c\n"),
+    "csv, a separator": ("a.csv", b"sep=;\nid;text\n1;a\n2;b\n3;c\n"),
+    "csv, blank lines first": ("a.csv", b"\n\nid,text\n1,a\n2,b\n"),
+    "csv, compressed": ("a.csv.gz", b'id,text\n1,"a\nb"\n2,c\n'),
+    "tsv": ("a.tsv", b"id\ttext\n1\ta\n\n2\tb\n3\tc\n"),
+    "tsv, no row": ("a.tsv", b"id\ttext\n"),
+}
+
+
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("kind", _TEXTS)
+def test_reading_goes_on_after_any_row(write, kind, header) -> None:
+    name, content = _TEXTS[kind]
+    if not header and name.split(".")[1] not in ("csv", "tsv"):
+        pytest.skip("has no header")
+    source = open_source(str(write(name, content)), header=header)
+    rows = list(source.rows())
+    for count, row in enumerate(rows, start=1):
+        cursor = source.cursor(row.file, row.last or row.number, row.position)
+        assert list(source.rows(cursor)) == rows[count:]
+
+
+def test_reading_goes_on_in_a_later_file(write, tmp_path) -> None:
+    for name in "abc":
+        write(f"in/{name}.csv", b"text\none\ntwo\n")
+    source = open_source(str(tmp_path / "in"))
+    rows = list(source.rows())
+    for count, row in enumerate(rows, start=1):
+        cursor = source.cursor(row.file, row.last or row.number, row.position)
+        assert list(source.rows(cursor)) == rows[count:]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "txt", "parquet"])
+def test_rows_before_the_place_are_not_read(write, tmp_path, suffix, monkeypatch) -> None:
+    lines = 40_000
+    if suffix == "parquet":
+        pa = parquet.import_pyarrow()
+        texts = [f"{index:09d}" for index in range(lines)]
+        path = tmp_path / "a.parquet"
+        pa.parquet.write_table(
+            pa.table({"text": texts}),
+            path,
+            row_group_size=1000,
+            compression="none",
+            use_dictionary=False,
+        )
+    else:
+        line = '"{:09d}"\n' if suffix == "jsonl" else "{:09d}\n"
+        content = "".join(line.format(index) for index in range(lines))
+        path = write(f"a.{suffix}", f"{'text' if suffix == 'csv' else ''}\n{content}".encode())
+    source = open_source(str(path))
+    rows = list(source.rows())
+    read = 0
+
+    class Counting(io.FileIO):
+        def readinto(self, buffer: Any) -> int:
+            nonlocal read
+            count = super().readinto(buffer)
+            read += count or 0
+            return count or 0
+
+    def open_counting(place: Any) -> Any:
+        return io.BufferedReader(Counting(place, "rb"), 1 << 13)
+
+    monkeypatch.setattr(inputs, "open_place", open_counting)
+    monkeypatch.setattr(parquet, "open_place", open_counting)
+    row = rows[-11]
+    cursor = source.cursor(row.file, row.last or row.number, row.position)
+    found = [dict(each.values) for each in source.rows(cursor)]  # type: ignore[union-attr]
+    assert found == [dict(each.values) for each in rows[-10:]]  # type: ignore[union-attr]
+    assert 0 < read < path.stat().st_size / 4
+
+
+def test_parquet_goes_on_after_any_row(tmp_path) -> None:
+    pa = parquet.import_pyarrow()
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.table({"text": [f"t{i}" for i in range(11)]}), path, row_group_size=4)
+    source = open_source(str(path))
+    rows = list(source.rows())
+    assert [row.position for row in rows] == sorted(row.position for row in rows)
+    assert rows[-1].position == path.stat().st_size
+    for count, row in enumerate(rows, start=1):
+        cursor = source.cursor(row.file, row.number, row.position)
+        found = list(source.rows(cursor))
+        assert [each.number for each in found] == list(range(count + 1, 12))
+        assert [dict(each.values)["text"] for each in found] == [f"t{i}" for i in range(count, 11)]
+
+
+def damaged_parquet(path: Path) -> None:
+    """Write three row groups of four rows, of which the second one is damaged."""
+    pa = parquet.import_pyarrow()
+    texts = [f"text number {index} of the file" for index in range(12)]
+    table = pa.table({"text": texts})
+    pa.parquet.write_table(table, path, row_group_size=4, compression="none", use_dictionary=False)
+    content = path.read_bytes()
+    start = content.index(texts[4].encode()) - 60
+    path.write_bytes(content[:start] + b"\xff" * 80 + content[start + 80 :])
+
+
+def test_the_row_group_that_is_damaged_is_named(tmp_path) -> None:
+    path = tmp_path / "a.parquet"
+    damaged_parquet(path)
+    message = rf"Rows 5 to 8 of `{path}`, in row group 1 cannot be read: .* `on_error='skip'`"
+    with pytest.raises(DataFileError, match=message):
+        read(path)
+
+
+def test_reading_goes_on_after_a_row_group_that_is_damaged(tmp_path) -> None:
+    path = tmp_path / "a.parquet"
+    damaged_parquet(path)
+    source = open_source(str(path), skips_damage=True)
+    rows = list(source.rows())
+    assert [row.number for row in rows] == [1, 2, 3, 4, 5, 9, 10, 11, 12]
+    (bad,) = [row for row in rows if isinstance(row, BadRow)]
+    assert (bad.number, bad.last, bad.rows) == (5, 8, 4)
+    assert bad.reason.startswith("in row group 1 cannot be read: ")
+    assert source.place(bad) == f"Rows 5 to 8 of `{path}`"
+    cursor = source.cursor(bad.file, bad.last, bad.position)
+    assert [row.number for row in source.rows(cursor)] == [9, 10, 11, 12]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "before"),
+    [
+        ("b.txt.gz", gzip.compress(b"one\n" * 5000, mtime=0)[:-30], None),
+        ("b.txt.gz", b"no gzip", 0),
+        ("b.csv", b'\xff\xfe"\x00', 0),
+        ("b.parquet", b"PAR1 and nothing", 0),
+    ],
+)
+def test_reading_goes_on_after_a_file_that_is_damaged(tmp_path, name, content, before) -> None:
+    suffix = name.partition(".")[2]
+    pa = parquet.import_pyarrow()
+    for good in ("a", "c"):
+        path = tmp_path / f"{good}.{suffix}"
+        if suffix == "parquet":
+            pa.parquet.write_table(pa.table({"text": [good]}), path)
+        else:
+            text = f"text\n{good}\n".encode() if suffix == "csv" else f"{good}\n".encode()
+            path.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataFileError, match=name):
+        read(tmp_path)
+    source = open_source(str(tmp_path), skips_damage=True)
+    rows = list(source.rows())
+    (bad,) = [row for row in rows if isinstance(row, BadRow)]
+    assert bad.file == str(tmp_path / name)
+    assert before is None or bad.number == before + 1
+    good_rows = [dict(row.values)["text"] for row in rows if isinstance(row, Row)]
+    assert (good_rows[0], good_rows[-1]) == ("a", "c")
+    assert [row.position for row in rows] == sorted(row.position for row in rows)
+    cursor = source.cursor(bad.file, bad.last, bad.position)
+    assert [dict(row.values) for row in source.rows(cursor)] == [{"text": "c"}]  # type: ignore[union-attr]

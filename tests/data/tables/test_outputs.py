@@ -48,7 +48,7 @@ def write(
         parts = [Path(folder) / str(index) for index in range(len(blocks) + 1)]
         for part, block in zip(parts, [*blocks, b""], strict=True):
             part.write_bytes(block)
-        writer.join([(path, parts, len(rows))])
+        writer.join(path, parts, len(rows))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -257,7 +257,7 @@ def _through(table: Any, folder: Path) -> Any:
         assert isinstance(row, Row)
         parts.append(folder / str(row.number))
         parts[-1].write_bytes(writer.block([row], [{"score": 1.0}]))
-    writer.join([(folder / "out.parquet", parts, table.num_rows)])
+    writer.join(folder / "out.parquet", parts, table.num_rows)
     return pa.parquet.read_table(folder / "out.parquet")
 
 

@@ -146,7 +146,7 @@ def copied(table: pa.Table, output: Path, *, block_rows: int = 2) -> Path:
         block = rows[first : first + block_rows]
         parts.append(output.with_name(f"part-{first}"))
         parts[-1].write_bytes(writer.block(block, [{"score": 0.5}] * len(block)))
-    writer.join([(output, parts, len(rows))])
+    writer.join(output, parts, len(rows))
     return output
 
 
@@ -253,6 +253,6 @@ def test_types_that_differ_between_blocks_end_as_one(tmp_path, blocks, kind, exp
     for number, value in enumerate(blocks):
         parts.append(tmp_path / str(number))
         parts[-1].write_bytes(writer.block([Row("", 1, {"value": value}, 0)], [{"score": 1.0}]))
-    writer.join([(tmp_path / "a.parquet", parts, len(blocks))])
+    writer.join(tmp_path / "a.parquet", parts, len(blocks))
     found = pyarrow.parquet.read_table(tmp_path / "a.parquet").column("value")
     assert (found.type, found.to_pylist()) == (kind, expected)

@@ -15,7 +15,7 @@ import qdqbert
 from qdqbert.loading import load
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import RowOptions
-from qdqbert.verbs.run import pipeline
+from qdqbert.verbs.run import parts, pipeline
 
 WINDOW = 4
 
@@ -26,7 +26,7 @@ def small_windows(monkeypatch) -> None:
     for engine, schedule in load._SCHEDULES.items():
         small = dataclasses.replace(schedule, window=WINDOW)
         monkeypatch.setitem(load._SCHEDULES, engine, small)
-    monkeypatch.setattr(pipeline, "FOLDER_ROWS", WINDOW)
+    monkeypatch.setattr(parts, "FOLDER_ROWS", WINDOW)
 
 
 @pytest.fixture

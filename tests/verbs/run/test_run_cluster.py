@@ -15,7 +15,7 @@ import pytest
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
-from qdqbert.data.tables.inputs import open_source
+from qdqbert.data.tables.inputs import START, open_source
 from qdqbert.loading.answers import load_model
 from qdqbert.verbs.run import cluster, pipeline
 from qdqbert.verbs.run.cluster import WindowWorker, read_windows, slices
@@ -77,7 +77,7 @@ def test_answers_are_those_of_a_run_without_ray(classifier, folder, tmp_path, in
     assert errors[0] == errors[1]
     # Windows end with files.
     assert [len(window) for window in in_process] == [4, 2, 4, 1]
-    assert in_process[-1][0].position == sum(open_source(str(folder)).sizes)
+    assert in_process[-1][0].position == open_source(str(folder)).size
 
 
 def test_the_first_bad_row_stops_the_run(classifier, folder, tmp_path, in_process) -> None:
@@ -113,7 +113,7 @@ def test_a_run_continues_in_the_middle_of_a_file(
 
 
 def test_errors_in_workers_are_those_of_the_user(classifier, folder) -> None:
-    (source,) = slices(open_source(str(folder / "a.jsonl")), 0, 4)
+    (source,) = slices(open_source(str(folder / "a.jsonl")), START, 4)
     (folder / "a.jsonl").unlink()
     (packed,) = read_windows({"value": [pickle.dumps(source)]})
     failure = pickle.loads(packed["value"][0])
@@ -145,7 +145,7 @@ def test_a_worker_answers_windows_at_the_same_time_with_one_model(
     monkeypatch.setattr(cluster, "load_model", load)
     windows = [
         window
-        for each in slices(open_source(str(folder)), 0, 4)
+        for each in slices(open_source(str(folder)), START, 4)
         for window in read_windows({"value": [pickle.dumps(each)]})
     ]
     with ThreadPoolExecutor(4) as threads:

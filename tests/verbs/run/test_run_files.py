@@ -21,7 +21,7 @@ from qdqbert.data.tables.inputs import open_source
 from qdqbert.data.tables.parquet import import_pyarrow
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.tasks.registry import TASKS
-from qdqbert.verbs.run import pipeline
+from qdqbert.verbs.run import parts
 
 
 def texts_of(path: Path) -> list[str]:
@@ -161,24 +161,13 @@ def test_a_column_of_the_input_with_the_name_of_an_answer_is_kept(
 
 
 def test_files_of_a_folder_have_a_limited_size(classifier, reviews, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(pipeline, "FOLDER_ROWS", 1000)
+    monkeypatch.setattr(parts, "FOLDER_ROWS", 1000)
     for limit, files in ((1 << 20, 1), (1, 3)):
-        monkeypatch.setattr(pipeline, "FOLDER_BYTES", limit)
+        monkeypatch.setattr(parts, "FOLDER_BYTES", limit)
         qdqbert.run(classifier, reviews, f"{tmp_path}/{files}/")
         rows = list(open_source(str(tmp_path / str(files))).rows())
         assert [row.values["id"] for row in rows] == list(range(11))
         assert len(list((tmp_path / str(files)).iterdir())) == files
-
-
-def test_columns_of_partitions_are_named(classifier, tmp_path) -> None:
-    for lang in ("de", "en"):
-        folder = tmp_path / "in" / "year=2024" / f"lang={lang}"
-        folder.mkdir(parents=True)
-        (folder / "a.csv").write_text("year,text\n2024,the cat\n")
-    report = qdqbert.run(classifier, f"{tmp_path}/in/*/*/*.csv", tmp_path / "a.csv")
-    assert report.rows == 2
-    (notice,) = report.notices
-    assert "have values of 'lang', such as 'lang=de', which are not in the output" in notice
 
 
 def test_columns_can_be_named_or_counted(classifier, tmp_path, read_objects, caplog) -> None:

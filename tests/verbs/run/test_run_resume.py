@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import gzip
 import io
 import os
 import shutil
@@ -20,8 +22,9 @@ import safetensors.torch
 import qdqbert
 from qdqbert.common.errors import DataFileError, OutputExistsError, UserInputError
 from qdqbert.common.progress import Silent
+from qdqbert.data.tables.inputs import Source, open_source
 from qdqbert.data.tables.outputs import Writer
-from qdqbert.verbs.run import pipeline
+from qdqbert.verbs.run import parts, pipeline
 
 PARTS = ".a.jsonl.parts"
 ROW = '{"id": 2, "text": "books 2"}'
@@ -136,7 +139,7 @@ def test_finished_parts_are_kept(
 def test_an_interrupted_run_gives_the_same_files(
     classifier, reviews, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "FOLDER_ROWS", 8)
+    monkeypatch.setattr(parts, "FOLDER_ROWS", 8)
     qdqbert.run(classifier, reviews, f"{tmp_path}/expected/")
     with monkeypatch.context() as patch:
         stop_after(patch, 1, Killed())
@@ -295,12 +298,47 @@ def test_an_input_that_changes_during_the_run_is_reported(
     block = Writer.block
 
     def changing(*args: Any) -> bytes:
-        with reviews.open("a") as file:
-            file.write(ROW)
+        reviews.write_text(reviews.read_text().replace("cat", "dog"))
         return block(*args)
 
     monkeypatch.setattr(Writer, "block", changing)
     with pytest.raises(UserInputError, match="or the model changed during the run"):
+        qdqbert.run(classifier, reviews, tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
+def test_rows_that_are_added_during_the_run_are_left_for_another_one(
+    classifier, reviews, tmp_path, monkeypatch, read_objects, suffix
+) -> None:
+    path = tmp_path / f"growing.{suffix}"
+    packed = gzip.compress if suffix.endswith("gz") else bytes
+    path.write_bytes(packed(reviews.read_bytes()))
+    source = open_source(str(path))
+
+    def growing(*args: Any, **options: Any) -> Source:
+        with path.open("ab") as file:
+            file.write(packed(f"{ROW}\n".encode()))
+        return source
+
+    monkeypatch.setattr(pipeline, "open_source", growing)
+    report = qdqbert.run(classifier, path, tmp_path / "a.jsonl")
+    assert report.rows == 11
+    assert [row["id"] for row in read_objects(tmp_path / "a.jsonl")] == list(range(11))
+
+
+def test_a_line_that_was_being_written_when_the_run_began_is_refused(
+    classifier, reviews, tmp_path, monkeypatch
+) -> None:
+    reviews.write_text(reviews.read_text() + ROW[:9])
+    source = open_source(str(reviews))
+
+    def growing(*args: Any, **options: Any) -> Source:
+        with reviews.open("a") as file:
+            file.write(f"{ROW[9:]}\n")
+        return dataclasses.replace(source, skips_damage=options["skips_damage"])
+
+    monkeypatch.setattr(pipeline, "open_source", growing)
+    with pytest.raises(DataFileError, match=r"Line 12 .* was not complete when the run began"):
         qdqbert.run(classifier, reviews, tmp_path / "a.jsonl")
 
 
@@ -357,8 +395,8 @@ from qdqbert.verbs.run import parts
 for engine, schedule in load._SCHEDULES.items():
     load._SCHEDULES[engine] = dataclasses.replace(schedule, window=4)
 add = parts.Parts.add
-def add_and_die(self, block):
-    add(self, block)
+def add_and_die(self, block, end):
+    add(self, block, end)
     if self.totals.read > 4:
         heavy = set(EXTRAS["quantize"].modules) & set(sys.modules) - {"onnxruntime"}
         print("loaded:", *heavy, flush=True)

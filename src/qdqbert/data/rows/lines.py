@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qdqbert.common.errors import DataFileError
 from qdqbert.common.files import refuse_pointer
-from qdqbert.data.tables.lines import bad_byte, json_value, kind_of, numbered_lines
+from qdqbert.data.tables.lines import Lines, bad_byte, json_value, kind_of
 from qdqbert.data.tables.parquet import read_parquet
 from qdqbert.data.tables.rows import Row
 
@@ -56,11 +56,11 @@ def row_name(path: str, number: int) -> str:
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line, as `numbered_lines`."""
+    """Yield number and text of each line, as `Lines`."""
     refuse_pointer(path, DataFileError)
     try:
         with Path(path).open("rb") as file:
-            for number, text, _ in numbered_lines(str(path), file, file):
+            for number, text, _ in Lines(str(path), file, file):
                 reason = bad_byte(text)
                 if reason is not None:
                     raise DataFileError(

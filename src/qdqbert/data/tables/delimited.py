@@ -8,10 +8,10 @@ import math
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 from qdqbert.common.errors import DataFileError
-from qdqbert.data.tables.lines import bad_byte, numbered_lines
+from qdqbert.data.tables.lines import Lines, bad_byte
 from qdqbert.data.tables.rows import BadRow, Header, Layout, Row, to_json
 
 _CSV_LIMIT_LOCK = threading.Lock()
@@ -38,34 +38,29 @@ _NAMED_SEPARATOR = re.compile('"?sep=(.)"?', flags=re.IGNORECASE)
 # Names of the first column that pandas writes for the index of a table.
 INDEX_NAMES = ("", "index", "Unnamed: 0", "__index_level_0__")
 
-# Number of the first line, its cells or what is wrong with them, and the end of the row.
-_Record = tuple[int, list[str] | str, int]
+# Number of the first line, its cells or what is wrong with them, the end of the row, and the number
+# of the last line.
+_Record = tuple[int, list[str] | str, int, int]
 
 
-def read_csv(
-    name: str, stream: BinaryIO, position: BinaryIO, *, header: bool = True
-) -> Iterator[Header | Row | BadRow]:
+def read_csv(lines: Lines, *, header: bool = True) -> Iterator[Header | Row | BadRow]:
     """Yield the columns and the rows of a .csv file.
 
     The header shows what separates the columns; see `separator_of`. Without one it is a comma. A
     line before it can name the separator; see `named_separator`.
 
     Args:
-        name: The file, as messages name it.
-        stream: Its content.
-        position: The file itself; see `numbered_lines`.
+        lines: The lines of the file.
         header: Whether the first row has the names of the columns. They are "0", "1" and so on
             otherwise.
     """
-    records = _csv_records(name, stream, position, is_header_first=header)
-    return _rows(name, records, "commas" if header else None)
+    records = _csv_records(lines, is_header_first=header)
+    return _rows(lines, records, "commas" if header else None)
 
 
-def read_tsv(
-    name: str, stream: BinaryIO, position: BinaryIO, *, header: bool = True
-) -> Iterator[Header | Row | BadRow]:
+def read_tsv(lines: Lines, *, header: bool = True) -> Iterator[Header | Row | BadRow]:
     """Yield the columns and the rows of a .tsv file; see `read_csv`."""
-    return _rows(name, _tsv_records(name, stream, position), "tabs" if header else None)
+    return _rows(lines, _tsv_records(lines), "tabs" if header else None)
 
 
 def first_record(lines: Iterator[str]) -> list[str]:
@@ -140,39 +135,38 @@ def tsv_cells(line: str) -> list[str]:
     return line.rstrip("\r\n").split("\t")
 
 
-def _csv_records(
-    name: str, stream: BinaryIO, position: BinaryIO, *, is_header_first: bool
-) -> Iterator[_Record]:
-    end = 0
+def _csv_records(lines: Lines, *, is_header_first: bool) -> Iterator[_Record]:
+    last = end = 0
 
     def texts() -> Iterator[str]:
-        nonlocal end
-        for _, text, end in numbered_lines(name, stream, position):  # noqa: B007
+        nonlocal last, end
+        for last, text, end in lines:  # noqa: B007
             yield text
 
-    lines = texts()
-    start = first_record(lines)
+    found = texts()
+    start = first_record(found)
     separator = separator_of("".join(start)) if is_header_first else ","
     named = named_separator(start[-1]) if start else None
     if named is not None:
         separator = named
         # A blank line in its place, so that rows keep their numbers.
         start[-1] = "\n"
-    for line, cells in csv_records(itertools.chain(start, lines), separator):
+    for line, cells in csv_records(itertools.chain(start, found), separator):
         if cells:
-            yield line, cells, end
+            yield line + lines.shift, cells, end, last
 
 
-def _tsv_records(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[_Record]:
-    for number, text, end in numbered_lines(name, stream, position):
+def _tsv_records(lines: Lines) -> Iterator[_Record]:
+    for number, text, end in lines:
         if text.strip("\r\n"):
-            yield number, tsv_cells(text), end
+            yield number, tsv_cells(text), end, number
 
 
 def _rows(
-    name: str, records: Iterator[_Record], header_separators: str | None
+    lines: Lines, records: Iterator[_Record], header_separators: str | None
 ) -> Iterator[Header | Row | BadRow]:
     """Yield rows. The first record is the header, unless `header_separators` is `None`."""
+    name = lines.name
     names: list[str] = []
     if header_separators is not None:
         first = next(records, None)
@@ -180,15 +174,17 @@ def _rows(
             return
         names = _header(name, first[1], header_separators)
         yield Header(tuple(names))
-    for number, cells, end in records:
+        lines.jump()
+    for number, cells, end, last in records:
         if not names and not isinstance(cells, str):
             names = [str(index) for index in range(len(cells))]
+            lines.jump()
         known_by = "the header" if header_separators is not None else "the first row"
         reason = cells if isinstance(cells, str) else _problem(cells, names, known_by)
         if reason is not None:
-            yield BadRow(name, number, reason, end)
+            yield BadRow(name, number, reason, end, last)
         else:
-            yield Row(name, number, dict(zip(names, cells, strict=True)), end)
+            yield Row(name, number, dict(zip(names, cells, strict=True)), end, last)
 
 
 def _header(name: str, cells: list[str] | str, separators: str) -> list[str]:

@@ -8,22 +8,34 @@ import functools
 import glob
 import gzip
 import hashlib
+import io
 import itertools
 import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO, cast
+from urllib.parse import unquote
 
 from qdqbert.common.choices import INPUT_FORMATS, InputFormat
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.files import is_utf8, refuse_pointer
+from qdqbert.common.storage import (
+    Place,
+    RemotePath,
+    Stored,
+    is_url,
+    open_place,
+    place_of,
+    split_pattern,
+    translated,
+)
 from qdqbert.data.tables.delimited import read_csv, read_tsv
-from qdqbert.data.tables.lines import read_objects, read_texts
-from qdqbert.data.tables.parquet import count_rows, read_parquet, schema_of
-from qdqbert.data.tables.rows import BadRow, Header, Row
+from qdqbert.data.tables.lines import Lines, read_objects, read_texts
+from qdqbert.data.tables.parquet import read_parquet, schema_of
+from qdqbert.data.tables.rows import After, BadRow, Constant, Header, Row
 
 STDIN = "-"
 
@@ -35,7 +47,7 @@ _SUFFIXES: Mapping[str, InputFormat] = {
     ".ndjson": "jsonl",
     ".parquet": "parquet",
 }
-_Reader = Callable[[str, BinaryIO, BinaryIO], Iterator[Header | Row | BadRow]]
+_Reader = Callable[[Lines], Iterator[Header | Row | BadRow]]
 _READERS: Mapping[str, _Reader] = {
     "txt": read_texts,
     "csv": read_csv,
@@ -48,11 +60,17 @@ _WITHOUT_HEADER = {
     "tsv": functools.partial(read_tsv, header=False),
 }
 
-# A folder of Hive's, as Spark writes them.
-_PARTITION = re.compile(r"([^=]+)=.*")
+# A folder of Hive's, as Spark writes them, and its name for no value.
+_PARTITION = re.compile(r"([^=]+)=(.*)")
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+# Values that are integers: not those with zeros before them, which would be lost.
+_INTEGER = re.compile(r"-?[1-9]\d{0,17}|0")
 
 # Size of the start and the end of a file by which it is recognized.
 _HASHED_BYTES = 1 << 16
+# Files of Parquet on this machine whose columns are compared before the run. Those of others are
+# when they are read.
+_COMPARED_FILES = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,108 +89,261 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class InputFile:
+    """A file of an input.
+
+    Attributes:
+        place: Where it is.
+        size: Its size in bytes when it was found.
+        version: What storage says of its content; `None` for files of this machine.
+        partition: Values of the columns that the folders around it have: `lang=en/day=1`.
+    """
+
+    place: Place
+    size: int
+    version: str | None = None
+    partition: Mapping[str, Constant] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The file, as messages name it."""
+        return str(self.place)
+
+    def identity(self) -> Any:
+        """Return a fingerprint of the file: its size, time, start and end."""
+        if self.version is not None:
+            assert isinstance(self.place, RemotePath)
+            with reporting(self.name):
+                return self.place.stored().version
+        return _fingerprint(cast(Path, self.place), self.size)
+
+
+@dataclasses.dataclass(frozen=True, order=True, slots=True)
+class Cursor:
+    """How far an input was read: up to the end of a row of a file.
+
+    Attributes:
+        file: Index of the file.
+        after: The place in it.
+    """
+
+    file: int
+    after: After
+
+
+START = Cursor(0, After(0, 0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
     """The input of a run.
 
     Attributes:
         files: The files in the order in which they are read; none for stdin.
-        sizes: Size of each file: bytes, or rows of a .parquet file.
         format: Format of all files.
         header: Whether the first row of .csv and .tsv files has the names of the columns.
+        skips_damage: Whether a part of a file that cannot be read becomes a `BadRow`.
     """
 
-    files: tuple[Path, ...]
-    sizes: tuple[int, ...]
+    files: tuple[InputFile, ...]
     format: InputFormat
     header: bool = True
+    skips_damage: bool = False
 
     @property
     def size(self) -> int | None:
-        """Size of all files; `None` for stdin."""
-        return sum(self.sizes) if self.files else None
+        """Size of all files in bytes; `None` for stdin."""
+        return sum(each.size for each in self.files) if self.files else None
 
     @property
     def has_header(self) -> bool:
         """Whether the names of the columns were read from the first row."""
         return self.header and self.format in _WITHOUT_HEADER
 
-    @property
-    def partitions(self) -> tuple[str, ...]:
-        """Names of the columns that the folders of the files have the values of: `lang=en`."""
-        parts = (part for path in self.files for part in path.parent.parts)
-        names = (found[1] for part in parts if (found := _PARTITION.fullmatch(part)))
-        return tuple(dict.fromkeys(names))
+    @functools.cached_property
+    def _places(self) -> dict[str, tuple[int, int]]:
+        """Index of each file, and the size of those before it, by its name."""
+        starts = itertools.accumulate((each.size for each in self.files), initial=0)
+        placed = enumerate(zip(self.files, starts, strict=False))
+        return {each.name: (index, start) for index, (each, start) in placed}
 
     def place(self, row: Row | BadRow) -> str:
         """Return how messages refer to a row."""
-        return f"{'Row' if self.format == 'parquet' else 'Line'} {row.number} of `{row.file}`"
+        kind = "Row" if self.format == "parquet" else "Line"
+        if isinstance(row, BadRow) and row.last > row.number and self.format == "parquet":
+            return f"Rows {row.number} to {row.last} of `{row.file}`"
+        return f"{kind} {row.number} of `{row.file}`"
+
+    def cursor(self, file: str, number: int, position: int) -> Cursor:
+        """Return the place after a row: of a file, with the number of its last line."""
+        index, start = self._places.get(file, (0, 0))
+        return Cursor(index, After(number, position - start))
 
     def identity(self) -> dict[str, Any]:
-        """Return a fingerprint of each file: its size, time, start and end."""
-        return {f"the input file {str(path.absolute())!r}": _identity(path) for path in self.files}
+        """Return a fingerprint of each file."""
+        return {identity_name(each): each.identity() for each in self.files}
 
-    def rows(self) -> Iterator[Row | BadRow]:
-        """Yield the rows of all files. Their positions count the sizes of earlier files."""
-        return (each for each in self._read() if not isinstance(each, Header))
+    def rows(self, start: Cursor = START) -> Iterator[Row | BadRow]:
+        """Yield the rows after a place. Their positions count the sizes of earlier files.
+
+        Rows before it are not read where the format allows it: in .parquet files, and in text
+        files that are not compressed.
+        """
+        return (each for each in self._read(start) if not isinstance(each, Header))
 
     def start(self, count: int) -> Start:
         """Read the header and the first `count` rows; raise as `rows`."""
-        found = self._read()
-        first = next(found, None)
-        header = first if isinstance(first, Header) else None
-        before = [] if first is None or header is not None else [first]
-        rows = (each for each in itertools.chain(before, found) if not isinstance(each, Header))
-        head = list(itertools.islice(rows, count))
-        return Start(header=header, head=head, rows=itertools.chain(head, rows))
+        found = self._read(START)
+        head: list[Row | BadRow] = []
+        header = None
+        for each in found:
+            if isinstance(each, Header):
+                header = header or each
+            else:
+                head.append(each)
+            if len(head) == count:
+                break
+        rest = (each for each in found if not isinstance(each, Header))
+        return Start(header=header, head=head, rows=itertools.chain(head, rest))
 
-    def _read(self) -> Iterator[Header | Row | BadRow]:
+    def _read(self, start: Cursor) -> Iterator[Header | Row | BadRow]:
         if not self.files:
             stream = sys.stdin.buffer
-            yield from self._reader("stdin", stream, stream)
+            yield from self._reader(Lines("stdin", stream, stream))
             return
-        before = 0
-        for path, size in zip(self.files, self.sizes, strict=True):
-            with _reporting(path):
-                for row in self._rows_of(path):
-                    if before and not isinstance(row, Header):
+        before = sum(each.size for each in self.files[: start.file])
+        first: tuple[str, Any] | None = None
+        for index, file in enumerate(self.files[start.file :], start=start.file):
+            after = start.after if index == start.file and start.after.number else None
+            if after is not None and after.number == _NO_MORE:
+                before += file.size
+                continue
+            for row in self._rows_of(file, before, after):
+                if isinstance(row, Header) and row.types is not None:
+                    columns = file.name, row.types.remove_metadata()
+                    first = first or columns
+                    _check_schema(first, columns)
+                yield row
+            before += file.size
+
+    def _rows_of(
+        self, file: InputFile, before: int, after: After | None
+    ) -> Iterator[Header | Row | BadRow]:
+        """Yield the rows of a file, and what cannot be read as a `BadRow` if that is wanted."""
+        last = after.number if after else 0
+        try:
+            with reporting(file.name):
+                for row in self._open(file, after):
+                    if isinstance(row, Header):
+                        yield row
+                        continue
+                    number = row.last or row.number
+                    if after is not None and number <= after.number:
+                        continue
+                    last = number
+                    if before:
                         row = dataclasses.replace(row, position=before + row.position)
                     yield row
-            before += size
+        except DataFileError as error:
+            if not self.skips_damage:
+                raise
+            reason = str(error).rstrip(".")
+            end = before + file.size
+            yield BadRow(file.name, last + 1, reason, end, _NO_MORE)
 
-    def _rows_of(self, path: Path) -> Iterator[Header | Row | BadRow]:
+    def _open(self, file: InputFile, after: After | None) -> Iterator[Header | Row | BadRow]:
+        place, partition = file.place, file.partition
         if self.format == "parquet":
-            yield from read_parquet(path)
+            yield from read_parquet(
+                place,
+                file.size,
+                partition=partition,
+                after=after,
+                skips_damage=self.skips_damage,
+            )
             return
-        refuse_pointer(path, DataFileError)
-        with path.open("rb") as file:
-            stream = gzip.GzipFile(fileobj=file) if path.suffix.lower() == ".gz" else file
-            yield from self._reader(str(path), stream, file)  # type: ignore[arg-type]
+        if isinstance(place, Path):
+            refuse_pointer(place, DataFileError)
+        with open_place(place) as raw:
+            is_compressed = place.suffix.lower() == ".gz"
+            limited = _Limited(raw, file.size) if is_compressed else raw
+            stream = gzip.GzipFile(fileobj=limited) if is_compressed else raw
+            lines = Lines(
+                file.name,
+                cast(BinaryIO, stream),
+                cast(BinaryIO, limited),
+                size=None if is_compressed else file.size,
+                after=after,
+            )
+            for each in self._reader(lines):
+                yield _with_partition(each, partition) if partition else each
 
     @property
     def _reader(self) -> _Reader:
         return _READERS[self.format] if self.header else _WITHOUT_HEADER[self.format]
 
 
-def open_source(name: str, format: InputFormat | None = None, *, header: bool = True) -> Source:
+# The number of the last line of a file whose rest cannot be read.
+_NO_MORE = 1 << 62
+
+
+class _Limited(io.RawIOBase):
+    """The start of a file, which may grow."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._size - self._file.tell()
+        return self._file.read(left if size < 0 else min(size, left))
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def _with_partition(
+    each: Header | Row | BadRow, partition: Mapping[str, Constant]
+) -> Header | Row | BadRow:
+    """Add columns of folders; those of the file come first, and stay."""
+    if isinstance(each, Header):
+        return Header(tuple(dict.fromkeys([*each.names, *partition])))
+    if isinstance(each, Row):
+        added = {name: one.value for name, one in partition.items() if name not in each.values}
+        return dataclasses.replace(each, values={**each.values, **added})
+    return each
+
+
+def open_source(
+    name: str,
+    format: InputFormat | None = None,
+    *,
+    header: bool = True,
+    skips_damage: bool = False,
+) -> Source:
     """Find the files of an input.
 
     Args:
-        name: A file, a folder, a pattern with `*`, or "-" for stdin.
+        name: A file, a folder, a pattern with `*`, their URLs, or "-" for stdin. Folders in a
+            folder whose names are `COLUMN=VALUE` are read, too.
         format: Format of the files. By their suffix if `None`; "jsonl" for stdin.
         header: Whether the first row of .csv and .tsv files has the names of the columns.
+        skips_damage: See `Source`.
 
     Raises:
         DataFileError: There is no such file, or files have different formats.
         UserInputError: The format cannot be read from stdin, or has no header.
     """
-    source = _open_stdin(format) if name == STDIN else _open_files(name, format)
+    source = _open_stdin(format) if name == STDIN else _open_files(name, format, skips_damage)
     if not header and source.format not in _WITHOUT_HEADER:
         raise UserInputError(
             f"`header=False` applies to csv and tsv only, and `input={name!r}` is "
             f"{source.format}. Leave it out.",
             argument="header",
         )
-    return dataclasses.replace(source, header=header)
+    return dataclasses.replace(source, header=header, skips_damage=skips_damage)
 
 
 def _open_stdin(format: InputFormat | None) -> Source:
@@ -181,50 +352,127 @@ def _open_stdin(format: InputFormat | None) -> Source:
             "`input_format='parquet'`: stdin can be txt, csv, tsv or jsonl. Pass a file.",
             argument="input_format",
         )
-    return Source(files=(), sizes=(), format=format or "jsonl")
+    return Source(files=(), format=format or "jsonl")
 
 
-def _open_files(name: str, format: InputFormat | None) -> Source:
+def _open_files(name: str, format: InputFormat | None, skips_damage: bool) -> Source:
     files = _find(name)
-    formats = {path: format or _format_of(path) for path in files}
-    first = formats[files[0]]
-    odd = next((path for path in files if formats[path] != first), None)
+    formats = {each.name: format or _format_of(each.place) for each in files}
+    first = formats[files[0].name]
+    odd = next((each for each in files if formats[each.name] != first), None)
     if odd is not None:
         raise DataFileError(
-            f"All files of `input={name!r}` must have one format, got {files[0].name} and "
-            f"{odd.name}. Pass a pattern, such as '*.{first}'.",
+            f"All files of `input={name!r}` must have one format, got {files[0].place.name} and "
+            f"{odd.place.name}. Pass a pattern, such as '*.{first}'.",
             argument="input",
         )
     if first == "parquet":
-        _check_schemas(files)
-        sizes = tuple(count_rows(path) for path in files)
-    else:
-        sizes = tuple(path.stat().st_size for path in files)
-    return Source(files=files, sizes=sizes, format=first)
+        _check_schemas(files[:_COMPARED_FILES], skips_damage)
+    return Source(files=_with_partitions(files), format=first)
 
 
-def _find(name: str) -> tuple[Path, ...]:
-    path = Path(name)
+def _find(name: str) -> list[InputFile]:
+    """Return the files of an input, sorted by name, without their partitions."""
+    place = place_of(name)
+    with reporting(name):
+        found = _find_remote(name) if isinstance(place, RemotePath) else _find_local(name, place)
+    if not found:
+        wrong = "has no files" if place.is_dir() else "does not exist"
+        raise DataFileError(f"`input={name!r}` {wrong}. Check the path.", argument="input")
+    odd = next((each.name for each in found if not is_utf8(each.name)), None)
+    if odd is not None:
+        raise DataFileError(
+            f"`input={name!r}` has the file {odd!r}, whose name is not UTF-8. Rename it.",
+            argument="input",
+        )
+    return sorted(found, key=lambda each: each.place)
+
+
+def _find_local(name: str, path: Path) -> list[InputFile]:
     if path.is_dir():
-        # Names with `.` and `_` are files that other programs keep next to the data.
-        found = [each for each in path.iterdir() if each.name[0] not in "._" and each.is_file()]
+        found: Iterable[Path] = _files_in(path)
     elif path.exists():
         found = [path]
     else:
-        found = [Path(each) for each in glob.glob(name, recursive=True) if Path(each).is_file()]
-    if not found:
-        wrong = "has no files" if path.is_dir() else "does not exist"
-        raise DataFileError(f"`input={name!r}` {wrong}. Check the path.", argument="input")
-    odd = next((each for each in found if not is_utf8(str(each))), None)
-    if odd is not None:
-        raise DataFileError(
-            f"`input={name!r}` has the file {str(odd)!r}, whose name is not UTF-8. Rename it.",
-            argument="input",
+        names = glob.glob(str(path), recursive=True)
+        found = [each for each in map(Path, names) if each.is_file()]
+    return [InputFile(place=each, size=each.stat().st_size) for each in found]
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and in its folders of partitions.
+
+    Names with `.` and `_` are files that other programs keep next to the data.
+    """
+    for each in folder.iterdir():
+        if each.name[0] in "._":
+            continue
+        if each.is_file():
+            yield each
+        elif is_partition(each.name) and each.is_dir():
+            yield from _files_in(each)
+
+
+def _find_remote(name: str) -> list[InputFile]:
+    root, pattern = split_pattern(name)
+    if pattern is None and root.is_file():
+        return [_remote_file(root, root.stored())]
+    files = root.find(pattern)
+    inside = len(root.parts)
+    return [
+        _remote_file(path, stored)
+        for path, stored in files.items()
+        if pattern is not None or _is_data(path.parts[inside:])
+    ]
+
+
+def _remote_file(path: RemotePath, stored: Stored) -> InputFile:
+    return InputFile(place=path, size=stored.size, version=stored.version)
+
+
+def _is_data(parts: tuple[str, ...]) -> bool:
+    """Return whether a file below a folder is one of its data; see `_files_in`."""
+    *folders, name = parts
+    return name[0] not in "._" and all(map(is_partition, folders))
+
+
+def is_partition(folder: str) -> bool:
+    """Return whether the name of a folder is a column and its value, as Hive writes them."""
+    return _PARTITION.fullmatch(folder) is not None
+
+
+def _with_partitions(files: Iterable[InputFile]) -> tuple[InputFile, ...]:
+    """Add the values that the names of folders have. Columns of integers have integers."""
+    found = [dict(_partition_of(each.place)) for each in files]
+    names = dict.fromkeys(name for each in found for name in each)
+    texts = {name: {each.get(name) for each in found} - {None} for name in names}
+    integers = {name for name in names if all(_INTEGER.fullmatch(str(x)) for x in texts[name])}
+
+    def constant(text: str | None, name: str) -> Constant:
+        is_integer = name in integers
+        return Constant(int(text) if is_integer and text is not None else text, is_integer)
+
+    return tuple(
+        dataclasses.replace(
+            file, partition={name: constant(each.get(name), name) for name in names}
         )
-    return tuple(sorted(found))
+        for file, each in zip(files, found, strict=True)
+    )
 
 
-def _format_of(path: Path) -> InputFormat:
+def _partition_of(place: Place) -> list[tuple[str, str | None]]:
+    """Return the columns and values in the names of the folders directly around a file."""
+    pairs = []
+    for part in reversed(PurePath(*place.parts).parts[:-1]):
+        found = _PARTITION.fullmatch(part)
+        if found is None:
+            break
+        name, value = map(unquote, found.groups())
+        pairs.append((name, None if value == _NULL else value))
+    return pairs[::-1]
+
+
+def _format_of(path: Place) -> InputFormat:
     suffix = path.suffix.lower()
     is_compressed = suffix == ".gz"
     if is_compressed:
@@ -239,32 +487,63 @@ def _format_of(path: Path) -> InputFormat:
     return _SUFFIXES[suffix]
 
 
-def _check_schemas(files: tuple[Path, ...]) -> None:
-    first = schema_of(files[0])
-    for path in files[1:]:
-        if schema_of(path) != first:
-            raise DataFileError(
-                f"Files of one run must have the same columns and types, and `{path}` differs "
-                f"from `{files[0]}`. Run them one by one.",
-                argument="input",
-            )
+def _check_schemas(files: Iterable[InputFile], skips_damage: bool) -> None:
+    """Compare the columns of files of this machine, which takes a fraction of reading them."""
+    schemas = {}
+    for each in files:
+        if isinstance(each.place, Path):
+            try:
+                schemas[each.name] = schema_of(each.place)
+            except DataFileError:
+                if not skips_damage:
+                    raise
+    first = next(iter(schemas), "")
+    for name, schema in schemas.items():
+        _check_schema((first, schemas[first]), (name, schema))
 
 
-def _identity(path: Path) -> tuple[int, int, str]:
-    with _reporting(path), path.open("rb") as file:
+def _check_schema(first: tuple[str, Any], other: tuple[str, Any]) -> None:
+    """Refuse a file of Parquet whose columns are not those of the first one."""
+    if other[1] != first[1]:
+        raise DataFileError(
+            f"Files of one run must have the same columns and types, and `{other[0]}` differs "
+            f"from `{first[0]}`. Run them one by one.",
+            argument="input",
+        )
+
+
+def identity_name(file: InputFile) -> str:
+    """Return the name of a file's fingerprint in `Source.identity`."""
+    return f"the input file {str(file.place.absolute())!r}"
+
+
+def is_same(file: InputFile, identity: Any) -> bool:
+    """Return whether the part of a file that was read is what it was. Text files may grow."""
+    current = file.identity()
+    if current == identity or file.version is not None:
+        return bool(current == identity)
+    grown = os.stat(cast(Path, file.place)).st_size > file.size
+    return grown and not file.name.endswith(".parquet") and current[2] == identity[2]
+
+
+def _fingerprint(path: Path, size: int) -> tuple[int, int, str]:
+    """Return size, time, and a hash of the start and the end of what is read of a file."""
+    with reporting(str(path)), path.open("rb") as file:
         status = os.fstat(file.fileno())
-        digest = hashlib.sha256(file.read(_HASHED_BYTES))
-        file.seek(max(0, status.st_size - _HASHED_BYTES))
-        digest.update(file.read(_HASHED_BYTES))
+        digest = hashlib.sha256(file.read(min(size, _HASHED_BYTES)))
+        start = max(0, size - _HASHED_BYTES)
+        file.seek(start)
+        digest.update(file.read(size - start))
     return status.st_size, status.st_mtime_ns, digest.hexdigest()
 
 
 @contextlib.contextmanager
-def _reporting(path: Path) -> Iterator[None]:
+def reporting(name: str) -> Iterator[None]:
     """Turn errors of reading a file into `DataFileError`."""
     try:
-        yield
+        with translated() if is_url(name) else contextlib.nullcontext():
+            yield
     except FileNotFoundError as error:
-        raise DataFileError(f"File `{path}` does not exist any more.") from error
+        raise DataFileError(f"File `{name}` does not exist any more.") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise DataFileError(f"File `{path}` cannot be read: {error}.") from error
+        raise DataFileError(f"File `{name}` cannot be read: {error}.") from error

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from qdqbert.common.errors import DataFileError
 from qdqbert.common.json_files import repeated
-from qdqbert.data.tables.rows import BadRow, Header, Row, half_surrogate
+from qdqbert.data.tables.rows import After, BadRow, Header, Row, half_surrogate
 
 # Name of the only column of a file whose lines are texts.
 TEXT = "text"
@@ -31,35 +31,104 @@ def other_encoding(start: bytes) -> str | None:
     return "UTF-16 or no text" if 4 * start.count(0) > len(start) else None
 
 
-def numbered_lines(
-    name: str, stream: BinaryIO, position: BinaryIO
-) -> Iterator[tuple[int, str, int]]:
-    r"""Yield number (from 1), text and end of each line, with its line end.
+class Lines:
+    r"""The lines of a file: number (from 1), text and end of each, with its line end.
 
     Only "\n" ends a line, because texts can contain U+2028 and similar characters. In a file
     without any "\n", which old programs wrote, "\r" does. Bytes that are not UTF-8 become
     surrogates, which `bad_byte` finds. A byte order mark is left out.
 
-    Args:
+    Attributes:
         name: The file, as messages name it.
-        stream: The content of the file.
-        position: The file itself, whose position is the end of the line. It differs from `stream`
-            in compressed files.
-
-    Raises:
-        DataFileError: The first line shows another encoding.
+        shift: Number of lines that `jump` left out.
     """
-    end = 0
-    is_same = stream is position
-    first = next(iter(stream), b"")
-    wrong = other_encoding(first)
-    if wrong is not None:
-        raise DataFileError(f"File `{name}` must be UTF-8, got {wrong}. Save it as UTF-8.")
-    lines = [first] if first.endswith(b"\n") else re.findall(rb"[^\r]*\r|[^\r]+", first)
-    for number, raw in enumerate(itertools.chain(lines, stream), start=1):
-        end = end + len(raw) if is_same else position.tell()
-        text = raw.decode("utf-8", "surrogateescape")
-        yield number, text.removeprefix("\ufeff") if number == 1 else text, end
+
+    def __init__(
+        self,
+        name: str,
+        stream: BinaryIO,
+        position: BinaryIO,
+        *,
+        size: int | None = None,
+        after: After | None = None,
+    ) -> None:
+        """Prepare to read a file.
+
+        Args:
+            name: The file, as messages name it.
+            stream: The content of the file.
+            position: The file itself, whose position is the end of the line. It differs from
+                `stream` in compressed files.
+            size: Bytes that are read of a file that may grow; all by default.
+            after: The place that `jump` goes to.
+        """
+        self.name = name
+        self.shift = 0
+        self._stream, self._position = stream, position
+        self._size = size
+        self._after = after
+        self._jumps = False
+        self._found = self._read()
+
+    def __iter__(self) -> Iterator[tuple[int, str, int]]:
+        """Yield the lines.
+
+        Raises:
+            DataFileError: The first line shows another encoding, or the file has grown while its
+                last line was written.
+        """
+        return self._found
+
+    def jump(self) -> None:
+        """Leave out the next lines up to the place `after`, if the file can be read from there."""
+        self._jumps = self._after is not None and self._stream is self._position
+
+    def _read(self) -> Iterator[tuple[int, str, int]]:
+        stream, is_same = self._stream, self._stream is self._position
+        size = self._size if is_same else None
+        first = next(iter(stream), b"")
+        wrong = other_encoding(first)
+        if wrong is not None:
+            raise DataFileError(f"File `{self.name}` must be UTF-8, got {wrong}. Save it as UTF-8.")
+        start = [first] if first.endswith(b"\n") else re.findall(rb"[^\r]*\r|[^\r]+", first)
+        lines: Iterator[bytes] = itertools.chain(start, stream)
+        number = end = 0
+        while True:
+            if self._jumps:
+                self._jumps = False
+                if self._goes_on(stream):
+                    assert self._after is not None
+                    self.shift = self._after.number - number
+                    number, end = self._after.number, self._after.position
+                    lines = iter(stream)
+            raw = next(lines, None)
+            if raw is None or (size is not None and end >= size):
+                return
+            number += 1
+            if size is not None and end + len(raw) > size:
+                raw = self._cut(raw, size - end, number)
+            end = end + len(raw) if is_same else self._position.tell()
+            text = raw.decode("utf-8", "surrogateescape")
+            yield number, text.removeprefix("\ufeff") if number == 1 else text, end
+
+    def _goes_on(self, stream: BinaryIO) -> bool:
+        """Move to the place `after` if it is the end of a line."""
+        assert self._after is not None
+        here = stream.tell()
+        stream.seek(self._after.position - 1)
+        is_end = stream.read(1) == b"\n"
+        if not is_end:
+            stream.seek(here)
+        return is_end
+
+    def _cut(self, raw: bytes, length: int, number: int) -> bytes:
+        """Return the part of a line that was there when the file was found."""
+        if raw[length:].strip(b"\r\n"):
+            raise DataFileError(
+                f"Line {number} of `{self.name}` was not complete when the run began, and the file "
+                "has grown. Wait until it is written."
+            )
+        return raw[:length]
 
 
 def bad_byte(text: str) -> str | None:
@@ -74,10 +143,12 @@ def bad_byte(text: str) -> str | None:
     return None
 
 
-def read_texts(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Header | Row | BadRow]:
+def read_texts(lines: Lines) -> Iterator[Header | Row | BadRow]:
     """Yield each line of a file of texts."""
+    name = lines.name
     yield Header((TEXT,))
-    for number, text, end in numbered_lines(name, stream, position):
+    lines.jump()
+    for number, text, end in lines:
         reason = bad_byte(text)
         if reason is not None:
             yield BadRow(name, number, reason, end)
@@ -85,9 +156,11 @@ def read_texts(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Head
             yield Row(name, number, {TEXT: text.rstrip("\r\n")}, end)
 
 
-def read_objects(name: str, stream: BinaryIO, position: BinaryIO) -> Iterator[Row | BadRow]:
+def read_objects(lines: Lines) -> Iterator[Row | BadRow]:
     """Yield the object of each line that is not blank. A string is a row with the column `text`."""
-    for number, text, end in numbered_lines(name, stream, position):
+    name = lines.name
+    lines.jump()
+    for number, text, end in lines:
         if text.isspace():
             continue
         value, reason = json_value(text)

@@ -18,9 +18,25 @@ from typing import Any
 from qdqbert.common.choices import OutputFormat
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import check_output_place, is_within
+from qdqbert.common.storage import (
+    Place,
+    RemotePath,
+    open_place,
+    place_of,
+    size_of,
+    whole_file,
+)
 from qdqbert.data.tables.delimited import csv_header, tsv_header, write_csv, write_tsv
 from qdqbert.data.tables.npy import npy_header, write_vectors
-from qdqbert.data.tables.parquet import import_pyarrow, join_blocks, write_block, written
+from qdqbert.data.tables.parquet import (
+    import_pyarrow,
+    join_blocks,
+    partitions,
+    unify_files,
+    write_block,
+    write_table,
+    written,
+)
 from qdqbert.data.tables.rows import Layout, Row, to_json
 
 STDOUT = "-"
@@ -44,11 +60,13 @@ class Writer:
         format: Format of the output.
         is_compressed: Whether it is compressed with gzip.
         layout: Columns of the output. Rows of .jsonl and .parquet files keep all of their columns.
+        partition_by: Columns whose values name the folders of .parquet files.
     """
 
     format: OutputFormat
     is_compressed: bool
     layout: Layout
+    partition_by: tuple[str, ...] = ()
 
     def header(self, *, rows: int = 0, size_bytes: int = 0) -> bytes:
         """Return the start of the file, before the first block."""
@@ -82,21 +100,48 @@ class Writer:
         # A gzip file can consist of several members. Without a time, equal rows give equal bytes.
         return gzip.compress(content, mtime=0) if self.is_compressed else content
 
-    def join(self, outputs: Sequence[tuple[Path, Sequence[Path], int]]) -> None:
-        """Write finished files."""
-        if self.format == "parquet":
-            sources = [path for _, parts, _ in outputs for path in parts]
-            join_blocks(self.layout, sources, [(path, parts) for path, parts, _ in outputs])
+    def write(self, folder: Place, name: str, sources: Sequence[Place], rows: int) -> None:
+        """Write blocks as a file of a folder; with `partition_by`, as one for each combination.
+
+        Args:
+            folder: The folder.
+            name: Name of the file.
+            sources: Files of blocks.
+            rows: Number of their rows.
+        """
+        if not self.partition_by:
+            with whole_file(folder / name) as path:
+                self.join(path, sources, rows)
             return
-        for path, parts, rows in outputs:
-            size_bytes = sum(part.stat().st_size for part in parts)
-            with path.open("wb") as file:
-                file.write(self.header(rows=rows, size_bytes=size_bytes))
-                for part in parts:
-                    with part.open("rb") as content:
-                        shutil.copyfileobj(content, file, 1 << 20)
-                file.flush()
-                os.fsync(file.fileno())
+        for part, table in partitions(self.layout, sources, self.partition_by):
+            with whole_file(folder / part / name) as path:
+                write_table(path, table)
+
+    def join(self, path: Path, sources: Sequence[Place], rows: int) -> None:
+        """Write blocks as one file.
+
+        Args:
+            path: The file.
+            sources: Files of blocks.
+            rows: Number of their rows.
+        """
+        if self.format == "parquet":
+            join_blocks(self.layout, sources, path)
+            return
+        size_bytes = sum(map(size_of, sources))
+        with path.open("wb") as file:
+            file.write(self.header(rows=rows, size_bytes=size_bytes))
+            for part in sources:
+                with open_place(part) as content:
+                    shutil.copyfileobj(content, file, 1 << 20)
+
+    def unify(self, files: Sequence[Place]) -> None:
+        """Give the finished files of a folder the same columns and types.
+
+        They differ only if the types of columns were found in the rows, and differ between them.
+        """
+        if self.format == "parquet" and self.layout.types is None and len(files) > 1:
+            unify_files(self.layout, files)
 
 
 def write_objects(rows: Iterable[Mapping[str, Any]]) -> bytes:
@@ -116,10 +161,10 @@ def format_of(output: str, given: OutputFormat | None) -> tuple[OutputFormat, bo
         UserInputError: The format is unknown, or cannot be written there.
         MissingExtraError: pyarrow is needed and not installed.
     """
-    path = Path(output)
+    path = place_of(output)
     is_compressed = path.suffix.lower() == ".gz"
     suffix = Path(path.stem).suffix.lower() if is_compressed else path.suffix.lower()
-    if output != STDOUT:
+    if output != STDOUT and isinstance(path, Path):
         check_output_place(path)
     if output == STDOUT:
         chosen = given or "jsonl"
@@ -143,8 +188,10 @@ def format_of(output: str, given: OutputFormat | None) -> tuple[OutputFormat, bo
     return chosen, is_compressed
 
 
-def _check_replaceable(folder: Path) -> None:
+def _check_replaceable(folder: Place) -> None:
     """Refuse to replace the current folder, or one around it."""
+    if isinstance(folder, RemotePath):
+        return
     # The current folder may have been deleted.
     with contextlib.suppress(FileNotFoundError):
         if is_within(Path.cwd(), folder):
@@ -173,4 +220,4 @@ def _by_suffix(output: str, suffix: str) -> OutputFormat:
 
 def is_folder(output: str) -> bool:
     """Return whether an output is a folder: it exists as one, or ends with a slash."""
-    return output.endswith(("/", os.sep)) or Path(output).is_dir()
+    return output.endswith(("/", os.sep)) or place_of(output).is_dir()

@@ -3,30 +3,50 @@
 Values that a task does not read stay in Arrow's memory. They are written with the types that they
 were read with.
 
-A block of rows is a stream in Arrow's IPC format. The finished file has one row group per block.
+A block of rows is a stream in Arrow's IPC format. A row group of the finished file has many.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 
 from qdqbert.common.errors import DataFileError
 from qdqbert.common.extras import require
 from qdqbert.common.files import refuse_pointer
-from qdqbert.data.tables.rows import Column, Header, Kind, Layout, Row, to_json
+from qdqbert.common.storage import Place, open_place, size_of, whole_file
+from qdqbert.data.tables.rows import (
+    After,
+    BadRow,
+    Column,
+    Constant,
+    Header,
+    Kind,
+    Layout,
+    Row,
+    to_json,
+)
 from qdqbert.data.tables.values import as_json, has_empty_object, is_text, levels
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _READ_ROWS = 4096
+
+# Rows or bytes of a row group: what other programs read at a time.
+_GROUP_ROWS = 100_000
+_GROUP_BYTES = 1 << 28
+
+# Hive's name for no value in a folder.
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 # Levels of types in a block. Arrow's limit is 64, for the table and all below it.
 _MOST_LEVELS = 60
@@ -107,35 +127,48 @@ def written(values: Mapping[str, Any], names: Iterable[str] | None = None) -> di
     return {name: values.get(name) for name in chosen}
 
 
-def count_rows(path: Path) -> int:
-    """Return the number of rows of a .parquet file."""
-    return int(_open(path).metadata.num_rows)
-
-
 def schema_of(path: Path) -> Any:
     """Return the schema of a .parquet file, without metadata."""
-    return _open(path).schema_arrow.remove_metadata()
+    with _open(path) as file:
+        return file.schema_arrow.remove_metadata()
 
 
-def _open(path: Path) -> Any:
+@contextlib.contextmanager
+def _open(path: Place) -> Iterator[Any]:
     pyarrow = import_pyarrow()
-    refuse_pointer(path, DataFileError)
+    if isinstance(path, Path):
+        refuse_pointer(path, DataFileError)
     try:
-        return pyarrow.parquet.ParquetFile(path)
+        with open_place(path) as content, pyarrow.parquet.ParquetFile(content) as file:
+            yield file
     except pyarrow.ArrowException as error:
         raise DataFileError(
             f"File `{path}` is not a Parquet file: {str(error).rstrip('.')}."
         ) from error
 
 
-def read_parquet(path: Path) -> Iterator[Header | Row]:
+def read_parquet(
+    path: Place,
+    size: int = 0,
+    *,
+    partition: Mapping[str, Constant] = MappingProxyType({}),
+    after: After | None = None,
+    skips_damage: bool = False,
+) -> Iterator[Header | Row | BadRow]:
     """Yield the columns and the rows of a .parquet file.
+
+    Args:
+        path: The file.
+        size: Its size, for the positions of rows.
+        partition: Values of the columns that the folders around it have. They are added, unless
+            the file has such a column.
+        after: The row after which reading starts. Row groups before it are not read.
+        skips_damage: Whether a row group that cannot be read becomes a `BadRow`.
 
     Raises:
         DataFileError: The file cannot be read, two columns have the same name, or one has too many
             levels.
     """
-    pyarrow = import_pyarrow()
     with _open(path) as file:
         names = file.schema_arrow.names
         if len(set(names)) < len(names):
@@ -146,18 +179,56 @@ def read_parquet(path: Path) -> Iterator[Header | Row]:
                     f"Column {field.name!r} of `{path}` has more than {_MOST_LEVELS} types in one "
                     "another. Leave it out."
                 )
-        yield Header(tuple(names), file.schema_arrow)
+        added = {name: value for name, value in partition.items() if name not in names}
+        schema = _with_columns(file.schema_arrow, added)
+        yield Header(tuple(schema.names), schema)
+        total, skipped = max(1, file.metadata.num_rows), after.number if after else 0
         number = 0
-        try:
-            for each in file.iter_batches(batch_size=_READ_ROWS):
-                batch = Batch(each)
-                for index in range(each.num_rows):
-                    number += 1
-                    yield Row(str(path), number, BatchRow(batch, index), number)
-        except pyarrow.ArrowException as error:
-            raise DataFileError(
-                f"File `{path}` cannot be read after row {number}: {error}."
-            ) from error
+        for group in range(file.metadata.num_row_groups):
+            count = file.metadata.row_group(group).num_rows
+            if number + count <= skipped:
+                number += count
+                continue
+            end = number + count
+            try:
+                for each in file.iter_batches(batch_size=_READ_ROWS, row_groups=[group]):
+                    batch = Batch(_with_values(each, schema, added))
+                    for index in range(max(0, skipped - number), each.num_rows):
+                        row = number + index + 1
+                        yield Row(str(path), row, BatchRow(batch, index), size * row // total)
+                    number += each.num_rows
+            except (import_pyarrow().ArrowException, OSError) as error:
+                first = max(number, skipped) + 1
+                what = " ".join(str(error).split()).rstrip(".")
+                reason = f"row group {group} cannot be read: {what}"
+                if not skips_damage:
+                    raise DataFileError(
+                        f"Rows {first} to {end} of `{path}`, in {reason}. Replace the file, or "
+                        "pass `on_error='skip'` to leave these rows out."
+                    ) from error
+                position = size * end // total
+                yield BadRow(str(path), first, f"in {reason}", position, end, end - first + 1)
+                number = end
+
+
+def _with_columns(schema: Any, added: Mapping[str, Constant]) -> Any:
+    pyarrow = import_pyarrow()
+    for name, each in added.items():
+        kind = pyarrow.int64() if each.is_integer else pyarrow.string()
+        schema = schema.append(pyarrow.field(name, kind))
+    return schema
+
+
+def _with_values(batch: Any, schema: Any, added: Mapping[str, Constant]) -> Any:
+    """Return a batch with columns of one value."""
+    if not added:
+        return batch
+    pyarrow = import_pyarrow()
+    arrays = [
+        pyarrow.repeat(pyarrow.scalar(each.value, schema.field(name).type), batch.num_rows)
+        for name, each in added.items()
+    ]
+    return pyarrow.RecordBatch.from_arrays([*batch.columns, *arrays], schema=schema)
 
 
 def write_block(
@@ -261,52 +332,122 @@ def _type(kind: Kind, fields: Sequence[tuple[str, Kind]] = ()) -> Any:
     return listed if kind == "records" else pyarrow.list_(listed)
 
 
-def join_blocks(
-    layout: Layout, sources: Sequence[Path], outputs: Sequence[tuple[Path, Sequence[Path]]]
-) -> None:
-    """Write finished files, all with the same schema.
+def join_blocks(layout: Layout, sources: Sequence[Place], path: Path) -> None:
+    """Write blocks as one file.
 
     Args:
-        layout: Columns of the files, for those without rows.
-        sources: All blocks, a file each; empty files are left out.
-        outputs: Paths of the finished files, each with the `sources` that it contains.
+        layout: Columns of the file, if it has no rows.
+        sources: Files of blocks.
+        path: The finished file.
     """
     pyarrow = import_pyarrow()
-    schema = _common_schema(layout, sources)
-    for path, parts in outputs:
-        with path.open("wb") as file:
-            with pyarrow.parquet.ParquetWriter(file, schema) as writer:
-                for table in _blocks(parts):
-                    writer.write_table(_cast(table, schema))
-            file.flush()
-            os.fsync(file.fileno())
+    schema = _common_schema(layout, lambda: _blocks(sources))
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for table in _row_groups(_cast(each, schema) for each in _blocks(sources)):
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
 
 
-def _blocks(sources: Iterable[Path]) -> Iterator[Any]:
-    """Yield blocks as tables."""
-    for block in _streams(sources):
-        yield block.read_all()
+def write_table(path: Path, table: Any) -> None:
+    """Write a table as a file of one row group."""
+    import_pyarrow().parquet.write_table(table, path, row_group_size=max(1, table.num_rows))
 
 
-def _streams(sources: Iterable[Path]) -> Iterator[Any]:
-    """Yield blocks as streams, whose schema is at their start."""
+def _row_groups(tables: Iterable[Any]) -> Iterator[Any]:
+    """Yield tables that are large enough for a row group, which readers take as one piece."""
+    pyarrow = import_pyarrow()
+    found: list[Any] = []
+    for table in tables:
+        found.append(table)
+        rows, size = sum(each.num_rows for each in found), sum(each.nbytes for each in found)
+        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+            yield pyarrow.concat_tables(found)
+            found = []
+    if found:
+        yield pyarrow.concat_tables(found)
+
+
+def partitions(
+    layout: Layout, sources: Sequence[Place], names: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of blocks for each combination of values of columns, without these columns.
+
+    Yields:
+        The folder, as Hive, Spark and pyarrow name it: `lang=en/day=1`; and a table.
+    """
+    pyarrow = import_pyarrow()
+    schema = _common_schema(layout, lambda: _blocks(sources))
+    table = pyarrow.concat_tables(
+        [_cast(each, schema) for each in _blocks(sources)] or [schema.empty_table()]
+    )
+    places: dict[tuple[Any, ...], list[int]] = {}
+    for row, key in enumerate(zip(*(as_json(table.column(name)) for name in names), strict=True)):
+        places.setdefault(key, []).append(row)
+    for key, rows in places.items():
+        pairs = zip(names, map(_plain, key), strict=True)
+        folder = "/".join(f"{quote(n, safe='')}={quote(value, safe='')}" for n, value in pairs)
+        yield folder, table.take(rows).drop_columns(list(names))
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return _NO_VALUE
+    return value if isinstance(value, str) else to_json(value)
+
+
+def unify_files(layout: Layout, files: Sequence[Place]) -> None:
+    """Write files again whose columns or types differ from what all files have in common."""
+    pyarrow = import_pyarrow()
+    found = {}
+    for path in files:
+        with _open(path) as file:
+            found[path] = file.schema_arrow
+    first = found[files[0]]
+    if all(each.equals(first) for each in found.values()):
+        return
+    schema = _common_schema(layout, lambda: _tables(files))
+    for path in files:
+        if found[path].equals(schema):
+            continue
+        with (
+            _open(path) as file,
+            whole_file(path) as place,
+            pyarrow.parquet.ParquetWriter(place, schema) as writer,
+        ):
+            for group in range(file.num_row_groups):
+                table = _cast(file.read_row_group(group), schema)
+                writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+
+def _tables(files: Iterable[Place]) -> Iterator[Any]:
+    """Yield the row groups of finished files."""
+    for path in files:
+        with _open(path) as file:
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group)
+
+
+def _blocks(sources: Iterable[Place]) -> Iterator[Any]:
+    """Yield blocks as tables. A file can have several, one after another."""
     pyarrow = import_pyarrow()
     for path in sources:
-        if path.stat().st_size:
-            with path.open("rb") as file, pyarrow.ipc.open_stream(file) as block:
-                yield block
+        left = size_of(path)
+        with open_place(path) as file:
+            while file.tell() < left:
+                with pyarrow.ipc.open_stream(file) as block:
+                    yield block.read_all()
 
 
-def _common_schema(layout: Layout, sources: Sequence[Path]) -> Any:
-    """Return a schema that all blocks can be cast to; text for columns whose types do not fit.
+def _common_schema(layout: Layout, tables: Callable[[], Iterator[Any]]) -> Any:
+    """Return a schema that all tables can be cast to; text for columns whose types do not fit.
 
-    Columns of the input come first, in the order in which they were found.
+    Columns of the input come first, in the order in which they were found. `tables` is called for
+    each time that the tables are read.
     """
     pyarrow = import_pyarrow()
     found: dict[str, list[Any]] = {}
     schemas: list[Any] = []
     counts: Counter[str] = Counter()
-    for block in _streams(sources):
+    for block in tables():
         counts.update(block.schema.names)
         if any(block.schema.equals(each, check_metadata=True) for each in schemas):
             continue
@@ -320,7 +461,7 @@ def _common_schema(layout: Layout, sources: Sequence[Path]) -> Any:
     fields = []
     for name in sorted(found, key=answers.__contains__):
         kinds = list(dict.fromkeys(field.type for field in found[name]))
-        kind = kinds[0] if len(kinds) == 1 else _common_type(name, kinds, sources)
+        kind = kinds[0] if len(kinds) == 1 else _common_type(name, kinds, tables)
         # A column of JSON without any value has no type, and Parquet has no objects without fields.
         if (pyarrow.types.is_null(kind) and name not in typed) or has_empty_object(kind):
             kind = pyarrow.string()
@@ -375,7 +516,7 @@ def _schema_without_rows(layout: Layout) -> Any:
     return pyarrow.schema([*kept, *answers], _metadata(metadata))
 
 
-def _common_type(name: str, kinds: Sequence[Any], sources: Sequence[Path]) -> Any:
+def _common_type(name: str, kinds: Sequence[Any], tables: Callable[[], Iterator[Any]]) -> Any:
     """Return the type that holds the values of a column in all blocks; text if none does."""
     pyarrow = import_pyarrow()
     try:
@@ -384,7 +525,7 @@ def _common_type(name: str, kinds: Sequence[Any], sources: Sequence[Path]) -> An
         )
         kind = merged.field(0).type
         # An integer may be too large for the type of fractions.
-        for table in _blocks(sources):
+        for table in tables():
             if name in table.column_names:
                 table.column(name).cast(kind)
     except pyarrow.ArrowException:

@@ -42,31 +42,63 @@ class Row:
         number: Number of the row from 1: of its first line in formats that have lines, which
             counts a header.
         values: Values by the names of columns.
-        position: How much of the file was read up to the end of the row, in the units of
+        position: How much of the input was read up to the end of the row, in the units of
             `Source.size`.
+        last: Number of its last line, if it has several.
     """
 
     file: str
     number: int
     values: Mapping[str, Any]
     position: int
+    last: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be used.
+    """A row that cannot be used, or several in a part of a file that is damaged.
 
     Attributes:
         file: The file, as messages name it.
         number: Number of the row; see `Row`.
         reason: The fault, as a phrase that follows "Line 3 of `file`: ".
-        position: How much of the file was read; see `Row`.
+        position: How much of the input was read; see `Row`.
+        last: Number of the last line or row, if there are several.
+        rows: Number of rows that are lost; 1 if it is not known.
     """
 
     file: str
     number: int
     reason: str
     position: int
+    last: int = 0
+    rows: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class After:
+    """The place in a file up to which it was read: the end of a row.
+
+    Attributes:
+        number: Number of the last row, or of the last line of it.
+        position: How much of the file was read: bytes, or rows of a .parquet file.
+    """
+
+    number: int
+    position: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Constant:
+    """The value of a column in all rows of a file.
+
+    Attributes:
+        value: The value; `None` for none.
+        is_integer: Whether the column has integers, and not texts.
+    """
+
+    value: str | int | None
+    is_integer: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ order of the rows has to be reported.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import pickle
 import threading
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.data.tables.inputs import Source
+from qdqbert.data.tables.inputs import START, Cursor, Source
 from qdqbert.data.tables.outputs import Writer
 from qdqbert.data.tables.rows import BadRow, Row
 from qdqbert.integrations.ray_cluster import ANY_CLUSTER, alive_nodes, divide, open_ray, reporting
@@ -48,40 +47,44 @@ class FileSlice:
     Attributes:
         source: An input of this file only, with its absolute path.
         name: The file, as messages name it.
-        skipped: Number of rows to leave out.
+        start: The place after the rows to leave out.
         offset: Size of the files before it.
         window: Number of rows that are read together.
     """
 
     source: Source
     name: str
-    skipped: int
+    start: Cursor
     offset: int
     window: int
 
     def windows(self) -> Iterator[list[Row | BadRow]]:
         """Yield the rows in windows."""
-        rows = itertools.islice(self.source.rows(), self.skipped, None)
         placed = (
             dataclasses.replace(row, file=self.name, position=row.position + self.offset)
-            for row in rows
+            for row in self.source.rows(self.start)
         )
         yield from chunks(placed, self.window)
 
 
-def slices(source: Source, start: int, window: int) -> list[FileSlice]:
-    """Return the files of an input, without its first rows."""
+def slices(source: Source, start: Cursor, window: int) -> list[FileSlice]:
+    """Return the files of an input after a place."""
     found = []
     offset = 0
-    for path, size in zip(source.files, source.sizes, strict=True):
-        alone = dataclasses.replace(source, files=(path.absolute(),), sizes=(size,))
-        # Without rows to leave out no file has to be read here.
-        rows = sum(1 for _ in itertools.islice(alone.rows(), start)) if start else 0
-        start -= rows
-        found.append(
-            FileSlice(source=alone, name=str(path), skipped=rows, offset=offset, window=window)
-        )
-        offset += size
+    for index, file in enumerate(source.files):
+        if index >= start.file:
+            absolute = dataclasses.replace(file, place=file.place.absolute())
+            after = start.after if index == start.file else START.after
+            found.append(
+                FileSlice(
+                    source=dataclasses.replace(source, files=(absolute,)),
+                    name=file.name,
+                    start=Cursor(0, after),
+                    offset=offset,
+                    window=window,
+                )
+            )
+        offset += file.size
     return found
 
 
@@ -132,7 +135,7 @@ class WindowWorker:
             return self._run
 
 
-def cluster_blocks(run: RowRun, source: Source, start: int) -> Iterator[Block]:
+def cluster_blocks(run: RowRun, source: Source, start: Cursor) -> Iterator[Block]:
     """Yield the answers to each window of an input, in order.
 
     Actors load the model of `run`, for the same engine and target.

@@ -96,12 +96,29 @@ def find_columns(
         found = " and ".join(f"column {name!r}" for name in read_names)
         _LOGGER.info("Reading %s.", found)
     answers = answer_columns(model, options, path=f"`input={options.input!r}`", names=names)
+    layout = Layout(kept=names, answers=answers, types=header.types)
+    _check_partitions(options, layout)
     return Columns(
         entry=entry,
         read_names=read_names,
-        layout=Layout(kept=names, answers=answers, types=header.types),
+        layout=layout,
         is_fixed=format in ("csv", "tsv"),
     )
+
+
+def _check_partitions(options: RunOptions, layout: Layout) -> None:
+    """Refuse columns of folders that do not exist, and folders of all columns."""
+    found = options.partition_by
+    odd = next((each for each in found if each not in layout.names), None)
+    if odd is not None:
+        wrong = f"{odd!r} is not a column of the output. Choose from {quoted(layout.names)}."
+    elif len(set(found)) < len(found):
+        wrong = "a column is named twice."
+    elif found and set(found) == set(layout.names):
+        wrong = "no column is left for the files."
+    else:
+        return
+    raise UserInputError(f"`partition_by={list(found)!r}`: {wrong}", argument="partition_by")
 
 
 def _check_types(header: Header, options: RunOptions) -> None:

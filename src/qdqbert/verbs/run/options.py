@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbert.common.choices import InputFormat, OnError, OutputFormat
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.objects import PathOption
+from qdqbert.common.objects import PathOption, Several
 from qdqbert.common.options.declared import option
 from qdqbert.data.tables.inputs import STDIN
 from qdqbert.data.tables.outputs import STDOUT
@@ -17,14 +17,18 @@ class RunOptions(RowOptions, Call):
 
     Attributes:
         input: A .txt, .csv, .tsv, .jsonl or .parquet file, a folder of them, a pattern such as
-            `part-*.csv.gz`, or "-" for stdin. All but .parquet files can be compressed (.gz).
-        output: A .jsonl, .csv, .tsv, .parquet or, for embeddings, .npy file, a folder, or "-" for
-            stdout. All but .parquet and .npy files can be compressed (.gz).
+            `part-*.csv.gz`, the URL of one of these, such as "s3://bucket/texts/", or "-" for
+            stdin. All but .parquet files can be compressed (.gz).
+        output: A .jsonl, .csv, .tsv, .parquet or, for embeddings, .npy file, a folder, the URL of
+            one of these, or "-" for stdout. All but .parquet and .npy files can be compressed
+            (.gz).
         input_format: Format of the input. By the suffix by default; "jsonl" for stdin.
         header: Whether the first row of .csv and .tsv files has the names of the columns. Otherwise
             columns are named by their numbers from 0.
         output_format: Format of the output. By the suffix by default; "parquet" for a folder, and
             "jsonl" for stdout.
+        partition_by: Columns whose values name folders of the output, a folder of .parquet files,
+            as in `lang=en/day=1/part-00000.parquet`.
         on_error: What to do with a row that cannot be used: stop, or skip it and write it to a file
             next to the output, `OUTPUT.errors.jsonl`.
         resume: Continue a run that was interrupted, if there is one.
@@ -39,6 +43,7 @@ class RunOptions(RowOptions, Call):
     input_format: InputFormat | None = None
     header: bool = True
     output_format: OutputFormat | None = None
+    partition_by: Several[str] = option(default=())
     on_error: OnError = "stop"
     resume: bool = False
     overwrite: bool = False

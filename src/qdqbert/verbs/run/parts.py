@@ -1,18 +1,22 @@
 """Finished parts of a run's answers, from which an interrupted run continues.
 
-While a run is under way there is a folder next to its output:
+While a run is under way there is a folder next to its output, `.NAME.parts`:
 
-.NAME.parts/run.json            what identifies the run: input, model, options
-.NAME.parts/rows-FIRST.data     the answers to a window of rows
-.NAME.parts/rows-FIRST.json     numbers of the window, and its skipped rows; it is written after the
-                                answers, and marks the part as finished
-.NAME.parts/joined              the output, before it is moved to its place
+run.json            what identifies the run: input, model, options
+rows-FIRST.data     the answers to a window of rows
+rows-FIRST.json     numbers of the window, the place in the input after it, and its skipped rows; it
+                    is written after the answers, and marks the part as finished
+file-INDEX.json     the same of a finished file of an output that is a folder, which contains the
+                    windows before it
+joined              the output, before it is moved to its place
 
-.NAME.run.json                  the same as run.json, once the output is complete
+The files of a folder are written one after another, as soon as there are enough rows, so that the
+answers are not kept twice. In storage, where small files are slow, windows are kept on this machine
+until they make a file; for an output that is one file, they make parts of that size.
 
-Each file is written under another name, flushed to the disk and renamed. `run.json` is removed when
-the output is in its place, and the other files after it. Therefore a process can be killed at any
-moment.
+Each file appears whole: on this machine it is written under another name, flushed to the disk and
+renamed. `run.json` is removed when the output is in its place, and the other files after it.
+Therefore a process can be killed at any moment.
 """
 
 from __future__ import annotations
@@ -22,156 +26,241 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.common.errors import OutputExistsError, UserInputError
-from qdqbert.common.files import followed, json_bytes, write_bytes, write_parts
-from qdqbert.data.tables.rows import to_json
+from qdqbert.common.errors import OutputExistsError
+from qdqbert.common.files import json_bytes, temporary_folder
+from qdqbert.common.storage import (
+    Place,
+    RemotePath,
+    open_place,
+    remove_tree,
+    size_of,
+    whole_file,
+    write_place,
+)
+from qdqbert.data.tables.inputs import START, Cursor
+from qdqbert.data.tables.outputs import Writer
+from qdqbert.data.tables.rows import After, BadRow, to_json
+from qdqbert.verbs.run.places import RUN, Places, check_identity, check_output, clear, locked
 from qdqbert.verbs.run.windows import Block, Totals
 
-_RUN = "run.json"
-_LOCK = "lock"
+# Files of a folder end with the window that has so many rows or bytes, which are those before
+# compression. Windows do not depend on the time that they took, and so the files do not.
+FOLDER_ROWS = 100_000
+FOLDER_BYTES = 1 << 28
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """A finished part: the answers to a window of rows.
+    """A finished part: the answers to windows of rows.
 
     Attributes:
-        data: The file of the answers.
         totals: Its numbers.
+        end: The place in the input after it.
+        errors: The rows that were skipped, as lines of the file of errors.
+        data: The file of the answers; `None` if they are in the output.
+        size: Bytes of the answers.
     """
 
-    data: Path
     totals: Totals
+    end: Cursor
+    errors: tuple[Mapping[str, Any], ...]
+    data: Place | None = None
+    size: int = 0
+
+    @classmethod
+    def read(cls, numbers: Place, data: Place | None) -> Part:
+        """Read the numbers of a part that was finished."""
+        found = json.loads(numbers.read_bytes())
+        file, number, position = found["end"]
+        return cls(
+            totals=Totals(**found["totals"]),
+            end=Cursor(file, After(number, position)),
+            errors=tuple(found["errors"]),
+            data=data,
+            size=0 if data is None else size_of(data),
+        )
+
+    def numbers(self) -> bytes:
+        """Return the content of its file of numbers."""
+        end = [self.end.file, self.end.after.number, self.end.after.position]
+        values = {"totals": dataclasses.asdict(self.totals), "end": end, "errors": self.errors}
+        return json_bytes(values)
 
 
 class Parts:
     """The parts of a run, and the folder that has them.
 
     Attributes:
-        output: The file or folder that the parts become.
-        path: The folder.
-        finished: The finished parts, in order.
-        totals: Their numbers.
+        files: Parts of many windows: finished files of a folder, or parts in storage.
+        windows: Windows that are not in `files`.
+        totals: Numbers of all.
+        end: The place in the input after them.
     """
 
-    def __init__(self, output: Path) -> None:
-        """Find the finished parts. Those after a missing one do not count."""
-        self.output = output
-        self.path = parts_path(output)
-        self.finished: list[Part] = []
-        self.totals = Totals()
-        while (numbers := self._file("json")).is_file() and self._file("data").is_file():
-            found = json.loads(numbers.read_text(encoding="utf-8"))
-            self._append(Totals(**found["totals"]))
+    def __init__(self, places: Places, writer: Writer, spool: Path) -> None:
+        """Find the finished parts. Those after a missing one do not count.
 
-    def add(self, block: Block) -> None:
-        """Keep the answers to the next window of rows."""
-        errors = [{"file": row.file, "row": row.number, "reason": row.reason} for row in block.bad]
-        numbers = {"totals": dataclasses.asdict(block.totals), "errors": errors}
-        write_bytes(self._file("data"), block.data)
-        write_bytes(self._file("json"), json_bytes(numbers))
-        self._append(block.totals)
-
-    def _file(self, suffix: str) -> Path:
-        """Return a file of the first part that is not finished."""
-        return self.path / f"rows-{self.totals.read:012d}.{suffix}"
-
-    def _append(self, totals: Totals) -> None:
-        self.finished.append(Part(data=self._file("data"), totals=totals))
-        self.totals += totals
+        Args:
+            places: Where the run writes.
+            writer: How files are written.
+            spool: The folder for windows.
+        """
+        self._places, self._writer, self._spool = places, writer, spool
+        self.files: list[Part] = []
+        self.windows: list[Part] = []
+        while (numbers := self._numbers(len(self.files))).is_file():
+            data = None if places.is_folder else numbers.with_suffix(".data")
+            self.files.append(Part.read(numbers, data))
+        self.totals = sum((each.totals for each in self.files), Totals())
+        for numbers in spool.glob("rows-*.json"):
+            # Windows of a file, if it was finished and they were not removed.
+            if int(numbers.stem.removeprefix("rows-")) < self.totals.read:
+                _remove(numbers)
+        while (numbers := self._window("json")).is_file() and self._window("data").is_file():
+            self._append(Part.read(numbers, self._window("data")))
 
     @property
-    def joined(self) -> Path:
-        """Path under which the finished output is written."""
-        return self.path / "joined"
+    def end(self) -> Cursor:
+        """The place in the input after all parts."""
+        last = [*self.files[-1:], *self.windows[-1:]]
+        return last[-1].end if last else START
+
+    def add(self, block: Block, end: Cursor) -> None:
+        """Keep the answers to the next window of rows."""
+        numbers, data = self._window("json"), self._window("data")
+        part = Part(
+            totals=block.totals,
+            end=end,
+            errors=tuple(map(_error, block.bad)),
+            data=data,
+            size=len(block.data),
+        )
+        write_place(data, block.data)
+        write_place(numbers, part.numbers())
+        self._append(part)
+
+    def _window(self, suffix: str) -> Path:
+        """Return a file of the first window that is not finished."""
+        return self._spool / f"rows-{self.totals.read:012d}.{suffix}"
+
+    def _numbers(self, index: int) -> Place:
+        return self._places.parts / f"file-{index:05d}.json"
+
+    def _append(self, part: Part) -> None:
+        """Add a finished window; with enough of them, make a file."""
+        self.windows.append(part)
+        self.totals += part.totals
+        rows = sum(each.totals.read for each in self.windows)
+        size = sum(each.size for each in self.windows)
+        if (self._places.is_folder or self._places.is_remote) and (
+            rows >= FOLDER_ROWS or size >= FOLDER_BYTES
+        ):
+            self._make_file()
+
+    def _make_file(self) -> None:
+        """Make a file of the windows: one of the folder, or a part in storage."""
+        numbers = self._numbers(len(self.files))
+        sources = [each.data for each in self.windows if each.data is not None]
+        totals = sum((each.totals for each in self.windows), Totals())
+        data = None
+        if self._places.is_folder:
+            if not self.files:
+                self._remove_earlier()
+            name = f"part-{len(self.files):05d}.{self._writer.format}"
+            self._writer.write(self._places.output, name, sources, totals.rows)
+        else:
+            data = numbers.with_suffix(".data")
+            with whole_file(data) as path:
+                concatenate(path, sources)
+        part = Part(
+            totals=totals,
+            end=self.end,
+            errors=tuple(row for each in self.windows for row in each.errors),
+            data=data,
+            size=sum(each.size for each in self.windows),
+        )
+        write_place(numbers, part.numbers())
+        self.files.append(part)
+        for window in self.windows:
+            assert isinstance(window.data, Path)
+            _remove(window.data.with_suffix(".json"))
+        self.windows = []
+
+    def _remove_earlier(self) -> None:
+        """Remove what stands in the place of the folder, once the first file can be written."""
+        for path in self._places.written():
+            path.unlink()
+        output = self._places.output
+        if output.is_file():
+            output.unlink()
 
     def publish(self) -> None:
-        """Move the joined output to its place, and remove the folder."""
-        errors = errors_path(self.output)
-        if self.totals.skipped:
-            write_parts(errors, self._error_lines())
+        """Write what is missing of the output, and remove the folder of the parts."""
+        places = self._places
+        if places.is_folder:
+            if self.windows or not self.files:
+                self._make_file()
+            self._writer.unify(places.written())
         else:
-            errors.unlink(missing_ok=True)
-        output = followed(self.output)
-        if self.joined.is_dir() and output.is_dir():
-            for path in output.iterdir():
-                path.unlink()
-            output.rmdir()
-        write_bytes(_finished_path(self.output), (self.path / _RUN).read_bytes())
-        self.joined.replace(output)
-        _sync_folder(output.parent)
+            self._join()
+        errors = [to_json(dict(row)) for part in self._all() for row in part.errors]
+        if errors:
+            write_place(places.errors, "".join(f"{each}\n" for each in errors).encode())
+        else:
+            places.errors.unlink(missing_ok=True)
+        write_place(places.finished, (places.parts / RUN).read_bytes())
+        if isinstance(places.output, Path):
+            _sync_folder(places.output.parent)
         self.remove()
 
-    def _error_lines(self) -> Iterator[bytes]:
-        for part in self.finished:
-            for row in json.loads(part.data.with_suffix(".json").read_bytes())["errors"]:
-                yield f"{to_json(row)}\n".encode()
+    def _all(self) -> list[Part]:
+        return [*self.files, *self.windows]
+
+    def _join(self) -> None:
+        """Write the output, if it is one file."""
+        sources = [each.data for each in self._all() if each.data is not None]
+        with whole_file(self._places.output, self._places.parts) as path:
+            self._writer.join(path, sources, self.totals.rows)
 
     def remove(self) -> None:
         """Remove the folder. Without `run.json` the rest is no interrupted run."""
-        (self.path / _RUN).unlink()
-        shutil.rmtree(self.path)
+        (self._places.parts / RUN).unlink()
+        remove_tree(self._places.parts)
 
 
-def parts_path(output: Path) -> Path:
-    """Return the folder of the parts of an output."""
-    return _beside(output, ".{}.parts")
+def concatenate(path: Path, sources: Sequence[Place]) -> None:
+    """Write files one after another."""
+    with path.open("wb") as file:
+        for source in sources:
+            with open_place(source) as content:
+                shutil.copyfileobj(content, file, 1 << 20)
 
 
-def errors_path(output: Path) -> Path:
-    """Return the file of the rows that were skipped."""
-    return _beside(output, "{}.errors.jsonl")
+def _remove(numbers: Path) -> None:
+    """Remove a window. Without its numbers it is not finished."""
+    numbers.unlink()
+    numbers.with_suffix(".data").unlink(missing_ok=True)
 
 
-def _finished_path(output: Path) -> Path:
-    """Return the file that identifies the run which has written an output."""
-    return _beside(output, ".{}.run.json")
-
-
-def _beside(output: Path, name: str) -> Path:
-    output = followed(output)
-    return output.with_name(name.format(output.name))
-
-
-def is_finished(output: Path, read: Iterable[Path], identity: Mapping[str, Any]) -> bool:
-    """Return whether an earlier run has written an output, so that there is nothing to continue.
-
-    If it is not known which one, an output that is older than a file of `read` is another run's.
-    """
-    if (parts_path(output) / _RUN).is_file() or not output.exists():
-        return False
-    written = list(output.iterdir()) if output.is_dir() else [output]
-    if not written or not all(output.is_file() or _is_part(each) for each in written):
-        return False
-    known = _finished_path(output)
-    if known.is_file():
-        what = f"the run that has written {str(output)!r}"
-        _check_identity(what, json.loads(known.read_bytes()), identity)
-        return True
-    newest = max(each.stat().st_mtime_ns for each in read)
-    return min(each.stat().st_mtime_ns for each in written) >= newest
-
-
-def remove_rest(output: Path) -> None:
-    """Remove the files of a run that was killed after its output was complete."""
-    path = parts_path(output)
-    if path.is_dir():
-        with _locked(path, output):
-            shutil.rmtree(path)
+def _error(row: BadRow) -> Mapping[str, Any]:
+    """Return a row of the file of errors."""
+    several = {"last": row.last, "rows": row.rows} if row.rows > 1 else {}
+    return {"file": row.file, "row": row.number, **several, "reason": row.reason}
 
 
 @contextlib.contextmanager
 def open_parts(
-    output: Path, identity: Mapping[str, Any], *, resume: bool, overwrite: bool
+    places: Places, writer: Writer, identity: Mapping[str, Any], *, resume: bool, overwrite: bool
 ) -> Iterator[Parts]:
     """Yield the parts of an output: none, or the parts of an interrupted run.
 
     Args:
-        output: The file or folder that the parts become.
+        places: Where the run writes.
+        writer: How files are written.
         identity: Values of JSON that must be equal for a run to be continued, by the names that
             messages use. Names of options are in backquotes.
         resume: Whether to continue an interrupted run, if there is one.
@@ -181,100 +270,30 @@ def open_parts(
         OutputExistsError: The output or an interrupted run exists.
         UserInputError: The interrupted run was another one, or still goes on.
     """
-    path = parts_path(output)
-    is_known = (path / _RUN).is_file()
+    path, is_known = places.parts, places.is_interrupted
     if is_known and not (resume or overwrite):
         ways = "Pass `overwrite=True` to discard it."
         if identity["`input`"]:
             ways = "Pass `resume=True` to continue it, or `overwrite=True` to discard it."
         raise OutputExistsError(
-            f"`output={str(output)!r}`: {str(path)!r} contains finished parts of an interrupted "
-            f"run. {ways}",
+            f"`output={str(places.output)!r}`: {str(path)!r} contains finished parts of an "
+            f"interrupted run. {ways}",
             argument="output",
         )
     if not (is_known and resume):
-        _check_output(output, overwrite=overwrite)
+        check_output(places, overwrite=overwrite)
     path.mkdir(parents=True, exist_ok=True)
-    with _locked(path, output):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(places))
         if is_known and resume:
             what = f"the interrupted run in {str(path)!r}"
-            _check_identity(what, json.loads((path / _RUN).read_bytes()), identity)
+            check_identity(what, json.loads((path / RUN).read_bytes()), identity)
         else:
-            _clear(path)
-            write_bytes(path / _RUN, json_bytes(identity))
-        yield Parts(output)
-
-
-def _check_output(output: Path, *, overwrite: bool) -> None:
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
-    if not overwrite:
-        raise OutputExistsError(
-            f"`output={str(output)!r}` already exists, and there is no interrupted run of it. Pass "
-            "`overwrite=True` to replace it, or another `output`.",
-            argument="output",
-        )
-    if output.is_dir():
-        foreign = [each.name for each in output.iterdir() if not _is_part(each)]
-        if foreign:
-            raise OutputExistsError(
-                f"`output={str(output)!r}` contains files that `run` did not write, such as "
-                f"{foreign[0]!r}. It is not deleted, even with `overwrite=True`. Pass another "
-                "`output`.",
-                argument="output",
-            )
-
-
-def _is_part(path: Path) -> bool:
-    """Return whether a file of an output folder was written by a run."""
-    return path.name.startswith("part-") and path.is_file()
-
-
-def _check_identity(what: str, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Refuse to continue a run, named by `what`, with another input, model or options."""
-    details = []
-    for name, current in identity.items():
-        if name not in stored:
-            details.append(f"{name} is new")
-        elif stored[name] != current:
-            values = f"was {stored[name]!r:.300} and is {current!r:.300}"
-            details.append(f"{name} {values if name.startswith('`') else 'has changed'}")
-    if details:
-        raise UserInputError(
-            f"`resume=True`: {what} was another one: {'; '.join(details)}. Repeat the earlier "
-            "call, or pass `overwrite=True` instead to start again.",
-            argument="resume",
-        )
-
-
-@contextlib.contextmanager
-def _locked(path: Path, output: Path) -> Iterator[None]:
-    """Keep other processes from writing the same parts."""
-    try:
-        import fcntl
-    except ImportError:
-        # Windows has no such locks.
-        yield
-        return
-    with (path / _LOCK).open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserInputError(
-                f"Another process is writing `output={str(output)!r}`. Wait for it, or stop it.",
-                argument="output",
-            ) from error
-        yield
-
-
-def _clear(path: Path) -> None:
-    # First, so that nobody continues with some of the parts.
-    (path / _RUN).unlink(missing_ok=True)
-    for each in path.iterdir():
-        if each.is_dir():
-            shutil.rmtree(each)
-        elif each.name != _LOCK:
-            each.unlink()
+            clear(places)
+            write_place(path / RUN, json_bytes(identity))
+        remote = isinstance(path, RemotePath)
+        spool = stack.enter_context(temporary_folder()) if remote else Path(str(path))
+        yield Parts(places, writer, spool)
 
 
 def _sync_folder(path: Path) -> None:

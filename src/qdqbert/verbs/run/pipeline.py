@@ -6,22 +6,27 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import itertools
 import json
 import logging
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from qdqbert.common.choices import OutputFormat
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.file_names import TOKENIZER
-from qdqbert.common.files import check_output_place, is_within
-from qdqbert.common.options.declared import overwrites
 from qdqbert.common.progress import Progress
-from qdqbert.data.rows.columns import quoted
-from qdqbert.data.tables.inputs import STDIN, Source, open_source
+from qdqbert.data.tables.inputs import (
+    START,
+    STDIN,
+    Cursor,
+    Source,
+    identity_name,
+    is_same,
+    open_source,
+)
 from qdqbert.data.tables.outputs import STDOUT, Writer, format_of, is_folder
 from qdqbert.data.tables.rows import BadRow, Row
 from qdqbert.evidence.reporting.run import RunReport
@@ -31,23 +36,11 @@ from qdqbert.runtime.artifact import QUANTIZATION
 from qdqbert.verbs.run.cluster import cluster_blocks
 from qdqbert.verbs.run.columns import find_columns, refuse
 from qdqbert.verbs.run.options import RunOptions
-from qdqbert.verbs.run.parts import (
-    Part,
-    Parts,
-    errors_path,
-    is_finished,
-    open_parts,
-    parts_path,
-    remove_rest,
-)
+from qdqbert.verbs.run.parts import open_parts
+from qdqbert.verbs.run.places import Places, find_places, is_finished, remove_rest
 from qdqbert.verbs.run.windows import Block, RowRun, Totals
 
 _LOGGER = logging.getLogger("qdqbert")
-
-# Files of a folder end with the part that has so many rows or bytes, which are those before
-# compression. Parts do not depend on the time that they took, and so the files do not.
-FOLDER_ROWS = 1 << 15
-FOLDER_BYTES = 1 << 28
 
 # Rows that columns are inferred from.
 _HEAD_ROWS = 100
@@ -74,21 +67,21 @@ class Pipeline:
     run: RowRun
     progress: Progress
 
-    def blocks(self, start: int) -> Generator[Block]:
-        """Yield the answers to each window after the first `start` rows."""
+    def blocks(self, start: Cursor = START) -> Generator[Block]:
+        """Yield the answers to each window of the rows after a place."""
         title = f"Running on {self.run.model.engine}"
         with self.progress.throughput(title, self.source.size) as advance:
             if self.options.ray is None:
-                rows = itertools.islice(self.rows, start, None)
+                rows = self.rows if start == START else self.source.rows(start)
                 yield from self.run.blocks(
-                    rows, continues=start > 0, reject=self._reject, advance=advance
+                    rows, continues=start != START, reject=self._reject, advance=advance
                 )
                 return
             for block in cluster_blocks(self.run, self.source, start):
                 for row in block.bad:
                     self._reject(row)
                 totals = block.totals
-                advance(rows=totals.rows, tokens=totals.tokens, position=block.position)
+                advance(rows=totals.rows, tokens=totals.tokens, position=block.last[2])
                 yield block
 
     def _reject(self, row: BadRow) -> None:
@@ -102,19 +95,24 @@ def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
     """Run a model on the rows of files."""
     if options.ray is not None:
         import_ray()
-    source = open_source(options.input, options.input_format, header=options.header)
+    source = open_source(
+        options.input,
+        options.input_format,
+        header=options.header,
+        skips_damage=options.on_error == "skip",
+    )
     format, is_compressed = format_of(options.output, options.output_format)
-    if options.output != STDOUT:
-        output = Path(options.output)
-        errors = errors_path(output)
-        check_output_place(errors)
-        for path in source.files:
-            if is_within(path, output) or is_within(path, errors):
-                raise overwrites("output", options.output, f"the input file {str(path)!r}")
+    _check_partitions(options, format)
+    places = None if options.output == STDOUT else find_places(options.output, source)
     with load_model(options) as model:
         start = source.start(_HEAD_ROWS)
         columns = find_columns(source, start, model, options, format)
-        writer = Writer(format=format, is_compressed=is_compressed, layout=columns.layout)
+        writer = Writer(
+            format=format,
+            is_compressed=is_compressed,
+            layout=columns.layout,
+            partition_by=options.partition_by,
+        )
         pipeline = Pipeline(
             options=options,
             source=source,
@@ -122,7 +120,16 @@ def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
             run=RowRun(model=model, columns=columns, writer=writer, options=options),
             progress=progress,
         )
-        return _print(pipeline) if options.output == STDOUT else _write(pipeline)
+        return _print(pipeline) if places is None else _write(pipeline, places)
+
+
+def _check_partitions(options: RunOptions, format: OutputFormat) -> None:
+    if options.partition_by and not (is_folder(options.output) and format == "parquet"):
+        raise UserInputError(
+            f"`partition_by={list(options.partition_by)!r}` needs a folder of Parquet as output, "
+            f"such as 'answers/', got `output={options.output!r}`.",
+            argument="partition_by",
+        )
 
 
 def _print(pipeline: Pipeline) -> RunReport:
@@ -132,7 +139,7 @@ def _print(pipeline: Pipeline) -> RunReport:
     totals = Totals()
     with _reporting(pipeline.options):
         stream.write(pipeline.run.writer.header())
-        for block in pipeline.blocks(0):
+        for block in pipeline.blocks():
             stream.write(block.data)
             stream.flush()
             totals += block.totals
@@ -140,16 +147,16 @@ def _print(pipeline: Pipeline) -> RunReport:
     return _report(pipeline, totals, started)
 
 
-def _write(pipeline: Pipeline) -> RunReport:
+def _write(pipeline: Pipeline, places: Places) -> RunReport:
     """Write answers to files."""
-    options = pipeline.options
-    output = Path(options.output)
-    with _reporting(options):
-        output.parent.mkdir(parents=True, exist_ok=True)
+    options, source = pipeline.options, pipeline.source
+    with _reporting(options, places):
+        places.output.parent.mkdir(parents=True, exist_ok=True)
     identity = _identity(pipeline)
-    read = [*pipeline.source.files, pipeline.run.model.directory / QUANTIZATION]
-    if options.resume and is_finished(output, read, identity):
-        remove_rest(output)
+    local = [file.place for file in source.files if isinstance(file.place, Path)]
+    read = [*local, pipeline.run.model.directory / QUANTIZATION]
+    if options.resume and is_finished(places, read, identity):
+        remove_rest(places)
         return _report(
             pipeline,
             Totals(),
@@ -159,62 +166,34 @@ def _write(pipeline: Pipeline) -> RunReport:
             "again.",
         )
     with (
-        _reporting(options),
-        open_parts(output, identity, resume=options.resume, overwrite=options.overwrite) as parts,
+        _reporting(options, places),
+        open_parts(
+            places,
+            pipeline.run.writer,
+            identity,
+            resume=options.resume,
+            overwrite=options.overwrite,
+        ) as parts,
     ):
         started = time.monotonic()
         resumed = parts.totals
         try:
-            with contextlib.closing(pipeline.blocks(resumed.read)) as blocks:
+            with contextlib.closing(pipeline.blocks(parts.end)) as blocks:
                 for block in blocks:
-                    parts.add(block)
+                    parts.add(block, source.cursor(*block.last))
         except BaseException:
-            if not parts.finished or options.input == STDIN:
+            if not parts.totals.read or options.input == STDIN:
                 parts.remove()
             raise
-        if _identity(pipeline) != identity:
+        if not _is_same(pipeline, identity):
             raise UserInputError(
                 f"`input={options.input!r}` or the model changed during the run, so the "
                 "answers may belong to different versions. Pass `overwrite=True` to start again.",
                 argument="input",
             )
-        with pipeline.progress.stage(f"Writing {output.name}"):
-            _join(pipeline, parts)
-            report = _report(pipeline, parts.totals, started, resumed)
+        with pipeline.progress.stage(f"Writing {places.output.name}"):
             parts.publish()
-        return report
-
-
-def _join(pipeline: Pipeline, parts: Parts) -> None:
-    """Write the finished output into the folder of the parts."""
-    writer = pipeline.run.writer
-    outputs = [(parts.joined, parts.finished)]
-    if is_folder(pipeline.options.output):
-        parts.joined.mkdir(exist_ok=True)
-        outputs = [
-            (parts.joined / f"part-{index:05d}.{writer.format}", each)
-            for index, each in enumerate(_files(parts.finished))
-        ]
-    writer.join(
-        [
-            (path, [part.data for part in each], sum(part.totals.rows for part in each))
-            for path, each in outputs
-        ]
-    )
-
-
-def _files(parts: list[Part]) -> list[list[Part]]:
-    """Return the parts of each file of a folder."""
-    files: list[list[Part]] = []
-    rows = size_bytes = 0
-    for part in parts:
-        if not files or rows >= FOLDER_ROWS or size_bytes >= FOLDER_BYTES:
-            files.append([])
-            rows = size_bytes = 0
-        files[-1].append(part)
-        rows += part.totals.read
-        size_bytes += part.data.stat().st_size
-    return files
+        return _report(pipeline, parts.totals, started, resumed, places=places)
 
 
 def _report(
@@ -224,9 +203,9 @@ def _report(
     resumed: Totals | None = None,
     *,
     notice: str | None = None,
+    places: Places | None = None,
 ) -> RunReport:
     options, model = pipeline.options, pipeline.run.model
-    layout = pipeline.run.writer.layout
     seconds = time.monotonic() - started
     per_second = 1 / max(seconds, 1e-9)
     resumed = resumed or Totals()
@@ -236,16 +215,10 @@ def _report(
         if pipeline.source.has_header:
             hint = " The first row is the header; pass `header=False` if it has a text."
         notices.append(f"The input has no rows.{hint}")
-    names = [each for each in pipeline.source.partitions if each not in layout.kept]
-    if names:
-        notices.append(
-            f"The folders of `input={options.input!r}` have values of {quoted(names)}, such as "
-            f"{pipeline.source.files[0].parent.name!r}, which are not in the output."
-        )
     if totals.truncated:
         notices.append(model.describe_truncation(totals.truncated, totals.rows, model.max_length))
     if totals.skipped:
-        where = "" if options.output == STDOUT else f": see {errors_path(Path(options.output))}"
+        where = "" if places is None else f": see {places.errors}"
         notices.append(f"{totals.skipped} rows were skipped{where}.")
     return RunReport(
         model=options.model,
@@ -273,11 +246,12 @@ def _identity(pipeline: Pipeline) -> dict[str, Any]:
         **dataclasses.asdict(options),
         "engine": model.engine,
         "target": model.target,
-        "input": [str(path.absolute()) for path in pipeline.source.files],
+        "input": [str(file.place.absolute()) for file in pipeline.source.files],
         # Windows end with files on Ray, wherever it runs.
         "ray": options.ray is not None,
     }
     identity = {
+        "the format of finished parts": 2,
         **{f"`{name}`": chosen[name] for name in chosen if name not in _FREE_OPTIONS},
         "the model": digest.hexdigest(),
         **pipeline.source.identity(),
@@ -285,8 +259,16 @@ def _identity(pipeline: Pipeline) -> dict[str, Any]:
     return json.loads(json.dumps(identity))  # type: ignore[no-any-return]
 
 
+def _is_same(pipeline: Pipeline, identity: Mapping[str, Any]) -> bool:
+    """Return whether the input and the model stayed; text files may have grown."""
+    current = _identity(pipeline)
+    files = {identity_name(each): each for each in pipeline.source.files}
+    changed = {name for name in identity if current[name] != identity[name]}
+    return changed <= files.keys() and all(is_same(files[n], identity[n]) for n in changed)
+
+
 @contextlib.contextmanager
-def _reporting(options: RunOptions) -> Iterator[None]:
+def _reporting(options: RunOptions, places: Places | None = None) -> Iterator[None]:
     """Say which parts are kept when a run stops, and turn errors of writing into messages."""
     try:
         yield
@@ -299,17 +281,17 @@ def _reporting(options: RunOptions) -> Iterator[None]:
         advice = "Free some space, or pass" if is_full else "Pass"
         raise UserInputError(
             f"`output={output!r}` cannot be written: {error.strerror or error}. {advice} another "
-            f"`output`.{_kept(options)}",
+            f"`output`.{_kept(places)}",
             argument="output",
         ) from error
     except UserInputError as error:
-        if error.argument is None and (kept := _kept(options)):
+        if error.argument is None and (kept := _kept(places)):
             raise type(error)(f"{error}{kept}") from error
         raise
 
 
-def _kept(options: RunOptions) -> str:
+def _kept(places: Places | None) -> str:
     """Return a sentence about finished parts; nothing if there are none."""
-    if options.output == STDOUT or not parts_path(Path(options.output)).is_dir():
+    if places is None or not places.is_interrupted:
         return ""
     return " Finished parts are kept; `resume=True` continues with the same input."

@@ -54,13 +54,13 @@ class Block:
         data: The rows and their answers, as `Writer.block` returns them; empty without rows.
         totals: Numbers of the window.
         bad: Rows that have no answers.
-        position: How much of the input was read; see `Row`.
+        last: The last row: its file, its number or that of its last line, and its position.
     """
 
     data: bytes
     totals: Totals
     bad: list[BadRow]
-    position: int
+    last: tuple[str, int, int]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,10 +124,12 @@ class RowRun:
 
         def block() -> Block:
             nonlocal tokens, truncated
-            totals = Totals(rows=len(taken), skipped=len(bad), truncated=truncated, tokens=tokens)
+            skipped = sum(each.rows for each in bad)
+            totals = Totals(rows=len(taken), skipped=skipped, truncated=truncated, tokens=tokens)
             tokens = truncated = 0
             data = self.writer.block(taken, answers) if taken else b""
-            return Block(data=data, totals=totals, bad=bad, position=row.position)
+            last = row.file, row.last or row.number, row.position
+            return Block(data=data, totals=totals, bad=bad, last=last)
 
         taken: list[Row] = []
         answers: list[Mapping[str, Any]] = []
@@ -144,7 +146,9 @@ class RowRun:
             finished -= 1
             if isinstance(answer, UserInputError):
                 reason = str(answer).rstrip(".")
-                bad.append(BadRow(row.file, row.number, reason, row.position))
+                rows_lost = row.rows if isinstance(row, BadRow) else 1
+                lost = BadRow(row.file, row.number, reason, row.position, row.last, rows_lost)
+                bad.append(lost)
                 reject(bad[-1])
             else:
                 assert isinstance(row, Row)

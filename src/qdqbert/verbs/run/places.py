@@ -1,0 +1,225 @@
+"""Where a run writes: its output, and the files next to it that a continued run needs.
+
+Next to the output NAME, in a folder of this machine or in storage, are:
+
+.NAME.parts/       finished parts, while a run is under way; see `parts.py`
+.NAME.run.json     what identifies the run that has written the output
+NAME.errors.jsonl  the rows that were skipped
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from qdqbert.common.errors import OutputExistsError, UserInputError
+from qdqbert.common.files import check_output_place, followed, is_within
+from qdqbert.common.options.declared import overwrites
+from qdqbert.common.storage import Place, RemotePath, place_of, remove_tree
+from qdqbert.data.tables.inputs import Source, is_partition
+from qdqbert.data.tables.outputs import is_folder
+
+RUN = "run.json"
+_LOCK = "lock"
+# Start of the names of the files of a folder.
+_PART = "part-"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where a run writes.
+
+    Attributes:
+        output: The file or folder.
+        is_folder: Whether it is a folder of files.
+    """
+
+    output: Place
+    is_folder: bool
+
+    @property
+    def parts(self) -> Place:
+        """The folder of the finished parts."""
+        return self._beside(".{}.parts")
+
+    @property
+    def errors(self) -> Place:
+        """The file of the rows that were skipped."""
+        return self._beside("{}.errors.jsonl")
+
+    @property
+    def finished(self) -> Place:
+        """The file that identifies the run that has written the output."""
+        return self._beside(".{}.run.json")
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the output is in storage."""
+        return isinstance(self.output, RemotePath)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether there are finished parts of a run that did not end."""
+        return (self.parts / RUN).is_file()
+
+    def _beside(self, name: str) -> Place:
+        return self.output.with_name(name.format(self.output.name))
+
+    def written(self) -> list[Place]:
+        """Return the files of the output that a run has written; none if it does not exist."""
+        if not self.is_folder:
+            return [self.output] if self.output.is_file() else []
+        return sorted(path for path, is_ours in self._found() if is_ours)
+
+    def foreign(self) -> Place | None:
+        """Return what is in the folder and was not written by a run."""
+        return next((path for path, is_ours in self._found() if not is_ours), None)
+
+    def _found(self) -> Iterator[tuple[Place, bool]]:
+        """Yield what is in the folder, and whether a run wrote it."""
+        if isinstance(self.output, RemotePath):
+            inside = len(self.output.parts)
+            for path in self.output.find():
+                *folders, name = path.parts[inside:]
+                yield path, name.startswith(_PART) and all(map(is_partition, folders))
+        elif self.output.is_dir():
+            yield from _found_in(self.output)
+
+
+def _found_in(folder: Path) -> Iterator[tuple[Path, bool]]:
+    for path in folder.iterdir():
+        if path.is_dir() and is_partition(path.name):
+            yield from _found_in(path)
+        # Nothing is said of a file that was being written when a run was killed.
+        elif not (path.name.startswith(f".{_PART}") and path.name.endswith(".partial")):
+            yield path, path.name.startswith(_PART) and path.is_file()
+
+
+def find_places(output: str, source: Source) -> Places:
+    """Return where a run writes.
+
+    Raises:
+        UserInputError: The output or a file next to it cannot be written, or it would overwrite a
+            file of the input.
+    """
+    place = place_of(output)
+    if isinstance(place, RemotePath):
+        places = Places(output=place, is_folder=is_folder(output))
+    else:
+        places = Places(output=followed(place), is_folder=is_folder(output))
+        check_output_place(Path(str(places.errors)))
+    for file in source.files:
+        if any(_is_inside(file.place, each) for each in (places.output, places.errors)):
+            raise overwrites("output", output, f"the input file {file.name!r}")
+    return places
+
+
+def _is_inside(path: Place, place: Place) -> bool:
+    if isinstance(path, Path) and isinstance(place, Path):
+        return is_within(path, place)
+    return f"{path}/".startswith(f"{place}/")
+
+
+def is_finished(places: Places, read: Iterable[Path], identity: Mapping[str, Any]) -> bool:
+    """Return whether an earlier run has written an output, so that there is nothing to continue.
+
+    If it is not known which one, an output that is older than a file of `read` is another run's.
+    """
+    written = places.written()
+    if places.is_interrupted or not written or places.foreign() is not None:
+        return False
+    if places.finished.is_file():
+        what = f"the run that has written {str(places.output)!r}"
+        check_identity(what, json.loads(places.finished.read_bytes()), identity)
+        return True
+    local = [each for each in written if isinstance(each, Path)]
+    newest = max(each.stat().st_mtime_ns for each in read)
+    return bool(local) and min(each.stat().st_mtime_ns for each in local) >= newest
+
+
+def remove_rest(places: Places) -> None:
+    """Remove the files of a run that was killed after its output was complete."""
+    if places.parts.is_dir():
+        with locked(places):
+            remove_tree(places.parts)
+
+
+def check_output(places: Places, *, overwrite: bool) -> None:
+    """Refuse an output that exists, or that a run did not write.
+
+    Raises:
+        OutputExistsError: It may not be replaced.
+    """
+    output = places.output
+    if not output.exists() or (output.is_dir() and next(iter(output.iterdir()), None) is None):
+        return
+    if not overwrite:
+        raise OutputExistsError(
+            f"`output={str(output)!r}` already exists, and there is no interrupted run of it. Pass "
+            "`overwrite=True` to replace it, or another `output`.",
+            argument="output",
+        )
+    foreign = places.foreign()
+    if foreign is not None:
+        raise OutputExistsError(
+            f"`output={str(output)!r}` contains files that `run` did not write, such as "
+            f"{foreign.name!r}. It is not deleted, even with `overwrite=True`. Pass another "
+            "`output`.",
+            argument="output",
+        )
+
+
+def check_identity(what: str, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Refuse to continue a run, named by `what`, with another input, model or options."""
+    details = []
+    for name, current in identity.items():
+        if name not in stored:
+            details.append(f"{name} is new")
+        elif stored[name] != current:
+            values = f"was {stored[name]!r:.300} and is {current!r:.300}"
+            details.append(f"{name} {values if name.startswith('`') else 'has changed'}")
+    if details:
+        raise UserInputError(
+            f"`resume=True`: {what} was another one: {'; '.join(details)}. Repeat the earlier "
+            "call, or pass `overwrite=True` instead to start again.",
+            argument="resume",
+        )
+
+
+@contextlib.contextmanager
+def locked(places: Places) -> Iterator[None]:
+    """Keep other processes from writing the same parts. Storage has no locks."""
+    path = places.parts
+    try:
+        import fcntl
+    except ImportError:
+        # Windows has no such locks.
+        yield
+        return
+    if isinstance(path, RemotePath):
+        yield
+        return
+    with (path / _LOCK).open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserInputError(
+                f"Another process is writing `output={str(places.output)!r}`. Wait for it, or stop "
+                "it.",
+                argument="output",
+            ) from error
+        yield
+
+
+def clear(places: Places) -> None:
+    """Remove the parts of another run."""
+    # First, so that nobody continues with some of the parts.
+    (places.parts / RUN).unlink(missing_ok=True)
+    found: Iterable[Place] = places.parts.iterdir()
+    for each in list(found):
+        if each.name != _LOCK:
+            remove_tree(each)
