@@ -28,6 +28,9 @@ class FakeRay:
     """Runs tasks in this process; what they get and return is pickled."""
 
     exceptions = types.SimpleNamespace(RayError=RayError)
+    util = types.SimpleNamespace(
+        client=types.SimpleNamespace(ray=types.SimpleNamespace(is_connected=lambda: False))
+    )
 
     def __init__(self) -> None:
         self.tasks = 0
@@ -57,6 +60,9 @@ class FakeRay:
 def fake_ray(monkeypatch) -> FakeRay:
     ray = FakeRay()
     monkeypatch.setattr(ray_cluster, "import_ray", lambda: ray)
+    monkeypatch.setattr(
+        ray_cluster, "_on_each", lambda ray, nodes, function: [function() for _ in nodes]
+    )
     return ray
 
 
@@ -114,7 +120,7 @@ def test_batches_are_divided_in_order() -> None:
 ON_RAY = """
 import sys
 import ray
-import qdqbert
+import flat
 
 checkpoint, data, output = sys.argv[1:]
 ray.init(address="local", num_cpus=6, include_dashboard=False)
@@ -130,8 +136,9 @@ def test_ranges_of_a_real_cluster(checkpoints, quantized, tmp_path) -> None:
     pytest.importorskip("ray")
     model, data = checkpoints("classifier"), quantized("classifier").data
     words = [sys.executable, "-c", ON_RAY, model, data, tmp_path / "many"]
+    tests = Path(flat.__file__).parent
     done = subprocess.run(
-        list(map(str, words)), capture_output=True, text=True, check=False, timeout=300
+        list(map(str, words)), capture_output=True, text=True, check=False, timeout=300, cwd=tests
     )
     assert done.returncode == 0, done.stderr
     flat.quantize(

@@ -7,24 +7,25 @@ import dataclasses
 import importlib
 import logging
 import os
+import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.extras import require
 from qdqbert.common.machine import usable_cores
-
-# Address of the cluster that Ray finds by itself.
-ANY_CLUSTER = "auto"
-# Address of a cluster of this machine only, which is started.
-_LOCAL = "local"
+from qdqbert.integrations.ray_address import LOCAL, find_cluster, refuse_client
 
 _LOGGER = logging.getLogger("qdqbert")
 
 # Most CPUs of an actor, unless the caller chooses. More of them share one copy of the model, and
 # fewer lose less when one dies.
 _GROUP = 4
+
+# Most nodes that a message names.
+_NAMED = 5
 
 # Environment variables of the processes that Ray starts: no usage statistics, and no messages about
 # restarts, which are expected.
@@ -72,6 +73,7 @@ def open_ray(address: str) -> Iterator[Any]:
     ray = import_ray()
     with _quiet(), contextlib.redirect_stdout(sys.stderr):
         if ray.is_initialized():
+            refuse_client(ray)
             yield ray
             return
         _connect(ray, address)
@@ -83,20 +85,29 @@ def open_ray(address: str) -> Iterator[Any]:
 
 def _connect(ray: Any, address: str) -> None:
     quiet = {"configure_logging": False, "log_to_driver": False}
-    with _environment():
-        if address != _LOCAL:
-            try:
-                ray.init(address=address, **quiet)
-                return
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                if address != ANY_CLUSTER or not isinstance(error, ConnectionError):
-                    raise UserInputError(
-                        f"`ray={address!r}`: Ray cannot connect to a cluster: {error}. "
-                        "Check the address, and that Ray runs there.",
-                        argument="ray",
-                    ) from error
-        _LOGGER.info("Starting Ray on this machine.")
-        ray.init(address=_LOCAL, num_cpus=usable_cores(), include_dashboard=False, **quiet)
+    with _environment(), _own_sigterm():
+        found = None if address == LOCAL else find_cluster(ray, address)
+        if found is None:
+            _LOGGER.info("Starting Ray on this machine.")
+            ray.init(address=LOCAL, num_cpus=usable_cores(), include_dashboard=False, **quiet)
+            return
+        try:
+            ray.init(address=found, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UserInputError(
+                f"`ray={address!r}`: Ray cannot connect to the cluster: {error}.", argument="ray"
+            ) from error
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep the handler of SIGTERM, which Ray replaces by one that ends the process."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -136,9 +147,50 @@ def reporting(ray: Any) -> Iterator[None]:
         ) from error
 
 
-def alive_nodes(ray: Any) -> list[Mapping[str, float]]:
-    """Return the resources of each node of the cluster, by Ray's names."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+def usable_nodes(ray: Any) -> list[Mapping[str, float]]:
+    """Return the resources of each node of the cluster, by Ray's names.
+
+    Raises:
+        UserInputError: A node does not have this version of this package.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    read_version = _version_reader()
+    here = read_version()
+    versions = zip(nodes, _on_each(ray, nodes, read_version), strict=True)
+    others = [
+        f"{node['NodeManagerAddress']} has {f'version {found}' if found else 'none'}"
+        for node, found in versions
+        if found != here
+    ]
+    if others:
+        more = f", and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        raise UserInputError(
+            f"`ray`: all nodes of the cluster need qdqbert {here}, which this machine has: "
+            f"{', '.join(others[:_NAMED])}{more}. Run `pip install 'qdqbert[ray]=={here}'` there.",
+            argument="ray",
+        )
+    return [node["Resources"] for node in nodes]
+
+
+def _version_reader() -> Callable[[], str | None]:
+    # Ray pickles functions of modules by name, and a node may not have this module.
+    def version() -> str | None:
+        try:
+            import qdqbert
+        except ImportError:
+            return None
+        return qdqbert.__version__
+
+    return version
+
+
+def _on_each(ray: Any, nodes: Sequence[Mapping[str, Any]], function: Callable[[], Any]) -> Any:
+    """Return what a function returns on each node."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(num_cpus=0)(function)
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    return ray.get([task.options(scheduling_strategy=each).remote() for each in places])
 
 
 def divide(

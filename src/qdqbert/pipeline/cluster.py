@@ -20,7 +20,7 @@ from qdqbert.common.errors import QdqBertError
 from qdqbert.common.files import temporary_folder
 from qdqbert.common.progress import Silent
 from qdqbert.data.tokenizing.encoding import Batch
-from qdqbert.integrations.ray_cluster import alive_nodes, divide, open_ray, reporting
+from qdqbert.integrations.ray_cluster import divide, open_ray, reporting, usable_nodes
 from qdqbert.pipeline.sited import Advance
 from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.quantization.spec import SiteGroup
@@ -79,7 +79,7 @@ def cluster_run(
     onnx = dataclasses.replace(model.onnx, tokenizer=tokenizer and _absolute(tokenizer))
     on_node = dataclasses.replace(model, path=_absolute(model.path), onnx=onnx)
     with open_ray(ray) as cluster, reporting(cluster):
-        division = divide(alive_nodes(cluster), None)
+        division = divide(usable_nodes(cluster), None)
         task = cluster.remote(num_cpus=division.threads)(observe)
         shards = [
             Shard(model=on_node, groups=frozenset(groups), batches=part)

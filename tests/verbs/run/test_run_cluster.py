@@ -162,7 +162,7 @@ def test_stdin_is_refused(classifier) -> None:
 
 # Kills a worker when the first answers are there, and hundreds of windows are not.
 KILL_A_WORKER = """
-import dataclasses, contextlib, json, os, signal, sys
+import dataclasses, contextlib, json, os, signal, sys, warnings
 from pathlib import Path
 
 import ray
@@ -170,6 +170,8 @@ import ray
 import qdqbert
 from qdqbert.loading import load
 
+# Those of calls of this package: what Ray will remove.
+warnings.filterwarnings("error", module="qdqbert")
 model, rows, output = sys.argv[1:]
 for engine, schedule in load._SCHEDULES.items():
     load._SCHEDULES[engine] = dataclasses.replace(schedule, window=16)

@@ -11,6 +11,7 @@ order of the rows has to be reported.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import pickle
 import threading
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,8 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.data.tables.inputs import START, Cursor, Source
 from qdqbert.data.tables.outputs import Writer
 from qdqbert.data.tables.rows import BadRow, Row
-from qdqbert.integrations.ray_cluster import ANY_CLUSTER, alive_nodes, divide, open_ray, reporting
+from qdqbert.integrations.ray_address import ANY_CLUSTER
+from qdqbert.integrations.ray_cluster import divide, open_ray, reporting, usable_nodes
 from qdqbert.loading.answers import load_model
 from qdqbert.loading.download import is_hub_name
 from qdqbert.runtime.batches import chunks
@@ -146,7 +148,7 @@ def cluster_blocks(run: RowRun, source: Source, start: Cursor) -> Iterator[Block
     options, model = run.options, run.model
     with open_ray(options.ray or ANY_CLUSTER) as ray, reporting(ray):
         on_gpu = options.provider not in (None, "cpu", "openvino")
-        groups = divide(alive_nodes(ray), options.threads, on_gpu=on_gpu)
+        groups = divide(usable_nodes(ray), options.threads, on_gpu=on_gpu)
         folder = str(Path(options.model).absolute())
         changes: dict[str, Any] = {
             # Each node downloads a model of the hub.
@@ -174,12 +176,7 @@ def cluster_blocks(run: RowRun, source: Source, start: Cursor) -> Iterator[Block
                 batch_size=None,
                 num_cpus=groups.threads,
                 num_gpus=groups.gpus or None,
-                max_concurrency=_WINDOWS_OF_ACTOR,
-                compute=ray.data.ActorPoolStrategy(
-                    size=groups.actors,
-                    max_tasks_in_flight_per_actor=_WINDOWS_OF_ACTOR,
-                    enable_true_multi_threading=True,
-                ),
+                **_actor_pool(ray, groups.actors),
             )
             for batch in data.iter_batches(batch_size=None, batch_format="numpy"):
                 for value in batch[_VALUE]:
@@ -187,6 +184,21 @@ def cluster_blocks(run: RowRun, source: Source, start: Cursor) -> Iterator[Block
                     if isinstance(block, UserInputError):
                         raise block
                     yield block
+
+
+def _actor_pool(ray: Any, actors: int) -> dict[str, Any]:
+    """Return the arguments of `map_batches` for actors that answer several windows at once."""
+    strategy = ray.data.ActorPoolStrategy
+    settings = {
+        "size": actors,
+        "max_tasks_in_flight_per_actor": _WINDOWS_OF_ACTOR,
+        "enable_true_multi_threading": True,
+    }
+    name = "max_concurrent_calls_per_actor"
+    if name in inspect.signature(strategy).parameters:
+        return {"compute": strategy(**settings, **{name: _WINDOWS_OF_ACTOR})}
+    # Older versions of Ray take it beside the strategy.
+    return {"compute": strategy(**settings), "max_concurrency": _WINDOWS_OF_ACTOR}
 
 
 def _packed(*values: Any) -> dict[str, list[bytes]]:
