@@ -234,7 +234,9 @@ print(json.dumps(answers))
 @pytest.mark.slow
 def test_a_real_cluster_is_asked(tmp_path) -> None:
     ray = pytest.importorskip("ray")
-    (tmp_path / "qdqbert.py").write_text("__version__ = '0.0.2'")
+    distribution = tmp_path / "qdqbert-0.0.2.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: qdqbert\nVersion: 0.0.2\n")
     done = subprocess.run(
         [sys.executable, "-c", ASK, tmp_path], capture_output=True, text=True, check=False
     )

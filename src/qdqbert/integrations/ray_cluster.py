@@ -175,11 +175,12 @@ def usable_nodes(ray: Any) -> list[Mapping[str, float]]:
 def _version_reader() -> Callable[[], str | None]:
     # Ray pickles functions of modules by name, and a node may not have this module.
     def version() -> str | None:
+        from importlib import metadata
+
         try:
-            import qdqbert
-        except ImportError:
+            return metadata.version("qdqbert")
+        except metadata.PackageNotFoundError:
             return None
-        return qdqbert.__version__
 
     return version
 
