@@ -18,6 +18,7 @@ SOURCE = Path(qdqbert.__file__).parent
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?!\w)")
 # Options of programs that messages tell the user to run.
 FLAGS_OF_PIP = {"--force-reinstall"}
+FLAGS_OF_RAY = {"--address", "--head"}
 FLAGS_OF_TRITON = {"--model-repository"}
 # Only the command line knows how its options are spelled.
 MAY_NAME_FLAGS = "cli/"
@@ -44,7 +45,7 @@ def trees() -> Mapping[str, ast.Module]:
 
 
 def flags_in(text: str) -> set[str]:
-    return set(FLAG.findall(text)) - FLAGS_OF_PIP - FLAGS_OF_TRITON
+    return set(FLAG.findall(text)) - FLAGS_OF_PIP - FLAGS_OF_RAY - FLAGS_OF_TRITON
 
 
 def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
