@@ -194,9 +194,6 @@ class Parts:
         """Remove what stands in the place of the folder, once the first file can be written."""
         for path in self._places.written():
             path.unlink()
-        output = self._places.output
-        if output.is_file():
-            output.unlink()
 
     def publish(self) -> None:
         """Write what is missing of the output, and remove the folder of the parts."""

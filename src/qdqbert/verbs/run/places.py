@@ -71,8 +71,6 @@ class Places:
 
     def written(self) -> list[Place]:
         """Return the files of the output that a run has written; none if it does not exist."""
-        if not self.is_folder:
-            return [self.output] if self.output.is_file() else []
         return sorted(path for path, is_ours in self._found() if is_ours)
 
     def foreign(self) -> Place | None:
@@ -80,8 +78,11 @@ class Places:
         return next((path for path, is_ours in self._found() if not is_ours), None)
 
     def _found(self) -> Iterator[tuple[Place, bool]]:
-        """Yield what is in the folder, and whether a run wrote it."""
-        if isinstance(self.output, RemotePath):
+        """Yield the files that are there, and whether a run can have written them."""
+        if not self.is_folder or (isinstance(self.output, Path) and self.output.is_file()):
+            if self.output.exists():
+                yield self.output, True
+        elif isinstance(self.output, RemotePath):
             inside = len(self.output.parts)
             for path in self.output.find():
                 *folders, name = path.parts[inside:]
@@ -154,8 +155,8 @@ def check_output(places: Places, *, overwrite: bool) -> None:
     Raises:
         OutputExistsError: It may not be replaced.
     """
-    output = places.output
-    if not output.exists() or (output.is_dir() and next(iter(output.iterdir()), None) is None):
+    output, foreign = places.output, places.foreign()
+    if not places.written() and foreign is None:
         return
     if not overwrite:
         raise OutputExistsError(
@@ -163,7 +164,6 @@ def check_output(places: Places, *, overwrite: bool) -> None:
             "`overwrite=True` to replace it, or another `output`.",
             argument="output",
         )
-    foreign = places.foreign()
     if foreign is not None:
         raise OutputExistsError(
             f"`output={str(output)!r}` contains files that `run` did not write, such as "
