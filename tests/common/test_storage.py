@@ -139,6 +139,18 @@ def test_an_unknown_scheme_is_refused_by_name() -> None:
         place_of("ftp9://a/b")
 
 
+@pytest.mark.parametrize("name", ["s3:/bucket/a", str(Path("GS://bucket/a")), "file:/tmp/a"])
+def test_what_path_makes_of_a_url_is_refused(name: str) -> None:
+    with pytest.raises(UserInputError, match=r"one slash after .* Pass a string: '\w+://\w+/a'"):
+        place_of(name)
+
+
+@pytest.mark.parametrize("name", ["memory://", "memory:///"])
+def test_a_url_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(UserInputError, match="names no file or folder"):
+        place_of(name)
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(UserInputError, match=re.escape("Run `pip install gcsfs`.")):
@@ -155,3 +167,28 @@ def test_errors_of_a_package_become_errors_of_the_system() -> None:
 
     with pytest.raises(OSError, match="StorageError: no credentials"):
         fail()
+
+
+@pytest.mark.slow
+def test_s3_answers_as_pathlib_does(s3_bucket: str, local: Path) -> None:
+    root = place_of(f"{s3_bucket}/root")
+    assert isinstance(root, RemotePath)
+    for name, content in _FILES.items():
+        (root / name).write_bytes(content)
+    for name in ("", *_FILES, "folder", "lang=en", "missing"):
+        far, near = (root / name if name else root), local / name
+        found = far.exists(), far.is_file(), far.is_dir()
+        assert found == (near.exists(), near.is_file(), near.is_dir())
+        if near.is_dir():
+            assert {each.name for each in far.iterdir()} == {each.name for each in near.iterdir()}
+    assert {str(each) for each in root.find()} == {f"{root}/{name}" for name in _FILES}
+    assert [str(each) for each in root.find("**/*.parquet")] == [f"{root}/{list(_FILES)[2]}"]
+    path = root / "a.txt"
+    before = path.stored()
+    path.write_bytes(b"two")
+    assert path.read_bytes() == b"two"
+    assert path.stored().is_known
+    assert path.stored() != before
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        path.read_bytes()

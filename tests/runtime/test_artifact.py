@@ -20,11 +20,13 @@ from qdqbert import quantize
 from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.common.files import write_json
 from qdqbert.common.options.calibration import Calibration
+from qdqbert.common.storage import RemotePath, place_of
 from qdqbert.data.rows.data import Example, digest_examples
 from qdqbert.encoders.checkpoint.tokenizer import load_tokenizer
 from qdqbert.engines.registry import open_runner
 from qdqbert.graphs.targets import TARGETS
 from qdqbert.runtime.artifact import (
+    EXPORT,
     QUANTIZATION,
     TRAINING,
     Artifact,
@@ -536,3 +538,64 @@ def test_the_digest_covers_only_the_examples_that_were_used(
     everything = digest_examples(Example(text=text) for text in texts)
     assert len(texts) > manifest["calibration"]["examples"]
     assert manifest["calibration"]["examples_sha256"] != everything
+
+
+# Outputs in object storage.
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> RemotePath:
+    """The place of a folder in memory, which does not exist."""
+    found = place_of(f"memory://bucket/{tmp_path.name}")
+    assert isinstance(found, RemotePath)
+    return found
+
+
+def write(place: RemotePath, *, overwrite: bool = False, name: str = QUANTIZATION) -> None:
+    with writing(place, overwrite=overwrite) as folder:
+        (folder / name).write_text("{}")
+        (folder / "native").mkdir()
+        (folder / "native" / "model.safetensors").write_text(name)
+
+
+def names_in(place: RemotePath) -> set[str]:
+    return {path.url[len(place.url) + 1 :] for path in place.find()}
+
+
+def test_a_folder_in_storage_is_replaced_as_one_of_this_machine(remote) -> None:
+    write(remote, name=EXPORT)
+    assert names_in(remote) == {EXPORT, "native/model.safetensors"}
+    with pytest.raises(OutputExistsError, match=rf"`output='{remote}'` already exists"):
+        write(remote)
+    write(remote, overwrite=True)
+    assert names_in(remote) == {QUANTIZATION, "native/model.safetensors"}
+    (remote / QUANTIZATION).unlink()
+    with pytest.raises(OutputExistsError, match="is not a model that this package wrote"):
+        write(remote, overwrite=True)
+
+
+def test_a_folder_in_storage_is_not_changed_if_the_block_fails(remote) -> None:
+    write(remote)
+
+    def fail() -> None:
+        with writing(remote, overwrite=True) as folder:
+            (folder / "half").write_text("")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert names_in(remote) == {QUANTIZATION, "native/model.safetensors"}
+
+
+def test_a_folder_that_cannot_be_uploaded_is_kept(remote, tmp_path, monkeypatch) -> None:
+    def refused(self: RemotePath, path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Access Denied")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(RemotePath, "upload", refused)
+    with pytest.raises(UserInputError, match=rf"`output='{remote}'`.*Access Denied") as caught:
+        write(remote)
+    assert caught.value.argument == "output"
+    kept = Path(str(caught.value).split("kept in '")[1].split("'")[0])
+    assert (kept / QUANTIZATION).is_file()
+    assert not names_in(remote)

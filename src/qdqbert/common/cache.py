@@ -1,4 +1,4 @@
-"""The cache of this package: kernels, packed models and digests. All can be made again.
+"""The cache of this package: kernels, packed models, downloads, digests. All can be made again.
 
 It is the folder `QDQBERT_CACHE`, or `qdqbert` in the user's cache.
 """
@@ -25,10 +25,10 @@ from qdqbert.common.files import digest_of, is_utf8, temporary_places, write_byt
 _LOGGER = logging.getLogger("qdqbert")
 
 _MODELS, _DIGESTS = "models", "digests"
-# Sizes of the files of a packed model.
+# Sizes of the files of a folder.
 _SIZES = "sizes.json"
 LIMIT_BYTES = 20 * 10**9
-"""Size of all packed models. Beyond it, those that were not used for longest are removed."""
+"""Size of all folders. Beyond it, those that were not used for longest are removed."""
 
 # Smaller files are read in no time.
 _LARGE_BYTES = 10**6
@@ -61,7 +61,7 @@ def _expanded(path: str) -> Path:
 
 
 def models_folder() -> Path:
-    """Return the folder of packed models."""
+    """Return the folder of packed models and of downloads."""
     return cache_folder() / _MODELS
 
 
@@ -84,7 +84,7 @@ def kept_folder(key: str, fill: Callable[[Path], None]) -> Path:
         # It can be another user's, which is an error.
         if not is_new and not _is_complete(folder):
             _LOGGER.warning(
-                "%s in the cache is not complete or damaged. The model is packed again.",
+                "%s in the cache is not complete or damaged. It is made again.",
                 str(folder),
             )
             shutil.rmtree(folder)
@@ -107,10 +107,10 @@ def kept_folder(key: str, fill: Callable[[Path], None]) -> Path:
 
 @functools.cache
 def _say_that_there_is_no_cache(folder: str, reason: str) -> None:
-    """Say once in a process that its models are packed for it alone."""
+    """Say once in a process that its models and downloads are for it alone."""
     _LOGGER.warning(
-        "The cache %s cannot be written (%s). Models are packed for this process only. Set "
-        "QDQBERT_CACHE to a folder that can be written.",
+        "The cache %s cannot be written (%s). Models are packed, and files of URLs downloaded, for "
+        "this process only. Set QDQBERT_CACHE to a folder that can be written.",
         folder,
         reason,
     )
@@ -146,7 +146,7 @@ def kept_digest(path: Path) -> str:
 
 
 def kept_models() -> list[Path]:
-    """Return the folders of all packed models; none without a cache.
+    """Return the folders of all packed models and downloads; none without a cache.
 
     Raises:
         OSError: The cache cannot be read.
@@ -160,7 +160,7 @@ def kept_models() -> list[Path]:
 
 
 def size_bytes() -> int:
-    """Return the size of all packed models."""
+    """Return the size of all packed models and downloads."""
     return sum(_size(folder) for folder in _complete())
 
 
@@ -183,7 +183,12 @@ def _states(folder: Path) -> dict[str, int | str]:
     Raises:
         OSError: The folder cannot be read.
     """
-    files = {each.name: each.stat().st_size for each in os.scandir(folder) if each.is_file()}
+    os.scandir(folder).close()
+    files = {
+        each.relative_to(folder).as_posix(): each.stat().st_size
+        for each in folder.rglob("*")
+        if each.is_file()
+    }
     return {
         name: size
         if size >= _LARGE_BYTES and not name.endswith(".json")

@@ -15,8 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin
 
-from qdqbert.common.errors import UserInputError
+from qdqbert.common.downloads import GRAPHS, WEB, downloaded
+from qdqbert.common.errors import CheckpointError, UserInputError, naming, showing
 from qdqbert.common.files import temporary_folder
+from qdqbert.common.progress import Progress
+from qdqbert.common.storage import Place, RemotePath, is_url, place_of
 
 IN_MEMORY = " (in memory)"
 """End of the name of a model that was in memory."""
@@ -93,11 +96,11 @@ transformers, a pipeline, a `SentenceTransformer` or a `CrossEncoder`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SavedModel(os.PathLike[str]):
-    """The folder of a model that was in memory. As a string it is the name of the model.
+class Copied(os.PathLike[str]):
+    """A local copy of something else, whose name it is as a string.
 
     Attributes:
-        folder: The folder, for `open` and `Path`.
+        folder: The folder or file, for `open` and `Path`.
         name: The name, for reports and commands.
     """
 
@@ -117,6 +120,18 @@ class SavedModel(os.PathLike[str]):
         return repr(self.name)
 
 
+class SavedModel(Copied):
+    """The folder of a model that was in memory."""
+
+
+class Downloaded(Copied):
+    """The file or folder that a URL names, in the cache."""
+
+
+GivenData = str | Downloaded | Rows
+"""Data as they are read: a local path or a name on the hub, a copy, or rows in memory."""
+
+
 class Converted(Generic[_Given, _Read]):
     """The type of a field that is given as one type, and read as another.
 
@@ -131,11 +146,14 @@ class Converted(Generic[_Given, _Read]):
 
 PathOption = Converted[str | Path, str]
 OptionalPath = Converted[str | Path | None, str | None]
-ModelOption = Converted[ModelLike, str | SavedModel]
-OptionalModel = Converted[ModelLike | None, str | SavedModel | None]
-DataOption = Converted[Data, str | Rows]
-OptionalData = Converted[Data | None, str | Rows | None]
-SeveralModels = Converted[Sequence[ModelLike], tuple[str | SavedModel, ...]]
+InputOption = Converted[str | Path, str | Downloaded]
+OptionalInput = Converted[str | Path | None, str | Downloaded | None]
+ModelOption = Converted[ModelLike, str | SavedModel | Downloaded]
+OptionalModel = Converted[ModelLike | None, str | SavedModel | Downloaded | None]
+DataOption = Converted[Data, GivenData]
+OptionalData = Converted[Data | None, GivenData | None]
+SeveralModels = Converted[Sequence[ModelLike], tuple[str | SavedModel | Downloaded, ...]]
+SeveralPaths = Converted[Sequence[str | Path], tuple[str, ...]]
 Column = Converted[str | int | None, str | None]
 Several = Converted[Sequence[_Item], tuple[_Item, ...]]
 
@@ -152,22 +170,87 @@ def as_given(annotation: str) -> str:
 
 
 @contextlib.contextmanager
-def saved(value: Any, argument: str) -> Iterator[Any]:
+def fetched(
+    value: Any,
+    argument: str,
+    kind: type[UserInputError] = CheckpointError,
+    progress: Progress | None = None,
+) -> Iterator[Any]:
+    """Download what a URL names to the cache. Errors of the block name the URL, not the copy.
+
+    Args:
+        value: The URL, or anything else.
+        argument: Name of the parameter, for errors.
+        kind: Class of the error if it cannot be downloaded.
+        progress: Shows the download.
+
+    Yields:
+        A `Downloaded`; the path of a URL of this machine; the value itself if it is no URL.
+
+    Raises:
+        UserInputError: It does not exist or cannot be read, or the scheme is not known.
+    """
+    place: Place | None = None
+    if isinstance(value, str | Path):
+        with naming(argument):
+            place = place_of(str(value))
+            if kind is CheckpointError and _is_page(place):
+                # Who reads the model says what to pass instead.
+                place = None
+            if isinstance(place, RemotePath):
+                copy = downloaded(place, kind, progress)
+    if not isinstance(place, RemotePath):
+        yield str(place) if place and is_url(value) else value
+        return
+    with showing(place.url, copy), showing(place.parent.url, copy.parent):
+        yield Downloaded(folder=str(copy), name=place.url)
+
+
+def _is_page(place: Place) -> bool:
+    """Return whether a URL of the web is no file of a model: it is one of the hub."""
+    return str(place).startswith(WEB) and place.suffix.lower() not in GRAPHS
+
+
+def named(value: Any, copies: Sequence[Copied]) -> Any:
+    """Return a report with the names of copies instead of their paths."""
+    if not copies:
+        return value
+    if isinstance(value, str):
+        for each in copies:
+            value = value.replace(each.folder, each.name)
+    elif isinstance(value, list):
+        return [named(each, copies) for each in value]
+    elif type(value) is tuple:
+        return tuple(named(each, copies) for each in value)
+    elif isinstance(value, dict):
+        return {key: named(each, copies) for key, each in value.items()}
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [each.name for each in dataclasses.fields(value) if each.init]
+        return dataclasses.replace(
+            value, **{name: named(getattr(value, name), copies) for name in fields}
+        )
+    return value
+
+
+@contextlib.contextmanager
+def saved(value: Any, argument: str, progress: Progress | None = None) -> Iterator[Any]:
     """Save a model that is in memory into a temporary folder, which is removed at the end.
 
     Args:
-        value: The model, or its path.
+        value: The model, its path or its URL.
         argument: Name of the parameter, for errors.
+        progress: Shows a download.
 
     Yields:
-        A `SavedModel`; the value itself if it is not a model in memory.
+        A `SavedModel`; a `Downloaded`, as `fetched`; the value itself if it is something else.
 
     Raises:
-        UserInputError: The model has no tokenizer.
+        UserInputError: The model has no tokenizer, or a URL cannot be read.
     """
     parts = value if isinstance(value, tuple) else _parts(value, argument)
     if not parts or not all(hasattr(each, "save_pretrained") for each in parts):
-        yield value
+        with fetched(value, argument, progress=progress) as found:
+            yield found
         return
     name = _name_of(parts[0])
     with temporary_folder() as root:

@@ -26,6 +26,7 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import temporary_folder, write_bytes
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_HALF = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 # Schemes of files of this machine.
 _LOCAL = ("file", "local")
 # The package that reads each scheme, which its users install; `None` if nothing is missing.
@@ -49,7 +50,7 @@ _MAGIC = re.compile(r"[*?\[]")
 
 # What a storage says of a file that changes with it, the most reliable first.
 _TAGS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "commit_hash", "LastModified", "mtime")
-_TIMES = ("last_modified", "created")
+_TIMES = ("Content-MD5", "Last-Modified", "last_modified", "created")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +60,19 @@ class Stored:
     Attributes:
         size: Its size in bytes.
         version: A text that changes when the file does.
+        is_known: Whether the storage says more than the size.
     """
 
     size: int
     version: str
+    is_known: bool = True
 
 
 def _stored(known: Mapping[str, Any]) -> Stored:
     tag = next((known[name] for name in (*_TAGS, *_TIMES) if known.get(name)), None)
-    return Stored(size=int(known["size"]), version=f"{known['size']} {tag}")
+    # Of some pages of the web, the size is not known.
+    size = int(known["size"] or 0)
+    return Stored(size=size, version=f"{size} {tag}", is_known=tag is not None)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -249,6 +254,7 @@ def place_of(name: str) -> Place:
     """
     found = _URL.match(name)
     if found is None:
+        _refuse_half(name)
         return Path(name)
     scheme = found[1].lower()
     if scheme in _LOCAL:
@@ -260,8 +266,20 @@ def place_of(name: str) -> Place:
             f"or one of {known}."
         )
     url = f"{scheme}://{name[found.end() :].rstrip('/')}"
+    if url.endswith("//"):
+        raise UserInputError(f"{name!r} names no file or folder. Pass its URL.")
     _open_system(url)
     return RemotePath(url)
+
+
+def _refuse_half(name: str) -> None:
+    """Refuse what `Path` makes of a URL, which would be a folder of this machine."""
+    found = _HALF.match(name)
+    if found is not None and found[1].lower() in (*_PACKAGES, *_LOCAL):
+        raise UserInputError(
+            f"{name!r} has one slash after {found[1]!r}: `Path` takes the other one from a URL. "
+            f"Pass a string: '{found[1]}://{name[found.end() :]}'."
+        )
 
 
 def split_pattern(name: str) -> tuple[RemotePath, str | None]:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from qdqbert.common.errors import CheckpointError
+from qdqbert.common.storage import is_url
 from qdqbert.evidence.checksums import CHECKSUMS
 from qdqbert.runtime.artifact import Artifact
 
@@ -20,6 +21,15 @@ def is_hub_name(path: str | os.PathLike[str]) -> bool:
     It has the form of one, and nothing of this name is here.
     """
     return _HUB_NAME.fullmatch(str(path)) is not None and not Path(path).exists()
+
+
+def absolute_name(path: str | os.PathLike[str]) -> str:
+    """Return the name of a model for other folders: a path is absolute.
+
+    Names of the hub and URLs, which hold on other machines, too, stay as they are.
+    """
+    name = str(path)
+    return name if is_hub_name(name) or is_url(name) else str(Path(path).absolute())
 
 
 def download_settings(name: str) -> Path:

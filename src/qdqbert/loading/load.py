@@ -24,7 +24,12 @@ from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.registry import check_engine, open_runner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.checksums import CHECKSUMS, require_intact
-from qdqbert.loading.download import download_graph, download_settings, is_hub_name
+from qdqbert.loading.download import (
+    absolute_name,
+    download_graph,
+    download_settings,
+    is_hub_name,
+)
 from qdqbert.loading.engine_choice import choose_engine, warn_of_slow_kernel
 from qdqbert.loading.float_checkpoint import (
     has_settings,
@@ -172,7 +177,7 @@ def _reopen(
         given["adapter"] = None
     else:
         # A pickle may be read in another folder.
-        place = str(source) if is_hub_name(source) else str(Path(source).absolute())
+        place = absolute_name(source)
     return functools.partial(_load_again, _content(artifact), place, given)
 
 

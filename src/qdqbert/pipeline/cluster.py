@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from qdqbert.calibration.passes import Run
 from qdqbert.calibration.statistics import MergeableObserver
 from qdqbert.common.errors import QdqBertError
 from qdqbert.common.files import temporary_folder
+from qdqbert.common.objects import fetched
 from qdqbert.common.progress import Silent
+from qdqbert.common.storage import is_url
 from qdqbert.data.tokenizing.encoding import Batch
 from qdqbert.integrations.ray_cluster import divide, open_ray, reporting, usable_nodes
 from qdqbert.pipeline.sited import Advance
@@ -46,7 +49,11 @@ def observe(
     """Show the activations of a shard to an observer, and return it; or the error of the user."""
     try:
         with temporary_folder() as scratch:
-            source = open_source(shard.model, scratch, Silent())
+            model, onnx = shard.model, shard.model.onnx
+            with fetched(model.path, "model") as path, fetched(onnx.tokenizer, "tokenizer") as own:
+                onnx = dataclasses.replace(onnx, tokenizer=own)
+                model = dataclasses.replace(model, path=os.fspath(path), onnx=onnx)
+                source = open_source(model, scratch, Silent())
             run = source.with_sites(shard.groups).observed_run(shard.batches, lambda: None)
             run(observer, scales)
     except QdqBertError as error:
@@ -75,9 +82,12 @@ def cluster_run(
     Raises:
         UserInputError: Ray cannot run.
     """
-    tokenizer = model.onnx.tokenizer
-    onnx = dataclasses.replace(model.onnx, tokenizer=tokenizer and _absolute(tokenizer))
-    on_node = dataclasses.replace(model, path=_absolute(model.path), onnx=onnx)
+    given = model.onnx.tokenizer
+    tokenizer = None if given is None else _absolute(str(given))
+    # Each node downloads what a URL names.
+    path = model.shown if is_url(model.shown) else model.path
+    onnx = dataclasses.replace(model.onnx, tokenizer=tokenizer)
+    on_node = dataclasses.replace(model, path=_absolute(path), onnx=onnx)
     with open_ray(ray) as cluster, reporting(cluster):
         division = divide(usable_nodes(cluster), None)
         task = cluster.remote(num_cpus=division.threads)(observe)
@@ -100,5 +110,5 @@ def cluster_run(
 
 
 def _absolute(path: str) -> str:
-    """Return the absolute path of a file or a folder. Names of the hub stay as they are."""
+    """Return the absolute path of a file or a folder. Other names stay as they are."""
     return str(Path(path).absolute()) if Path(path).exists() else path

@@ -8,11 +8,11 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 from qdqbert.common.errors import DataFileError, UserInputError, naming
-from qdqbert.common.objects import Rows
+from qdqbert.common.objects import GivenData
 from qdqbert.common.options.columns import Columns
 from qdqbert.common.options.limits import Limits
 from qdqbert.data import texts as resources
-from qdqbert.data.rows.data import Dataset, fingerprint, without_rows
+from qdqbert.data.rows.data import Dataset, fingerprint, read_data, without_rows
 from qdqbert.evidence.intervals import fewest_trials
 from qdqbert.pipeline.calls import CalibratingCall
 from qdqbert.tasks.task import Task
@@ -45,8 +45,8 @@ class Data:
         is_demo: Whether the model is the packaged one, which fits the built-in sentences.
     """
 
-    calibration_data: str | Rows | None = None
-    eval_data: str | Rows | None = None
+    calibration_data: GivenData | None = None
+    eval_data: GivenData | None = None
     eval_name: str = "eval_data"
     columns: Columns = Columns()
     samples: int = 300
@@ -289,7 +289,7 @@ class _Draw:
     def _read(self, argument: Literal["calibration_data", "eval_data"]) -> Dataset:
         given = getattr(self.data, argument)
         with naming(self.data.eval_name if argument == "eval_data" else argument):
-            return self.task.read(given, columns=self.data.columns, max_examples=None)
+            return read_data(self.task.read, given, self.data.columns)
 
     def _read_labeled(self) -> Dataset:
         """Read the examples to evaluate on, all of which need a label."""

@@ -11,6 +11,7 @@ from qdqbert.calibration.ranges_file import write_ranges
 from qdqbert.common.file_names import CARD
 from qdqbert.common.files import write_bytes, write_json
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.common.storage import Place
 from qdqbert.encoders.checkpoint.calls import finder_of
 from qdqbert.encoders.checkpoint.card import read_card_data
 from qdqbert.encoders.checkpoint.configuration import config_of_graph
@@ -60,7 +61,7 @@ class Output:
         command: Command line that is equivalent to the call.
     """
 
-    directory: Path
+    directory: Place
     folder: Path
     scratch: Path
     command: str
@@ -162,7 +163,7 @@ def origin_of(ready: Ready) -> Origin:
     source = ready.source
     is_onnx = source.graph is not None
     # The config and the tokenizer of an .onnx file come with the card of the model.
-    beside = source.model.onnx.tokenizer or str(Path(source.name).parent)
+    beside = source.model.onnx.tokenizer_path or str(Path(source.name).parent)
     return Origin(
         hub_id=None if is_onnx or Path(source.name).exists() else source.name,
         card=read_card_data(beside if is_onnx else source.name),

@@ -89,7 +89,8 @@ def _calibration_json(ready: Ready) -> dict[str, Any]:
     """Say what the ranges were taken from."""
     ranges, examples = ready.ranges, ready.examples.calibration
     if ranges.earlier is not None:
-        return {**ranges.earlier.calibration, "ranges_from": ready.scheme.calibration.ranges_from}
+        given = str(ready.scheme.calibration.ranges_from)
+        return {**ranges.earlier.calibration, "ranges_from": given}
     if ranges.kind == "stored":
         known = list(ranges.known or ())
         return {"calibrator": "stored", "examples": len(known), "fingerprints": known}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qdqbert.common.choices import CalibratorName
 from qdqbert.common.errors import UserInputError, naming
-from qdqbert.common.objects import SavedModel
+from qdqbert.common.objects import Copied, SavedModel
 from qdqbert.common.options.calibration import Calibration
 from qdqbert.common.options.quantizers import Quantizers
 from qdqbert.common.options.tasks import TaskOptions
@@ -38,7 +39,7 @@ def check_data(given: Any) -> None:
 
 
 def check_model(
-    given: str | SavedModel | None,
+    given: str | Copied | None,
     parameter: str,
     *,
     takes_quantized: bool = False,
@@ -65,8 +66,8 @@ def check_model(
                     f"{given!r} is quantized already. Pass the float checkpoint that it was made "
                     f"from.{advice}"
                 )
-        elif path.exists() or given.startswith((".", "/", "~")):
-            check_name(given)
+        elif path.exists() or str(given).startswith((".", "/", "~")):
+            check_name(os.fspath(given))
 
 
 def input_length(asked: int | None, usual: int | None, limit: int) -> tuple[int, list[str]]:

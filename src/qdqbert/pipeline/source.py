@@ -185,7 +185,7 @@ def open_source(
 
 
 def _read_onnx(model: ModelPath, scratch: Path) -> Source:
-    path, tokenizer = Path(model.path), model.onnx.tokenizer
+    path, tokenizer = Path(model.path), model.onnx.tokenizer_path
     task = choose_task(path, task=model.task, tokenizer=tokenizer)
     imported = import_onnx(
         path,

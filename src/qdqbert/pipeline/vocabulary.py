@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 
 from qdqbert.common.errors import UserInputError
+from qdqbert.common.objects import Downloaded
 from qdqbert.common.progress import Progress
 from qdqbert.data.rows.lines import counted, read_lines
 from qdqbert.data.tokenizing.trimming import ids_of_scripts, trimmed, used_ids
@@ -24,7 +25,7 @@ _BATCH = 1000
 
 
 def keep_vocabulary(
-    source: Source, path: str | None, scripts: Sequence[str], progress: Progress
+    source: Source, path: str | Downloaded | None, scripts: Sequence[str], progress: Progress
 ) -> Source:
     """Return a model without the tokens that neither lines of a file nor texts of scripts have.
 
@@ -95,9 +96,9 @@ def with_changed_texts(ready: Ready, whole: Any) -> Ready:
     return dataclasses.replace(ready, source=source)
 
 
-def _lines(path: str) -> list[str]:
+def _lines(path: str | Downloaded) -> list[str]:
     """Return the lines of a file that have text."""
-    lines = [text for _, text in read_lines(path) if text.strip()]
+    lines = [text for _, text in read_lines(Path(path)) if text.strip()]
     if not lines:
         raise UserInputError(
             f"`keep_vocabulary={str(path)!r}` has no text. Name a file with a text in each line.",
@@ -128,7 +129,9 @@ def _changed(
     return [text for text, expected, found in pairs if found != expected]
 
 
-def _notice(kept: int, before: int, path: str | None, lines: int, scripts: Sequence[str]) -> str:
+def _notice(
+    kept: int, before: int, path: str | Downloaded | None, lines: int, scripts: Sequence[str]
+) -> str:
     parts = []
     if path is not None:
         parts.append(f"all that {counted(lines, 'line')} of {Path(path).name!r} use")

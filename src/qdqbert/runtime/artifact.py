@@ -31,10 +31,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qdqbert.common.choices import ENGINE_NAMES, EngineName
+from qdqbert.common.downloads import upload_folder
 from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputError
-from qdqbert.common.file_names import CONFIG
+from qdqbert.common.file_names import CONFIG, MODULES
 from qdqbert.common.files import check_input_place, check_output_place, followed, temporary_places
 from qdqbert.common.json_files import Fields, damaged, read_json, shown
+from qdqbert.common.storage import Place, RemotePath
 from qdqbert.encoders.config import Config
 from qdqbert.engines.registry import ENGINES
 from qdqbert.runtime.artifact_settings import Quantization, read_quantization, read_task_options
@@ -274,24 +276,28 @@ def _check_format(fields: Fields, path: Path, expected: str) -> None:
         )
 
 
-def check_output(directory: Path, *, overwrite: bool) -> None:
+def check_output(directory: Place, *, overwrite: bool) -> None:
     """Refuse an output folder that must not be replaced.
 
     Raises:
         OutputExistsError: It exists, and `overwrite` is off or this package did not write it.
         UserInputError: Nothing can be written there.
     """
-    check_output_place(directory)
-    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
-        return
+    if isinstance(directory, Path):
+        check_output_place(directory)
+    try:
+        if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+            return
+        is_own = any((directory / name).is_file() for name in (QUANTIZATION, TRAINING, EXPORT))
+    except OSError as error:
+        raise _not_written(directory, error.strerror or str(error)) from error
     if not overwrite:
         raise OutputExistsError(
             f"`output={str(directory)!r}` already exists. Pass `overwrite=True` to replace it, or "
             "another `output`.",
             argument="output",
         )
-    marks = (QUANTIZATION, TRAINING, EXPORT)
-    if not any((directory / name).is_file() for name in marks):
+    if not is_own:
         raise OutputExistsError(
             f"`output={str(directory)!r}` already exists and is not a model that this package "
             f"wrote: it has no {QUANTIZATION}, {TRAINING} or {EXPORT}. It is not deleted, even "
@@ -301,28 +307,34 @@ def check_output(directory: Path, *, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def writing(directory: Path, *, overwrite: bool) -> Iterator[Path]:
+def writing(directory: Place, *, overwrite: bool) -> Iterator[Path]:
     """Yield a folder to fill. It becomes `directory` if the block succeeds, and is removed if not.
+
+    For object storage, the folder is a temporary one, which is uploaded. It is kept if that fails.
 
     Raises:
         OutputExistsError: See `check_output`.
         UserInputError: The disk is full, or the folder cannot be written.
     """
     check_output(directory, overwrite=overwrite)
-    directory = followed(directory.absolute())
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(directory)
-        partial = _make_partial(directory)
+        if isinstance(directory, Path):
+            directory = followed(directory.absolute())
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(directory)
+            partial = _make_partial(directory)
+        else:
+            partial = Path(tempfile.mkdtemp(prefix="qdqbert-"))
     except OSError as error:
-        raise UserInputError(
-            f"`output={str(directory)!r}` cannot be written: {error.strerror}.", argument="output"
-        ) from error
+        raise _not_written(directory, error.strerror or str(error)) from error
     try:
         partial.chmod(0o755)
         yield partial
         check_output(directory, overwrite=overwrite)
-        _swap(partial, directory)
+        if isinstance(directory, Path):
+            _swap(partial, directory)
+        else:
+            _upload(partial, directory)
     except _write_errors() as error:
         if isinstance(error, OSError) and error.errno not in _NO_SPACE:
             raise
@@ -332,13 +344,33 @@ def writing(directory: Path, *, overwrite: bool) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def _not_written(directory: Place, reason: str) -> UserInputError:
+    return UserInputError(
+        f"`output={str(directory)!r}` cannot be written: {reason}.", argument="output"
+    )
+
+
+def _upload(folder: Path, place: RemotePath) -> None:
+    """Put a folder in the place of another one in object storage, or keep it here."""
+    try:
+        upload_folder(folder, place, last=(CONFIG, MODULES, TRAINING, EXPORT, QUANTIZATION))
+    except OSError as error:
+        kept = tempfile.mkdtemp(prefix="qdqbert-kept-")
+        folder.rename(Path(kept) / place.name)
+        raise UserInputError(
+            f"`output={place.url!r}` cannot be written: {error.strerror or error}. The result is "
+            f"kept in {str(Path(kept) / place.name)!r}: upload it from there.",
+            argument="output",
+        ) from error
+
+
 def _write_errors() -> tuple[type[Exception], ...]:
     """Return the errors of a full disk: OSError, and safetensors' own if it was imported."""
     module = sys.modules.get("safetensors")
     return (OSError,) if module is None else (OSError, module.SafetensorError)
 
 
-def _no_space(error: Exception, directory: Path, reason: str) -> UserInputError:
+def _no_space(error: Exception, directory: Place, reason: str) -> UserInputError:
     """Name the full disk: the output's, or the one of temporary files."""
     name = getattr(error, "filename", None)
     scratch = next(
@@ -349,7 +381,8 @@ def _no_space(error: Exception, directory: Path, reason: str) -> UserInputError:
         ),
         None,
     )
-    if scratch is not None and not directory.is_relative_to(scratch):
+    is_scratch = isinstance(directory, Path) and scratch and directory.is_relative_to(scratch)
+    if scratch is not None and not is_scratch:
         return UserInputError(
             f"The folder for temporary files, {str(scratch)!r}, cannot be written: {reason}. "
             "Nothing was changed. Free some space, or set TMPDIR to another folder."

@@ -7,7 +7,7 @@ import os
 import re
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.objects import Several
+from qdqbert.common.objects import Several, SeveralPaths
 from qdqbert.common.options.declared import option
 from qdqbert.runtime.options import EngineChoice
 
@@ -36,7 +36,7 @@ class ServerOptions(EngineChoice):
             get status 429, with the time to wait.
     """
 
-    models: Several[str] = option(kw_only=False)
+    models: SeveralPaths = option(kw_only=False)
     threads: int | None = option(default=None, at_least=1)
     api_key: str | None = None
     allow_origin: Several[str] = option(default=())

@@ -6,22 +6,26 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args
 
+from qdqbert.common.errors import CheckpointError, DataFileError
 from qdqbert.common.files import explaining_places
 from qdqbert.common.keywords import nearest
-from qdqbert.common.objects import SavedModel, saved
+from qdqbert.common.objects import Downloaded, Rows, SavedModel, fetched, named, saved
 from qdqbert.common.options.declared import (
     Declared,
     declared_options,
     docstring,
     groups_of,
-    own_options,
 )
 from qdqbert.common.options.functions import parameters_of, with_arguments
 from qdqbert.common.progress import Progress, progress_of
 from qdqbert.pipeline.calls import Call
+
+# Options that name a file of texts, which are no examples.
+_TEXTS = ("keep_vocabulary",)
 
 _P = ParamSpec("_P")
 _Call = TypeVar("_Call", bound="Call")
@@ -51,12 +55,12 @@ def public(
                 raise TypeError(f"{function.__name__}() {error}.{advice}") from None
             progress = progress_of(arguments.pop("progress", None))
             with contextlib.ExitStack() as stack:
-                for each in own_options(kind):
-                    if each.item_type == str | SavedModel and each.field in arguments:
-                        value = arguments[each.field]
-                        arguments[each.field] = _saved(each, value, stack)
+                for each in declared_options(kind):
+                    _make_local_(arguments, each, stack, progress)
+                options = kind(**arguments)
                 with explaining_places():
-                    return function(kind(**arguments), progress)
+                    found: _R = named(function(options, progress), _copies(options))
+                    return found
 
         call.options = kind  # type: ignore[attr-defined]
         call.__signature__ = signature  # type: ignore[attr-defined]
@@ -66,11 +70,45 @@ def public(
     return decorate
 
 
-def _saved(option: Declared, value: Any, stack: contextlib.ExitStack) -> Any:
-    """Return a model, or several, as paths. Models in memory are saved until the stack ends."""
+def _make_local_(
+    arguments: dict[str, Any],
+    option: Declared,
+    stack: contextlib.ExitStack,
+    progress: Progress,
+) -> None:
+    """Replace a model in memory, and what a URL names, by a copy that is there for the call.
+
+    `stack` removes what was saved, and names URLs in errors.
+    """
+    kinds, holder = get_args(option.item_type), arguments.get(option.parameter)
+    if Downloaded not in kinds or holder is None:
+        return
+    value = getattr(holder, option.field, None) if option.is_grouped else holder
+
+    def local(item: Any) -> Any:
+        if SavedModel in kinds:
+            return stack.enter_context(saved(item, option.name, progress))
+        has_texts = Rows in kinds or option.name in _TEXTS
+        kind = DataFileError if has_texts else CheckpointError
+        return stack.enter_context(fetched(item, option.name, kind, progress))
+
     if option.is_sequence and isinstance(value, list | tuple):
-        return [stack.enter_context(saved(each, option.name)) for each in value]
-    return stack.enter_context(saved(value, option.name))
+        found: Any = [local(each) for each in value]
+    else:
+        found = local(value)
+    if found is value:
+        return
+    if option.is_grouped:
+        found = dataclasses.replace(holder, **{option.field: found})
+    arguments[option.parameter] = found
+
+
+def _copies(options: Any) -> list[Downloaded]:
+    """Return the local copies among the values of options."""
+    kind: type = type(options)
+    values = [each.value(options) for each in declared_options(kind)]
+    every = itertools.chain.from_iterable(v if isinstance(v, tuple) else (v,) for v in values)
+    return [each for each in every if isinstance(each, Downloaded)]
 
 
 def _signature(options: type, function: Callable[..., Any]) -> inspect.Signature:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qdqbert.common.choices import CalibratorName
 from qdqbert.common.errors import UserInputError
+from qdqbert.common.objects import OptionalInput
 from qdqbert.common.options.declared import Options, option
 
 # Ranges that cover fewer than half of the values are of no use.
@@ -34,7 +35,7 @@ class Calibration(Options):
     percentile: float | None = option(default=None, above=0, at_most=100)
     samples: int = option(default=300, flat="calibration_samples", at_least=1)
     seed: int = 0
-    ranges_from: str | None = None
+    ranges_from: OptionalInput = option(default=None)
     recalibrate: bool = False
     recalibrate_weights: bool = False
     ray: str | None = None

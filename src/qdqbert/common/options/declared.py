@@ -30,12 +30,14 @@ from qdqbert.common.files import check_input_place, check_output_place, is_utf8,
 from qdqbert.common.keywords import plain, suggest_keywords
 from qdqbert.common.objects import (
     Converted,
+    Downloaded,
     Rows,
     SavedModel,
     as_given,
     as_rows,
     rows_hint,
 )
+from qdqbert.common.storage import Place, is_url, place_of
 
 Number = int | float
 
@@ -362,17 +364,34 @@ def in_groups(options: type, values: Mapping[str, Any]) -> dict[str, Any]:
 def _converted(option: Declared, value: Any) -> Any:
     """Return a value in the type of its option.
 
-    Paths and numbers of columns become strings, sequences tuples, and data in memory `Rows`.
+    Paths and numbers of columns become strings, sequences tuples, and data in memory `Rows`. A URL
+    of this machine becomes a path.
+
+    Raises:
+        UserInputError: The scheme of a URL is not known, or its package is not installed.
     """
+    if option.is_path and option.is_sequence and isinstance(value, list | tuple):
+        value = [_placed(option, each) for each in value]
+    elif option.is_path:
+        value = _placed(option, value)
     if isinstance(value, Path) or (option.name.endswith("_column") and type(value) is int):
         value = str(value)
-    if option.type == str | Rows:
+    if Rows in get_args(option.type):
         return as_rows(value) or value
     if option.is_sequence and value is not None:
         is_item = isinstance(value, str) or not isinstance(value, Iterable)
         items = (value,) if is_item else value
         return tuple(str(item) if isinstance(item, Path) else plain(item) for item in items)
     return value
+
+
+def _placed(option: Declared, value: Any) -> Any:
+    """Return a path as it is, and a URL in its usual form, or as the path of this machine."""
+    if not isinstance(value, str | Path):
+        return value
+    with naming(option.name):
+        place = place_of(str(value))
+    return str(place) if is_url(value) else value
 
 
 def _check(option: Declared, value: Any) -> None:
@@ -425,17 +444,24 @@ def _check_outputs(options: Options) -> None:
         writes, output = each.settings.get("writes"), each.value(options)
         if writes is None or output is None or (each.settings.get("takes_dash") and output == "-"):
             continue
-        check_output_place(Path(output), each.name)
+        place = place_of(output)
+        if isinstance(place, Path):
+            check_output_place(place, each.name)
         for other in declared:
             if not other.is_path or "writes" in other.settings:
                 continue
             value = other.value(options)
             for item in value if other.is_sequence else (value,):
-                if isinstance(item, str) and _is_overwritten(Path(item), Path(output), writes):
+                if isinstance(item, str | Downloaded) and _is_overwritten(
+                    place_of(str(item)), place, writes
+                ):
                     raise overwrites(each.name, output, f"`{other.name}={item!r}`")
 
 
-def _is_overwritten(path: Path, output: Path, writes: str) -> bool:
+def _is_overwritten(path: Place, output: Place, writes: str) -> bool:
+    if not isinstance(path, Path) or not isinstance(output, Path):
+        is_within_it = writes == "replaced" and str(path).startswith(f"{output}/")
+        return is_within_it or path == output
     # Names of the hub and patterns are no paths.
     if not os.path.lexists(path) or not output.exists():
         return False
@@ -457,8 +483,15 @@ _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
     bool | str: ((bool, str), "True, False or a string"),
-    str | SavedModel: ((str, SavedModel), "a path, or a model with its tokenizer"),
-    str | Rows: ((str, Rows), "a path, or a list, DataFrame or data set"),
+    str | Downloaded: ((str, Downloaded), "a string or a path"),
+    str | SavedModel | Downloaded: (
+        (str, SavedModel, Downloaded),
+        "a path, or a model with its tokenizer",
+    ),
+    str | Downloaded | Rows: (
+        (str, Downloaded, Rows),
+        "a path, or a list, DataFrame or data set",
+    ),
     Mapping: ((Mapping,), "a dictionary of names"),
 }
 
@@ -479,9 +512,9 @@ def _check_type(option: Declared, value: Any) -> None:
 
 def _hint(kind: Any, value: Any) -> str:
     """Return a hint for a value of another type; empty if there is none."""
-    if kind == str | Rows:
+    if Rows in get_args(kind):
         return rows_hint(value)
-    if kind is str and hasattr(value, "save_pretrained"):
+    if kind in (str, str | Downloaded) and hasattr(value, "save_pretrained"):
         return (
             " Save it, and its tokenizer, into one folder with `save_pretrained(folder)`, and pass "
             "the folder."

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.objects import OptionalPath, SavedModel
+from qdqbert.common.objects import Copied, OptionalInput
 from qdqbert.common.options.declared import Options, option
 
 
@@ -23,9 +23,14 @@ class Onnx(Options):
             differ: `{"logits": "scores"}`.
     """
 
-    tokenizer: OptionalPath = option(default=None)
+    tokenizer: OptionalInput = option(default=None)
     input_names: Mapping[str, str] | None = option(default=None, flag="input-name")
     output_names: Mapping[str, str] | None = option(default=None, flag="output-name")
+
+    @property
+    def tokenizer_path(self) -> str | None:
+        """The tokenizer's local folder, or its name on the hub."""
+        return None if self.tokenizer is None else os.fspath(self.tokenizer)
 
 
 def is_onnx_file(model: str | os.PathLike[str]) -> bool:
@@ -33,7 +38,7 @@ def is_onnx_file(model: str | os.PathLike[str]) -> bool:
     return str(model).lower().endswith(".onnx") and not Path(model).is_dir()
 
 
-def check_onnx_options(options: Onnx, model: str | SavedModel | None) -> None:
+def check_onnx_options(options: Onnx, model: str | Copied | None) -> None:
     """Refuse options for .onnx files in a call without one.
 
     Args:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any
 
-from qdqbert.common.errors import DataFileError
-from qdqbert.common.objects import Rows
+from qdqbert.common.errors import DataFileError, showing
+from qdqbert.common.objects import Downloaded, GivenData, Rows
 from qdqbert.data.rows.columns import LINE, Row, Table, is_header, quoted, resolve_columns
 from qdqbert.data.rows.columns import Columns as Columns
 from qdqbert.data.rows.folder import folder_rows
@@ -205,13 +205,35 @@ def read_dataset(
     return read_table(open_table(data, columns), columns, max_examples=max_examples)
 
 
-def check_readable(data: str | Rows, columns: Columns) -> None:
+def read_data(
+    read: Callable[..., Dataset],
+    data: GivenData,
+    columns: Columns = _INFER_ALL,
+    max_examples: int | None = None,
+) -> Dataset:
+    """Read data with the function of a task. Of a copy, errors and notices have the name.
+
+    Raises:
+        DataFileError: As the function.
+    """
+    if not isinstance(data, Downloaded):
+        return read(data, columns=columns, max_examples=max_examples)
+    with showing(data.name, Path(data)):
+        found = read(data.folder, columns=columns, max_examples=max_examples)
+    notices = tuple(each.replace(data.folder, data.name) for each in found.notices)
+    return dataclasses.replace(found, path=data.name, notices=notices)
+
+
+def check_readable(data: GivenData, columns: Columns) -> None:
     """Check that data exist, that they start in UTF-8, and that they have the requested columns.
 
     Raises:
         DataFileError: One of these is not so.
     """
     has_columns = isinstance(data, Rows)
+    if isinstance(data, Downloaded):
+        # Errors of the call name the URL.
+        data = data.folder
     if isinstance(data, str):
         if is_hub(data):
             parse_hub(data)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from qdqbert.common.errors import DataFileError
 from qdqbert.common.files import refuse_pointer
+from qdqbert.common.storage import is_url
 from qdqbert.data.tables.lines import Lines, bad_byte, json_value, kind_of
 from qdqbert.data.tables.parquet import read_parquet
 from qdqbert.data.tables.rows import Row
@@ -46,13 +47,18 @@ def cut_notice(cut: int, count: int, noun: str, limit: str) -> str:
 
 def source_name(path: str) -> str:
     """Return how messages begin that are about all of the data."""
-    return f"{'File' if Path(path).is_file() else 'Data'} `{path}`"
+    return f"{'File' if _is_file(path) else 'Data'} `{path}`"
 
 
 def row_name(path: str, number: int) -> str:
     """Return how messages refer to a row: by line of a file, by number in other data."""
-    has_lines = Path(path).is_file() and not path.lower().endswith(PARQUET)
+    has_lines = _is_file(path) and not path.lower().endswith(PARQUET)
     return f"{'Line' if has_lines else 'Row'} {number} of `{path}`"
+
+
+def _is_file(path: str) -> bool:
+    # A data set that was read from a URL has its name.
+    return bool(Path(path).suffix) if is_url(path) else Path(path).is_file()
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:

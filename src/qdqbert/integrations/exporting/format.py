@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qdqbert.common.choices import EngineName, ExportedOutputs
+from qdqbert.common.storage import Place
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.integrations.exporting.source import Source
 
@@ -33,5 +34,5 @@ class Format:
     refuse: Callable[[Source], None]
     write: Callable[[Source, Path], None]
     check: Callable[[Source, Path], Sequence[Agreement]]
-    usage: Callable[[Source, Path], str]
+    usage: Callable[[Source, Place], str]
     notices: Callable[[Source], Sequence[str]]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from qdqbert.common.storage import Place
 from qdqbert.engines.telemetry import openvino_telemetry_disabled
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.integrations.exporting.checks import (
@@ -109,7 +110,7 @@ def _is_pooled_by_pipeline(source: Source) -> bool:
     return source.outputs == (LAST_HIDDEN_STATE,)
 
 
-def _usage(source: Source, folder: Path) -> str:
+def _usage(source: Source, folder: Place) -> str:
     if source.is_reranker:
         return (
             "import openvino_genai\n\n"

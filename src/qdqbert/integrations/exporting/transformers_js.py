@@ -24,6 +24,7 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.common.file_names import CARD, CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.files import write_json
 from qdqbert.common.json_files import read_json
+from qdqbert.common.storage import Place
 from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.data.tokenizing.tokenizer_files import set_limits
@@ -123,7 +124,7 @@ def _check(source: Source, folder: Path) -> Sequence[Agreement]:
     return check_graph(source, folder / GRAPH, inputs_of)
 
 
-def _usage(source: Source, folder: Path) -> str:
+def _usage(source: Source, folder: Place) -> str:
     return _code(source, folder.name, local=_local(str(folder.absolute().parent)))
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import tokenizers
 
 from qdqbert.common.file_names import TOKENIZER
+from qdqbert.common.storage import Place
 from qdqbert.data.tokenizing.tokenizer_files import set_limits
 from qdqbert.evidence.agreement import Agreement
 from qdqbert.integrations.exporting import triton_tokenizer
@@ -209,7 +210,7 @@ def _check(source: Source, folder: Path) -> Sequence[Agreement]:
     return check_graph(source, graph, lambda item: {k: inputs_of(item)[k] for k in names})
 
 
-def _usage(source: Source, folder: Path) -> str:
+def _usage(source: Source, folder: Place) -> str:
     del source
     return f"tritonserver --model-repository {folder.absolute()}"
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import write_json
+from qdqbert.common.storage import place_of
 
 _SETTINGS = "settings.json"
 
@@ -23,9 +24,13 @@ _STATE = "trainer_state.json"
 
 
 def checkpoints_of(output: str) -> Path:
-    """Return the folder of the checkpoints of a run that writes `output`."""
+    """Return the folder of the checkpoints of a run that writes `output`.
+
+    It is beside the output; in the current folder if that is a URL.
+    """
+    place = place_of(output)
     # Without a slash at the end, which would put them into the output.
-    return Path(f"{Path(output)}-checkpoints")
+    return Path(f"{place if isinstance(place, Path) else place.name}-checkpoints")
 
 
 @contextlib.contextmanager

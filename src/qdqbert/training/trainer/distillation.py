@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from qdqbert.common.objects import OptionalPath
+from qdqbert.common.objects import OptionalInput
 from qdqbert.common.options.declared import Options, option
 
 
@@ -19,7 +19,7 @@ class Distillation(Options):
         hidden: Weight of the mean squared distance between the hidden states.
     """
 
-    teacher: OptionalPath = option(default=None, flat="distill_from")
+    teacher: OptionalInput = option(default=None, flat="distill_from")
     temperature: float = option(default=2.0, above=0, below=math.inf)
     alpha: float = option(default=1.0, flat="distill_alpha", at_least=0, at_most=1)
     hidden: float = option(default=0.0, flat="distill_hidden", at_least=0, below=math.inf)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.extras import require
-from qdqbert.common.files import write_bytes
+from qdqbert.common.storage import Place, write_place
 from qdqbert.evidence.reporting.analyze import AnalyzeReport
 
 FORMATS = (".svg", ".png", ".pdf")
@@ -15,7 +14,7 @@ FORMATS = (".svg", ".png", ".pdf")
 _MOST = 40
 
 
-def check_plot(path: Path) -> None:
+def check_plot(path: Place) -> None:
     """Refuse a file that cannot be plotted to, before anything is measured."""
     if path.suffix not in FORMATS:
         raise UserInputError(
@@ -24,7 +23,7 @@ def check_plot(path: Path) -> None:
     require(f"`plot={str(path)!r}`", "train", "matplotlib", argument="plot")
 
 
-def plot_costs(report: AnalyzeReport, path: Path) -> None:
+def plot_costs(report: AnalyzeReport, path: Place) -> None:
     """Plot the SQNR of each unit alone, and of the rest if the units above it stay in float."""
     from matplotlib.figure import Figure
 
@@ -45,9 +44,10 @@ def plot_costs(report: AnalyzeReport, path: Path) -> None:
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:].lower())
     try:
-        write_bytes(path, content.getvalue())
+        write_place(path, content.getvalue())
     except OSError as error:
         raise UserInputError(
-            f"`plot={str(path)!r}` cannot be written: {error.strerror}. Pass another file.",
+            f"`plot={str(path)!r}` cannot be written: {error.strerror or error}. Pass another "
+            "file.",
             argument="plot",
         ) from error

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from qdqbert.common.files import temporary_folder
 from qdqbert.common.progress import Progress
+from qdqbert.common.storage import place_of
 from qdqbert.evidence.reporting.analyze import AnalyzeReport, Cost, UnitReport
 from qdqbert.pipeline.examples import Data
 from qdqbert.pipeline.plans import Scheme, choose_targets
@@ -21,7 +21,7 @@ from qdqbert.verbs.analyze.plot import check_plot, plot_costs
 def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
     """Analyze a model."""
     if options.plot is not None:
-        check_plot(Path(options.plot))
+        check_plot(place_of(options.plot))
     model = ModelPath.of_call(options, options.model, str(options.model))
     data = Data.of_call(
         options, eval_data=options.data, eval_name="data", max_heldout=options.max_examples
@@ -48,7 +48,7 @@ def run(options: AnalyzeOptions, progress: Progress) -> AnalyzeReport:
         notices=tuple(dict.fromkeys(ready.notices)),
     )
     if options.plot is not None:
-        plot_costs(report, Path(options.plot))
+        plot_costs(report, place_of(options.plot))
     return report
 
 

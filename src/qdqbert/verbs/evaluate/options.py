@@ -7,16 +7,17 @@ from pathlib import Path
 from qdqbert.common.choices import EngineName, ProviderName, TargetName
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import (
+    Copied,
     ModelOption,
     OptionalData,
     OptionalModel,
     OptionalPath,
-    SavedModel,
 )
 from qdqbert.common.options.columns import check_columns
 from qdqbert.common.options.declared import option
 from qdqbert.common.options.limits import Limits
 from qdqbert.common.options.onnx import check_onnx_options, is_onnx_file
+from qdqbert.common.storage import place_of
 from qdqbert.pipeline.calls import BatchCall
 from qdqbert.runtime.artifact import is_artifact
 
@@ -76,7 +77,7 @@ class EvaluateOptions(BatchCall):
                 argument="data",
             )
         check_columns(self.columns, [self.data], "`data`")
-        if self.output is not None and Path(self.output).is_file():
+        if self.output is not None and place_of(self.output).is_file():
             raise UserInputError(
                 f"`output={self.output!r}` is a file. Pass a folder, which need not exist.",
                 argument="output",
@@ -92,7 +93,7 @@ class EvaluateOptions(BatchCall):
             check_onnx_options(self.onnx, self.model)
 
     @property
-    def onnx_files(self) -> tuple[str | SavedModel, ...]:
+    def onnx_files(self) -> tuple[str | Copied, ...]:
         """The .onnx files among the model and the reference."""
         models = (self.model, self.reference)
         return tuple(name for name in models if name is not None and is_onnx_file(name))

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.common.errors import DataFileError, UserInputError, naming
-from qdqbert.common.files import is_within, json_bytes, write_bytes
+from qdqbert.common.files import is_within, json_bytes
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.common.objects import Downloaded
 from qdqbert.common.options.columns import Columns
 from qdqbert.common.options.declared import command_line, overwrites
 from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.common.progress import Progress
-from qdqbert.data.rows.data import Dataset, fingerprint, without_rows
+from qdqbert.common.storage import Place, place_of, write_place
+from qdqbert.data.rows.data import Dataset, fingerprint, read_data, without_rows
 from qdqbert.data.tables.outputs import write_objects
 from qdqbert.data.texts import heldout_examples
 from qdqbert.encoders.task_kinds import TaskSettings
@@ -111,7 +113,7 @@ def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:
         files[CHANGED] = write_objects(baseline.changed_rows(ours))
     contents = subject.task.files(baseline.outcome(ours))
     files |= {name: json_bytes(content) for name, content in contents.items()}
-    return _write_files(report, files, Path(options.output), options.data)
+    return _write_files(report, files, place_of(options.output), options.data)
 
 
 def load_models(
@@ -204,9 +206,7 @@ def read_examples(subject: Subject, options: EvaluateOptions) -> tuple[Dataset, 
         if options.data is None:
             dataset = _built_in(subject, options.max_examples)
         else:
-            dataset = task.read(
-                options.data, columns=options.columns, max_examples=options.max_examples
-            )
+            dataset = read_data(task.read, options.data, options.columns, options.max_examples)
         try:
             dataset = task.read_labels(dataset, subject.id2label)
         except DataFileError as error:
@@ -329,20 +329,28 @@ def _check_outputs(expected: Predictions, predictions: Predictions, reference: o
 
 
 def _write_files(
-    report: EvaluateReport, files: Mapping[str, bytes], output: Path, data: object
+    report: EvaluateReport, files: Mapping[str, bytes], output: Place, data: object
 ) -> EvaluateReport:
     """Write files and the report to a folder, and return the report."""
-    if isinstance(data, str) and any(is_within(Path(data), output / name) for name in files):
+    given = place_of(str(data)) if isinstance(data, str | Downloaded) else None
+    if any(_is_same(given, output / name) for name in files):
         raise overwrites("output", str(output), f"`data={data!r}`")
     report = dataclasses.replace(report, directory=str(output), files=(*files, REPORT_PAGE))
     try:
         output.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            write_bytes(output / name, content)
-        write_bytes(output / REPORT_PAGE, page(report).encode())
+            write_place(output / name, content)
+        write_place(output / REPORT_PAGE, page(report).encode())
     except OSError as error:
         raise UserInputError(
-            f"`output={str(output)!r}` cannot be written: {error.strerror}. Pass another folder.",
+            f"`output={str(output)!r}` cannot be written: {error.strerror or error}. Pass another "
+            "folder.",
             argument="output",
         ) from error
     return report
+
+
+def _is_same(data: Place | None, file: Place) -> bool:
+    if isinstance(data, Path) and isinstance(file, Path):
+        return is_within(data, file)
+    return data == file

@@ -124,7 +124,7 @@ class Request:
 
 def request_of(options: EvaluateOptions) -> Request:
     """Return how the model is to be loaded: an .onnx file may share the reference's tokenizer."""
-    tokenizer, reference = options.onnx.tokenizer, options.reference
+    tokenizer, reference = options.onnx.tokenizer_path, options.reference
     is_alone = is_onnx_file(options.model) and not _has_tokenizer(Path(options.model).parent)
     if tokenizer is None and is_alone and reference is not None and not is_onnx_file(reference):
         tokenizer = os.fspath(reference)
@@ -170,7 +170,7 @@ def reference_request(options: EvaluateOptions, request: Request, subject: Subje
         usual_length=subject.max_length,
         pooling=request.pooling,
         adapter=request.adapter,
-        tokenizer=options.onnx.tokenizer or model_folder,
+        tokenizer=options.onnx.tokenizer_path or model_folder,
         names=request.names,
     )
 

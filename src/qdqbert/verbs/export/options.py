@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from qdqbert.common.choices import ExportedOutputs, ExportFormat, TargetName
-from qdqbert.common.objects import OptionalPath, PathOption
+from qdqbert.common.objects import InputOption, OptionalPath
 from qdqbert.common.options.declared import option
+from qdqbert.common.storage import Place, place_of
 from qdqbert.pipeline.calls import Call
 
 
@@ -28,7 +27,7 @@ class ExportOptions(Call):
         overwrite: Replace an existing output folder, if this package wrote it.
     """
 
-    model: PathOption = option(kw_only=False)
+    model: InputOption = option(kw_only=False)
     to: ExportFormat = option()
     output: OptionalPath = option(default=None, short="o", writes="replaced")
     target: TargetName | None = None
@@ -38,7 +37,7 @@ class ExportOptions(Call):
     overwrite: bool = False
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         """The folder to write."""
-        model = Path(self.model)
-        return Path(self.output) if self.output else model.with_name(f"{model.name}-{self.to}")
+        model = place_of(str(self.model))
+        return place_of(self.output) if self.output else model.with_name(f"{model.name}-{self.to}")

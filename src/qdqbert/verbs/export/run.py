@@ -54,7 +54,7 @@ def _report(
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     return ExportReport(
-        model=options.model,
+        model=str(options.model),
         to=options.to,
         target=source.target,
         task=source.artifact.task,

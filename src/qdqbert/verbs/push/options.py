@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbert.common.objects import PathOption
+from qdqbert.common.objects import InputOption
 from qdqbert.common.options.declared import option
 from qdqbert.pipeline.calls import Call
 
@@ -20,7 +20,7 @@ class PushOptions(Call):
         dry_run: List the files and their sizes, and upload nothing.
     """
 
-    model: PathOption = option(kw_only=False)
+    model: InputOption = option(kw_only=False)
     repo: str = option(kw_only=False)
     private: bool = True
     publish_texts: bool = False

@@ -41,7 +41,7 @@ def run(options: PushOptions, progress: Progress) -> PushReport:
         with progress.stage(f"Uploading to {options.repo}"):
             url = _upload(folder, list(files), options)
     return PushReport(
-        model=options.model,
+        model=str(options.model),
         repo=options.repo,
         files=files,
         size_bytes=sum(files.values()),

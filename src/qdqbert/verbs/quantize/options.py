@@ -6,12 +6,19 @@ from pathlib import Path
 
 from qdqbert.common.choices import CalibratorName, ScriptName, TargetChoice, VerificationData
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.objects import OptionalData, OptionalModel, OptionalPath, Several
+from qdqbert.common.objects import (
+    OptionalData,
+    OptionalInput,
+    OptionalModel,
+    OptionalPath,
+    Several,
+)
 from qdqbert.common.options.calibration import check_percentile
 from qdqbert.common.options.columns import check_columns
 from qdqbert.common.options.declared import option
 from qdqbert.common.options.limits import Limits
 from qdqbert.common.options.onnx import check_onnx_options, is_onnx_file
+from qdqbert.common.storage import Place, place_of
 from qdqbert.encoders.checkpoint.demo import DEMO_NAME
 from qdqbert.pipeline.calls import CalibratingCall
 
@@ -53,7 +60,7 @@ class QuantizeOptions(CalibratingCall):
     output: OptionalPath = option(default=None, kw_only=False, short="o", writes="replaced")
     targets: Several[TargetChoice] = option(default=(), flag="target")
     eval_data: OptionalData = option(default=None)
-    keep_vocabulary: OptionalPath = option(default=None)
+    keep_vocabulary: OptionalInput = option(default=None)
     keep_scripts: Several[ScriptName] = option(default=())
     benchmark: bool = True
     overwrite: bool = False
@@ -62,10 +69,10 @@ class QuantizeOptions(CalibratingCall):
     limits: Limits = Limits()
 
     @property
-    def output_folder(self) -> Path:
+    def output_folder(self) -> Place:
         """The output folder: by default the name of the model, and `-int8`."""
         if self.output is not None:
-            return Path(self.output)
+            return place_of(self.output)
         if self.model is None:
             return Path(f"qdqbert-{DEMO_NAME}")
         path = Path(self.model)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.file_names import CARD
-from qdqbert.common.files import write_bytes, write_json
+from qdqbert.common.files import json_bytes
 from qdqbert.common.options.declared import command_line
 from qdqbert.common.progress import Progress
+from qdqbert.common.storage import Place, place_of, write_place
 from qdqbert.encoders.checkpoint.demo import DEMO_NAME, demo_checkpoint
 from qdqbert.evidence.checksums import write_checksums
 from qdqbert.evidence.limits import check_limits_apply
@@ -58,7 +59,7 @@ def run(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
     except _LimitsMissedError as missed:
         report = dataclasses.replace(missed.report, directory=None)
     if options.report is not None:
-        _write_report(report, Path(options.report))
+        _write_report(report, place_of(options.report))
     return report
 
 
@@ -138,14 +139,13 @@ class _LimitsMissedError(Exception):
         self.report = report
 
 
-def _write_report(report: QuantizeReport, path: Path) -> None:
+def _write_report(report: QuantizeReport, path: Place) -> None:
     try:
-        if path.suffix.lower() == ".html":
-            write_bytes(path, page(report).encode())
-        else:
-            write_json(path, json_ready(report))
+        is_page = path.suffix.lower() == ".html"
+        write_place(path, page(report).encode() if is_page else json_bytes(json_ready(report)))
     except OSError as error:
         raise UserInputError(
-            f"`report={str(path)!r}` cannot be written: {error.strerror}. Pass another file.",
+            f"`report={str(path)!r}` cannot be written: {error.strerror or error}. Pass another "
+            "file.",
             argument="report",
         ) from error

@@ -15,7 +15,6 @@ import inspect
 import pickle
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from qdqbert.common.errors import UserInputError
@@ -25,7 +24,7 @@ from qdqbert.data.tables.rows import BadRow, Row
 from qdqbert.integrations.ray_address import ANY_CLUSTER
 from qdqbert.integrations.ray_cluster import divide, open_ray, reporting, usable_nodes
 from qdqbert.loading.answers import load_model
-from qdqbert.loading.download import is_hub_name
+from qdqbert.loading.download import absolute_name
 from qdqbert.runtime.batches import chunks
 from qdqbert.verbs.run.columns import Columns
 from qdqbert.verbs.run.options import RunOptions
@@ -149,10 +148,9 @@ def cluster_blocks(run: RowRun, source: Source, start: Cursor) -> Iterator[Block
     with open_ray(options.ray or ANY_CLUSTER) as ray, reporting(ray):
         on_gpu = options.provider not in (None, "cpu", "openvino")
         groups = divide(usable_nodes(ray), options.threads, on_gpu=on_gpu)
-        folder = str(Path(options.model).absolute())
         changes: dict[str, Any] = {
-            # Each node downloads a model of the hub.
-            "model": options.model if is_hub_name(options.model) else folder,
+            # Each node downloads a model of the hub or of object storage.
+            "model": absolute_name(options.model),
             "engine": model.engine,
             "target": model.target,
             "threads": groups.threads,

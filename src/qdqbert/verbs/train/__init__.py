@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqbert.common.extras import require
 from qdqbert.common.progress import Progress
+from qdqbert.common.storage import place_of
 from qdqbert.pipeline.settings import check_data, check_model
 from qdqbert.runtime.artifact import check_output
 from qdqbert.verbs.call import public
@@ -41,7 +41,7 @@ def train(options: TrainOptions, progress: Progress) -> TrainReport:
         >>> report.after
     """
     require("`train`", "train")
-    check_output(Path(options.output), overwrite=options.overwrite)
+    check_output(place_of(options.output), overwrite=options.overwrite)
     check_model(options.model, "model")
     check_model(options.distillation.teacher, "distill_from")
     check_data(options)

@@ -20,7 +20,7 @@ from torch import Tensor
 from qdqbert.common.errors import DataFileError, UserInputError, naming
 from qdqbert.common.progress import Progress
 from qdqbert.data.rows.columns import is_number
-from qdqbert.data.rows.data import Dataset, fingerprint, labels_place
+from qdqbert.data.rows.data import Dataset, fingerprint, labels_place, read_data
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.encoding import Encoded, make_batches
 from qdqbert.encoders.checkpoint.cross_encoder import activation_of
@@ -116,17 +116,13 @@ def read_examples(task: Task, options: TrainOptions, *, progress: Progress) -> E
     held = None
     with progress.stage("Reading the data"):
         with naming("train_data"):
-            train = task.read(
-                options.train_data,
-                columns=options.columns,
-                max_examples=options.max_train_examples,
+            train = read_data(
+                task.read, options.train_data, options.columns, options.max_train_examples
             )
         if options.eval_data:
             with naming("eval_data"):
-                held = task.read(
-                    options.eval_data,
-                    columns=options.columns,
-                    max_examples=options.max_eval_examples,
+                held = read_data(
+                    task.read, options.eval_data, options.columns, options.max_eval_examples
                 )
     if held is None:
         return Examples(train=train, held=None, notices=train.notices)

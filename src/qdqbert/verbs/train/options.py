@@ -8,12 +8,12 @@ from typing import Any, Literal
 from qdqbert.common.choices import Dropout, QatRanges, RecipeName, SchedulerName
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import (
+    Copied,
     DataOption,
     ModelOption,
     OptionalData,
     PathOption,
     Rows,
-    SavedModel,
 )
 from qdqbert.common.options.calibration import Calibration, check_percentile
 from qdqbert.common.options.declared import Options, declared_options, option
@@ -178,4 +178,4 @@ class TrainOptions(TaskCall):
 
 
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Rows | SavedModel) else value
+    return str(value) if isinstance(value, Rows | Copied) else value

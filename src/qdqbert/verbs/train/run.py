@@ -18,6 +18,7 @@ from qdqbert.common.errors import MissingExtraError, UserInputError, naming
 from qdqbert.common.files import json_values, write_json
 from qdqbert.common.options.declared import command_line
 from qdqbert.common.progress import Progress, Silent
+from qdqbert.common.storage import place_of
 from qdqbert.data.rows.lines import counted
 from qdqbert.encoders.checkpoint.calls import finder_of
 from qdqbert.encoders.checkpoint.layout import PooledHead
@@ -89,7 +90,7 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
     teacher_checkpoint = None
     if options.distillation.teacher is not None:
         with progress.stage("Loading the teacher"), naming("distill_from"):
-            teacher_checkpoint = load_teacher(options.distillation.teacher, task)
+            teacher_checkpoint = load_teacher(os.fspath(options.distillation.teacher), task)
     task = task_of_labels(task, examples.train, options, teacher_checkpoint)
     checkpoint = load_student(
         options, task, new_classes(task, examples.train, options, teacher_checkpoint), progress
@@ -335,7 +336,7 @@ def write_folder(
 ) -> None:
     """Write the trained model and how it was trained."""
     model: Any = checkpoint.model
-    with writing(Path(options.output), overwrite=options.overwrite) as folder:
+    with writing(place_of(options.output), overwrite=options.overwrite) as folder:
         model.save_pretrained(folder)
         write_tokenizer(checkpoint.tokenizer, folder, max_length=checkpoint.max_length)
         for each in filter(None, (checkpoint.head, checkpoint.cross_encoder)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbert.common.objects import PathOption
+from qdqbert.common.objects import InputOption
 from qdqbert.common.options.declared import option
 from qdqbert.pipeline.calls import Call
 
@@ -14,4 +14,4 @@ class VerifyOptions(Call):
         model: Folder that `quantize` wrote.
     """
 
-    model: PathOption = option(kw_only=False)
+    model: InputOption = option(kw_only=False)

@@ -40,7 +40,7 @@ def run(options: VerifyOptions, progress: Progress) -> VerifyReport:
         compared = _versions(artifact)
         fidelity = _measure(artifact, damaged, notices, progress)
     return VerifyReport(
-        model=options.model,
+        model=str(options.model),
         files=files or (),
         has_checksums=files is not None,
         versions=compared,
