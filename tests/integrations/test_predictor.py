@@ -17,7 +17,7 @@ import pytest
 import qdqbert
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.data.tables.rows import Column
-from qdqbert.integrations.batches import kind_of
+from qdqbert.integrations.batches import kind_of, rounded_columns
 from qdqbert.integrations.ray import Predictor
 
 TEXTS = [
@@ -286,6 +286,54 @@ def test_names_that_leave_open_what_is_meant_are_refused(predict, names, message
     frame.columns = pd.MultiIndex.from_tuples(names) if isinstance(names[0], tuple) else names
     with pytest.raises(DataFileError, match=message):
         predict(frame)
+
+
+LARGE = float(2**60)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "pandas"])
+@pytest.mark.parametrize(
+    ("values", "warns"),
+    [
+        ([LARGE, float("nan")], True),
+        ([-LARGE, float("nan")], True),
+        ([LARGE, 1.0], False),
+        ([2.0**52, float("nan")], False),
+        ([LARGE, 0.5, float("nan")], False),
+        ([LARGE, float("inf"), float("nan")], False),
+        ([float("nan"), float("nan")], False),
+        (np.array([LARGE, np.nan], np.float32), False),
+        ([[LARGE], [float("nan")]], False),
+        ([2**60 + 1, None], False),
+    ],
+)
+def test_floats_that_may_be_rounded_integers(kind, values, warns) -> None:
+    is_object = any(each is None for each in values)
+    column = np.array(values, object if is_object else None)
+    if kind == "pandas" and column.ndim == 2:
+        column = list(column)
+    batch = {"id": column, "more": [0.5] * len(values)}
+    found = rounded_columns(pd.DataFrame(batch) if kind == "pandas" else batch)
+    assert found == (["id"] if warns else [])
+
+
+def test_integers_that_were_rounded_are_warned_of_once(classifier, caplog) -> None:
+    predict = Predictor(classifier, engine="onnxruntime", threads=2)
+    batch = {"id": np.array([LARGE, np.nan]), "text": TEXTS[:2]}
+    predict(batch)
+    predict(batch)
+    (message,) = [each.getMessage() for each in caplog.records if "2**53" in each.getMessage()]
+    assert message.startswith("The columns 'id' of the batch have missing values")
+
+
+def test_other_columns_of_a_table_are_not_copied(predict) -> None:
+    table = pa.table({"id": [2**60 + 1, None, 3], "text": TEXTS[:3], "more": [[1], [2], None]})
+    answered = predict(table)
+    assert answered["id"].to_pylist() == [2**60 + 1, None, 3]
+    for name in table.column_names:
+        (given,), (found,) = table[name].chunks, answered[name].chunks
+        places = [[each and each.address for each in chunk.buffers()] for chunk in (given, found)]
+        assert places[0] == places[1]
 
 
 def test_ray_is_not_imported() -> None:

@@ -17,6 +17,9 @@ from qdqbert.data.tables.rows import Column
 
 _DTYPES = {"number": np.float64, "integer": np.int64}
 
+# Doubles of this size and more are not all of the integers.
+_FIRST_ROUNDED = 2**53
+
 Answers = Sequence[tuple[Column, list[Any]]]
 """Columns of answers with their values, one for each row; `None` for a row without answers."""
 
@@ -179,3 +182,23 @@ def kind_of(batch: Any) -> BatchKind:
         "A batch has to be a dictionary of numpy arrays, a DataFrame of pandas or polars, or a "
         f"pyarrow Table, got {type(batch).__name__}."
     )
+
+
+def rounded_columns(batch: Any) -> list[str]:
+    """Return columns of floats that may have been integers, and do not have all of their digits.
+
+    numpy and pandas have no missing integers: whoever converts them to such batches makes floats
+    of them, which are whole numbers then. Those from 2**53 on are rounded.
+    """
+    items = batch.items() if hasattr(batch, "items") else ()
+    return [str(name) for name, column in items if _is_rounded(column)]
+
+
+def _is_rounded(column: Any) -> bool:
+    if getattr(column, "dtype", None) != np.float64 or column.ndim != 1:
+        return False
+    values = np.asarray(column)
+    known = values[~np.isnan(values)]
+    if len(known) in (0, len(values)) or not np.isfinite(known).all():
+        return False
+    return bool((known == np.floor(known)).all() and abs(known).max() >= _FIRST_ROUNDED)

@@ -10,8 +10,9 @@ from typing import Any
 
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.options.functions import taking
+from qdqbert.data.rows.columns import quoted
 from qdqbert.data.tables.rows import Column
-from qdqbert.integrations.batches import BatchKind, kind_of
+from qdqbert.integrations.batches import BatchKind, kind_of, rounded_columns
 from qdqbert.loading.answers import answer_columns, entry_of, load_model, read_item, text_columns
 from qdqbert.runtime.options import RowOptions
 from qdqbert.runtime.rows import RowFormat
@@ -49,6 +50,10 @@ class Predictor:
     in `qdqbert.run` are added. Inside a batch, texts are sorted by length and grouped by tokens,
     so that batches of 1,000 rows and more run fastest.
 
+    Pass `batch_format="pyarrow"` to Ray Data: other columns are then not copied. In its other
+    formats, a column of integers with a missing value becomes one of floats, which rounds
+    identifiers from 2**53 on. A warning is logged once if a batch may have such a column.
+
     With `on_error="skip"`, rows that cannot be used stay, without answers. The first batch that has
     some logs a warning, and `skipped_rows` is their number so far.
 
@@ -61,8 +66,9 @@ class Predictor:
         ...     fn_constructor_args=["./my-classifier-int8"],
         ...     fn_constructor_kwargs={"threads": 4},
         ...     num_cpus=4,
-        ...     concurrency=8,
+        ...     compute=ray.data.ActorPoolStrategy(size=8),
         ...     batch_size=2048,
+        ...     batch_format="pyarrow",
         ... )
         >>> predict = Predictor("./my-classifier-int8", threads=1)
         >>> frame.mapInPandas(predict.map_in_pandas, "text string, label string, score double")
@@ -80,6 +86,7 @@ class Predictor:
         """
         self._options = options
         self.skipped_rows = 0
+        self._warned_of: set[str] = set()
 
     def __reduce__(self) -> Any:
         """Pickle the options without the loaded model."""
@@ -110,6 +117,7 @@ class Predictor:
         """
         kind = kind_of(batch)
         batch = kind.opened(batch)
+        self._warn_of_rounded(batch)
         options, model = self._options, self._model
         entry = entry_of(model, options)
         names = kind.names(batch)
@@ -143,6 +151,17 @@ class Predictor:
         if options.error_column is not None:
             answers.append((Column(name=options.error_column, kind="text"), reasons))
         return kind.closed(kind.extended(batch, answers))
+
+    def _warn_of_rounded(self, batch: Any) -> None:
+        names = [name for name in rounded_columns(batch) if name not in self._warned_of]
+        if names:
+            self._warned_of.update(names)
+            _LOGGER.warning(
+                "The columns %s of the batch have missing values, and whole numbers from 2**53 on. "
+                "If they were integers, they have been rounded before `Predictor` got them. Pass "
+                "batches of pyarrow or polars, with Ray Data by `batch_format='pyarrow'`.",
+                quoted(names),
+            )
 
     def _count_skipped(self, reasons: Sequence[str | None]) -> None:
         """Count the rows of a batch that have a reason, and log a warning about the first ones."""
