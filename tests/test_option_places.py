@@ -25,6 +25,7 @@ MORE = {
     "model": "each command says which kinds of models it takes",
     "output": "each command says what it writes",
     "overwrite": "each command says what it replaces",
+    "ray": "an address; functions of the integration take Ray's module by this name",
     "target": "`evaluate`, `analyze` and `export` take another one by default than `load`",
     "threads": "those of a model, of all models, of a replica or of a measurement",
 }

@@ -34,7 +34,7 @@ from qdqbert.common.storage import (
 )
 from qdqbert.data.tables.delimited import read_csv, read_tsv
 from qdqbert.data.tables.lines import Lines, read_objects, read_texts
-from qdqbert.data.tables.parquet import read_parquet, schema_of
+from qdqbert.data.tables.parquet import read_parquet, rows_of_groups, schema_of
 from qdqbert.data.tables.rows import After, BadRow, Constant, Header, Row
 
 STDIN = "-"
@@ -97,12 +97,15 @@ class InputFile:
         size: Its size in bytes when it was found.
         version: What storage says of its content; `None` for files of this machine.
         partition: Values of the columns that the folders around it have: `lang=en/day=1`.
+        rows: The first row that is read of a .parquet file, from 0, and the one after the last;
+            all if `None`. `size` is the part of the size of the file that they are.
     """
 
     place: Place
     size: int
     version: str | None = None
     partition: Mapping[str, Constant] = dataclasses.field(default_factory=dict)
+    rows: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -139,21 +142,23 @@ class Source:
     """The input of a run.
 
     Attributes:
-        files: The files in the order in which they are read; none for stdin.
+        files: The files in the order in which they are read.
         format: Format of all files.
+        is_stdin: Whether stdin is read, and no file.
         header: Whether the first row of .csv and .tsv files has the names of the columns.
         skips_damage: Whether a part of a file that cannot be read becomes a `BadRow`.
     """
 
     files: tuple[InputFile, ...]
     format: InputFormat
+    is_stdin: bool = False
     header: bool = True
     skips_damage: bool = False
 
     @property
     def size(self) -> int | None:
         """Size of all files in bytes; `None` for stdin."""
-        return sum(each.size for each in self.files) if self.files else None
+        return None if self.is_stdin else sum(each.size for each in self.files)
 
     @property
     def has_header(self) -> bool:
@@ -183,6 +188,26 @@ class Source:
         """Return a fingerprint of each file."""
         return {identity_name(each): each.identity() for each in self.files}
 
+    def shard(self, index: int, count: int) -> Source:
+        """Return one of `count` parts of about the same size, which follow one another.
+
+        A file belongs to the part in which it starts. Files of Parquet are divided between row
+        groups, so that only those that reach into another part are opened.
+        """
+        total = sum(each.size for each in self.files)
+        first, stop = (total * each // count for each in (index, index + 1))
+        found = []
+        before = 0
+        for file in self.files:
+            start, end = before, before + file.size
+            before = end
+            is_whole = first <= start and end <= stop
+            if self.format == "parquet" and not is_whole and start < stop and first < end:
+                found += _row_groups(file, first - start, stop - start)
+            elif first <= start < stop or (start == stop == total and index == count - 1):
+                found.append(file)
+        return dataclasses.replace(self, files=tuple(found))
+
     def rows(self, start: Cursor = START) -> Iterator[Row | BadRow]:
         """Yield the rows after a place. Their positions count the sizes of earlier files.
 
@@ -207,7 +232,7 @@ class Source:
         return Start(header=header, head=head, rows=itertools.chain(head, rest))
 
     def _read(self, start: Cursor) -> Iterator[Header | Row | BadRow]:
-        if not self.files:
+        if self.is_stdin:
             stream = sys.stdin.buffer
             yield from self._reader(Lines("stdin", stream, stream))
             return
@@ -257,6 +282,7 @@ class Source:
             yield from read_parquet(
                 place,
                 file.size,
+                rows=file.rows,
                 partition=partition,
                 after=after,
                 skips_damage=self.skips_damage,
@@ -281,6 +307,30 @@ class Source:
     @property
     def _reader(self) -> _Reader:
         return _READERS[self.format] if self.header else _WITHOUT_HEADER[self.format]
+
+
+def _row_groups(file: InputFile, first: int, stop: int) -> list[InputFile]:
+    """Return the row groups of a file that start in a part of it, if there are some.
+
+    Args:
+        file: The file.
+        first: Where the part begins, in bytes of the file.
+        stop: Where it ends.
+    """
+    with reporting(file.name):
+        counts = rows_of_groups(file.place)
+    total = max(1, sum(counts))
+    starts = list(itertools.accumulate(counts, initial=0))
+    taken = [
+        (start, start + rows)
+        for start, rows in zip(starts, counts, strict=False)
+        if first <= file.size * start // total < stop
+    ]
+    if not taken:
+        return []
+    rows = taken[0][0], taken[-1][1]
+    size = file.size * rows[1] // total - file.size * rows[0] // total
+    return [dataclasses.replace(file, rows=rows, size=size)]
 
 
 # The number of the last line of a file whose rest cannot be read.
@@ -352,7 +402,7 @@ def _open_stdin(format: InputFormat | None) -> Source:
             "`input_format='parquet'`: stdin can be txt, csv, tsv or jsonl. Pass a file.",
             argument="input_format",
         )
-    return Source(files=(), format=format or "jsonl")
+    return Source(files=(), format=format or "jsonl", is_stdin=True)
 
 
 def _open_files(name: str, format: InputFormat | None, skips_damage: bool) -> Source:

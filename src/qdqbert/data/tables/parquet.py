@@ -133,6 +133,13 @@ def schema_of(path: Path) -> Any:
         return file.schema_arrow.remove_metadata()
 
 
+def rows_of_groups(path: Place) -> list[int]:
+    """Return the number of rows of each row group of a .parquet file."""
+    with _open(path) as file:
+        found = file.metadata
+        return [found.row_group(index).num_rows for index in range(found.num_row_groups)]
+
+
 @contextlib.contextmanager
 def _open(path: Place) -> Iterator[Any]:
     pyarrow = import_pyarrow()
@@ -151,6 +158,7 @@ def read_parquet(
     path: Place,
     size: int = 0,
     *,
+    rows: tuple[int, int] | None = None,
     partition: Mapping[str, Constant] = MappingProxyType({}),
     after: After | None = None,
     skips_damage: bool = False,
@@ -159,7 +167,8 @@ def read_parquet(
 
     Args:
         path: The file.
-        size: Its size, for the positions of rows.
+        size: Size of what is read, for the positions of rows.
+        rows: The first row, from 0, and the one after the last, between row groups; all by default.
         partition: Values of the columns that the folders around it have. They are added, unless
             the file has such a column.
         after: The row after which reading starts. Row groups before it are not read.
@@ -182,20 +191,28 @@ def read_parquet(
         added = {name: value for name, value in partition.items() if name not in names}
         schema = _with_columns(file.schema_arrow, added)
         yield Header(tuple(schema.names), schema)
-        total, skipped = max(1, file.metadata.num_rows), after.number if after else 0
+        first_row, stop = rows or (0, file.metadata.num_rows)
+        total, skipped = max(1, stop - first_row), max(first_row, after.number if after else 0)
         number = 0
         for group in range(file.metadata.num_row_groups):
             count = file.metadata.row_group(group).num_rows
             if number + count <= skipped:
                 number += count
                 continue
+            if number >= stop:
+                return
             end = number + count
             try:
                 for each in file.iter_batches(batch_size=_READ_ROWS, row_groups=[group]):
                     batch = Batch(_with_values(each, schema, added))
                     for index in range(max(0, skipped - number), each.num_rows):
                         row = number + index + 1
-                        yield Row(str(path), row, BatchRow(batch, index), size * row // total)
+                        yield Row(
+                            str(path),
+                            row,
+                            BatchRow(batch, index),
+                            size * (row - first_row) // total,
+                        )
                     number += each.num_rows
             except (import_pyarrow().ArrowException, OSError) as error:
                 first = max(number, skipped) + 1
@@ -206,7 +223,7 @@ def read_parquet(
                         f"Rows {first} to {end} of `{path}`, in {reason}. Replace the file, or "
                         "pass `on_error='skip'` to leave these rows out."
                     ) from error
-                position = size * end // total
+                position = size * (end - first_row) // total
                 yield BadRow(str(path), first, f"in {reason}", position, end, end - first + 1)
                 number = end
 

@@ -10,6 +10,7 @@ from qdqbert.data.tables.inputs import STDIN
 from qdqbert.data.tables.outputs import STDOUT
 from qdqbert.pipeline.calls import Call
 from qdqbert.runtime.options import RowOptions
+from qdqbert.verbs.run.shards import shard_of
 
 
 class RunOptions(RowOptions, Call):
@@ -33,6 +34,9 @@ class RunOptions(RowOptions, Call):
             next to the output, `OUTPUT.errors.jsonl`.
         resume: Continue a run that was interrupted, if there is one.
         overwrite: Replace the output if it exists, and discard an interrupted run.
+        shard: Run a part of the input only, for array jobs without a cluster. "3/100" is the
+            fourth of 100 parts; "auto/100" takes its number from `JOB_COMPLETION_INDEX` of
+            Kubernetes or `SLURM_ARRAY_TASK_ID`. The output is a folder that all parts share.
         ray: Run on the Ray cluster with this address, such as "10.0.0.1:6379". For "auto", the one
             that `RAY_ADDRESS` or a running Ray on this machine names. If there is none, or for
             "local", Ray is started on this machine.
@@ -47,6 +51,7 @@ class RunOptions(RowOptions, Call):
     on_error: OnError = "stop"
     resume: bool = False
     overwrite: bool = False
+    shard: str | None = None
     ray: str | None = None
 
     def __post_init__(self) -> None:
@@ -56,6 +61,14 @@ class RunOptions(RowOptions, Call):
                 f"`ray={self.ray!r}`: the nodes of a cluster cannot read stdin. Pass files.",
                 argument="ray",
             )
+        if self.shard is not None:
+            shard_of(self.shard)
+            if self.input == STDIN or self.output == STDOUT:
+                stream = "stdin" if self.input == STDIN else "stdout"
+                raise UserInputError(
+                    f"`shard={self.shard!r}`: {stream} cannot be divided. Pass files.",
+                    argument="shard",
+                )
         if self.resume and self.overwrite:
             raise UserInputError(
                 "`resume=True` continues an interrupted run, and `overwrite=True` discards it. "

@@ -170,7 +170,7 @@ class Parts:
         if self._places.is_folder:
             if not self.files:
                 self._remove_earlier()
-            name = f"part-{len(self.files):05d}.{self._writer.format}"
+            name = self._places.file(len(self.files), self._writer.format)
             self._writer.write(self._places.output, name, sources, totals.rows)
         else:
             data = numbers.with_suffix(".data")

@@ -38,6 +38,7 @@ from qdqbert.verbs.run.columns import find_columns, refuse
 from qdqbert.verbs.run.options import RunOptions
 from qdqbert.verbs.run.parts import open_parts
 from qdqbert.verbs.run.places import Places, find_places, is_finished, remove_rest
+from qdqbert.verbs.run.shards import shard_of
 from qdqbert.verbs.run.windows import Block, RowRun, Totals
 
 _LOGGER = logging.getLogger("qdqbert")
@@ -103,10 +104,15 @@ def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
     )
     format, is_compressed = format_of(options.output, options.output_format)
     _check_partitions(options, format)
-    places = None if options.output == STDOUT else find_places(options.output, source)
+    shard = shard_of(options.shard) if options.shard else None
+    places = None if options.output == STDOUT else find_places(options.output, source, shard)
+    whole = source
+    if shard:
+        source = source.shard(shard.index, shard.count)
     with load_model(options) as model:
-        start = source.start(_HEAD_ROWS)
-        columns = find_columns(source, start, model, options, format)
+        # All shards have the columns of the first file.
+        start = whole.start(_HEAD_ROWS)
+        columns = find_columns(whole, start, model, options, format)
         writer = Writer(
             format=format,
             is_compressed=is_compressed,
@@ -116,7 +122,7 @@ def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
         pipeline = Pipeline(
             options=options,
             source=source,
-            rows=start.rows,
+            rows=source.rows() if shard else start.rows,
             run=RowRun(model=model, columns=columns, writer=writer, options=options),
             progress=progress,
         )
@@ -210,7 +216,9 @@ def _report(
     per_second = 1 / max(seconds, 1e-9)
     resumed = resumed or Totals()
     notices = [notice] if notice else []
-    if not totals.read and not notice:
+    if not totals.read and not notice and pipeline.options.shard:
+        notices.append(f"`shard={options.shard!r}` has no rows: there are more shards than files.")
+    elif not totals.read and not notice:
         hint = ""
         if pipeline.source.has_header:
             hint = " The first row is the header; pass `header=False` if it has a text."
@@ -247,6 +255,7 @@ def _identity(pipeline: Pipeline) -> dict[str, Any]:
         "engine": model.engine,
         "target": model.target,
         "input": [str(file.place.absolute()) for file in pipeline.source.files],
+        "shard": str(shard_of(options.shard)) if options.shard else None,
         # Windows end with files on Ray, wherever it runs.
         "ray": options.ray is not None,
     }

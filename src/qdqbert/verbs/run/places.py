@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from qdqbert.common.options.declared import overwrites
 from qdqbert.common.storage import Place, RemotePath, place_of, remove_tree
 from qdqbert.data.tables.inputs import Source, is_partition
 from qdqbert.data.tables.outputs import is_folder
+from qdqbert.verbs.run.shards import Shard
 
 RUN = "run.json"
 _LOCK = "lock"
@@ -36,25 +38,27 @@ class Places:
     Attributes:
         output: The file or folder.
         is_folder: Whether it is a folder of files.
+        shard: The part of the input whose answers these are, if other processes have the others.
     """
 
     output: Place
     is_folder: bool
+    shard: Shard | None = None
 
     @property
     def parts(self) -> Place:
         """The folder of the finished parts."""
-        return self._beside(".{}.parts")
+        return self._beside(".{}.parts{}")
 
     @property
     def errors(self) -> Place:
         """The file of the rows that were skipped."""
-        return self._beside("{}.errors.jsonl")
+        return self._beside("{}.errors{}.jsonl")
 
     @property
     def finished(self) -> Place:
         """The file that identifies the run that has written the output."""
-        return self._beside(".{}.run.json")
+        return self._beside(".{}.run{}.json")
 
     @property
     def is_remote(self) -> bool:
@@ -67,11 +71,25 @@ class Places:
         return (self.parts / RUN).is_file()
 
     def _beside(self, name: str) -> Place:
-        return self.output.with_name(name.format(self.output.name))
+        shard = f"-{self.shard.name}" if self.shard else ""
+        return self.output.with_name(name.format(self.output.name, shard))
+
+    def file(self, index: int, suffix: str) -> str:
+        """Return the name of a file of the folder."""
+        return f"{self._start}{index:05d}.{suffix}"
+
+    @property
+    def _start(self) -> str:
+        """Start of the names of the files that this run writes."""
+        return f"{_PART}{self.shard.name}-" if self.shard else _PART
 
     def written(self) -> list[Place]:
         """Return the files of the output that a run has written; none if it does not exist."""
-        return sorted(path for path, is_ours in self._found() if is_ours)
+        return sorted(
+            path
+            for path, is_ours in self._found()
+            if is_ours and (not self.is_folder or path.name.startswith(self._start))
+        )
 
     def foreign(self) -> Place | None:
         """Return what is in the folder and was not written by a run."""
@@ -86,22 +104,29 @@ class Places:
             inside = len(self.output.parts)
             for path in self.output.find():
                 *folders, name = path.parts[inside:]
-                yield path, name.startswith(_PART) and all(map(is_partition, folders))
+                yield path, self._is_ours(name) and all(map(is_partition, folders))
         elif self.output.is_dir():
-            yield from _found_in(self.output)
+            for path in _found_in(self.output):
+                yield path, self._is_ours(path.name) and path.is_file()
+
+    def _is_ours(self, name: str) -> bool:
+        """Return whether a run with as many shards can have written a file."""
+        if self.shard is None:
+            return name.startswith(_PART)
+        return re.fullmatch(rf"{_PART}\d+-of-{self.shard.count:05d}-.*", name) is not None
 
 
-def _found_in(folder: Path) -> Iterator[tuple[Path, bool]]:
+def _found_in(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
         if path.is_dir() and is_partition(path.name):
             yield from _found_in(path)
         # Nothing is said of a file that was being written when a run was killed.
         elif not (path.name.startswith(f".{_PART}") and path.name.endswith(".partial")):
-            yield path, path.name.startswith(_PART) and path.is_file()
+            yield path
 
 
-def find_places(output: str, source: Source) -> Places:
-    """Return where a run writes.
+def find_places(output: str, source: Source, shard: Shard | None = None) -> Places:
+    """Return where a run of all files of an input, or of a shard of it, writes.
 
     Raises:
         UserInputError: The output or a file next to it cannot be written, or it would overwrite a
@@ -109,10 +134,16 @@ def find_places(output: str, source: Source) -> Places:
     """
     place = place_of(output)
     if isinstance(place, RemotePath):
-        places = Places(output=place, is_folder=is_folder(output))
+        places = Places(output=place, is_folder=is_folder(output), shard=shard)
     else:
-        places = Places(output=followed(place), is_folder=is_folder(output))
+        places = Places(output=followed(place), is_folder=is_folder(output), shard=shard)
         check_output_place(Path(str(places.errors)))
+    if shard and not places.is_folder:
+        raise UserInputError(
+            f"`shard={str(shard)!r}` needs a folder as output, such as 'answers/', got "
+            f"`output={output!r}`.",
+            argument="shard",
+        )
     for file in source.files:
         if any(_is_inside(file.place, each) for each in (places.output, places.errors)):
             raise overwrites("output", output, f"the input file {file.name!r}")
