@@ -339,7 +339,9 @@ def tile_rate(isa: InstructionSet) -> float:
         with f.loop(0, repeats):
             panel, stride = 16 * depth, 4 * columns
             operands = (f.codes, depth, f.weights, panel, f.sums, stride, depth // 4)
-            f.call(name, *operands, *((f.weights,) if is_amx else (f.start, f.weights, 0)))
+            # No weights of a later tile are brought nearer.
+            rest = {"lines": 0} if is_amx else {"ahead_step": 0}
+            f.call(name, *operands, start=f.start, ahead=f.weights, **rest)
         isa.tiles.end(f)
     run = Library(compile_module(module, isa), isa).function("repeat")
     arrays = (
