@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qdqbert
+from qdqbert.cli import main
 from qdqbert.common.errors import OutputExistsError, UserInputError
 from qdqbert.data.tables.inputs import open_source
+from qdqbert.verbs.run import pipeline
+from qdqbert.verbs.run.options import RunOptions
 from qdqbert.verbs.run.shards import Shard, shard_of
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @settings(max_examples=60, deadline=None)
@@ -164,3 +173,43 @@ def test_what_cannot_be_divided_is_refused(classifier, tmp_path, source, output,
     with pytest.raises(UserInputError, match=message) as error:
         qdqbert.run(classifier, *places, shard="0/2")
     assert error.value.argument == "shard"
+
+
+def slurm_command() -> tuple[list[str], int, str]:
+    """Return the words of the script's command, the number of jobs, and their variable."""
+    text = (EXAMPLES / "slurm_array.sh").read_text()
+    lines = text.replace("\\\n", " ").splitlines()
+    (array,) = [line.partition("=")[2] for line in lines if "--array=" in line]
+    first, _, last = array.partition("-")
+    assert first == "0"
+    words = shlex.split(lines[-1])
+    assert words[:3] == ["exec", "srun", "qdqbert"]
+    return words[3:], int(last) + 1, "SLURM_ARRAY_TASK_ID"
+
+
+def kubernetes_command() -> tuple[list[str], int, str]:
+    spec = yaml.safe_load((EXAMPLES / "kubernetes_job.yaml").read_text())["spec"]
+    assert spec["completionMode"] == "Indexed"
+    (container,) = spec["template"]["spec"]["containers"]
+    return container["args"], spec["completions"], "JOB_COMPLETION_INDEX"
+
+
+@pytest.mark.parametrize("command", [slurm_command, kubernetes_command])
+def test_the_examples_run_each_shard_once(command, monkeypatch) -> None:
+    found: list[RunOptions] = []
+
+    def keep(options: RunOptions, progress: object) -> None:
+        found.append(options)
+        raise UserInputError("It is not run.")
+
+    monkeypatch.setattr(pipeline, "run_pipeline", keep)
+    words, count, variable = command()
+    # The package for s3:// does not have to be installed.
+    words = [word.replace("s3://", "memory://") for word in words]
+    for index in (0, count - 1):
+        monkeypatch.setenv(variable, str(index))
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+        assert found[-1].shard is not None
+        assert found[-1].resume
+        assert shard_of(found[-1].shard) == Shard(index=index, count=count)
