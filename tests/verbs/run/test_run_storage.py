@@ -157,7 +157,7 @@ def test_an_output_that_exists_is_kept(classifier, reviews, bucket) -> None:
 def test_an_input_is_not_overwritten(classifier, bucket) -> None:
     (bucket / "in/a.jsonl").write_bytes(b'{"text": "the cat"}\n')
     for output in ("in/a.jsonl", "in/"):
-        with pytest.raises(OutputExistsError, match="would overwrite the input file 'memory://"):
+        with pytest.raises(OutputExistsError, match=r"would overwrite .*'memory://"):
             qdqbert.run(classifier, f"{bucket}/in/a.jsonl", f"{bucket}/{output}", overwrite=True)
 
 

@@ -391,7 +391,8 @@ def _placed(option: Declared, value: Any) -> Any:
         return value
     with naming(option.name):
         place = place_of(str(value))
-    return str(place) if is_url(value) else value
+    # An output that ends with a slash is a folder.
+    return f"{place}{'/' * str(value).endswith('/')}" if is_url(value) else value
 
 
 def _check(option: Declared, value: Any) -> None:

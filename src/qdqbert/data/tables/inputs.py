@@ -113,12 +113,8 @@ class InputFile:
         return str(self.place)
 
     def identity(self) -> Any:
-        """Return a fingerprint of the file: its size, time, start and end."""
-        if self.version is not None:
-            assert isinstance(self.place, RemotePath)
-            with reporting(self.name):
-                return self.place.stored().version
-        return _fingerprint(cast(Path, self.place), self.size)
+        """Return a fingerprint: size, time, start and end, or the version that storage named."""
+        return self.version or _fingerprint(cast(Path, self.place), self.size)
 
 
 @dataclasses.dataclass(frozen=True, order=True, slots=True)
@@ -567,13 +563,28 @@ def identity_name(file: InputFile) -> str:
     return f"the input file {str(file.place.absolute())!r}"
 
 
-def is_same(file: InputFile, identity: Any) -> bool:
-    """Return whether the part of a file that was read is what it was. Text files may grow."""
-    current = file.identity()
-    if current == identity or file.version is not None:
-        return bool(current == identity)
-    grown = os.stat(cast(Path, file.place)).st_size > file.size
-    return grown and not file.name.endswith(".parquet") and current[2] == identity[2]
+def unchanged(source: Source, name: str, identity: Mapping[str, Any]) -> bool:
+    """Return whether the files of an input are what they were. Text files may grow.
+
+    Args:
+        source: The input.
+        name: Its name, to list what is in storage again.
+        identity: What `Source.identity` was.
+    """
+    is_remote = any(each.version is not None for each in source.files)
+    versions = {each.name: each.version for each in _find(name)} if is_remote else {}
+    return all(
+        versions.get(each.name) == each.version
+        if each.version is not None
+        else _is_same(each, identity[identity_name(each)], source.format)
+        for each in source.files
+    )
+
+
+def _is_same(file: InputFile, identity: Any, format: InputFormat) -> bool:
+    size, _, digest = current = _fingerprint(cast(Path, file.place), file.size)
+    has_grown = format != "parquet" and size > file.size
+    return list(current) == identity or (has_grown and digest == identity[2])
 
 
 def _fingerprint(path: Path, size: int) -> tuple[int, int, str]:

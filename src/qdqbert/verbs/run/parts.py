@@ -154,11 +154,11 @@ class Parts:
         """Add a finished window; with enough of them, make a file."""
         self.windows.append(part)
         self.totals += part.totals
+        if not (self._places.is_folder or self._places.is_remote):
+            return
         rows = sum(each.totals.read for each in self.windows)
         size = sum(each.size for each in self.windows)
-        if (self._places.is_folder or self._places.is_remote) and (
-            rows >= FOLDER_ROWS or size >= FOLDER_BYTES
-        ):
+        if rows >= FOLDER_ROWS or size >= FOLDER_BYTES:
             self._make_file()
 
     def _make_file(self) -> None:
@@ -204,15 +204,21 @@ class Parts:
             self._writer.unify(places.written())
         else:
             self._join()
-        errors = [to_json(dict(row)) for part in self._all() for row in part.errors]
-        if errors:
-            write_place(places.errors, "".join(f"{each}\n" for each in errors).encode())
-        else:
-            places.errors.unlink(missing_ok=True)
+        self._write_errors()
         write_place(places.finished, (places.parts / RUN).read_bytes())
         if isinstance(places.output, Path):
             _sync_folder(places.output.parent)
         self.remove()
+
+    def _write_errors(self) -> None:
+        place = self._places.errors
+        if not self.totals.skipped:
+            place.unlink(missing_ok=True)
+            return
+        with whole_file(place) as path, path.open("w", encoding="utf-8") as file:
+            file.writelines(
+                f"{to_json(dict(row))}\n" for part in self._all() for row in part.errors
+            )
 
     def _all(self) -> list[Part]:
         return [*self.files, *self.windows]

@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,8 @@ from qdqbert.data.tables.inputs import (
     STDIN,
     Cursor,
     Source,
-    identity_name,
-    is_same,
     open_source,
+    unchanged,
 )
 from qdqbert.data.tables.outputs import STDOUT, Writer, format_of, is_folder
 from qdqbert.data.tables.rows import BadRow, Row
@@ -33,6 +32,7 @@ from qdqbert.evidence.reporting.run import RunReport
 from qdqbert.integrations.ray_cluster import import_ray
 from qdqbert.loading.answers import load_model
 from qdqbert.runtime.artifact import QUANTIZATION
+from qdqbert.runtime.model import Model
 from qdqbert.verbs.run.cluster import cluster_blocks
 from qdqbert.verbs.run.columns import find_columns, refuse
 from qdqbert.verbs.run.options import RunOptions
@@ -191,7 +191,8 @@ def _write(pipeline: Pipeline, places: Places) -> RunReport:
             if not parts.totals.read or options.input == STDIN:
                 parts.remove()
             raise
-        if not _is_same(pipeline, identity):
+        is_same = _model_digest(pipeline.run.model) == identity["the model"]
+        if not (is_same and unchanged(source, options.input, identity)):
             raise UserInputError(
                 f"`input={options.input!r}` or the model changed during the run, so the "
                 "answers may belong to different versions. Pass `overwrite=True` to start again.",
@@ -247,9 +248,6 @@ def _report(
 def _identity(pipeline: Pipeline) -> dict[str, Any]:
     """Return the values that a continued run must share, by the names that messages use."""
     options, model = pipeline.options, pipeline.run.model
-    digest = hashlib.sha256()
-    for name in (QUANTIZATION, TOKENIZER):
-        digest.update((model.directory / name).read_bytes())
     chosen = {
         **dataclasses.asdict(options),
         "engine": model.engine,
@@ -262,18 +260,17 @@ def _identity(pipeline: Pipeline) -> dict[str, Any]:
     identity = {
         "the format of finished parts": 2,
         **{f"`{name}`": chosen[name] for name in chosen if name not in _FREE_OPTIONS},
-        "the model": digest.hexdigest(),
+        "the model": _model_digest(model),
         **pipeline.source.identity(),
     }
     return json.loads(json.dumps(identity))  # type: ignore[no-any-return]
 
 
-def _is_same(pipeline: Pipeline, identity: Mapping[str, Any]) -> bool:
-    """Return whether the input and the model stayed; text files may have grown."""
-    current = _identity(pipeline)
-    files = {identity_name(each): each for each in pipeline.source.files}
-    changed = {name for name in identity if current[name] != identity[name]}
-    return changed <= files.keys() and all(is_same(files[n], identity[n]) for n in changed)
+def _model_digest(model: Model) -> str:
+    digest = hashlib.sha256()
+    for name in (QUANTIZATION, TOKENIZER):
+        digest.update((model.directory / name).read_bytes())
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager

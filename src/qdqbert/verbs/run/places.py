@@ -102,9 +102,9 @@ class Places:
                 yield self.output, True
         elif isinstance(self.output, RemotePath):
             inside = len(self.output.parts)
-            for path in self.output.find():
-                *folders, name = path.parts[inside:]
-                yield path, self._is_ours(name) and all(map(is_partition, folders))
+            for remote in self.output.find():
+                *folders, name = remote.parts[inside:]
+                yield remote, self._is_ours(name) and all(map(is_partition, folders))
         elif self.output.is_dir():
             for path in _found_in(self.output):
                 yield path, self._is_ours(path.name) and path.is_file()
