@@ -16,6 +16,7 @@ import pytest
 import qdqbert
 from qdqbert.common.errors import UserInputError
 from qdqbert.data.tables.inputs import START, open_source
+from qdqbert.data.tables.parquet import import_pyarrow
 from qdqbert.loading.answers import load_model
 from qdqbert.verbs.run import cluster, pipeline
 from qdqbert.verbs.run.cluster import WindowWorker, read_windows, slices
@@ -264,3 +265,33 @@ def test_the_command_starts_ray_and_prints_only_its_report(quantized, reviews, t
     assert json.loads(done.stdout)["rows"] == 11
     assert "core_worker" not in done.stderr
     assert [row["id"] for row in rows_of(output)] == list(range(11))
+
+
+@pytest.mark.slow
+def test_shards_are_tasks_of_a_cluster(quantized, tmp_path) -> None:
+    ray = pytest.importorskip("ray")
+    pa = import_pyarrow()
+    table = pa.table({"text": [f"the cat {index}" for index in range(80)]})
+    pa.parquet.write_table(table, tmp_path / "in.parquet", row_group_size=10)
+    model = str(quantized("classifier").directory)
+    given, output = str(tmp_path / "in.parquet"), f"{tmp_path}/out/"
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        run = ray.remote(num_cpus=1, max_retries=5)(qdqbert.run)
+        tasks = [
+            run.remote(
+                model,
+                given,
+                output,
+                shard=f"{index}/4",
+                threads=1,
+                engine="onnxruntime",
+                resume=True,
+            )
+            for index in range(4)
+        ]
+        assert [report.rows for report in ray.get(tasks)] == [20] * 4
+    finally:
+        ray.shutdown()
+    found = pa.parquet.read_table(tmp_path / "out")
+    assert found.column("text").to_pylist() == table.column("text").to_pylist()
