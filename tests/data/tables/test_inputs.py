@@ -7,6 +7,7 @@ import gzip
 import io
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -443,8 +444,20 @@ def test_reading_goes_on_after_a_file_that_is_damaged(tmp_path, name, content, b
     (bad,) = [row for row in rows if isinstance(row, BadRow)]
     assert bad.file == str(tmp_path / name)
     assert before is None or bad.number == before + 1
+    kind = "row" if suffix == "parquet" else "line"
+    assert source.place(bad) == f"`{bad.file}` from {kind} {bad.number} on"
     good_rows = [dict(row.values)["text"] for row in rows if isinstance(row, Row)]
     assert (good_rows[0], good_rows[-1]) == ("a", "c")
     assert [row.position for row in rows] == sorted(row.position for row in rows)
     cursor = source.cursor(bad.file, bad.last, bad.position)
     assert [dict(row.values) for row in source.rows(cursor)] == [{"text": "c"}]  # type: ignore[union-attr]
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path) -> None:
+    path = tmp_path / "pipe.txt"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_text, args=("one\ntwo\n",))
+    writer.start()
+    source = open_source(str(path))
+    assert [dict(row.values) for row in source.rows()] == [{"text": "one"}, {"text": "two"}]  # type: ignore[union-attr]
+    writer.join()

@@ -171,6 +171,8 @@ class Source:
     def place(self, row: Row | BadRow) -> str:
         """Return how messages refer to a row."""
         kind = "Row" if self.format == "parquet" else "Line"
+        if row.last == _NO_MORE:
+            return f"`{row.file}` from {kind.lower()} {row.number} on"
         if isinstance(row, BadRow) and row.last > row.number and self.format == "parquet":
             return f"Rows {row.number} to {row.last} of `{row.file}`"
         return f"{kind} {row.number} of `{row.file}`"
@@ -288,13 +290,15 @@ class Source:
             refuse_pointer(place, DataFileError)
         with open_place(place) as raw:
             is_compressed = place.suffix.lower() == ".gz"
-            limited = _Limited(raw, file.size) if is_compressed else raw
-            stream = gzip.GzipFile(fileobj=limited) if is_compressed else raw
+            # The size of a pipe, and of some pages of the web, is not known.
+            size = file.size or None
+            limited = _Limited(raw, size) if is_compressed and size else raw
+            stream = gzip.GzipFile(fileobj=cast(Any, limited)) if is_compressed else raw
             lines = Lines(
                 file.name,
                 cast(BinaryIO, stream),
                 cast(BinaryIO, limited),
-                size=None if is_compressed else file.size,
+                size=None if is_compressed else size,
                 after=after,
             )
             for each in self._reader(lines):
