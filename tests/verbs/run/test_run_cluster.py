@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import qdqbert
-from qdqbert.common.errors import UserInputError
+from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.data.tables.inputs import START, open_source
 from qdqbert.data.tables.parquet import import_pyarrow
 from qdqbert.loading.answers import load_model
@@ -57,6 +57,14 @@ def in_process(monkeypatch) -> list[Any]:
     # Ray does not have to be installed for this.
     monkeypatch.setattr(pipeline, "import_ray", lambda: None)
     return seen
+
+
+def test_skipped_rows_are_counted_on_ray(classifier, folder, tmp_path, in_process) -> None:
+    options: dict[str, Any] = {"on_error": "skip", "engine": "onnxruntime", "ray": "auto"}
+    with pytest.raises(DataFileError, match=r"`max_errors=1`: 2 rows .* Line 4 of `.*b.jsonl`"):
+        qdqbert.run(classifier, folder, tmp_path / "a.jsonl", max_errors=1, **options)
+    options["resume"] = True
+    assert qdqbert.run(classifier, folder, tmp_path / "a.jsonl", max_errors=2, **options).rows == 9
 
 
 def rows_of(path: Path) -> list[Any]:

@@ -76,6 +76,31 @@ def test_only_bad_rows_give_an_empty_output(classifier, tmp_path, read_objects) 
     assert len(read_objects(tmp_path / "a.csv.errors.jsonl")) == 9
 
 
+def test_more_rows_are_skipped_than_are_allowed(classifier, tmp_path, read_objects) -> None:
+    path, output = tmp_path / "in.txt", tmp_path / "a.jsonl"
+    path.write_text("the cat\n\na dog\nbooks\n\nthe cat\na dog\n\nbooks\n")
+    skip: dict[str, Any] = {"on_error": "skip"}
+    message = (
+        r"^`max_errors=1`: 2 rows cannot be used. The last one: Line 5 of `.*in.txt`: column "
+        r"'text' is blank. Correct such rows, or pass a larger number. Finished parts are kept"
+    )
+    with pytest.raises(DataFileError, match=message):
+        qdqbert.run(classifier, path, output, max_errors=1, **skip)
+    # A window was finished. Its row counts in a run that goes on.
+    with pytest.raises(DataFileError, match=r"^`max_errors=0`: 1 row cannot be used. Correct"):
+        qdqbert.run(classifier, path, output, max_errors=0, resume=True, **skip)
+    with pytest.raises(DataFileError, match=r"`max_errors=2`: 3 rows .* one: Line 8 of"):
+        qdqbert.run(classifier, path, output, max_errors=2, resume=True, **skip)
+    report = qdqbert.run(classifier, path, output, max_errors=3, resume=True, **skip)
+    assert (report.rows, report.skipped, report.resumed_rows) == (6, 3, 4)
+    assert [each["row"] for each in read_objects(tmp_path / "a.jsonl.errors.jsonl")] == [2, 5, 8]
+
+
+def test_a_number_of_errors_needs_rows_that_are_skipped() -> None:
+    with pytest.raises(UserInputError, match=r"`max_errors=3` is for .* Pass `on_error='skip'`"):
+        qdqbert.run("model", "in.txt", "out.jsonl", max_errors=3)
+
+
 def test_rows_of_parquet_are_counted(classifier, tmp_path) -> None:
     pa = import_pyarrow()
     pa.parquet.write_table(pa.table({"text": ["the cat", None]}), tmp_path / "in.parquet")

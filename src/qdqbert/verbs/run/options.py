@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbert.common.choices import InputFormat, OnError, OutputFormat
+from qdqbert.common.choices import InputFormat, OutputFormat
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import PathOption, Several
 from qdqbert.common.options.declared import option
@@ -32,6 +32,8 @@ class RunOptions(RowOptions, Call):
             as in `lang=en/day=1/part-00000.parquet`.
         on_error: What to do with a row that cannot be used: stop, or skip it and write it to a file
             next to the output, `OUTPUT.errors.jsonl`.
+        max_errors: With `on_error="skip"`, stop when more rows than this had to be skipped, those
+            of an interrupted run included.
         resume: Continue a run that was interrupted, if there is one.
         overwrite: Replace the output if it exists, and discard an interrupted run.
         shard: Run a part of the input only, for array jobs without a cluster. "3/100" is the
@@ -48,7 +50,7 @@ class RunOptions(RowOptions, Call):
     header: bool = True
     output_format: OutputFormat | None = None
     partition_by: Several[str] = option(default=())
-    on_error: OnError = "stop"
+    max_errors: int | None = option(default=None, at_least=0)
     resume: bool = False
     overwrite: bool = False
     shard: str | None = None
@@ -69,6 +71,12 @@ class RunOptions(RowOptions, Call):
                     f"`shard={self.shard!r}`: {stream} cannot be divided. Pass files.",
                     argument="shard",
                 )
+        if self.max_errors is not None and self.on_error == "stop":
+            raise UserInputError(
+                f"`max_errors={self.max_errors}` is for rows that are skipped. Pass "
+                "`on_error='skip'`, too, or leave it out.",
+                argument="max_errors",
+            )
         if self.resume and self.overwrite:
             raise UserInputError(
                 "`resume=True` continues an interrupted run, and `overwrite=True` discards it. "

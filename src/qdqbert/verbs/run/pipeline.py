@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.common.choices import OutputFormat
-from qdqbert.common.errors import UserInputError
+from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.file_names import TOKENIZER
 from qdqbert.common.progress import Progress
 from qdqbert.data.tables.inputs import (
@@ -28,6 +28,7 @@ from qdqbert.data.tables.inputs import (
 )
 from qdqbert.data.tables.outputs import STDOUT, Writer, format_of, is_folder
 from qdqbert.data.tables.rows import BadRow, Row
+from qdqbert.evidence.reporting.document import counted
 from qdqbert.evidence.reporting.run import RunReport
 from qdqbert.integrations.ray_cluster import import_ray
 from qdqbert.loading.answers import load_model
@@ -47,7 +48,7 @@ _LOGGER = logging.getLogger("qdqbert")
 _HEAD_ROWS = 100
 
 # Options that do not change the answers.
-_FREE_OPTIONS = ("model", "output", "on_error", "resume", "overwrite")
+_FREE_OPTIONS = ("model", "output", "on_error", "max_errors", "resume", "overwrite")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,19 +69,30 @@ class Pipeline:
     run: RowRun
     progress: Progress
 
-    def blocks(self, start: Cursor = START) -> Generator[Block]:
-        """Yield the answers to each window of the rows after a place."""
+    def blocks(self, start: Cursor = START, skipped: int = 0) -> Generator[Block]:
+        """Yield the answers to each window of the rows after a place.
+
+        `skipped` rows before it cannot be used.
+        """
+        self._check_errors(skipped)
+
+        def reject(row: BadRow) -> None:
+            nonlocal skipped
+            self._reject(row)
+            skipped += row.rows
+            self._check_errors(skipped, f" The last one: {self.source.place(row)}: {row.reason}.")
+
         title = f"Running on {self.run.model.engine}"
         with self.progress.throughput(title, self.source.size) as advance:
             if self.options.ray is None:
                 rows = self.rows if start == START else self.source.rows(start)
                 yield from self.run.blocks(
-                    rows, continues=start != START, reject=self._reject, advance=advance
+                    rows, continues=start != START, reject=reject, advance=advance
                 )
                 return
             for block in cluster_blocks(self.run, self.source, start):
                 for row in block.bad:
-                    self._reject(row)
+                    reject(row)
                 totals = block.totals
                 advance(rows=totals.rows, tokens=totals.tokens, position=block.last[2])
                 yield block
@@ -90,6 +102,15 @@ class Pipeline:
             raise refuse(self.source.place(row), row.reason)
         if self.options.output == STDOUT:
             _LOGGER.warning("Skipped %s: %s.", self.source.place(row), row.reason)
+
+    def _check_errors(self, skipped: int, last: str = "") -> None:
+        """Stop if more rows were skipped than the caller allows."""
+        limit = self.options.max_errors
+        if limit is not None and skipped > limit:
+            raise DataFileError(
+                f"`max_errors={limit}`: {counted(skipped, 'row')} cannot be used.{last} Correct "
+                "such rows, or pass a larger number."
+            )
 
 
 def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
@@ -184,7 +205,7 @@ def _write(pipeline: Pipeline, places: Places) -> RunReport:
         started = time.monotonic()
         resumed = parts.totals
         try:
-            with contextlib.closing(pipeline.blocks(parts.end)) as blocks:
+            with contextlib.closing(pipeline.blocks(parts.end, resumed.skipped)) as blocks:
                 for block in blocks:
                     parts.add(block, source.cursor(*block.last))
         except BaseException:
