@@ -5,6 +5,7 @@ r"""Compare ways to embed many texts of mixed length, in texts per second.
     python benchmarks/inference.py --texts texts.txt --single
     python benchmarks/inference.py --texts texts.txt --memory [--count 20000]
     python benchmarks/inference.py --texts texts.txt --ray [--count 20000]
+    python benchmarks/inference.py --texts texts.txt --files [--count 20000]
 
 `benchmarks/mixed_texts.py` writes such a file. MODEL is a sentence-transformers folder, a hub id,
 or `demo` for the packaged all-MiniLM-L6-v2. Each way runs in a separate process, `--rounds` times
@@ -27,11 +28,14 @@ does.
 `qdqbert run` on `--count` texts and on ten times as many, and compares the peak memory of the two
 processes. The larger output takes 8 kB per text, twice. `--ray` compares `qdqbert run` with
 `qdqbert run --ray`, including the time in which workers load the model, without the start of Ray.
+`--files` compares `qdqbert.run` for each format of input and output with one call of `encode`, in
+the rates that a report has.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import functools
 import importlib.util
@@ -59,6 +63,9 @@ from qdqbert.runtime.batches import stack
 
 ENGINES: tuple[EngineName, ...] = ("onnxruntime", "openvino", "native")
 WARM_UP = 64
+# Formats of `--files`, each with a file of texts as the other side.
+FILE_INPUTS = ("csv", "jsonl", "parquet")
+FILE_OUTPUTS = ("npy", "parquet", "jsonl", "csv")
 # Shapes of "model([text])": tokens, rounded down to whole words.
 SINGLE_TOKENS = (8, 32, 128)
 SWEEPS = {
@@ -97,8 +104,10 @@ def main() -> None:
             compare_memory(arguments)
         elif arguments.ray:
             compare_ray(arguments)
+        elif arguments.files:
+            compare(arguments, file_ways(arguments))
         else:
-            compare(arguments)
+            compare(arguments, ways(arguments))
 
 
 def parse() -> argparse.Namespace:
@@ -114,6 +123,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--single", action="store_true")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--files", action="store_true")
     parser.add_argument("--only", nargs="*", default=(), help="ways whose names contain a word")
     parser.add_argument("--one", help="run this way only, in this process")
     parser.add_argument("--schedule", type=json.loads, default={})
@@ -125,8 +135,8 @@ def quantize(model: str, folder: Path) -> Path:
     return folder
 
 
-def compare(arguments: argparse.Namespace) -> None:
-    results = measure(arguments, ways(arguments))
+def compare(arguments: argparse.Namespace, names: Iterable[str]) -> None:
+    results = measure(arguments, names)
     print(f"{arguments.count} texts, {arguments.threads} threads, {arguments.rounds} rounds\n")
     print("| way | texts/s | relative to the first | peak memory, MB |")
     print("|---|---|---|---|")
@@ -211,6 +221,8 @@ def in_process(
 def run_one(arguments: argparse.Namespace) -> dict[str, float]:
     if arguments.one in ray_ways(arguments):
         return run_file(arguments)
+    if arguments.one in file_ways(arguments):
+        return run_formats(arguments)
     embed = ways(arguments)[arguments.one](arguments)
     texts = read_texts(arguments.texts, arguments.count)
     for _ in embed(iter(texts[:WARM_UP])):
@@ -492,6 +504,63 @@ def run_file(arguments: argparse.Namespace) -> dict[str, float]:
             ray.shutdown()
     assert report.rows == arguments.count
     return {"texts": report.rows, "seconds": seconds}
+
+
+def file_ways(arguments: argparse.Namespace) -> dict[str, tuple[str, str]]:
+    """Return the formats of input and output by name; none for one call of `encode`."""
+    pairs = [("txt", each) for each in FILE_OUTPUTS] + [(each, "npy") for each in FILE_INPUTS]
+    found = {"encode": ("", "")} | {f"{one} to {other}": (one, other) for one, other in pairs}
+    return {f"{engine}, {name}": way for engine in arguments.engines for name, way in found.items()}
+
+
+def run_formats(arguments: argparse.Namespace) -> dict[str, float]:
+    """Run a file of one format to one of another, or encode its texts in one call."""
+    given, wanted = file_ways(arguments)[arguments.one]
+    options: Any = {"engine": arguments.one.partition(",")[0], "threads": arguments.threads}
+    texts = read_texts(arguments.texts, arguments.count)
+
+    def encode(some: list[str]) -> float:
+        with qdqbert.load(arguments.folder, **options) as model:
+            start = time.perf_counter()
+            model.encode(some)
+            return time.perf_counter() - start
+
+    def run(some: list[str]) -> float:
+        with tempfile.TemporaryDirectory() as root:
+            source, output = Path(root) / f"texts.{given}", Path(root) / f"vectors.{wanted}"
+            write_rows(source, some)
+            return qdqbert.run(arguments.folder, source, output, **options).seconds
+
+    timed = run if given else encode
+    timed(texts[:WARM_UP])
+    cpu = time.process_time()
+    seconds = timed(texts)
+    cpu = time.process_time() - cpu
+    return {
+        "texts": len(texts),
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "peak_mb": peak_megabytes(),
+    }
+
+
+def write_rows(path: Path, texts: list[str]) -> None:
+    """Write texts as rows, with a number beside each where the format has columns."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        columns = {"id": range(len(texts)), "text": texts}
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+        return
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if path.suffix == ".csv":
+            csv.writer(file).writerows([("id", "text"), *enumerate(texts)])
+        elif path.suffix == ".jsonl":
+            file.writelines(
+                f"{json.dumps({'id': index, 'text': text})}\n" for index, text in enumerate(texts)
+            )
+        else:
+            file.writelines(f"{text}\n" for text in texts)
 
 
 def in_turn(*calls: Callable[[], Any], rounds: int = 30) -> list[list[float]]:
