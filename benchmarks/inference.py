@@ -138,13 +138,15 @@ def quantize(model: str, folder: Path) -> Path:
 def compare(arguments: argparse.Namespace, names: Iterable[str]) -> None:
     results = measure(arguments, names)
     print(f"{arguments.count} texts, {arguments.threads} threads, {arguments.rounds} rounds\n")
-    print("| way | texts/s | relative to the first | peak memory, MB |")
-    print("|---|---|---|---|")
-    rates = {name: rate_of(rounds, "seconds") for name, rounds in results.items()}
+    print("| way | texts/s | relative | texts per CPU second | relative | peak memory, MB |")
+    print("|---|---|---|---|---|---|")
+    units = ("seconds", "cpu_seconds")
+    rates = {name: [rate_of(rounds, unit) for unit in units] for name, rounds in results.items()}
     first = next(iter(rates.values()))
-    for name, rate in rates.items():
+    for name, found in rates.items():
         memory = max(each["peak_mb"] for each in results[name])
-        print(f"| {name} | {rate:.0f} | {rate / first:.2f} | {memory:.0f} |", flush=True)
+        shown = (f"{rate:.0f} | {rate / one:.3f}" for rate, one in zip(found, first, strict=True))
+        print(f"| {name} | {' | '.join(shown)} | {memory:.0f} |", flush=True)
 
 
 def measure(
