@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 import types
 
@@ -10,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.progress import Bars, Silent, progress_of
+from qdqbert.common.progress import Bars, Events, Silent, progress_of
 
 
 class Clock:
@@ -118,6 +119,80 @@ def test_a_log_shows_how_much_of_an_input_is_processed(clock, capsys) -> None:
     assert len(lines) == 3
 
 
+def test_a_log_shows_the_speed_the_time_that_is_left_and_what_was_written(clock, capsys) -> None:
+    shown = Bars(clock)
+    with shown.throughput("Running", 200) as advance, shown.throughput("Reading") as other:
+        clock.seconds += 10
+        # A run that goes on begins within its input.
+        advance(rows=100, tokens=1000, position=100)
+        clock.seconds += 30
+        advance(rows=100, tokens=1000, position=160, written=2_500_000)
+        other(rows=80, tokens=400, position=7)
+    assert capsys.readouterr().err.splitlines()[2:4] == [
+        "Running ... 80 %, 5 texts/s, 50 tokens/s, 2.5 MB written, 20.0 s left",
+        "Reading ... 2 texts/s, 10 tokens/s",
+    ]
+
+
+def test_lines_of_json_have_the_numbers_of_a_dashboard(clock, capsys) -> None:
+    with progress_of("json").throughput("x"):
+        assert json.loads(capsys.readouterr().err)["event"] == "start"
+    capsys.readouterr()
+    with Events(clock).throughput("Running", 200) as advance:
+        for _ in range(4):
+            clock.seconds += 0.5
+            advance(rows=10, tokens=90, position=int(100 * clock.seconds), written=1000)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    # At most one a second.
+    assert [(each["event"], each["seconds"], each["rows"]) for each in lines] == [
+        ("start", 0, 0),
+        ("progress", 1, 20),
+        ("progress", 2, 40),
+        ("end", 2, 40),
+    ]
+    assert lines[1] == {
+        "event": "progress",
+        "stage": "Running",
+        "seconds": 1,
+        "rows": 20,
+        "tokens": 180,
+        "bytes": 2000,
+        "rows_per_second": 20,
+        "tokens_per_second": 180,
+        "share": 0.5,
+        "remaining_seconds": 1,
+    }
+    assert lines[2]["remaining_seconds"] == 0
+
+
+def test_lines_of_json_about_a_size_that_is_not_known(clock, capsys) -> None:
+    shown = Events(clock)
+    with shown.throughput("Reading \u00e9") as advance, shown.stage("Searching", 8) as step:
+        clock.seconds += 1
+        advance(rows=1, tokens=9, position=70)
+        step()
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [each["event"] for each in lines] == ["start", "start", *["progress"] * 2, *["end"] * 2]
+    assert (lines[2]["share"], lines[2]["remaining_seconds"]) == (None, None)
+    assert lines[3] == {
+        "event": "progress",
+        "stage": "Searching",
+        "seconds": 1,
+        "done": 1,
+        "total": 8,
+    }
+
+
+def test_lines_of_json_have_no_end_of_a_stage_that_failed(clock, capsys) -> None:
+    def fail() -> None:
+        with Events(clock).stage("Calibrating"):
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fail()
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_a_log_shows_no_percentage_of_an_unknown_size(clock, capsys) -> None:
     with Bars(clock).stage("Searching") as advance:
         clock.seconds += 60
@@ -126,7 +201,9 @@ def test_a_log_shows_no_percentage_of_an_unknown_size(clock, capsys) -> None:
 
 
 def test_what_is_no_progress_is_refused() -> None:
-    with pytest.raises(UserInputError, match=r"`progress` must be True, False or .*, got 3 \(int"):
+    with pytest.raises(
+        UserInputError, match=r"`progress` must be True, False, 'json' or .*, got 3 \(int"
+    ):
         progress_of(3)
 
 

@@ -64,7 +64,7 @@ def test_the_parameters_are_the_fields_as_they_are_given() -> None:
     assert str(inspect.signature(count)) == (
         "(output: 'str | Path', model: 'str | Path | Savable | tuple[Savable, Savable] | None' = "
         "None, *, names: 'Sequence[str]' = (), size: 'int' = 8, limits: 'Limits' = Limits(), "
-        "progress: 'Progress | bool | None' = None) -> 'Any'"
+        "progress: \"Progress | Literal['json'] | bool | None\" = None) -> 'Any'"
     )
 
 
@@ -74,8 +74,8 @@ def test_the_docstring_has_the_help_of_each_parameter() -> None:
         "    names: The names.\n"
         "    size: The size, which a class that adds to this one takes over with its help, which "
         "is long:\n        over two lines.\n    limits: The limits.\n"
-        "    progress: Show progress bars on stderr; in notebooks by default. A `Progress` object\n"
-        "        receives the stages instead.\n\nReturns:\n    What the function was called with."
+        '    progress: Show progress bars on stderr; in notebooks by default. "json" writes lines '
+        "of JSON\n        there, and a `Progress` object receives the stages instead.\n\nReturns:\n    What the function was called with."
     )
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
 
@@ -23,13 +23,15 @@ from qdqbert.cli._output import print_report
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import explaining_places
 from qdqbert.common.options.declared import Declared, declared_options, in_groups
-from qdqbert.common.progress import Bars
+from qdqbert.common.progress import progress_of
 
 # What the help of an option says about values that a command line cannot have.
 _IN_PYTHON = re.compile(r"[.;] [Ii]n Python also .*?(?=[.;](?: |$))")
 
 # Titles of the panels of options that are in no group.
 _COMMON = "Common options"
+# Values of `--progress`, and of `progress` in Python.
+_PROGRESS: Mapping[str, Literal["json"] | bool] = {"bars": True, "json": "json", "none": False}
 _MORE = "More options"
 
 
@@ -69,16 +71,28 @@ def add_command(app: App, command: Command) -> None:
     options = declared_options(command.options)
     parameters = [_parameter(each, command, options) for each in options]
     json_help = Parameter(help="Print the report as JSON.", negative=(), show_default=False)
-    kind: Any = Annotated[bool, json_help, Parameter(group=Group(_COMMON, sort_key=0))]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters.append(inspect.Parameter("json", keyword, default=False, annotation=kind))
+    progress_help = Parameter(
+        help="Show progress on stderr: as bars, as lines of JSON, or not at all."
+        f" [choices: {', '.join(_PROGRESS)}]",
+        metavar="CHOICE",
+    )
+    for name, kind, default, help_ in (
+        ("json", bool, False, json_help),
+        ("progress", str, "bars", progress_help),
+    ):
+        annotation: Any = Annotated[kind, help_, Parameter(group=Group(_COMMON, sort_key=0))]
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            )
+        )
     is_variadic = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters)
 
-    def call(*arguments: Any, json: bool = False, **given: Any) -> None:
+    def call(*arguments: Any, json: bool = False, progress: str = "bars", **given: Any) -> None:
         words = [arguments] if is_variadic else arguments
         values = dict(zip(command.positional, words, strict=False)) | given
         report = run_safely(
-            lambda: _call(command, values),
+            lambda: _call(command, values, progress),
             options,
             as_json=json,
             left=lambda: command.after_interrupt(values),
@@ -112,8 +126,12 @@ def add_command(app: App, command: Command) -> None:
     )
 
 
-def _call(command: Command, given: Mapping[str, Any]) -> Any:
+def _call(command: Command, given: Mapping[str, Any], progress: str) -> Any:
     """Check the options, which is fast, before anything heavy is imported."""
+    if progress not in _PROGRESS:
+        raise UserInputError(
+            f"`--progress {progress}` is unknown. Choose one of: {', '.join(_PROGRESS)}."
+        )
     options = declared_options(command.options)
     declared = {each.name: each for each in options}
     values = {name: _value(declared[name], value) for name, value in given.items()}
@@ -124,7 +142,7 @@ def _call(command: Command, given: Mapping[str, Any]) -> Any:
             show_messages(options)
         else:
             silence_libraries()
-        return command.function(**arguments, progress=Bars())
+        return command.function(**arguments, progress=progress_of(_PROGRESS[progress]))
 
 
 def _parameter(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import importlib.util
 import itertools
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from qdqbert.common.errors import UserInputError
 
@@ -19,20 +21,22 @@ if TYPE_CHECKING:
 
 # Logs show how long a stage took from this number of seconds on.
 _LONG = 1.0
-# Seconds after which logs show how much of a stage is done, again and again.
+# Seconds after which logs, and lines of JSON, show how much of a stage is done, again and again.
 _INTERVAL = 30.0
+_EVENT_INTERVAL = 1.0
 
 
 class Advance(Protocol):
     """Receives the progress of a step."""
 
-    def __call__(self, *, rows: int, tokens: int, position: int) -> None:
+    def __call__(self, *, rows: int, tokens: int, position: int, written: int = 0) -> None:
         """Show a step.
 
         Args:
             rows: Number of texts that were processed since the last call.
             tokens: Number of their tokens.
             position: How much of the whole input is processed.
+            written: Bytes of answers that were written since the last call.
         """
         ...
 
@@ -83,6 +87,140 @@ class Silent:
         yield _ignore
 
 
+@dataclasses.dataclass
+class Rate:
+    """How much of a stage was done, and how fast.
+
+    Attributes:
+        clock: Returns the time in seconds.
+        total: Size of the whole input; `None` if it is not known.
+        rows: Number of texts so far.
+        tokens: Number of their tokens.
+        written: Bytes of answers.
+        position: How much of the whole input is processed.
+    """
+
+    clock: Callable[[], float]
+    total: int | None
+    rows: int = 0
+    tokens: int = 0
+    written: int = 0
+    position: int = 0
+
+    def __post_init__(self) -> None:
+        self._start = self.clock()
+        # The time and the position of the first step: a run that goes on starts within the input.
+        self._first: tuple[float, int] | None = None
+
+    def add(self, *, rows: int, tokens: int, position: int, written: int = 0) -> None:
+        """Add a step; see `Advance`."""
+        self.rows += rows
+        self.tokens += tokens
+        self.written += written
+        self.position = position
+        if position:
+            self._first = self._first or (self.clock(), position)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return self.clock() - self._start
+
+    def per_second(self, count: int) -> float:
+        """Return a number in each second so far."""
+        return count / max(self.seconds, 1e-9)
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds that are left at this speed; `None` if that is not known."""
+        if self.total is None or self._first is None:
+            return None
+        start, before = self._first
+        if self.position <= before:
+            return 0.0 if self.position >= self.total else None
+        each = (self.clock() - start) / (self.position - before)
+        return max(0, self.total - self.position) * each
+
+    def described(self) -> str:
+        """Return the speed in words."""
+        from rich.filesize import decimal
+
+        words = [f"{self.per_second(self.rows):,.0f} texts/s"]
+        words.append(f"{self.per_second(self.tokens):,.0f} tokens/s")
+        if self.written:
+            words.append(f"{decimal(self.written)} written")
+        return ", ".join(words)
+
+
+class Events:
+    """Writes lines of JSON on stderr: when a stage starts and ends, and each second in between."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Set the clock, which returns the time in seconds."""
+        self._clock = clock
+
+    @contextlib.contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+        """Write the events of a stage; see `Progress`."""
+        done = 0
+
+        def numbers() -> dict[str, Any]:
+            return {"done": done, "total": total}
+
+        with self._events(title, numbers) as show:
+
+            def advance() -> None:
+                nonlocal done
+                done += 1
+                show()
+
+            yield advance
+
+    @contextlib.contextmanager
+    def throughput(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        """Write the events of a stage with its speed; see `Progress`."""
+        rate = Rate(self._clock, total)
+
+        def numbers() -> dict[str, Any]:
+            left = rate.remaining
+            return {
+                "rows": rate.rows,
+                "tokens": rate.tokens,
+                "bytes": rate.written,
+                "rows_per_second": round(rate.per_second(rate.rows), 1),
+                "tokens_per_second": round(rate.per_second(rate.tokens), 1),
+                "share": round(rate.position / total, 4) if total else None,
+                "remaining_seconds": None if left is None else round(left, 1),
+            }
+
+        with self._events(title, numbers) as show:
+            yield _noting(rate, show)
+
+    @contextlib.contextmanager
+    def _events(
+        self, title: str, numbers: Callable[[], dict[str, Any]]
+    ) -> Iterator[Callable[[], None]]:
+        """Write the start and the end of a stage, and yield a function that may write a step."""
+        start = shown = self._clock()
+
+        def write(event: str) -> None:
+            seconds = round(self._clock() - start, 3)
+            line = {"event": event, "stage": title, "seconds": seconds, **numbers()}
+            # One call, so that lines of other threads cannot come between.
+            sys.stderr.write(f"{json.dumps(line, ensure_ascii=False)}\n")
+            sys.stderr.flush()
+
+        def show() -> None:
+            nonlocal shown
+            if (now := self._clock()) - shown >= _EVENT_INTERVAL:
+                shown = now
+                write("progress")
+
+        write("start")
+        yield show
+        write("end")
+
+
 class Bars:
     """Shows a bar for each stage on stderr, or lines where stderr is not a terminal."""
 
@@ -98,9 +236,14 @@ class Bars:
 
         console = Console(stderr=True)
         if not _shows_bars(console):
-            with self._lines(title, total) as show:
+            with self._lines(title) as show:
                 steps = itertools.count(1)
-                yield lambda: show(next(steps))
+
+                def step() -> None:
+                    done = next(steps)
+                    show(lambda: f"{100 * done // total} %" if total else "")
+
+                yield step
             return
         columns = (
             progress.TextColumn("{task.description:32}", markup=False),
@@ -122,9 +265,21 @@ class Bars:
         from rich.console import Console
 
         console = Console(stderr=True)
+        rate = Rate(self._clock, total)
+
+        def described() -> str:
+            left = rate.remaining
+            return ", ".join(
+                [
+                    *([f"{100 * rate.position // total} %"] if total else []),
+                    rate.described(),
+                    *([f"{_duration(left)} left"] if left is not None else []),
+                ]
+            )
+
         if not _shows_bars(console):
-            with self._lines(title, total) as show:
-                yield lambda *, rows, tokens, position: show(position)
+            with self._lines(title) as show:
+                yield _noting(rate, lambda: show(described))
             return
         columns = (
             progress.TextColumn("{task.description}", markup=False),
@@ -134,43 +289,32 @@ class Bars:
             progress.TimeElapsedColumn(),
             progress.TimeRemainingColumn(),
         )
-        done_rows = done_tokens = 0
         with progress.Progress(*columns, console=console) as bars:
             task = bars.add_task(title, total=total, speed="")
-
-            def advance(*, rows: int, tokens: int, position: int) -> None:
-                nonlocal done_rows, done_tokens
-                done_rows += rows
-                done_tokens += tokens
-                seconds = bars.tasks[task].elapsed or 1e-9
-                speed = f"{done_rows / seconds:,.0f} texts/s, {done_tokens / seconds:,.0f} tokens/s"
-                bars.update(task, completed=position, speed=speed)
-
-            yield advance
+            yield _noting(
+                rate,
+                lambda: bars.update(task, completed=rate.position, speed=rate.described()),
+            )
 
     @contextlib.contextmanager
-    def _lines(self, title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    def _lines(self, title: str) -> Iterator[Callable[[Callable[[], str]], None]]:
         """Print a line when a stage starts, and one when it ends if it took long.
 
         These are two lines because many logs show a line only once it is complete, and because
         messages in between would end up on the line of the stage.
 
-        Args:
-            title: What is done.
-            total: Size of the stage; `None` if it is not known.
-
         Returns:
-            A context manager that yields a function to call with how much is done. It prints the
-            percentage every 30 seconds.
+            A context manager that yields a function to call after each step, with one that returns
+            how much is done. It prints that every 30 seconds.
         """
         sys.stderr.write(f"{title} ...\n")
         start = shown = self._clock()
 
-        def show(done: int) -> None:
+        def show(described: Callable[[], str]) -> None:
             nonlocal shown
-            if total and (now := self._clock()) - shown >= _INTERVAL:
+            if (now := self._clock()) - shown >= _INTERVAL and (words := described()):
                 shown = now
-                sys.stderr.write(f"{title} ... {100 * done // total} %\n")
+                sys.stderr.write(f"{title} ... {words}\n")
 
         yield show
         seconds = self._clock() - start
@@ -191,15 +335,25 @@ def _duration(seconds: float) -> str:
     return str(datetime.timedelta(seconds=round(seconds)))
 
 
-def _ignore(*, rows: int, tokens: int, position: int) -> None:
-    del rows, tokens, position
+def _ignore(*, rows: int, tokens: int, position: int, written: int = 0) -> None:
+    del rows, tokens, position, written
 
 
-def progress_of(shown: Progress | bool | None) -> Progress:
+def _noting(rate: Rate, show: Callable[[], None]) -> Advance:
+    """Return a function that adds a step to a rate, and shows it."""
+
+    def advance(*, rows: int, tokens: int, position: int, written: int = 0) -> None:
+        rate.add(rows=rows, tokens=tokens, position=position, written=written)
+        show()
+
+    return advance
+
+
+def progress_of(shown: Progress | Literal["json"] | bool | None) -> Progress:
     """Return the progress that an argument of a public function asks for.
 
     Args:
-        shown: Whether to show bars; `None` for bars in notebooks only.
+        shown: Whether to show bars, or "json" for lines of JSON; `None` for bars in notebooks only.
 
     Raises:
         UserInputError: It is something else.
@@ -208,9 +362,11 @@ def progress_of(shown: Progress | bool | None) -> Progress:
         shown = _is_notebook()
     if isinstance(shown, bool):
         return Bars() if shown else Silent()
+    if shown == "json":
+        return Events()
     if not hasattr(shown, "stage"):
         raise UserInputError(
-            "`progress` must be True, False or a `qdqbert.Progress`, got "
+            "`progress` must be True, False, 'json' or a `qdqbert.Progress`, got "
             f"{shown!r:.100} ({type(shown).__name__}).",
             argument="progress",
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from qdqbert.common.choices import RecipeName
 from qdqbert.common.objects import OptionalData
 from qdqbert.common.options.calibration import Calibration
@@ -18,11 +20,11 @@ class Call(Options):
     """Common options.
 
     Attributes:
-        progress: Show progress bars on stderr; in notebooks by default. A `Progress` object
-            receives the stages instead.
+        progress: Show progress bars on stderr; in notebooks by default. "json" writes lines of JSON
+            there, and a `Progress` object receives the stages instead.
     """
 
-    progress: Progress | bool | None = option(default=None, python_only=True)
+    progress: Progress | Literal["json"] | bool | None = option(default=None, python_only=True)
 
 
 class TaskCall(Call):

@@ -51,6 +51,22 @@ def test_a_table_and_a_report(classifier, reviews, tmp_path) -> None:
     )
 
 
+def test_progress_as_lines_of_json(classifier, reviews, tmp_path) -> None:
+    output = tmp_path / "a.jsonl"
+    code, _, err = run(classifier, "-i", reviews, "-o", output, "--progress", "json")
+    assert code == 0
+    lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    (end,) = [each for each in lines if each["event"] == "end" and "rows" in each]
+    assert (end["stage"], end["rows"], end["share"]) == ("Running on onnxruntime", 11, 1)
+    assert end["bytes"] == output.stat().st_size
+    code, _, err = run(classifier, "-i", reviews, "-o", output, "--overwrite", "--progress", "none")
+    assert code == 0
+    assert "Running on onnxruntime ..." not in err
+    code, _, err = run(classifier, "-i", reviews, "-o", output, "--progress", "bar")
+    assert code == 2
+    assert "`--progress bar` is unknown. Choose one of: bars, json, none." in err
+
+
 @pytest.mark.parametrize("name", ["answers.jsonl", "answers.csv"])
 def test_answers_end_quietly_if_nobody_reads_them(
     classifier, reviews, monkeypatch, capsys, name

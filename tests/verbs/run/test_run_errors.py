@@ -142,7 +142,7 @@ class Ahead(Silent):
         self.positions: list[int] = []
 
     def throughput(self, title: str, total: int | None = None) -> Any:
-        def advance(*, rows: int, tokens: int, position: int) -> None:
+        def advance(*, rows: int, tokens: int, position: int, written: int = 0) -> None:
             self.rows += rows
             self.positions.append(position)
 

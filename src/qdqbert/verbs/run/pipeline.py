@@ -94,7 +94,12 @@ class Pipeline:
                 for row in block.bad:
                     reject(row)
                 totals = block.totals
-                advance(rows=totals.rows, tokens=totals.tokens, position=block.last[2])
+                advance(
+                    rows=totals.rows,
+                    tokens=totals.tokens,
+                    position=block.last[2],
+                    written=len(block.data),
+                )
                 yield block
 
     def _reject(self, row: BadRow) -> None:

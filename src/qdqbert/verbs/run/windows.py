@@ -95,7 +95,7 @@ class RowRun:
             rows: The rows.
             continues: Whether other windows of the same input were answered before.
             reject: Called with a row that cannot be used; raises an error unless it can be skipped.
-            advance: Called after each batch.
+            advance: Called after each batch, and with the bytes of each window.
         """
         entry = self.columns.entry
         names = [each.name for each in self.columns.layout.answers]
@@ -128,6 +128,7 @@ class RowRun:
             totals = Totals(rows=len(taken), skipped=skipped, truncated=truncated, tokens=tokens)
             tokens = truncated = 0
             data = self.writer.block(taken, answers) if taken else b""
+            advance(rows=0, tokens=0, position=position, written=len(data))
             last = row.file, row.last or row.number, row.position
             return Block(data=data, totals=totals, bad=bad, last=last)
 
