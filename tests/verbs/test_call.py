@@ -75,7 +75,8 @@ def test_the_docstring_has_the_help_of_each_parameter() -> None:
         "    size: The size, which a class that adds to this one takes over with its help, which "
         "is long:\n        over two lines.\n    limits: The limits.\n"
         '    progress: Show progress bars on stderr; in notebooks by default. "json" writes lines '
-        "of JSON\n        there, and a `Progress` object receives the stages instead.\n\nReturns:\n    What the function was called with."
+        "of JSON\n        there, and a `Progress` object receives the stages instead.\n\nReturns:\n"
+        "    What the function was called with."
     )
 
 
