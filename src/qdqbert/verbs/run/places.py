@@ -106,8 +106,8 @@ class Places:
                 *folders, name = remote.parts[inside:]
                 yield remote, self._is_ours(name) and all(map(is_partition, folders))
         elif self.output.is_dir():
-            for path in _found_in(self.output):
-                yield path, self._is_ours(path.name) and path.is_file()
+            for file in _found_in(self.output):
+                yield file, self._is_ours(file.name) and file.is_file()
 
     def _is_ours(self, name: str) -> bool:
         """Return whether a run with as many shards can have written a file."""
