@@ -115,7 +115,7 @@ def test_a_log_shows_how_much_of_an_input_is_processed(clock, capsys) -> None:
         advance(rows=8, tokens=80, position=50)
         advance(rows=8, tokens=80, position=60)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["Running ...", "Running ... 25 %"]
+    assert lines[:2] == ["Running ...", "Running ... 25 %, 0.3 texts/s, 2.6 tokens/s"]
     assert len(lines) == 3
 
 
@@ -129,8 +129,8 @@ def test_a_log_shows_the_speed_the_time_that_is_left_and_what_was_written(clock,
         advance(rows=100, tokens=1000, position=160, written=2_500_000)
         other(rows=80, tokens=400, position=7)
     assert capsys.readouterr().err.splitlines()[2:4] == [
-        "Running ... 80 %, 5 texts/s, 50 tokens/s, 2.5 MB written, 20.0 s left",
-        "Reading ... 2 texts/s, 10 tokens/s",
+        "Running ... 80 %, 5.0 texts/s, 50 tokens/s, 2.5 MB written, 20.0 s left",
+        "Reading ... 2.0 texts/s, 10 tokens/s",
     ]
 
 

@@ -145,8 +145,9 @@ class Rate:
         """Return the speed in words."""
         from rich.filesize import decimal
 
-        words = [f"{self.per_second(self.rows):,.0f} texts/s"]
-        words.append(f"{self.per_second(self.tokens):,.0f} tokens/s")
+        speeds = ((self.rows, "texts"), (self.tokens, "tokens"))
+        found = ((self.per_second(count), noun) for count, noun in speeds)
+        words = [f"{each:,.{0 if each >= 10 else 1}f} {noun}/s" for each, noun in found]
         if self.written:
             words.append(f"{decimal(self.written)} written")
         return ", ".join(words)
