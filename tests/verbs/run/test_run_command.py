@@ -6,18 +6,22 @@ import contextlib
 import io
 import json
 import os
+import select
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+import qdqbert
 from qdqbert.cli._commands import COMMANDS
 from qdqbert.cli.app import main
 from qdqbert.common.progress import Bars
 from qdqbert.data.tables.outputs import Writer
 from qdqbert.engines.native.instruction_sets import choose_set
+from qdqbert.verbs.run import pipeline
 
 
 def run(*words: object, stdin: bytes = b"") -> tuple[int, str, str]:
@@ -109,6 +113,38 @@ def test_answers_on_stdout_are_alone(classifier) -> None:
     code, out, err = run(*words, "--json", stdin=b"the cat\n")
     assert len(out.splitlines()) == 1
     assert json.loads(err[err.index("{\n") :])["rows"] == 1
+
+
+@pytest.mark.parametrize("form", ["txt", "jsonl", "csv"])
+def test_answers_to_a_slow_stdin_do_not_wait_for_more_rows(classifier, monkeypatch, form) -> None:
+    monkeypatch.setattr(pipeline, "_PATIENCE", 0.01)
+    lines = {
+        "txt": ["the cat\n", "a dog\n", "books\n"],
+        "jsonl": [f"{json.dumps({'text': text})}\n" for text in ("the cat", "a dog", "books")],
+        "csv": ["text\nthe cat\n", '"a dog"\n', "books"],
+    }[form]
+    given, asked = os.pipe()
+    answered, taken = os.pipe()
+    with (
+        os.fdopen(given) as stdin,
+        os.fdopen(asked, "w") as source,
+        os.fdopen(answered) as answers,
+        os.fdopen(taken, "w") as stdout,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        running = thread.submit(qdqbert.run, classifier, "-", "-", input_format=form)
+        for number, line in enumerate(lines, start=1):
+            source.write(line)
+            if number == len(lines):
+                source.close()
+            else:
+                source.flush()
+            # Stdin is still open, but for the last line.
+            assert select.select([answers], [], [], 60)[0]
+            assert "label" in json.loads(answers.readline())
+        assert running.result().rows == 3
 
 
 def test_errors_name_flags(classifier, reviews, tmp_path) -> None:

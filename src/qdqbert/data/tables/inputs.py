@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -13,6 +14,7 @@ import itertools
 import os
 import re
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
@@ -32,6 +34,7 @@ from qdqbert.common.storage import (
     split_pattern,
     translated,
 )
+from qdqbert.data.tables.arrivals import Arrivals, Arrives
 from qdqbert.data.tables.delimited import read_csv, read_tsv
 from qdqbert.data.tables.lines import Lines, read_objects, read_texts
 from qdqbert.data.tables.parquet import read_parquet, rows_of_groups, schema_of
@@ -81,11 +84,13 @@ class Start:
         header: The columns that the first file names before its rows; `None` if it names none.
         head: The first rows.
         rows: All rows, the first ones included.
+        arrives: Waits for the next of them, if they come from stdin.
     """
 
     header: Header | None
     head: list[Row | BadRow]
     rows: Iterator[Row | BadRow]
+    arrives: Arrives
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -214,24 +219,45 @@ class Source:
         """
         return (each for each in self._read(start) if not isinstance(each, Header))
 
-    def start(self, count: int) -> Start:
-        """Read the header and the first `count` rows; raise as `rows`."""
-        found = self._read(START)
-        head: list[Row | BadRow] = []
+    def start(self, count: int, patience: float | None = None) -> Start:
+        """Read the header and the first rows; raise as `rows`.
+
+        Args:
+            count: Number of rows.
+            patience: Seconds after which rows of stdin that have not come are not waited for.
+        """
+        stdin = Arrivals(sys.stdin.buffer) if self.is_stdin else None
+        found = self._read(START, stdin)
         header = None
+        head: list[Row | BadRow] = []
+        deadline = 0.0
         for each in found:
             if isinstance(each, Header):
                 header = header or each
-            else:
-                head.append(each)
+                continue
+            deadline = deadline or time.monotonic() + (patience or 0)
+            head.append(each)
             if len(head) == count:
                 break
-        rest = (each for each in found if not isinstance(each, Header))
-        return Start(header=header, head=head, rows=itertools.chain(head, rest))
+            if stdin and patience is not None and not stdin.arrives(deadline - time.monotonic()):
+                break
+        first = collections.deque(head)
 
-    def _read(self, start: Cursor) -> Iterator[Header | Row | BadRow]:
+        def rows() -> Iterator[Row | BadRow]:
+            while first:
+                yield first.popleft()
+            yield from (each for each in found if not isinstance(each, Header))
+
+        def arrives(seconds: float) -> bool:
+            return bool(first) or stdin is None or stdin.arrives(seconds)
+
+        return Start(header=header, head=head, rows=rows(), arrives=arrives)
+
+    def _read(
+        self, start: Cursor, stdin: Arrivals | None = None
+    ) -> Iterator[Header | Row | BadRow]:
         if self.is_stdin:
-            stream = sys.stdin.buffer
+            stream = cast(BinaryIO, stdin or sys.stdin.buffer)
             yield from self._reader(Lines("stdin", stream, stream))
             return
         before = sum(each.size for each in self.files[: start.file])

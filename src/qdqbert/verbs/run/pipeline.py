@@ -18,6 +18,7 @@ from qdqbert.common.choices import OutputFormat
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.file_names import TOKENIZER
 from qdqbert.common.progress import Progress
+from qdqbert.data.tables.arrivals import Arrives, bursts
 from qdqbert.data.tables.inputs import (
     START,
     STDIN,
@@ -47,6 +48,9 @@ _LOGGER = logging.getLogger("qdqbert")
 # Rows that columns are inferred from.
 _HEAD_ROWS = 100
 
+# Seconds after which answers to rows of stdin are written to stdout, if no more rows have come.
+_PATIENCE = 1.0
+
 # Options that do not change the answers.
 _FREE_OPTIONS = ("model", "output", "on_error", "max_errors", "resume", "overwrite")
 
@@ -61,6 +65,7 @@ class Pipeline:
         rows: All rows of the input.
         run: How rows are answered and written.
         progress: Receives the stages.
+        arrives: Waits for the next row, if answers are written as rows come.
     """
 
     options: RunOptions
@@ -68,6 +73,7 @@ class Pipeline:
     rows: Iterator[Row | BadRow]
     run: RowRun
     progress: Progress
+    arrives: Arrives | None = None
 
     def blocks(self, start: Cursor = START, skipped: int = 0) -> Generator[Block]:
         """Yield the answers to each window of the rows after a place.
@@ -86,9 +92,11 @@ class Pipeline:
         with self.progress.throughput(title, self.source.size) as advance:
             if self.options.ray is None:
                 rows = self.rows if start == START else self.source.rows(start)
-                yield from self.run.blocks(
-                    rows, continues=start != START, reject=reject, advance=advance
-                )
+                continues = start != START or self.arrives is not None
+                for burst in bursts(rows, self.arrives, _PATIENCE) if self.arrives else [rows]:
+                    yield from self.run.blocks(
+                        burst, continues=continues, reject=reject, advance=advance
+                    )
                 return
             for block in cluster_blocks(self.run, self.source, start):
                 for row in block.bad:
@@ -137,7 +145,8 @@ def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
         source = source.shard(shard.index, shard.count)
     with load_model(options) as model:
         # All shards have the columns of the first file.
-        start = whole.start(_HEAD_ROWS)
+        is_live = source.is_stdin and places is None
+        start = whole.start(_HEAD_ROWS, _PATIENCE if is_live else None)
         columns = find_columns(whole, start, model, options, format)
         writer = Writer(
             format=format,
@@ -151,6 +160,7 @@ def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
             rows=source.rows() if shard else start.rows,
             run=RowRun(model=model, columns=columns, writer=writer, options=options),
             progress=progress,
+            arrives=start.arrives if is_live else None,
         )
         return _print(pipeline) if places is None else _write(pipeline, places)
 
