@@ -123,6 +123,29 @@ def test_a_damaged_folder_is_made_again(tmp_path, monkeypatch, caplog, name, con
     assert not caplog.records
 
 
+def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path))
+    old, new = (tmp_path / "models" / f".partial-{name}" for name in ("old", "new"))
+    for each in (old, new):
+        each.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    cache.kept_folder("key", fill)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_files_of_inner_folders_are_compared(tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path))
+
+    def fill_inside(folder: Path) -> None:
+        (folder / "a").mkdir()
+        fill(folder / "a")
+
+    file = cache.kept_folder("key", fill_inside) / "a" / "content"
+    file.write_text("half")
+    assert (cache.kept_folder("key", fill_inside) / "a" / "content").read_text() == "all of it"
+    assert "is not complete" in caplog.text
+
+
 def test_a_model_that_memory_has_no_room_for_is_packed_on_the_disk(tmp_path, monkeypatch) -> None:
     memory, disk = tmp_path / "memory", tmp_path / "disk"
     monkeypatch.setenv("QDQBERT_CACHE", str(a_file(tmp_path / "cache")))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,13 @@ import transformers
 
 import qdqbert
 from qdqbert.cli._commands import COMMANDS
-from qdqbert.common.errors import OutputExistsError, UserInputError
+from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.common.options.calibration import Calibration
 from qdqbert.common.options.declared import declared_options
 from qdqbert.common.storage import RemotePath, place_of
+from qdqbert.integrations.models import open_model
+from qdqbert.integrations.ray import Predictor
+from qdqbert.tasks.embedder import Embedder
 from task_files import HEADS
 
 
@@ -112,9 +118,8 @@ def test_all_verbs_take_urls(model: str, bucket: str, texts, tmp_path, own_cache
     exported = qdqbert.export(output, to="triton", name="mine")
     assert exported.directory == f"{output}-triton"
     assert place(f"{output}-triton/export.json").is_file()
-    timed = qdqbert.benchmark([output, model], batches=1, sequences=8, rounds=1, seconds=0.01)
     pushed = qdqbert.push(output, "me/mine", dry_run=True)
-    reports = (made, verified, evaluated, exported, timed, pushed)
+    reports = (made, verified, evaluated, exported, pushed)
     said = everything_in(*reports, url=bucket)
     for each in (str(own_cache), str(Path(own_cache).resolve()), "qdqbert-"):
         assert each not in said.replace("qdqbert-quantization", "").replace("qdqbert-export", "")
@@ -128,6 +133,66 @@ def test_all_verbs_take_urls(model: str, bucket: str, texts, tmp_path, own_cache
         target.write_bytes(path.read_bytes())
     assert loaded(["a dog in the rain"]) == qdqbert.load(local)(["a dog in the rain"])
     assert not list(Path().glob("*:"))
+
+
+def test_a_model_of_a_url_is_opened_anywhere(model: str, tmp_path, own_cache) -> None:
+    with qdqbert.load(model) as opened:
+        expected, pickled = opened(["a dog"]), pickle.dumps(opened)
+    assert opened.name == model
+    shutil.rmtree(own_cache / "models")
+    with pickle.loads(pickled) as again:
+        assert (again.name, again(["a dog"])) == (model, expected)
+    for open_with in (
+        lambda: qdqbert.load("file://" + str(tmp_path / "float")),
+        lambda: qdqbert.load(tmp_path / "float"),
+    ):
+        with open_with() as local:
+            assert (local.name, local(["a dog"])) == (str(tmp_path / "float"), expected)
+    # A pickle changes with the model, as caches of calls need it.
+    place(f"{model}/new.txt").write_bytes(b"")
+    settings = place(f"{model}/config.json")
+    changed = json.loads(settings.read_bytes()) | {"id2label": {"0": "poor", "1": "fine"}}
+    settings.write_bytes(json.dumps(changed).encode())
+    with qdqbert.load(model) as changed_model:
+        assert changed_model(["a dog"])[0]["label"] in ("poor", "fine")
+        assert pickle.dumps(changed_model) != pickled
+
+
+def test_errors_name_the_parameter_of_a_url(own_cache) -> None:
+    url = "memory://bucket/none"
+    calls: dict[str, Callable[[], Any]] = {
+        "path": lambda: qdqbert.load(url),
+        "model": lambda: Predictor(url)({"text": ["a"]}),
+        "models": lambda: qdqbert.serve([url], port=0),
+        "model_name": lambda: open_model(url, Embedder, "X", "class", {}),
+    }
+    for argument, call in calls.items():
+        with pytest.raises(CheckpointError, match=f"`{argument}`: '{url}' does not exist") as found:
+            call()
+        assert found.value.argument == argument
+
+
+def test_nothing_is_downloaded_if_another_url_is_wrong(own_cache) -> None:
+    place("memory://bucket/model/config.json").write_bytes(b"{}")
+    with pytest.raises(UserInputError, match="`output`: 'ftp9://a/b' has a scheme"):
+        qdqbert.quantize("memory://bucket/model", "ftp9://a/b")
+    assert not (own_cache / "models").exists()
+
+
+def test_an_output_on_the_web_is_refused() -> None:
+    pytest.importorskip("aiohttp")
+    with pytest.raises(UserInputError, match=r"`output='https://a/b'` is an address of the web"):
+        qdqbert.quantize.options("model", output="https://a/b")
+
+
+def test_a_file_url_is_a_path(texts, tmp_path) -> None:
+    options = qdqbert.quantize.options(
+        "file:///tmp/model",
+        output=f"file://{tmp_path}/out",
+        calibration_data=f"file://localhost{texts(0)}",
+    )
+    assert (options.model, options.output) == ("/tmp/model", f"{tmp_path}/out")
+    assert options.calibration_data == str(texts(0))
 
 
 @pytest.mark.parametrize(("function", "option"), list(path_options()))
@@ -178,7 +243,7 @@ def test_training_takes_urls(model: str, bucket: str, texts, tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_analyze_and_a_new_vocabulary_take_urls(model: str, bucket: str, texts) -> None:
+def test_other_verbs_and_options_take_urls(model: str, bucket: str, texts, own_cache) -> None:
     data = upload(texts(0), f"{bucket}/a.tsv")
     report = qdqbert.analyze(model, data=data, plot=f"{bucket}/plot.svg", granularity="layer")
     assert report.model == model
@@ -186,6 +251,8 @@ def test_analyze_and_a_new_vocabulary_take_urls(model: str, bucket: str, texts) 
     place(f"{bucket}/words.txt").write_bytes(b"a dog\nthe cat\n")
     first = quantize(model, f"{bucket}/first", keep_vocabulary=f"{bucket}/words.txt")
     assert any("'words.txt'" in each for each in first.notices)
+    timed = qdqbert.benchmark([model], sequences=8, rounds=1, seconds=0.01)
+    assert str(own_cache) not in repr(timed)
     quantize(model, f"{bucket}/whole", calibration_data=data)
     second = qdqbert.quantize(
         model,
@@ -196,3 +263,22 @@ def test_analyze_and_a_new_vocabulary_take_urls(model: str, bucket: str, texts) 
     )
     said = everything_in(second, url=f"{bucket}/second")
     assert f'"ranges_from": "{bucket}/whole"' in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bucket", ["s3"], indirect=True)
+def test_nodes_of_a_cluster_take_urls(model: str, bucket: str, texts, tmp_path, own_cache) -> None:
+    pytest.importorskip("ray")
+    data = upload(texts(0), f"{bucket}/a.tsv")
+    report = qdqbert.quantize(
+        model,
+        tmp_path / "int8",
+        calibration_data=data,
+        calibration=Calibration(samples=8, ray="local"),
+        targets=("native",),
+        benchmark=False,
+    )
+    assert report.checkpoint == model
+    answers = tmp_path / "answers.jsonl"
+    qdqbert.run(model, str(texts(0)), str(answers), ray="local")
+    assert len(answers.read_text().splitlines()) == 24

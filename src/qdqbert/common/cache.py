@@ -25,6 +25,11 @@ from qdqbert.common.files import digest_of, is_utf8, temporary_places, write_byt
 _LOGGER = logging.getLogger("qdqbert")
 
 _MODELS, _DIGESTS = "models", "digests"
+DOWNLOAD = "url-"
+"""Start of the names of folders that hold what a URL names; the others are packed models."""
+_PARTIAL = ".partial-"
+# A folder that has been filled for so long is one of a process that was killed.
+_ABANDONED_SECONDS = 24 * 3600
 # Sizes of the files of a folder.
 _SIZES = "sizes.json"
 LIMIT_BYTES = 20 * 10**9
@@ -166,7 +171,7 @@ def size_bytes() -> int:
 
 def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+    partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder.parent))
     try:
         fill(partial)
         write_bytes(partial / _SIZES, json.dumps(_states(partial)).encode())
@@ -248,7 +253,13 @@ def _temporary(fill: Callable[[Path], None], problem: str) -> Path:
 
 
 def _trim(newest: Path) -> None:
-    """Remove the least recently used folders, if all are too large together."""
+    """Remove the least recently used folders, if all are too large together.
+
+    What processes left that were killed is removed, too.
+    """
+    for folder in newest.parent.glob(f"{_PARTIAL}*"):
+        if time.time() - _last_used(folder) > _ABANDONED_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)
     folders = sorted(_complete(), key=_last_used, reverse=True)
     total = 0
     for folder in folders:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from qdqbert.common.cache import kept_folder
+from qdqbert.common.cache import DOWNLOAD, kept_folder
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.progress import Progress, Silent
 from qdqbert.common.storage import RemotePath, Stored
@@ -88,7 +88,7 @@ def downloaded(
         # Of such a file, the storage says its size only, which can stay the same.
         content.append(uuid.uuid4().hex)
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:40]
-    copy = kept_folder(f"url-{key}", fill) / root
+    copy = kept_folder(f"{DOWNLOAD}{key}", fill) / root
     return copy / names[place] if is_file else copy
 
 

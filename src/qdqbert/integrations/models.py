@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import plain
-from qdqbert.common.objects import IN_MEMORY, ModelLike
+from qdqbert.common.objects import IN_MEMORY, ModelLike, fetched
 from qdqbert.loading.load import load
 from qdqbert.runtime.inputs import described
 from qdqbert.runtime.model import Model
@@ -148,7 +148,9 @@ def open_model(
             changes[attribute] = each, value
     if "prompts" in changes:
         _check_prompts(changes["prompts"][1])
-    model = load(name, **options)
+    # An error about a URL names the parameter of the framework's class.
+    with fetched(name, "model_name"):
+        model = load(name, **options)
     try:
         if not isinstance(model, kind):
             raise UserInputError(

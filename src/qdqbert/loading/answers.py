@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from qdqbert.common.errors import DataFileError, UserInputError
+from qdqbert.common.objects import fetched
 from qdqbert.data.rows.columns import Columns as Requested
 from qdqbert.data.rows.columns import Table, check_names, quoted, resolve_columns
 from qdqbert.data.tables.rows import Column
@@ -21,7 +22,9 @@ _PREFIX = "predicted_"
 
 def load_model(options: RowOptions) -> Model:
     """Load the model that options name; see `load`."""
-    model: Model = load(options.model, **options.of_engine())
+    # An error about a URL names the parameter of the caller.
+    with fetched(options.model, "model"):
+        model: Model = load(options.model, **options.of_engine())
     return model
 
 

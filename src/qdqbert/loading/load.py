@@ -76,10 +76,10 @@ def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking
     "qdqbert" says which engine runs it, and why.
 
     Args:
-        path: The folder; or the name of a model of the hub, OWNER/NAME or NAME, of which only the
-            needed files are downloaded, to the hub's cache. Or a float model in memory:
-            `(model, tokenizer)` of transformers, a pipeline, a `SentenceTransformer` or a
-            `CrossEncoder`.
+        path: The folder, or its URL in object storage; or the name of a model of the hub,
+            OWNER/NAME or NAME, of which only the needed files are downloaded, to the hub's cache.
+            Or a float model in memory: `(model, tokenizer)` of transformers, a pipeline, a
+            `SentenceTransformer` or a `CrossEncoder`.
 
     Returns:
         An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,

@@ -63,9 +63,9 @@ class CalibratingCall(BatchCall):
     Attributes:
         recipe: Which tensors to quantize. By default the checkpoint's own quantizers decide,
             or else the target's default recipe.
-        calibration_data: Examples to calibrate on: a .csv, .jsonl, .parquet or .txt file, a
-            folder of classes, CoNLL columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or
-            `datasets.Dataset`. Built-in English sentences by default.
+        calibration_data: Examples to calibrate on: a .csv, .jsonl, .parquet or .txt file, a folder
+            of classes, CoNLL columns, the URL of one, `hub:NAME@SPLIT`; in Python also a list,
+            DataFrame or `datasets.Dataset`. Built-in English sentences by default.
         calibration: How ranges are found.
         quantizers: Changes to the quantizers of the recipe.
     """

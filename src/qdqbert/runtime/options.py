@@ -110,7 +110,8 @@ class RowOptions(TextColumnOptions, AnswerOptions, EngineOptions):
     """Common options.
 
     Attributes:
-        model: Folder that `quantize` wrote, or a float checkpoint; or its name on the hub.
+        model: Folder that `quantize` wrote, or a float checkpoint; or its URL, or its name on the
+            hub.
         on_error: What to do with a row that cannot be used: stop, or skip it, so that its answers
             are missing.
     """

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qdqbert.common.errors import UserInputError
+from qdqbert.common.objects import fetched
 from qdqbert.common.progress import Progress
 from qdqbert.loading.load import load
 from qdqbert.runtime.model import Model
@@ -25,6 +26,7 @@ def open_models(options: ServerOptions, progress: Progress) -> Iterator[dict[str
         UserInputError: Two folders have the same name, or `load` does not run the task of one.
         CheckpointError: A folder was not written by `quantize`, or is incomplete.
     """
+    fetch_models(options, progress)
     with contextlib.ExitStack() as stack:
         models = {
             name: stack.enter_context(
@@ -37,6 +39,13 @@ def open_models(options: ServerOptions, progress: Progress) -> Iterator[dict[str
                 # Loads the graph.
                 model.run_in_stream(model.job(), [])
         yield models
+
+
+def fetch_models(options: ServerOptions, progress: Progress) -> None:
+    """Download models that URLs name, which `load` then finds in the cache."""
+    for each in options.models:
+        with fetched(each, "models", progress=progress):
+            pass
 
 
 def _names(paths: tuple[str, ...]) -> dict[str, str]:

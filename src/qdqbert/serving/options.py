@@ -22,8 +22,8 @@ class ServerOptions(EngineChoice):
     """Common options.
 
     Attributes:
-        models: Folders that `quantize` wrote, or float checkpoints; or names on the hub:
-            OWNER/NAME or NAME. Requests name a model by the name of its folder.
+        models: Folders that `quantize` wrote, or float checkpoints; or their URLs, or names on the
+            hub: OWNER/NAME or NAME. Requests name a model by the name of its folder.
         threads: Number of threads of each model. By default one for each core.
         api_key: Key that requests need, as `Authorization: Bearer KEY`. By default the environment
             variable `QDQBERT_API_KEY`, which other users of the machine cannot see. Without either,

@@ -19,6 +19,7 @@ from qdqbert.common.options.declared import (
     declared_options,
     docstring,
     groups_of,
+    placed,
 )
 from qdqbert.common.options.functions import parameters_of, with_arguments
 from qdqbert.common.progress import Progress, progress_of
@@ -55,7 +56,11 @@ def public(
                 raise TypeError(f"{function.__name__}() {error}.{advice}") from None
             progress = progress_of(arguments.pop("progress", None))
             with contextlib.ExitStack() as stack:
-                for each in declared_options(kind):
+                declared = declared_options(kind)
+                for each in filter(lambda option: option.is_path, declared):
+                    # Before anything is downloaded.
+                    placed(each, _value(arguments, each))
+                for each in declared:
                     _make_local_(arguments, each, stack, progress)
                 options = kind(**arguments)
                 with explaining_places():
@@ -80,10 +85,9 @@ def _make_local_(
 
     `stack` removes what was saved, and names URLs in errors.
     """
-    kinds, holder = get_args(option.item_type), arguments.get(option.parameter)
-    if Downloaded not in kinds or holder is None:
+    kinds, value = get_args(option.item_type), _value(arguments, option)
+    if Downloaded not in kinds or value is None:
         return
-    value = getattr(holder, option.field, None) if option.is_grouped else holder
 
     def local(item: Any) -> Any:
         if SavedModel in kinds:
@@ -99,8 +103,14 @@ def _make_local_(
     if found is value:
         return
     if option.is_grouped:
-        found = dataclasses.replace(holder, **{option.field: found})
+        found = dataclasses.replace(arguments[option.parameter], **{option.field: found})
     arguments[option.parameter] = found
+
+
+def _value(arguments: Mapping[str, Any], option: Declared) -> Any:
+    """Return the value that arguments give an option; `None` if they give none."""
+    holder = arguments.get(option.parameter)
+    return getattr(holder, option.field, None) if option.is_grouped else holder
 
 
 def _copies(options: Any) -> list[Downloaded]:

@@ -36,9 +36,11 @@ def test_the_cache_is_described(checkpoints, tmp_path, monkeypatch) -> None:
     for name in ("sentence", "classifier"):
         qdqbert.load(checkpoints(name), check=False).close()
     (tmp_path / "cache" / "models" / ".partial-x").mkdir()
+    (tmp_path / "cache" / "models" / "url-x").mkdir()
     files = [each for each in (tmp_path / "cache" / "models").rglob("*") if each.is_file()]
     found = qdqbert.doctor().cache
-    assert (found.models, found.size_bytes) == (2, sum(each.stat().st_size for each in files))
+    assert (found.models, found.downloads) == (2, 1)
+    assert found.size_bytes == sum(each.stat().st_size for each in files)
     assert found.size_bytes < found.limit_bytes
 
 

@@ -370,10 +370,8 @@ def _converted(option: Declared, value: Any) -> Any:
     Raises:
         UserInputError: The scheme of a URL is not known, or its package is not installed.
     """
-    if option.is_path and option.is_sequence and isinstance(value, list | tuple):
-        value = [_placed(option, each) for each in value]
-    elif option.is_path:
-        value = _placed(option, value)
+    if option.is_path:
+        value = placed(option, value)
     if isinstance(value, Path) or (option.name.endswith("_column") and type(value) is int):
         value = str(value)
     if Rows in get_args(option.type):
@@ -385,8 +383,14 @@ def _converted(option: Declared, value: Any) -> Any:
     return value
 
 
-def _placed(option: Declared, value: Any) -> Any:
-    """Return a path as it is, and a URL in its usual form, or as the path of this machine."""
+def placed(option: Declared, value: Any) -> Any:
+    """Return paths as they are, and URLs in their usual form, or as paths of this machine.
+
+    Raises:
+        UserInputError: The scheme of a URL is not known, or its package is not installed.
+    """
+    if option.is_sequence and isinstance(value, list | tuple):
+        return [placed(option, each) for each in value]
     if not isinstance(value, str | Path):
         return value
     with naming(option.name):
@@ -448,6 +452,12 @@ def _check_outputs(options: Options) -> None:
         place = place_of(output)
         if isinstance(place, Path):
             check_output_place(place, each.name)
+        elif place.url.startswith("http"):
+            raise UserInputError(
+                f"`{each.name}={output!r}` is an address of the web, where nothing can be written. "
+                "Pass a path of this machine, or a URL of object storage.",
+                argument=each.name,
+            )
         for other in declared:
             if not other.is_path or "writes" in other.settings:
                 continue

@@ -15,7 +15,7 @@ class Onnx(Options):
     """Existing ONNX models.
 
     Attributes:
-        tokenizer: Folder or hub id of the tokenizer and config of an .onnx file. The folder of
+        tokenizer: Folder, URL or hub id of the tokenizer and config of an .onnx file. The folder of
             the file by default.
         input_names: Names of the inputs of an .onnx file by transformers' names, where they
             differ: `{"input_ids": "tokens"}`.

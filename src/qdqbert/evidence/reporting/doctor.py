@@ -29,7 +29,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cache:
-    """The packed models of float checkpoints.
+    """The packed models of float checkpoints, and what was downloaded from object storage.
 
     Attributes:
         folder: Their folder, which need not exist.
@@ -37,6 +37,7 @@ class Cache:
         size_bytes: Their size; `None` if the folder cannot be read.
         limit_bytes: Size beyond which those that were not used for longest are removed.
         problem: Why the folder cannot be read.
+        downloads: Number of downloads.
     """
 
     folder: str
@@ -44,6 +45,7 @@ class Cache:
     size_bytes: int | None
     limit_bytes: int
     problem: str | None = None
+    downloads: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class DoctorReport(Report):
         python: Version of Python.
         engines: The engines, installed or not.
         extras: Other parts of the package, installed or not.
-        cache: The packed models of float checkpoints.
+        cache: The packed models of float checkpoints, and downloads.
         notices: Messages for the user.
     """
 
@@ -110,4 +112,7 @@ def _cache_text(cache: Cache) -> str:
     if cache.models is None or cache.size_bytes is None:
         return f"{cache.folder} cannot be read ({cache.problem}), at most {limit}"
     size = f"{cache.size_bytes / MEGABYTE:.1f} MB"
-    return f"{cache.folder}: {counted(cache.models, 'model')}, {size} of at most {limit}"
+    found = counted(cache.models, "model")
+    if cache.downloads:
+        found += f", {counted(cache.downloads, 'download')}"
+    return f"{cache.folder}: {found}, {size} of at most {limit}"

@@ -19,7 +19,7 @@ class AnalyzeOptions(CalibratingCall):
     """Common options.
 
     Attributes:
-        model: Checkpoint: a local folder or a hub id; or an .onnx file; in Python also a
+        model: Checkpoint: a local folder, a URL or a hub id; or an .onnx file; in Python also a
             model in memory, as in `quantize`.
         data: Labeled examples to measure on, in the form of `calibration_data`. By default examples
             that were not used to calibrate.

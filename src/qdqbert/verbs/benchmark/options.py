@@ -16,9 +16,9 @@ class BenchmarkOptions(Call):
 
     Attributes:
         models: Folders that `quantize` wrote, float checkpoints, .onnx files or OpenVINO .xml
-            files; in Python also models in memory, as in `quantize`. The others are compared with
-            the first. Checkpoints are exported in float; the native engine runs them in INT8, as
-            `load` does.
+            files, or their URLs; in Python also models in memory, as in `quantize`. The others are
+            compared with the first. Checkpoints are exported in float; the native engine runs them
+            in INT8, as `load` does.
         engines: Engines to run them on. By default all installed engines that run the model. For
             the native engine, ONNX Runtime runs the float models, too.
         provider: Execution provider of ONNX Runtime; "cpu" by default. With it, only ONNX Runtime

@@ -73,17 +73,27 @@ def run() -> DoctorReport:
 
 
 def describe_cache() -> Cache:
-    """Return the number and size of the packed models."""
+    """Return the number and size of the packed models and downloads."""
     folder, limit = str(cache.models_folder()), cache.LIMIT_BYTES
     try:
-        count = len(cache.kept_models())
+        names = [each.name for each in cache.kept_models()]
     except OSError as error:
         problem = error.strerror or str(error)
         return Cache(
-            folder=folder, models=None, size_bytes=None, limit_bytes=limit, problem=problem
+            folder=folder,
+            models=None,
+            size_bytes=None,
+            limit_bytes=limit,
+            problem=problem,
         )
-    size = cache.size_bytes()
-    return Cache(folder=folder, models=count, size_bytes=size, limit_bytes=limit)
+    downloads = sum(each.startswith(cache.DOWNLOAD) for each in names)
+    return Cache(
+        folder=folder,
+        models=len(names) - downloads,
+        downloads=downloads,
+        size_bytes=cache.size_bytes(),
+        limit_bytes=limit,
+    )
 
 
 def verdict_on(features: Collection[str]) -> str:

@@ -26,11 +26,12 @@ class EvaluateOptions(BatchCall):
     """Common options.
 
     Attributes:
-        model: Folder that `quantize` wrote, a checkpoint (a local folder or a hub id), or an .onnx
-            file, float or quantized; in Python also a model in memory, as in `quantize`.
-        data: Labeled examples: a .csv, .jsonl, .json or .parquet file, a folder, CoNLL columns,
-            `hub:NAME@SPLIT`; in Python also a list, DataFrame or `datasets.Dataset`. With a
-            reference, examples need no labels, and built-in English sentences are the default.
+        model: Folder that `quantize` wrote, a checkpoint (a local folder, a URL or a hub id), or an
+            .onnx file, float or quantized; in Python also a model in memory, as in `quantize`.
+        data: Labeled examples: a .csv, .jsonl, .json or .parquet file, a folder, CoNLL columns, the
+            URL of one, `hub:NAME@SPLIT`; in Python also a list, DataFrame or `datasets.Dataset`.
+            With a reference, examples need no labels, and built-in English sentences are the
+            default.
         reference: Float checkpoint, .onnx file or model in memory to compare with, example by
             example. An .onnx file runs on ONNX Runtime.
         engine: Library that runs the model. By default the engine that `load` chooses for a
@@ -42,8 +43,9 @@ class EvaluateOptions(BatchCall):
         max_examples: Number of examples to read at most. All by default.
         allow_leakage: Also score examples that the model was calibrated or trained on, as far as it
             is known. The report has their number.
-        output: Folder for `predictions.jsonl`, `report.html` and the files of the task. With a
-            reference, `changed.jsonl` lists the predictions that differ, the largest change first.
+        output: Folder or URL for `predictions.jsonl`, `report.html` and the files of the task. With
+            a reference, `changed.jsonl` lists the predictions that differ, the largest change
+            first.
         benchmark: Also measure the latency of an .onnx file and of its reference, on the same
             engine. They take turns in processes of their own.
         limits: Limits on the difference to the reference.

@@ -13,10 +13,11 @@ class ExportOptions(Call):
     """Common options.
 
     Attributes:
-        model: Folder that `quantize` wrote.
+        model: Folder that `quantize` wrote, or its URL.
         to: Format to write: "openvino" for OpenVINO GenAI and OpenVINO Model Server,
             "transformers-js" for browsers and Node, "triton" for a model repository of Triton.
-        output: Folder to write. By default the model's folder, with the format added to its name.
+        output: Folder or URL to write. By default the model's folder, with the format added to its
+            name.
         target: Graph to export, if the folder has several. By default the one that was made for the
             runtime.
         returns: Outputs of an embedder. By default the ones that the runtime needs: embeddings for

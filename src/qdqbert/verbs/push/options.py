@@ -11,7 +11,7 @@ class PushOptions(Call):
     """Common options.
 
     Attributes:
-        model: Folder that `quantize` wrote.
+        model: Folder that `quantize` wrote, or its URL.
         repo: OWNER/NAME of the model on the hub.
         private: Make a new repository that only you and your organization can read. An existing one
             that everyone can read is refused.

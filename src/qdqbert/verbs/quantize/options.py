@@ -27,11 +27,11 @@ class QuantizeOptions(CalibratingCall):
     """Common options.
 
     Attributes:
-        model: Checkpoint: a local folder or a hub id; or an .onnx file. In Python also `(model,
-            tokenizer)` of transformers, a pipeline, a `SentenceTransformer` or a `CrossEncoder`. By
-            default the packaged all-MiniLM-L6-v2 (extra `demo`).
-        output: Folder to write. By default the name of the model with `-int8` at its end, in the
-            current folder.
+        model: Checkpoint: a local folder, a URL or a hub id; or an .onnx file. In Python also
+            `(model, tokenizer)` of transformers, a pipeline, a `SentenceTransformer` or a
+            `CrossEncoder`. By default the packaged all-MiniLM-L6-v2 (extra `demo`).
+        output: Folder or URL to write. By default the name of the model with `-int8` at its end, in
+            the current folder.
         targets: Runtimes to write a graph for, all from one calibration. By default the
             engines that are installed here: "native", "onnxruntime" and "openvino". "auto" measures
             all of these engines on the calibration data, and writes the fastest graph that is close

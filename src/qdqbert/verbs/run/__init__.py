@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qdqbert.common.objects import fetched
 from qdqbert.common.progress import Progress
 from qdqbert.verbs.call import public
 from qdqbert.verbs.run.options import RunOptions
@@ -32,4 +33,5 @@ def run(options: RunOptions, progress: Progress) -> RunReport:
     """
     from qdqbert.verbs.run.pipeline import run_pipeline
 
-    return run_pipeline(options, progress)
+    with fetched(options.model, "model", progress=progress):
+        return run_pipeline(options, progress)

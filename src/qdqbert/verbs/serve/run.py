@@ -35,6 +35,7 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
     """Serve until a signal comes."""
     require("`serve`", "serve")
     from qdqbert.serving.metrics import Metrics
+    from qdqbert.serving.models import fetch_models
 
     # Before models are loaded: the key of the environment may be wrong.
     if options.key is None:
@@ -49,6 +50,8 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
             _LOGGER.info("Listening on %s.", _address(listeners[0]))
 
         if count > 1:
+            # Once, and not in each process.
+            fetch_models(options, progress)
             with run_workers(options, listeners, progress, announce) as shared:
                 return _report(Metrics(shared), time.monotonic() - start)
         metrics = Metrics()

@@ -75,12 +75,13 @@ class TrainOptions(TaskCall):
     """Common options.
 
     Attributes:
-        model: Checkpoint: a local folder or a hub id. A missing head is created. In
+        model: Checkpoint: a local folder, a URL or a hub id. A missing head is created. In
             Python also a model in memory, as in `quantize`.
-        output: Folder to write. Checkpoints of the run are kept in `OUTPUT-checkpoints` until it
-            ends.
+        output: Folder or URL to write. Checkpoints of the run are kept in `OUTPUT-checkpoints`
+            until it ends, for a URL in `NAME-checkpoints` of the current folder.
         train_data: Labeled examples: a .csv, .jsonl, .json or .parquet file, a folder, CoNLL
-            columns, `hub:NAME@SPLIT`; in Python also a list, DataFrame or `datasets.Dataset`.
+            columns, the URL of one, `hub:NAME@SPLIT`; in Python also a list, DataFrame or
+            `datasets.Dataset`.
         eval_data: Labeled examples to evaluate on, in the same formats. No evaluation by default.
         qat: Insert calibrated quantizers and train with them (quantization-aware training).
         recipe: Which tensors to quantize, with `qat`.

@@ -11,7 +11,7 @@ class VerifyOptions(Call):
     """Common options.
 
     Attributes:
-        model: Folder that `quantize` wrote.
+        model: Folder that `quantize` wrote, or its URL.
     """
 
     model: InputOption = option(kw_only=False)
