@@ -266,6 +266,26 @@ def test_other_verbs_and_options_take_urls(model: str, bucket: str, texts, own_c
 
 
 @pytest.mark.slow
+def test_a_graph_comes_with_what_is_beside_it(
+    third_party, checkpoints, bucket: str, own_cache, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph = upload(third_party("float"), f"{bucket}/graphs/my-model.onnx")
+    for path in checkpoints("classifier").iterdir():
+        if path.suffix in (".json", ".txt"):
+            upload(path, f"{bucket}/graphs/{path.name}")
+    made = qdqbert.quantize(graph, targets=("onnxruntime",), benchmark=False)
+    assert (made.checkpoint, made.directory) == (graph, "my-model-int8")
+    compared = qdqbert.evaluate(
+        graph, reference=upload(checkpoints("classifier"), f"{bucket}/float")
+    )
+    assert (compared.model, compared.reference) == (graph, f"{bucket}/float")
+    assert str(own_cache) not in f"{made!r}{compared!r}"
+    for path in (tmp_path / "my-model-int8").glob("*.json"):
+        assert str(own_cache) not in path.read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("bucket", ["s3"], indirect=True)
 def test_nodes_of_a_cluster_take_urls(model: str, bucket: str, texts, tmp_path, own_cache) -> None:
     pytest.importorskip("ray")
