@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from qdqbert.common.errors import UserInputError
@@ -183,6 +184,13 @@ def test_s3_answers_as_pathlib_does(s3_bucket: str, local: Path) -> None:
             assert {each.name for each in far.iterdir()} == {each.name for each in near.iterdir()}
     assert {str(each) for each in root.find()} == {f"{root}/{name}" for name in _FILES}
     assert [str(each) for each in root.find("**/*.parquet")] == [f"{root}/{list(_FILES)[2]}"]
+    # As consoles of storage make folders.
+    system = fsspec.filesystem("s3")
+    for name in ("", "folder", "empty"):
+        system.call_s3("put_object", Bucket=root.parts[0], Key=f"root/{name}/".replace("//", "/"))
+    for pattern in (None, "**"):
+        assert {str(each) for each in root.find(pattern)} == {f"{root}/{name}" for name in _FILES}
+    assert {each.name for each in root.iterdir()} == {"a.txt", "folder", "lang=en", "empty"}
     path = root / "a.txt"
     before = path.stored()
     path.write_bytes(b"two")

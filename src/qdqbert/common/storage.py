@@ -183,7 +183,12 @@ class RemotePath:
                 if pattern is None
                 else self._system.glob(f"{self._key}/{pattern}", detail=True)
             )
-            files = {name: each for name, each in found.items() if each["type"] == "file"}
+            # Consoles make empty objects for folders, whose names end with a slash.
+            files = {
+                name: each
+                for name, each in found.items()
+                if each["type"] == "file" and not name.endswith("/")
+            }
             return dict(zip(self._under(files), map(_stored, files.values()), strict=True))
 
     def _under(self, names: Iterable[str]) -> Iterator[RemotePath]:
