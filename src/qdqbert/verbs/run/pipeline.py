@@ -49,7 +49,7 @@ _LOGGER = logging.getLogger("qdqbert")
 _HEAD_ROWS = 100
 
 # Seconds after which answers to rows of stdin are written to stdout, if no more rows have come.
-_PATIENCE = 1.0
+_PATIENCE = 0.5
 
 # Options that do not change the answers.
 _FREE_OPTIONS = ("model", "output", "on_error", "max_errors", "resume", "overwrite")
