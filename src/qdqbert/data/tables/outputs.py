@@ -11,7 +11,7 @@ import dataclasses
 import gzip
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from qdqbert.common.storage import (
 )
 from qdqbert.data.tables.delimited import csv_header, tsv_header, write_csv, write_tsv
 from qdqbert.data.tables.npy import npy_header, write_vectors
+from qdqbert.data.tables.numbers import json_texts
 from qdqbert.data.tables.parquet import (
     import_pyarrow,
     join_blocks,
@@ -83,16 +84,27 @@ class Writer:
         if self.format == "npy":
             column = self.layout.answers[0]
             return write_vectors((answer[column.name] for answer in answers), column.dtype)
-        names = None if self.format == "jsonl" else self.layout.kept
-        merged = (
-            {**written(row.values, names), **answer}
-            for row, answer in zip(rows, answers, strict=True)
-        )
-        return self._compressed(self._lines(merged))
+        return self._compressed(self._lines(rows, answers))
 
-    def _lines(self, merged: Iterator[Mapping[str, Any]]) -> bytes:
+    def _lines(self, rows: Sequence[Row], answers: Sequence[Mapping[str, Any]]) -> bytes:
+        vectors = {
+            column.name: texts
+            for column in self.layout.answers
+            if (texts := json_texts([answer[column.name] for answer in answers])) is not None
+        }
         if self.format == "jsonl":
-            return write_objects(merged)
+            return "".join(
+                _object_line({**written(row.values), **answer}, vectors, index)
+                for index, (row, answer) in enumerate(zip(rows, answers, strict=True))
+            ).encode()
+        merged = (
+            {
+                **written(row.values, self.layout.kept),
+                **answer,
+                **{name: texts[index] for name, texts in vectors.items()},
+            }
+            for index, (row, answer) in enumerate(zip(rows, answers, strict=True))
+        )
         write = write_csv if self.format == "csv" else write_tsv
         return write(self.layout, merged)
 
@@ -142,6 +154,15 @@ class Writer:
         """
         if self.format == "parquet" and self.layout.types is None and len(files) > 1:
             unify_files(self.layout, files)
+
+
+def _object_line(values: dict[str, Any], vectors: Mapping[str, Sequence[str]], index: int) -> str:
+    """Return a row as a line of a .jsonl file. Vectors, which are in JSON, are its last values."""
+    for name in vectors:
+        del values[name]
+    fields = [to_json(values)[1:-1]] if values else []
+    fields += [f"{to_json(name)}: {texts[index]}" for name, texts in vectors.items()]
+    return f"{{{', '.join(fields)}}}\n"
 
 
 def write_objects(rows: Iterable[Mapping[str, Any]]) -> bytes:
