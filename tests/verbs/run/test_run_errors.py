@@ -157,8 +157,8 @@ def test_the_reader_is_at_most_a_few_windows_ahead(
     read: list[int] = []
     start = Source.start
 
-    def counted(source: Any, count: int) -> Any:
-        found = start(source, count)
+    def counted(source: Any, *given: Any) -> Any:
+        found = start(source, *given)
         return dataclasses.replace(found, rows=noted(found.rows))
 
     def noted(rows: Any) -> Any:
