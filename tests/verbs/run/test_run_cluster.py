@@ -19,7 +19,7 @@ from qdqbert.data.tables.inputs import START, open_source
 from qdqbert.data.tables.parquet import import_pyarrow
 from qdqbert.loading.answers import load_model
 from qdqbert.verbs.run import cluster, pipeline
-from qdqbert.verbs.run.cluster import WindowWorker, read_windows, slices
+from qdqbert.verbs.run.cluster import WindowWorker, file_groups, read_windows
 from qdqbert.verbs.run.windows import Block
 
 
@@ -43,7 +43,7 @@ def in_process(monkeypatch) -> list[Any]:
     def blocks(run, source, start):
         options = dataclasses.replace(run.options, engine="onnxruntime", threads=1)
         worker = WindowWorker(options, run.columns, run.writer)
-        for each in slices(source, start, run.model.window):
+        for each in file_groups(source, start, run.model.window):
             for window in read_windows({"value": [pickle.dumps(each)]}):
                 seen.append(pickle.loads(window["value"][0]))
                 (value,) = worker(window)["value"]
@@ -122,7 +122,7 @@ def test_a_run_continues_in_the_middle_of_a_file(
 
 
 def test_errors_in_workers_are_those_of_the_user(classifier, folder) -> None:
-    (source,) = slices(open_source(str(folder / "a.jsonl")), START, 4)
+    (source,) = file_groups(open_source(str(folder / "a.jsonl")), START, 4)
     (folder / "a.jsonl").unlink()
     (packed,) = read_windows({"value": [pickle.dumps(source)]})
     failure = pickle.loads(packed["value"][0])
@@ -154,7 +154,7 @@ def test_a_worker_answers_windows_at_the_same_time_with_one_model(
     monkeypatch.setattr(cluster, "load_model", load)
     windows = [
         window
-        for each in slices(open_source(str(folder)), START, 4)
+        for each in file_groups(open_source(str(folder)), START, 4)
         for window in read_windows({"value": [pickle.dumps(each)]})
     ]
     with ThreadPoolExecutor(4) as threads:

@@ -2,7 +2,8 @@
 
     files ─► tasks that read windows of rows ─► actors that answer them ─► blocks, in order
 
-Each window is a row of a data set of Ray, whose value is pickled. Thus the rows, the answers and
+A task reads a group of consecutive files, however small they are, and few tasks run at a time. Each
+window is a row of a data set of Ray, whose value is pickled. Thus the rows, the answers and
 the order are the same as without Ray. If an actor dies, Ray starts another one and repeats its
 windows. What goes wrong with the input travels as a value, too, because the first error in the
 order of the rows has to be reported.
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.data.tables.inputs import START, Cursor, Source
+from qdqbert.data.tables.inputs import START, Cursor, InputFile, Source
 from qdqbert.data.tables.outputs import Writer
 from qdqbert.data.tables.rows import BadRow, Row
 from qdqbert.integrations.ray_address import ANY_CLUSTER
@@ -38,59 +39,83 @@ _BLOCK_BYTES = 1
 # model work on the other. More of them would leave other actors idle at the end of the input.
 _WINDOWS_OF_ACTOR = 2
 
+# Bytes and files that one task reads: enough for many windows, as the last one of a task is short,
+# and few enough that a task does not read on alone for long. A larger file is read by one task.
+_GROUP_BYTES = 1 << 23
+_GROUP_FILES = 512
+
+# Tasks that read at the same time, for each node: each is a process. One reads as fast as the
+# actors of dozens of CPUs answer, unless opening files takes long.
+_READERS_OF_NODE = 1
+
 _VALUE = "value"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FileSlice:
-    """The rows of a file after the first ones.
+class FileGroup:
+    """The rows of consecutive files after a place, which one task reads.
 
     Attributes:
-        source: An input of this file only, with its absolute path.
-        name: The file, as messages name it.
+        source: An input of these files only, with absolute paths.
+        names: The files, as messages name them, by their absolute names.
         start: The place after the rows to leave out.
-        offset: Size of the files before it.
+        offset: Size of the files before them.
         window: Number of rows that are read together.
     """
 
     source: Source
-    name: str
+    names: Mapping[str, str]
     start: Cursor
     offset: int
     window: int
 
     def windows(self) -> Iterator[list[Row | BadRow]]:
-        """Yield the rows in windows."""
+        """Yield the rows in windows, of which only the last one may be short."""
         placed = (
-            dataclasses.replace(row, file=self.name, position=row.position + self.offset)
+            dataclasses.replace(row, file=self.names[row.file], position=row.position + self.offset)
             for row in self.source.rows(self.start)
         )
         yield from chunks(placed, self.window)
 
 
-def slices(source: Source, start: Cursor, window: int) -> list[FileSlice]:
-    """Return the files of an input after a place."""
+def file_groups(source: Source, start: Cursor, window: int) -> list[FileGroup]:
+    """Divide the files of an input, and return the groups with rows after a place.
+
+    The division depends on the files alone, so that a continued run has the windows of one that
+    was not interrupted, whatever cluster it runs on.
+    """
+    divided: list[list[InputFile]] = []
+    size = 0
+    for file in source.files:
+        size += file.size
+        if not divided or size > _GROUP_BYTES or len(divided[-1]) == _GROUP_FILES:
+            divided.append([])
+            size = file.size
+        divided[-1].append(file)
     found = []
-    offset = 0
-    for index, file in enumerate(source.files):
-        if index >= start.file:
-            absolute = dataclasses.replace(file, place=file.place.absolute())
-            after = start.after if index == start.file else START.after
+    first = offset = 0
+    for files in divided:
+        absolute = [dataclasses.replace(each, place=each.place.absolute()) for each in files]
+        index = start.file - first
+        if index < len(files):
             found.append(
-                FileSlice(
-                    source=dataclasses.replace(source, files=(absolute,)),
-                    name=file.name,
-                    start=Cursor(0, after),
+                FileGroup(
+                    source=dataclasses.replace(source, files=tuple(absolute)),
+                    names={
+                        each.name: file.name for each, file in zip(absolute, files, strict=True)
+                    },
+                    start=Cursor(index, start.after) if index >= 0 else START,
                     offset=offset,
                     window=window,
                 )
             )
-        offset += file.size
+        first += len(files)
+        offset += sum(each.size for each in files)
     return found
 
 
 def read_windows(batch: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
-    """Yield the windows of a pickled `FileSlice`, one row of Ray's data set for each."""
+    """Yield the windows of a pickled `FileGroup`, one row of Ray's data set for each."""
     for value in batch[_VALUE]:
         try:
             for window in pickle.loads(value).windows():
@@ -147,7 +172,8 @@ def cluster_blocks(run: RowRun, source: Source, start: Cursor) -> Iterator[Block
     options, model = run.options, run.model
     with open_ray(options.ray or ANY_CLUSTER) as ray, reporting(ray):
         on_gpu = options.provider not in (None, "cpu", "openvino")
-        groups = divide(usable_nodes(ray), options.threads, on_gpu=on_gpu)
+        nodes = usable_nodes(ray)
+        groups = divide(nodes, options.threads, on_gpu=on_gpu)
         changes: dict[str, Any] = {
             # Each node downloads a model of the hub or of object storage.
             "model": absolute_name(options.model),
@@ -156,7 +182,7 @@ def cluster_blocks(run: RowRun, source: Source, start: Cursor) -> Iterator[Block
             "threads": groups.threads,
         }
         worker_options = dataclasses.replace(options, **changes)
-        files = [pickle.dumps(each) for each in slices(source, start, model.window)]
+        inputs = [pickle.dumps(each) for each in file_groups(source, start, model.window)]
         context = ray.data.DataContext.get_current().copy()
         context.execution_options.preserve_order = True
         context.target_max_block_size = _BLOCK_BYTES
@@ -164,10 +190,15 @@ def cluster_blocks(run: RowRun, source: Source, start: Cursor) -> Iterator[Block
         context.print_on_execution_start = False
         with ray.data.DataContext.current(context):
             data = ray.data.from_items(
-                [{_VALUE: each} for each in files], override_num_blocks=len(files)
+                [{_VALUE: each} for each in inputs], override_num_blocks=len(inputs)
             )
             # Reading needs little, and all CPUs belong to actors.
-            data = data.map_batches(read_windows, batch_size=None, num_cpus=0)
+            data = data.map_batches(
+                read_windows,
+                batch_size=None,
+                num_cpus=0,
+                compute=ray.data.TaskPoolStrategy(size=len(nodes) * _READERS_OF_NODE),
+            )
             data = data.map_batches(
                 WindowWorker,
                 fn_constructor_args=(worker_options, run.columns, run.writer),
