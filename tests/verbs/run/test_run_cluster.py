@@ -84,9 +84,8 @@ def test_answers_are_those_of_a_run_without_ray(classifier, folder, tmp_path, in
         assert getattr(report, name) == getattr(expected, name)
     errors = [(tmp_path / f"{name}.parquet.errors.jsonl").read_text() for name in "ab"]
     assert errors[0] == errors[1]
-    # Windows end with files.
-    assert [len(window) for window in in_process] == [4, 2, 4, 1]
-    assert in_process[-1][0].position == open_source(str(folder)).size
+    assert [len(window) for window in in_process] == [4, 4, 3]
+    assert in_process[-1][-1].position == open_source(str(folder)).size
 
 
 def test_the_first_bad_row_stops_the_run(classifier, folder, tmp_path, in_process) -> None:
@@ -119,6 +118,34 @@ def test_a_run_continues_in_the_middle_of_a_file(
     report = qdqbert.run(classifier, folder, tmp_path / "a.jsonl", **options, resume=True)
     assert report.resumed_rows == 4
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "expected").read_bytes()
+
+
+def test_files_are_read_in_groups_of_limited_size(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(cluster, "_GROUP_FILES", 3)
+    monkeypatch.setattr(cluster, "_GROUP_BYTES", 10)
+    for index, size in enumerate([2, 2, 2, 2, 9, 2, 30, 2, 2]):
+        (tmp_path / f"{index}.txt").write_text(f"{index}".ljust(size - 1) + "\n")
+    source = open_source(str(tmp_path))
+    groups = file_groups(source, START, 2)
+    assert [list(each.names.values()) for each in groups] == [
+        [str(tmp_path / f"{index}.txt") for index in indices]
+        for indices in ([0, 1, 2], [3], [4], [5], [6], [7, 8])
+    ]
+    rows = [[row for window in each.windows() for row in window] for each in groups]
+    assert [row for group in rows for row in group] == list(source.rows())
+    assert [[len(window) for window in each.windows()] for each in groups[::5]] == [[2, 1], [2]]
+    for index, row in enumerate(source.rows()):
+        after = source.cursor(row.file, row.number, row.position)
+        rest = [
+            each
+            for group in file_groups(source, after, 2)
+            for window in group.windows()
+            for each in window
+        ]
+        assert rest == list(source.rows())[index + 1 :]
+        # Later groups are those of a run that was not interrupted.
+        left = file_groups(source, after, 2)
+        assert left[1:] == groups[len(groups) - len(left) + 1 :]
 
 
 def test_errors_in_workers_are_those_of_the_user(classifier, folder) -> None:
