@@ -183,6 +183,8 @@ def cluster_blocks(run: RowRun, source: Source, start: Cursor) -> Iterator[Block
         }
         worker_options = dataclasses.replace(options, **changes)
         inputs = [pickle.dumps(each) for each in file_groups(source, start, model.window)]
+        # Ray warns of more readers than inputs.
+        readers = max(1, min(len(nodes) * _READERS_OF_NODE, len(inputs)))
         context = ray.data.DataContext.get_current().copy()
         context.execution_options.preserve_order = True
         context.target_max_block_size = _BLOCK_BYTES
@@ -197,7 +199,7 @@ def cluster_blocks(run: RowRun, source: Source, start: Cursor) -> Iterator[Block
                 read_windows,
                 batch_size=None,
                 num_cpus=0,
-                compute=ray.data.TaskPoolStrategy(size=len(nodes) * _READERS_OF_NODE),
+                compute=ray.data.TaskPoolStrategy(size=readers),
             )
             data = data.map_batches(
                 WindowWorker,
