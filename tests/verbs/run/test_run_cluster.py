@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -330,3 +332,28 @@ def test_shards_are_tasks_of_a_cluster(quantized, tmp_path) -> None:
         ray.shutdown()
     found = pa.parquet.read_table(tmp_path / "out")
     assert found.column("text").to_pylist() == table.column("text").to_pylist()
+
+
+@pytest.mark.slow
+def test_a_stopped_command_keeps_its_parts_and_continues(quantized, tmp_path) -> None:
+    pytest.importorskip("ray")
+    model = quantized("classifier").directory
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for file in range(600):
+        lines = (json.dumps({"id": file * 100 + each, "text": "the cat"}) for each in range(100))
+        (folder / f"{file:03d}.jsonl").write_text("\n".join(lines))
+    command = (sys.executable, "-m", "qdqbert", "run", model, "-i", folder)
+    output = tmp_path / "a.jsonl"
+    words = list(map(str, [*command, "-o", output, "--ray", "local"]))
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not list(tmp_path.glob(".a.jsonl.parts/rows-*.json")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, printed = process.communicate(timeout=120)
+    assert process.returncode == 143, printed
+    assert "Stopped by SIGTERM. Finished parts are kept. Continue with `--resume`." in printed
+    done = run_python(*words[1:], "--resume")
+    assert done.returncode == 0, done.stderr
+    assert run_python(*command[1:], "-o", tmp_path / "b.jsonl").returncode == 0
+    assert output.read_bytes() == (tmp_path / "b.jsonl").read_bytes()
