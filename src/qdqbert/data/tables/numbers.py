@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Sizes of numbers that are written here, besides 0: one digit before the point, and at most 15
-# after it. Lists with other numbers are rare, and are written one number at a time.
+# after it. Other numbers are rare, and are written one at a time.
 _SMALLEST, _LARGEST = np.float32(1e-7), np.float32(10)
 _DECIMALS = 15
 
 # Numbers that are written together, so that they stay in the caches of the CPU.
-_BLOCK = 1 << 13
+_BLOCK = 1 << 14
 
 # By the number of powers of ten, from 1e-7 to 1, that are at most the size of a number, which is 0
 # for the number 0: what makes an integer of eight digits of it, what makes one of all decimals of
@@ -48,6 +48,7 @@ def json_lists(vectors: Sequence[NDArray[np.float32]]) -> list[str]:
     values = np.concatenate([np.zeros(0, np.float32), *vectors])
     sizes = np.abs(values)
     odd = np.flatnonzero(~((sizes == 0) | ((sizes >= _SMALLEST) & (sizes < _LARGEST))))
+    others = [_number(each) for each in values[odd].tolist()]
     values[odd] = 0
     # A word that is written after another one covers what is left of it.
     buffer = np.empty(len(values) * _MOST + 4, np.uint8)
@@ -58,11 +59,14 @@ def json_lists(vectors: Sequence[NDArray[np.float32]]) -> list[str]:
         stops[start + 1 : start + 1 + len(block)] = _write(block, words, stops[start])
     text = buffer[: stops[-1]].tobytes().decode("ascii")
     # Each number has a comma and a space before it.
-    edges = stops[ends].tolist()
-    lists = [f"[{text[first + 2 : last]}]" for first, last in itertools.pairwise(edges)]
-    for row in set((np.searchsorted(ends, odd, side="right") - 1).tolist()):
-        lists[row] = f"[{', '.join(map(_number, vectors[row].tolist()))}]"
-    return lists
+    starts, edges = stops[odd] + 2, stops[ends]
+    if others:
+        left = [0, *stops[odd + 1].tolist()]
+        kept = [text[first:last] for first, last in zip(left, starts.tolist(), strict=False)]
+        text = "".join([*itertools.chain(*zip(kept, others, strict=True)), text[left[-1] :]])
+        longer = np.array([*map(len, others)]) - (stops[odd + 1] - starts)
+        edges += np.cumsum([0, *longer])[np.searchsorted(odd, ends)]
+    return [f"[{text[first + 2 : last]}]" for first, last in itertools.pairwise(edges.tolist())]
 
 
 def json_texts(values: Sequence[Any]) -> list[str] | None:
@@ -128,7 +132,5 @@ def _number(value: float) -> str:
     """Return one number of float32 as JSON has it."""
     if not math.isfinite(value):
         return "null"
-    text: str = f"{value:.8g}"
-    if np.float32(float(text)) != value:
-        text = f"{value:.9g}"
+    text = f"{value:.9g}"
     return text if "." in text or "e" in text else f"{text}.0"
