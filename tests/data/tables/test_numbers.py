@@ -52,7 +52,7 @@ def test_texts_are_short() -> None:
     assert json_lists([values]) == ["[0.0, -0.0, 1.0, -1.0, 0.5, 0.1, 0.0625, 0.00000025, -9.5]"]
     odd = np.array([10, 0.1, np.nan, np.inf, -np.inf, 1.5, 7e-10], np.float32)
     assert json_lists([odd, values[:0], values[4:6]]) == [
-        "[10.0, 0.1, null, null, null, 1.5, 7.00000019e-10]",
+        "[10.0, 0.1, null, null, null, 1.5, 7.00000002e-10]",
         "[]",
         "[0.5, 0.1]",
     ]
