@@ -247,17 +247,23 @@ class Model:
         Raises:
             ModelClosedError: It was closed.
         """
+        self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
         with self._changed:
             if self._is_closed:
                 raise ModelClosedError(f"{self.name!r} was closed. Load it again.")
             self._users.append(threading.get_ident())
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._users.remove(threading.get_ident())
-                if self._is_closed:
-                    self._changed.notify_all()
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._users.remove(threading.get_ident())
+            if self._is_closed:
+                self._changed.notify_all()
 
     def _leave_to_parent(self) -> None:
         """Forget the calls of other threads, which a fork does not copy."""
@@ -316,11 +322,14 @@ class Model:
         """Yield the items of a stream as long as the model is open."""
         with contextlib.closing(found):
             while True:
-                with self._using():
-                    try:
-                        each = next(found)
-                    except StopIteration:
-                        return
+                # A context manager for each answer takes longer than the answer.
+                self._enter()
+                try:
+                    each = next(found)
+                except StopIteration:
+                    return
+                finally:
+                    self._leave()
                 yield each
 
     def forward(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
