@@ -101,6 +101,15 @@ def test_tabs_and_line_ends_become_spaces_in_tsv(tmp_path) -> None:
 VECTORS = [np.array([index, 0.1], dtype=np.float32) for index in range(3)]
 
 
+def test_vectors_have_no_dictionary(tmp_path) -> None:
+    pa = parquet.import_pyarrow()
+    rows = [{"text": "a"}, {"text": "a"}]
+    write(tmp_path / "a.parquet", rows, [{"embedding": each} for each in VECTORS[:2]], (VECTOR,))
+    group = pa.parquet.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
+    found = [group.column(index).has_dictionary_page for index in range(2)]
+    assert found == [True, False]
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_vectors_are_lists_of_floats(tmp_path, suffix) -> None:
     path = tmp_path / f"a.{suffix}"

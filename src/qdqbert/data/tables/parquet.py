@@ -359,14 +359,34 @@ def join_blocks(layout: Layout, sources: Sequence[Place], path: Path) -> None:
     """
     pyarrow = import_pyarrow()
     schema = _common_schema(layout, lambda: _blocks(sources))
-    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+    with pyarrow.parquet.ParquetWriter(path, schema, use_dictionary=_repeated(schema)) as writer:
         for table in _row_groups(_cast(each, schema) for each in _blocks(sources)):
             writer.write_table(table, row_group_size=max(1, table.num_rows))
 
 
 def write_table(path: Path, table: Any) -> None:
     """Write a table as a file of one row group."""
-    import_pyarrow().parquet.write_table(table, path, row_group_size=max(1, table.num_rows))
+    import_pyarrow().parquet.write_table(
+        table,
+        path,
+        row_group_size=max(1, table.num_rows),
+        use_dictionary=_repeated(table.schema),
+    )
+
+
+def _repeated(schema: Any) -> list[str] | bool:
+    """Return the columns whose values may be repeated, of which a dictionary is worth its time.
+
+    Only columns without fields can be named to Arrow. If others have no vectors, all are returned.
+    """
+    types = import_pyarrow().types
+    flat = [field.name for field in schema if not field.type.num_fields]
+    others = [field.type for field in schema if field.type.num_fields]
+
+    def is_vector(kind: Any) -> bool:
+        return bool(types.is_floating(kind)) or (types.is_list(kind) and is_vector(kind.value_type))
+
+    return flat if others and all(map(is_vector, others)) else True
 
 
 def _row_groups(tables: Iterable[Any]) -> Iterator[Any]:
@@ -428,7 +448,9 @@ def unify_files(layout: Layout, files: Sequence[Place]) -> None:
         with (
             _open(path) as file,
             whole_file(path) as place,
-            pyarrow.parquet.ParquetWriter(place, schema) as writer,
+            pyarrow.parquet.ParquetWriter(
+                place, schema, use_dictionary=_repeated(schema)
+            ) as writer,
         ):
             for group in range(file.num_row_groups):
                 table = _cast(file.read_row_group(group), schema)
