@@ -57,6 +57,7 @@ import numpy as np
 import qdqbert
 from qdqbert.common.choices import EngineName
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.data.tables.parquet import import_pyarrow
 from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.loading import load as loading
 from qdqbert.runtime.batches import stack
@@ -549,8 +550,7 @@ def run_formats(arguments: argparse.Namespace) -> dict[str, float]:
 def write_rows(path: Path, texts: list[str]) -> None:
     """Write texts as rows, with a number beside each where the format has columns."""
     if path.suffix == ".parquet":
-        import pyarrow.parquet
-
+        pyarrow = import_pyarrow()
         columns = {"id": range(len(texts)), "text": texts}
         pyarrow.parquet.write_table(pyarrow.table(columns), path)
         return

@@ -451,7 +451,7 @@ def known_options() -> set[str]:
     declared = [each for command in COMMANDS for each in declared_options(command.options)]
     flags = {f"--{each.flag}" for each in declared}
     negated = {f"--no-{each.flag}" for each in declared if each.default is True}
-    return flags | negated | {"--json", "--help", "--version"}
+    return flags | negated | {"--json", "--progress", "--help", "--version"}
 
 
 def options_in(text: str) -> set[str]:
