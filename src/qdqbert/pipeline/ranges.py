@@ -24,7 +24,7 @@ from qdqbert.pipeline.cluster import cluster_run
 from qdqbert.pipeline.plans import Scheme
 from qdqbert.pipeline.sited import OnOutputs, SitedSource
 from qdqbert.pipeline.source import Source, StoredQuantizers
-from qdqbert.quantization.recipes import QuantizerOptions
+from qdqbert.quantization.recipes import WIDE_INPUTS, QuantizerOptions
 from qdqbert.quantization.spec import TensorSpec, is_weight
 from qdqbert.runtime.artifact import RANGES, Artifact, open_artifact, rows_of
 
@@ -221,6 +221,10 @@ def _calibrate(
     # Targets that smooth by default do it in the same way, and a recipe that is named applies to
     # all targets.
     smoothing = next((plan.recipe.smoothing for plan in plans if plan.recipe.smoothing), None)
+    if smoothing is None and any(_spreads(plan) for plan in plans):
+        # Ranges of each token do not need it. The moments that weights are rounded by do: they are
+        # those of codes with one range for all tokens.
+        smoothing = WIDE_INPUTS
     without_smoothing = [plan.activations for plan in plans if plan.recipe.smoothing is None]
     wanted = frozenset().union(*(plan.activations for plan in plans))
     calibration_plan = CalibrationPlan(
@@ -250,6 +254,11 @@ def _calibrate(
         total = passes * len(batches) + calibration_plan.rounded_inputs
         advance = stack.enter_context(progress.stage("Calibrating", total))
         return run_passes(run, dataclasses.replace(calibration_plan, on_rounded=advance))
+
+
+def _spreads(plan: Plan) -> bool:
+    """Return whether weights are spread before they are rounded."""
+    return any(spec.hadamard is not None for _, spec in plan.rounded_weights)
 
 
 def _rounded_weights(plans: Sequence[Plan], *, smooths: bool) -> frozenset[tuple[str, TensorSpec]]:

@@ -12,10 +12,12 @@ import transformers
 from huggingface_hub import ModelCard
 
 import flat
+from conftest import TEXTS
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.machine import cpu_features, usable_cores
 from qdqbert.data import texts as resources
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.registry import is_installed, open_runner
 from qdqbert.evidence.intervals import Interval
 from qdqbert.evidence.latency import Timing
@@ -485,6 +487,31 @@ def test_a_failure_during_calibration_leaves_nothing(checkpoints, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         flat.quantize(checkpoints("bert"), tmp_path / "out", benchmark=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_spread_weights_are_rounded_in_the_same_way_without_other_targets(
+    checkpoints, quantized, tmp_path
+) -> None:
+    together = quantized("sentence")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    alone = flat.quantize(
+        str(checkpoints("sentence")),
+        tmp_path / "alone",
+        calibration_data=str(tmp_path / "texts.txt"),
+        calibration_samples=24,
+        targets=["native-dynamic"],
+        benchmark=False,
+    )
+    (target,) = [each for each in together.report.targets if each.target == "native-dynamic"]
+    mine, theirs = (
+        load_packed(Path(folder) / each.model).arrays
+        for folder, each in (
+            (tmp_path / "alone", alone.targets[0]),
+            (together.directory, target),
+        )
+    )
+    assert mine.keys() == theirs.keys()
+    assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
 
 
 def test_one_calibration_serves_all_targets(save_tiny, tmp_path) -> None:
