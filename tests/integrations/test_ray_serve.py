@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import re
 import signal
 import time
 
@@ -76,6 +77,7 @@ def test_replicas_answer_as_the_model_does_and_come_back_after_a_death(cluster, 
         for text, wanted in zip(TEXTS, expected, strict=True):
             np.testing.assert_allclose(embed(client, text), wanted, atol=1e-5)
         assert client.get(f"{cluster}/health").json() == {"status": "ok"}
+        assert len(replicas_of(client, cluster)) == 2
         refused = client.post(f"{cluster}/embed", json={"inputs": []})
         assert refused.status_code == 422
 
@@ -87,6 +89,28 @@ def test_replicas_answer_as_the_model_does_and_come_back_after_a_death(cluster, 
             time.sleep(0.5)
         for text, wanted in zip(TEXTS, expected, strict=True):
             np.testing.assert_allclose(embed(client, text), wanted, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_reason_of_a_failure_is_the_last_line_of_the_message(cluster, tmp_path) -> None:
+    from ray import serve
+
+    name = tmp_path / "missing"
+    # The replicas of another test may have all CPUs.
+    made = ray_serve.application(name, deployment={"ray_actor_options": {"num_cpus": 0}})
+    with pytest.raises(RuntimeError, match="failed"):
+        serve.run(made, name="other", route_prefix="/other")
+    (deployment,) = serve.status().applications["other"].deployments.values()
+    serve.delete("other")
+    reason = deployment.message.strip().splitlines()[-1]
+    assert reason.endswith(f"CheckpointError: Folder '{name}' does not exist. Check the path.")
+
+
+def replicas_of(client: httpx.Client, url: str) -> set[str]:
+    """Return the labels of the replicas that have answered for their metrics."""
+    texts = [client.get(f"{url}/metrics").text for _ in range(40)]
+    return {each for text in texts for each in re.findall(r'requests_total\{replica="(\w+)"', text)}
 
 
 def replicas() -> list[int]:

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 import qdqbert
 from qdqbert.serving.app import build_app
 from qdqbert.serving.limits import Limits
+from qdqbert.serving.metrics import Metrics
 from qdqbert.tasks.small_vectors import quantize_vectors
 from serving_requests import TEXTS, answer, close, post
 
@@ -562,3 +563,12 @@ def test_large_bodies_are_refused_with_and_without_a_declared_length(models) -> 
             headers={"content-type": "application/json"},
         )
         assert small.status_code == 200
+
+
+def test_labels_of_a_replica_are_in_all_of_its_metrics() -> None:
+    metrics = Metrics(labels={"replica": "a"})
+    metrics.count("/embed", 200, 0.5)
+    lines = [each for each in metrics.text().decode().splitlines() if not each.startswith("#")]
+    assert 'qdqbert_requests_total{replica="a",route="/embed",status="200"} 1.0' in lines
+    assert all('replica="a"' in each for each in lines)
+    assert metrics.total("qdqbert_requests") == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.common.choices import EngineName, KernelName
+from qdqbert.common.errors import QdqBertError
 from qdqbert.common.extras import require
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.progress import progress_of
@@ -94,16 +95,25 @@ def application(
 
 def _build(options: ServerOptions) -> Any:
     """Load the models in a replica, which closes them when it stops."""
+    from ray import serve
+
     from qdqbert.serving.app import build_app
     from qdqbert.serving.limits import Limits
+    from qdqbert.serving.metrics import Metrics
     from qdqbert.serving.models import open_models
 
     key = options.key
     options.warn_of_empty_key()
     opened = contextlib.ExitStack()
-    models = opened.enter_context(open_models(options, progress_of(False)))
+    try:
+        models = opened.enter_context(open_models(options, progress_of(False)))
+    except QdqBertError as error:
+        # Ray shows the traceback as text, whose last line is the reason.
+        raise type(error)(str(error)) from None
     return build_app(
         models,
+        # Ray asks any replica for its metrics.
+        metrics=Metrics(labels={"replica": serve.get_replica_context().replica_tag}),
         limits=Limits.of(options),
         api_key=key,
         allow_origin=options.allow_origin,

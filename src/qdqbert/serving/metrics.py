@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 SHARED_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -19,14 +20,18 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class Metrics:
     """Counts of a server, which may have several processes."""
 
-    def __init__(self, shared: Path | None = None) -> None:
+    def __init__(
+        self, shared: Path | None = None, *, labels: Mapping[str, str] | None = None
+    ) -> None:
         """Count in this process.
 
         Args:
             shared: Folder of the files that all processes of the server count in. They need it as
                 `SHARED_VARIABLE` in their environment, from their start.
+            labels: Labels of all metrics.
         """
         self._shared = shared
+        self._labels = dict(labels or {})
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "qdqbert_requests", "Requests.", ("route", "status"), registry=self.registry
@@ -107,7 +112,7 @@ class Metrics:
     def text(self) -> bytes:
         """Return all metrics, of all processes."""
         self._count_queues()
-        return generate_latest(self._of_all())
+        return generate_latest(_Labelled(self._of_all(), self._labels))
 
     def _of_all(self) -> CollectorRegistry:
         if self._shared is None:
@@ -115,3 +120,19 @@ class Metrics:
         registry = CollectorRegistry()
         MultiProcessCollector(registry, str(self._shared))  # type: ignore[no-untyped-call]
         return registry
+
+
+class _Labelled(CollectorRegistry):
+    """The metrics of a registry, with more labels."""
+
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        super().__init__()
+        self._registry, self._added = registry, labels
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        for family in self._registry.collect():
+            family.samples = [
+                each._replace(labels={**self._added, **each.labels}) for each in family.samples
+            ]
+            yield family
