@@ -78,7 +78,16 @@ ALONE = {"migrate", "qat"}
 # Options of other programs: pip, torchrun, docker, servers, trtexec and scripts in `benchmarks/`.
 FOREIGN = {"--nproc-per-node", "--test", "--index-url", "--publish", "--tag", "--volume", "--rm"}
 FOREIGN |= {"--build-arg", "--read-only", "--user", "--from-literal"}
-FOREIGN |= {"--address", "--bits", "--model-repository", "--onnx", "--shapes", "--fp16", "--int8"}
+FOREIGN |= {
+    "--address",
+    "--object-store-memory",
+    "--bits",
+    "--model-repository",
+    "--onnx",
+    "--shapes",
+    "--fp16",
+    "--int8",
+}
 
 
 @pytest.fixture(scope="module")
