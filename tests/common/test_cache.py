@@ -6,6 +6,7 @@ import errno
 import os
 import pwd
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,29 @@ def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path, monkeypatch
     os.utime(old, (0, 0))
     cache.kept_folder("key", fill)
     assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_one_process_fills_a_folder_and_others_wait(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("QDQBERT_CACHE", str(tmp_path))
+    filled, release = [], threading.Event()
+
+    def fill_slowly(folder: Path) -> None:
+        filled.append(folder)
+        fill(folder)
+        # The second one, if there were one, would not wait.
+        assert len(filled) > 1 or release.wait(60)
+
+    threads = [
+        threading.Thread(target=cache.kept_folder, args=("key", fill_slowly)) for _ in range(2)
+    ]
+    for each in threads:
+        each.start()
+    threads[1].join(0.2)
+    release.set()
+    for each in threads:
+        each.join(60)
+    assert len(filled) == 1
+    assert [each.name for each in (tmp_path / "models").iterdir()] == ["key"]
 
 
 def test_files_of_inner_folders_are_compared(tmp_path, monkeypatch, caplog) -> None:

@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from qdqbert.common.errors import UserInputError
@@ -73,7 +73,7 @@ def models_folder() -> Path:
 def kept_folder(key: str, fill: Callable[[Path], None]) -> Path:
     """Return a folder of the cache. Fill it first, if it does not exist or is damaged.
 
-    Several processes can do this at once: a folder appears when it is complete. If the cache
+    One process does it and others wait: a folder appears when it is complete. If the cache
     cannot be used, the folder is a temporary one of this process, in memory where there is room.
 
     Args:
@@ -95,7 +95,9 @@ def kept_folder(key: str, fill: Callable[[Path], None]) -> Path:
             shutil.rmtree(folder)
             is_new = True
         if is_new:
-            _fill(folder, fill)
+            with _alone(folder):
+                if not folder.is_dir():
+                    _fill(folder, fill)
     except OSError as error:
         reason = error.strerror or str(error)
         found = _temporary(fill, f"The cache {str(folder.parent)!r} cannot be used ({reason})")
@@ -170,7 +172,6 @@ def size_bytes() -> int:
 
 
 def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder.parent))
     try:
         fill(partial)
@@ -180,6 +181,29 @@ def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
             _rename(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time fill a folder, where the file system has locks."""
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder.with_name(f".{folder.name}.lock")
+    try:
+        import fcntl
+    except ImportError:
+        # Windows: several can do it at once.
+        yield
+        return
+    with path.open("w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                # A process that was forked meanwhile has the file, too.
+                fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _states(folder: Path) -> dict[str, int | str]:
