@@ -290,7 +290,7 @@ def _identity(pipeline: Pipeline) -> dict[str, Any]:
         "target": model.target,
         "input": [str(file.place.absolute()) for file in pipeline.source.files],
         "shard": str(shard_of(options.shard)) if options.shard else None,
-        # Windows end with files on Ray, wherever it runs.
+        # Windows end with groups of files on Ray, wherever it runs.
         "ray": options.ray is not None,
     }
     identity = {
