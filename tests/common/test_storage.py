@@ -113,6 +113,7 @@ def test_nothing_is_written_if_the_writing_stops(remote: RemotePath) -> None:
         ("a/b.txt", Path("a/b.txt")),
         ("file:///tmp/a%20b", Path("/tmp/a b")),
         ("file://localhost/tmp/a", Path("/tmp/a")),
+        ("file:///tmp/a#1/b?c", Path("/tmp/a#1/b?c")),
         ("local:///tmp/a", Path("/tmp/a")),
         ("MEMORY://bucket/a/", RemotePath("memory://bucket/a")),
         ("C:\\data\\a.csv", Path("C:\\data\\a.csv")),
@@ -200,3 +201,10 @@ def test_s3_answers_as_pathlib_does(s3_bucket: str, local: Path) -> None:
     path.unlink()
     with pytest.raises(FileNotFoundError):
         path.read_bytes()
+
+
+def test_a_place_is_the_same_under_other_names(remote: RemotePath) -> None:
+    other = RemotePath("memory:///bucket/root")
+    assert (other / "a.txt").is_within(remote)
+    assert remote.is_within(other)
+    assert not RemotePath("memory://bucket/rooted").is_within(remote)

@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import temporary_folder, write_bytes
@@ -147,6 +147,13 @@ class RemotePath:
     def absolute(self) -> RemotePath:
         """Return the path, as a URL does not depend on a folder."""
         return self
+
+    def is_within(self, place: RemotePath) -> bool:
+        """Return whether this is a place or inside it, whatever schemes name them."""
+        (mine, key), (theirs, folder) = _open_system(self.url), _open_system(place.url)
+        return type(mine) is type(theirs) and f"{key.strip('/')}/".startswith(
+            f"{folder.strip('/')}/"
+        )
 
     def exists(self) -> bool:
         """Return whether there is a file or a folder."""
@@ -302,8 +309,8 @@ def split_pattern(name: str) -> tuple[RemotePath, str | None]:
 
 def _local_path(url: str) -> str:
     """Return the path in file:///folder/name, or in file://folder/name, as fsspec reads it."""
-    parts = urlsplit(url)
-    return unquote(f"{parts.netloc if parts.netloc != 'localhost' else ''}{parts.path}")
+    rest = url.partition("://")[2]
+    return unquote(rest.removeprefix("localhost") if rest.startswith("localhost/") else rest)
 
 
 @functools.lru_cache(maxsize=1024)

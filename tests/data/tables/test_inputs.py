@@ -461,3 +461,20 @@ def test_a_pipe_is_read_to_its_end(tmp_path) -> None:
     source = open_source(str(path))
     assert [dict(row.values) for row in source.rows()] == [{"text": "one"}, {"text": "two"}]  # type: ignore[union-attr]
     writer.join()
+
+
+def test_a_quote_that_is_not_closed_counts_all_lines_that_it_takes(write) -> None:
+    path = write("a.csv", b'text\n"one" x\ntwo\n"three\nfour\nfive\n')
+    source = open_source(str(path), skips_damage=True)
+    bad = [row for row in source.rows() if isinstance(row, BadRow)]
+    assert sum(row.rows for row in bad) + sum(isinstance(r, Row) for r in source.rows()) == 5
+
+
+def test_one_text_that_is_not_utf8_is_one_bad_value(tmp_path) -> None:
+    pa = parquet.import_pyarrow()
+    buffers = pa.array([b"one", b"a\xff", b"two"], pa.binary()).view(pa.string())
+    pa.parquet.write_table(pa.table({"text": buffers}), tmp_path / "a.parquet")
+    values = [row.values["text"] for row in open_source(str(tmp_path / "a.parquet")).rows()]  # type: ignore[union-attr]
+    assert values[0] == "one"
+    assert values[2] == "two"
+    assert not isinstance(values[1], str)

@@ -155,3 +155,50 @@ def test_impossible_partitions_are_refused(
         )
     assert error.value.argument == "partition_by"
     assert not (tmp_path / output).exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([float("nan"), 1.0, float("nan"), None], pa.float64()),
+        ([float("inf"), float("-inf"), 1.5, None], pa.float64()),
+        (["__HIVE_DEFAULT_PARTITION__", None, "a"], pa.string()),
+        ([[1], [1], [2], None], pa.list_(pa.int64())),
+        ([{"a": 1}, {"a": 1}, None], pa.struct([("a", pa.int64())])),
+        (["a", "b", "a"], pa.string_view()),
+        ([True, False, None, True], pa.bool_()),
+        (["a", "b", "a"], pa.dictionary(pa.int32(), pa.string())),
+    ],
+)
+def test_no_row_is_lost_whatever_the_values_are(classifier, tmp_path, values, kind) -> None:
+    table = pa.table({"text": ["the cat"] * len(values), "k": pa.array(values, kind)})
+    pq.write_table(table, tmp_path / "in.parquet")
+    report = qdqbert.run(classifier, tmp_path / "in.parquet", f"{tmp_path}/out/", partition_by="k")
+    files = list((tmp_path / "out").rglob("*.parquet"))
+    assert (
+        sum(pq.ParquetFile(each).metadata.num_rows for each in files) == report.rows == len(values)
+    )
+
+
+def test_an_input_without_rows_gives_a_file(classifier, tmp_path) -> None:
+    pq.write_table(
+        pa.table({"text": pa.array([], pa.string()), "k": pa.array([], pa.int64())}),
+        tmp_path / "in.parquet",
+    )
+    qdqbert.run(classifier, tmp_path / "in.parquet", f"{tmp_path}/out/", partition_by="k")
+    assert pq.read_table(tmp_path / "out/part-00000.parquet").column_names == [
+        "text",
+        "label",
+        "score",
+    ]
+
+
+def test_unfinished_files_are_not_read(classifier, tmp_path) -> None:
+    for name in ("k=1/a", "_temporary/k=1/a", "k=1/_a"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / f"{name}.txt").write_text("the cat\n")
+    for pattern, rows in (("**/*.txt", 1), ("*/*.txt", 1), ("_temporary/*/*.txt", 1)):
+        report = qdqbert.run(
+            classifier, f"{tmp_path}/in/{pattern}", tmp_path / "a.jsonl", overwrite=True
+        )
+        assert report.rows == rows

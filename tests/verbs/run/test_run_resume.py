@@ -429,3 +429,29 @@ def test_a_process_that_is_killed_can_be_continued(
     qdqbert.run(classifier, reviews, tmp_path / "b.jsonl", **options)
     assert (tmp_path / "b.jsonl").read_bytes() == output.read_bytes()
     assert not (tmp_path / PARTS).exists()
+
+
+def test_a_file_of_the_output_that_was_moved_away_is_missed(classifier, reviews, tmp_path) -> None:
+    output = f"{tmp_path}/out/"
+    qdqbert.run(classifier, reviews, output)
+    (tmp_path / "out/part-00001.parquet").unlink()
+    with pytest.raises(OutputExistsError):
+        qdqbert.run(classifier, reviews, output, resume=True)
+
+
+def test_a_folder_of_another_program_is_not_taken_for_finished(
+    classifier, reviews, tmp_path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/part-00000-abc.snappy.parquet").write_bytes(b"of Spark")
+    with pytest.raises(OutputExistsError):
+        qdqbert.run(classifier, reviews, f"{tmp_path}/out/", resume=True)
+
+
+def test_a_file_of_the_model_is_not_replaced(classifier, reviews) -> None:
+    before = (classifier / "config.json").read_bytes()
+    with pytest.raises(OutputExistsError, match="would overwrite a file of `model="):
+        qdqbert.run(
+            classifier, reviews, classifier / "config.json", output_format="jsonl", overwrite=True
+        )
+    assert (classifier / "config.json").read_bytes() == before

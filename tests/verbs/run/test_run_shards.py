@@ -213,3 +213,36 @@ def test_the_examples_run_each_shard_once(command, monkeypatch) -> None:
         assert found[-1].shard is not None
         assert found[-1].resume
         assert shard_of(found[-1].shard) == Shard(index=index, count=count)
+
+
+def test_shards_of_other_inputs_or_options_are_refused(classifier, write_objects, tmp_path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in "abcd":
+        write_objects([{"text": f"the cat {name}"}] * 4, f"in/{name}.jsonl")
+    given, output = f"{tmp_path}/in/", f"{tmp_path}/out/"
+    qdqbert.run(classifier, given, output, shard="0/2")
+    with pytest.raises(UserInputError, match=r"`shard`: the run of another shard.*top_k") as error:
+        qdqbert.run(classifier, given, output, shard="1/2", top_k=2)
+    assert error.value.argument == "shard"
+    (tmp_path / "in/d.jsonl").unlink()
+    with pytest.raises(UserInputError, match="the listing of the input has changed"):
+        qdqbert.run(classifier, given, output, shard="1/2")
+    # What one shard has written is not the whole output.
+    with pytest.raises(OutputExistsError):
+        qdqbert.run(classifier, given, output, resume=True)
+
+
+def test_shards_skip_a_file_that_is_damaged(classifier, tmp_path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        pq.write_table(pa.table({"text": [f"the cat {name}"] * 4}), tmp_path / f"in/{name}.parquet")
+    content = (tmp_path / "in/b.parquet").read_bytes()
+    (tmp_path / "in/b.parquet").write_bytes(content[:-8] + b"damaged!")
+    reports = [
+        qdqbert.run(
+            classifier, f"{tmp_path}/in/", f"{tmp_path}/out/", shard=f"{i}/2", on_error="skip"
+        )
+        for i in range(2)
+    ]
+    assert sum(report.rows for report in reports) == 8
+    assert sum(report.skipped for report in reports) == 1

@@ -182,7 +182,9 @@ def _rows(
         known_by = "the header" if header_separators is not None else "the first row"
         reason = cells if isinstance(cells, str) else _problem(cells, names, known_by)
         if reason is not None:
-            yield BadRow(name, number, reason, end, last)
+            # An unclosed quote takes the lines after it, too.
+            lost = last - number + 1 if isinstance(cells, str) else 1
+            yield BadRow(name, number, reason, end, last, max(1, lost))
         else:
             yield Row(name, number, dict(zip(names, cells, strict=True)), end, last)
 

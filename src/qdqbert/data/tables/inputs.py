@@ -148,6 +148,8 @@ class Source:
         is_stdin: Whether stdin is read, and no file.
         header: Whether the first row of .csv and .tsv files has the names of the columns.
         skips_damage: Whether a part of a file that cannot be read becomes a `BadRow`.
+        first: Name and columns of the first file of Parquet, if they are known: a shard of an input
+            has the same ones.
     """
 
     files: tuple[InputFile, ...]
@@ -155,6 +157,7 @@ class Source:
     is_stdin: bool = False
     header: bool = True
     skips_damage: bool = False
+    first: tuple[str, Any] | None = None
 
     @property
     def size(self) -> int | None:
@@ -191,6 +194,11 @@ class Source:
         """Return a fingerprint of each file."""
         return {identity_name(each): each.identity() for each in self.files}
 
+    def listing(self) -> str:
+        """Return a hash of the names, sizes and versions of the files."""
+        found = [(each.name, each.size, each.version) for each in self.files]
+        return hashlib.sha256(repr(found).encode()).hexdigest()
+
     def shard(self, index: int, count: int) -> Source:
         """Return one of `count` parts of about the same size, which follow one another.
 
@@ -206,7 +214,13 @@ class Source:
             before = end
             is_whole = first <= start and end <= stop
             if self.format == "parquet" and not is_whole and start < stop and first < end:
-                found += _row_groups(file, first - start, stop - start)
+                try:
+                    found += _row_groups(file, first - start, stop - start)
+                except DataFileError:
+                    if not self.skips_damage:
+                        raise
+                    # It becomes a bad row of the shard in which it starts.
+                    found += [file] * (first <= start < stop)
             elif first <= start < stop or (start == stop == total and index == count - 1):
                 found.append(file)
         return dataclasses.replace(self, files=tuple(found))
@@ -261,7 +275,7 @@ class Source:
             yield from self._reader(Lines("stdin", stream, stream))
             return
         before = sum(each.size for each in self.files[: start.file])
-        first: tuple[str, Any] | None = None
+        first = self.first
         for index, file in enumerate(self.files[start.file :], start=start.file):
             after = start.after if index == start.file and start.after.number else None
             if after is not None and after.number == _NO_MORE:
@@ -471,7 +485,12 @@ def _find_local(name: str, path: Path) -> list[InputFile]:
         found = [path]
     else:
         names = glob.glob(str(path), recursive=True)
-        found = [each for each in map(Path, names) if each.is_file()]
+        fixed = len(path.parts) - len(_pattern_parts(path))
+        found = [
+            each
+            for each in map(Path, names)
+            if each.is_file() and _is_wanted(each.parts[fixed:], name)
+        ]
     return [InputFile(place=each, size=each.stat().st_size) for each in found]
 
 
@@ -490,16 +509,38 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _find_remote(name: str) -> list[InputFile]:
+    place = cast(RemotePath, place_of(name))
+    if place.is_file():
+        # Its name can have characters of patterns.
+        return [_remote_file(place, place.stored())]
     root, pattern = split_pattern(name)
-    if pattern is None and root.is_file():
-        return [_remote_file(root, root.stored())]
     files = root.find(pattern)
     inside = len(root.parts)
     return [
         _remote_file(path, stored)
         for path, stored in files.items()
-        if pattern is not None or _is_data(path.parts[inside:])
+        if (
+            _is_wanted(path.parts[inside:], pattern)
+            if pattern is not None
+            else _is_data(path.parts[inside:])
+        )
     ]
+
+
+def _pattern_parts(path: Path) -> tuple[str, ...]:
+    """Return the parts of a pattern from the first one that has a special character on."""
+    first = next((i for i, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
+    return path.parts[first:]
+
+
+def _is_wanted(parts: tuple[str, ...], pattern: str) -> bool:
+    """Return whether a pattern means a file that it finds.
+
+    Names with `.` and `_`, as of unfinished files of Spark, are only meant by a pattern that has
+    such a name itself.
+    """
+    is_named = any(part[:1] in ("_", ".") for part in pattern.split("/") if part not in ("..", "."))
+    return is_named or not any(part[0] in "._" for part in parts)
 
 
 def _remote_file(path: RemotePath, stored: Stored) -> InputFile:

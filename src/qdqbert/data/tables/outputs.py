@@ -112,8 +112,10 @@ class Writer:
         # A gzip file can consist of several members. Without a time, equal rows give equal bytes.
         return gzip.compress(content, mtime=0) if self.is_compressed else content
 
-    def write(self, folder: Place, name: str, sources: Sequence[Place], rows: int) -> None:
+    def write(self, folder: Place, name: str, sources: Sequence[Place], rows: int) -> list[str]:
         """Write blocks as a file of a folder; with `partition_by`, as one for each combination.
+
+        Returns the names of the files in the folder.
 
         Args:
             folder: The folder.
@@ -124,10 +126,13 @@ class Writer:
         if not self.partition_by:
             with whole_file(folder / name) as path:
                 self.join(path, sources, rows)
-            return
+            return [name]
+        names = []
         for part, table in partitions(self.layout, sources, self.partition_by):
-            with whole_file(folder / part / name) as path:
+            names.append(f"{part}/{name}" if part else name)
+            with whole_file(folder / names[-1]) as path:
                 write_table(path, table)
+        return names
 
     def join(self, path: Path, sources: Sequence[Place], rows: int) -> None:
         """Write blocks as one file.

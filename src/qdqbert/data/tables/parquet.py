@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -85,15 +86,31 @@ class Batch:
             try:
                 self._read[name] = column.to_pylist()
             except Exception:
-                # Nanoseconds, years and zones that Python does not know.
-                self._read[name] = [value if value.is_valid else None for value in column]
+                self._read[name] = [_python(value) for value in column]
         return self._read[name]
 
     def written(self, name: str) -> list[Any]:
         """Return the values of a column as text formats have them; see `as_json`."""
         if name not in self._written:
-            self._written[name] = as_json(self.batch.column(name))
+            try:
+                self._written[name] = as_json(self.batch.column(name))
+            except UnicodeDecodeError as error:
+                raise DataFileError(
+                    f"Column {name!r} has a text that is not UTF-8, which only .parquet files can "
+                    "hold. Write .parquet, or correct it."
+                ) from error
         return self._written[name]
+
+
+def _python(value: Any) -> Any:
+    """Return a value of Arrow as Python's; itself if Python has none.
+
+    These are nanoseconds, years and zones that Python does not know, and texts that are not UTF-8.
+    """
+    try:
+        return value.as_py()
+    except Exception:
+        return value
 
 
 class BatchRow(Mapping[str, Any]):
@@ -416,18 +433,34 @@ def partitions(
     table = pyarrow.concat_tables(
         [_cast(each, schema) for each in _blocks(sources)] or [schema.empty_table()]
     )
-    places: dict[tuple[Any, ...], list[int]] = {}
+    places: dict[str, list[int]] = {}
     for row, key in enumerate(zip(*(as_json(table.column(name)) for name in names), strict=True)):
-        places.setdefault(key, []).append(row)
-    for key, rows in places.items():
         pairs = zip(names, map(_plain, key), strict=True)
+        # Values that differ can have one name, as NaN and no value.
         folder = "/".join(f"{quote(n, safe='')}={quote(value, safe='')}" for n, value in pairs)
-        yield folder, table.take(rows).drop_columns(list(names))
+        places.setdefault(folder, []).append(row)
+    rest = table.drop_columns(list(names))
+    if not places:
+        yield "", rest
+    for folder, rows in places.items():
+        yield folder, pyarrow.concat_tables(_runs(rest, rows))
+
+
+def _runs(table: Any, rows: Sequence[int]) -> Iterator[Any]:
+    """Yield rows of a table, of which consecutive ones are a slice, which all types have."""
+    start = 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or rows[end] != rows[end - 1] + 1:
+            yield table.slice(rows[start], end - start)
+            start = end
 
 
 def _plain(value: Any) -> str:
-    if value is None:
+    """Return a value as a part of the name of a folder."""
+    if value is None or value != value:
         return _NO_VALUE
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)
     return value if isinstance(value, str) else to_json(value)
 
 

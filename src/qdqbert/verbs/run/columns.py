@@ -112,6 +112,8 @@ def _check_partitions(options: RunOptions, layout: Layout) -> None:
     odd = next((each for each in found if each not in layout.names), None)
     if odd is not None:
         wrong = f"{odd!r} is not a column of the output. Choose from {quoted(layout.names)}."
+    elif any(each[:1] in ("", ".", "_") for each in found):
+        wrong = "readers leave out folders whose names start with '.' or '_', or have no name."
     elif len(set(found)) < len(found):
         wrong = "a column is named twice."
     elif found and set(found) == set(layout.names):

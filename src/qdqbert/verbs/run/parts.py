@@ -44,7 +44,7 @@ from qdqbert.common.storage import (
 from qdqbert.data.tables.inputs import START, Cursor
 from qdqbert.data.tables.outputs import Writer
 from qdqbert.data.tables.rows import After, BadRow, to_json
-from qdqbert.verbs.run.places import RUN, Places, check_identity, check_output, clear, locked
+from qdqbert.verbs.run.places import FILES, RUN, Places, check_identity, check_output, clear, locked
 from qdqbert.verbs.run.windows import Block, Totals
 
 # Files of a folder end with the window that has so many rows or bytes, which are those before
@@ -63,6 +63,7 @@ class Part:
         errors: The rows that were skipped, as lines of the file of errors.
         data: The file of the answers; `None` if they are in the output.
         size: Bytes of the answers.
+        files: The files of the output that have them.
     """
 
     totals: Totals
@@ -70,6 +71,7 @@ class Part:
     errors: tuple[Mapping[str, Any], ...]
     data: Place | None = None
     size: int = 0
+    files: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, numbers: Place, data: Place | None) -> Part:
@@ -82,13 +84,14 @@ class Part:
             errors=tuple(found["errors"]),
             data=data,
             size=0 if data is None else size_of(data),
+            files=tuple(found.get("files", ())),
         )
 
     def numbers(self) -> bytes:
         """Return the content of its file of numbers."""
         end = [self.end.file, self.end.after.number, self.end.after.position]
         values = {"totals": dataclasses.asdict(self.totals), "end": end, "errors": self.errors}
-        return json_bytes(values)
+        return json_bytes(values | ({"files": self.files} if self.files else {}))
 
 
 class Parts:
@@ -114,7 +117,11 @@ class Parts:
         self.windows: list[Part] = []
         while (numbers := self._numbers(len(self.files))).is_file():
             data = None if places.is_folder else numbers.with_suffix(".data")
-            self.files.append(Part.read(numbers, data))
+            part = Part.read(numbers, data)
+            if not all((places.output / each).is_file() for each in part.files):
+                # Somebody moved it away.
+                break
+            self.files.append(part)
         self.totals = sum((each.totals for each in self.files), Totals())
         for numbers in spool.glob("rows-*.json"):
             # Windows of a file, if it was finished and they were not removed.
@@ -166,12 +173,12 @@ class Parts:
         numbers = self._numbers(len(self.files))
         sources = [each.data for each in self.windows if each.data is not None]
         totals = sum((each.totals for each in self.windows), Totals())
-        data = None
+        data, names = None, list[str]()
         if self._places.is_folder:
             if not self.files:
                 self._remove_earlier()
             name = self._places.file(len(self.files), self._writer.format)
-            self._writer.write(self._places.output, name, sources, totals.rows)
+            names = self._writer.write(self._places.output, name, sources, totals.rows)
         else:
             data = numbers.with_suffix(".data")
             with whole_file(data) as path:
@@ -182,6 +189,7 @@ class Parts:
             errors=tuple(row for each in self.windows for row in each.errors),
             data=data,
             size=sum(each.size for each in self.windows),
+            files=tuple(names),
         )
         write_place(numbers, part.numbers())
         self.files.append(part)
@@ -205,7 +213,9 @@ class Parts:
         else:
             self._join()
         self._write_errors()
-        write_place(places.finished, (places.parts / RUN).read_bytes())
+        identity = json.loads((places.parts / RUN).read_bytes())
+        files = [name for part in self.files for name in part.files]
+        write_place(places.finished, json_bytes(identity | {FILES: files} if files else identity))
         if isinstance(places.output, Path):
             _sync_folder(places.output.parent)
         self.remove()
@@ -293,6 +303,8 @@ def open_parts(
             check_identity(what, json.loads((path / RUN).read_bytes()), identity)
         else:
             clear(places)
+            # It tells of an output that is going to be replaced.
+            places.finished.unlink(missing_ok=True)
             write_place(path / RUN, json_bytes(identity))
         remote = isinstance(path, RemotePath)
         spool = stack.enter_context(temporary_folder()) if remote else Path(str(path))

@@ -39,7 +39,7 @@ from qdqbert.verbs.run.cluster import cluster_blocks
 from qdqbert.verbs.run.columns import find_columns, refuse
 from qdqbert.verbs.run.options import RunOptions
 from qdqbert.verbs.run.parts import open_parts
-from qdqbert.verbs.run.places import Places, find_places, is_finished, remove_rest
+from qdqbert.verbs.run.places import Places, check_siblings, find_places, is_finished, remove_rest
 from qdqbert.verbs.run.shards import shard_of
 from qdqbert.verbs.run.windows import Block, RowRun, Totals
 
@@ -61,7 +61,8 @@ class Pipeline:
 
     Attributes:
         options: Options of the call.
-        source: The input.
+        source: The input, or its shard.
+        whole: The input.
         rows: All rows of the input.
         run: How rows are answered and written.
         progress: Receives the stages.
@@ -70,6 +71,7 @@ class Pipeline:
 
     options: RunOptions
     source: Source
+    whole: Source
     rows: Iterator[Row | BadRow]
     run: RowRun
     progress: Progress
@@ -139,7 +141,11 @@ def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
     format, is_compressed = format_of(options.output, options.output_format)
     _check_partitions(options, format)
     shard = shard_of(options.shard) if options.shard else None
-    places = None if options.output == STDOUT else find_places(options.output, source, shard)
+    places = (
+        None
+        if options.output == STDOUT
+        else find_places(options.output, source, shard, model=options.model)
+    )
     whole = source
     if shard:
         source = source.shard(shard.index, shard.count)
@@ -148,6 +154,9 @@ def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
         is_live = source.is_stdin and places is None
         start = whole.start(_HEAD_ROWS, _PATIENCE if is_live else None)
         columns = find_columns(whole, start, model, options, format)
+        if shard and columns.layout.types is not None:
+            first = whole.files[0].name, columns.layout.types.remove_metadata()
+            source = dataclasses.replace(source, first=first)
         writer = Writer(
             format=format,
             is_compressed=is_compressed,
@@ -157,6 +166,7 @@ def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
         pipeline = Pipeline(
             options=options,
             source=source,
+            whole=whole,
             rows=source.rows() if shard else start.rows,
             run=RowRun(model=model, columns=columns, writer=writer, options=options),
             progress=progress,
@@ -195,6 +205,7 @@ def _write(pipeline: Pipeline, places: Places) -> RunReport:
     with _reporting(options, places):
         places.output.parent.mkdir(parents=True, exist_ok=True)
     identity = _identity(pipeline)
+    check_siblings(places, identity)
     local = [file.place for file in source.files if isinstance(file.place, Path)]
     read = [*local, pipeline.run.model.directory / QUANTIZATION]
     if options.resume and is_finished(places, read, identity):
@@ -297,6 +308,7 @@ def _identity(pipeline: Pipeline) -> dict[str, Any]:
         "the format of finished parts": 2,
         **{f"`{name}`": chosen[name] for name in chosen if name not in _FREE_OPTIONS},
         "the model": _model_digest(model),
+        **({"the listing of the input": pipeline.whole.listing()} if options.shard else {}),
         **pipeline.source.identity(),
     }
     return json.loads(json.dumps(identity))  # type: ignore[no-any-return]

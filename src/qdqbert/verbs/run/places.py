@@ -26,7 +26,10 @@ from qdqbert.data.tables.outputs import is_folder
 from qdqbert.verbs.run.shards import Shard
 
 RUN = "run.json"
+FILES = "the files of the output"
 _LOCK = "lock"
+# What differs between shards of one input.
+_OF_SHARD = ("`shard`", "`input`", FILES)
 # Start of the names of the files of a folder.
 _PART = "part-"
 
@@ -88,8 +91,12 @@ class Places:
         return sorted(
             path
             for path, is_ours in self._found()
-            if is_ours and (not self.is_folder or path.name.startswith(self._start))
+            if is_ours and (path == self.output or path.name.startswith(self._start))
         )
+
+    def relative(self, path: Place) -> str:
+        """Return the name of a file of the output in its folder."""
+        return str(path).removeprefix(str(self.output)).lstrip("/\\")
 
     def foreign(self) -> Place | None:
         """Return what is in the folder and was not written by a run."""
@@ -103,6 +110,9 @@ class Places:
         elif isinstance(self.output, RemotePath):
             inside = len(self.output.parts)
             for remote in self.output.find():
+                if not remote.parts[inside:]:
+                    # A file whose name is that of the folder.
+                    continue
                 *folders, name = remote.parts[inside:]
                 yield remote, self._is_ours(name) and all(map(is_partition, folders))
         elif self.output.is_dir():
@@ -125,8 +135,12 @@ def _found_in(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def find_places(output: str, source: Source, shard: Shard | None = None) -> Places:
+def find_places(
+    output: str, source: Source, shard: Shard | None = None, *, model: str = ""
+) -> Places:
     """Return where a run of all files of an input, or of a shard of it, writes.
+
+    `model` is the folder of the model, of which no file is replaced.
 
     Raises:
         UserInputError: The output or a file next to it cannot be written, or it would overwrite a
@@ -147,30 +161,70 @@ def find_places(output: str, source: Source, shard: Shard | None = None) -> Plac
     for file in source.files:
         if any(_is_inside(file.place, each) for each in (places.output, places.errors)):
             raise overwrites("output", output, f"the input file {file.name!r}")
+    folder = place_of(model) if model else None
+    if folder is not None and places.output.is_file() and _is_inside(places.output, folder):
+        raise overwrites("output", output, f"a file of `model={model!r}`")
     return places
 
 
 def _is_inside(path: Place, place: Place) -> bool:
     if isinstance(path, Path) and isinstance(place, Path):
         return is_within(path, place)
-    return f"{path}/".startswith(f"{place}/")
+    if isinstance(path, RemotePath) and isinstance(place, RemotePath):
+        return path.is_within(place)
+    return False
 
 
 def is_finished(places: Places, read: Iterable[Path], identity: Mapping[str, Any]) -> bool:
     """Return whether an earlier run has written an output, so that there is nothing to continue.
 
-    If it is not known which one, an output that is older than a file of `read` is another run's.
+    If it is not known which one, a file that is older than a file of `read` is another run's, and
+    of a folder nothing is known.
     """
     written = places.written()
     if places.is_interrupted or not written or places.foreign() is not None:
         return False
     if places.finished.is_file():
+        found = json.loads(places.finished.read_bytes())
+        files = found.pop(FILES, [])
+        if not {*files} <= {places.relative(each) for each in written}:
+            return False
         what = f"the run that has written {str(places.output)!r}"
-        check_identity(what, json.loads(places.finished.read_bytes()), identity)
+        check_identity(what, found, identity)
         return True
-    local = [each for each in written if isinstance(each, Path)]
+    local = [each for each in written if isinstance(each, Path) and not places.is_folder]
     newest = max(each.stat().st_mtime_ns for each in read)
     return bool(local) and min(each.stat().st_mtime_ns for each in local) >= newest
+
+
+def check_siblings(places: Places, identity: Mapping[str, Any]) -> None:
+    """Refuse a shard of another input, model or options than shards that were run before.
+
+    Raises:
+        UserInputError: Another shard differs.
+    """
+    if places.shard is None:
+        return
+    ending = f"-of-{places.shard.count:05d}"
+    name, parent = places.output.name, places.output.parent
+    if not parent.is_dir():
+        return
+    found: Iterable[Place] = parent.iterdir()
+    for each in sorted(found, key=str):
+        stem = each.name.removesuffix(".json")
+        if not stem.startswith((f".{name}.run-", f".{name}.parts-")) or not stem.endswith(ending):
+            continue
+        path = each if each.name.endswith(".json") else each / RUN
+        if stem.endswith(places.shard.name) or not path.is_file():
+            continue
+        stored = json.loads(path.read_bytes())
+        own = [key for key in stored if key in _OF_SHARD or key.startswith("the input file ")]
+        for key in own:
+            del stored[key]
+        same = {key: value for key, value in identity.items() if key in stored}
+        what = f"the run of another shard, of which {str(path)!r} tells,"
+        check_identity(what, stored, same, argument="shard")
+        return
 
 
 def remove_rest(places: Places) -> None:
@@ -204,7 +258,13 @@ def check_output(places: Places, *, overwrite: bool) -> None:
         )
 
 
-def check_identity(what: str, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+def check_identity(
+    what: str,
+    stored: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    *,
+    argument: str = "resume",
+) -> None:
     """Refuse to continue a run, named by `what`, with another input, model or options."""
     details = []
     for name, current in identity.items():
@@ -213,6 +273,12 @@ def check_identity(what: str, stored: Mapping[str, Any], identity: Mapping[str, 
         elif stored[name] != current:
             values = f"was {stored[name]!r:.300} and is {current!r:.300}"
             details.append(f"{name} {values if name.startswith('`') else 'has changed'}")
+    if details and argument == "shard":
+        raise UserInputError(
+            f"`shard`: {what} was another one: {'; '.join(details)}. Shards divide one input: give "
+            "all of them the same one, or choose another `output`.",
+            argument="shard",
+        )
     if details:
         raise UserInputError(
             f"`resume=True`: {what} was another one: {'; '.join(details)}. Repeat the earlier "
