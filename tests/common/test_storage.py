@@ -153,6 +153,11 @@ def test_a_url_of_nothing_is_refused(name: str) -> None:
         place_of(name)
 
 
+def test_chains_of_file_systems_are_refused() -> None:
+    with pytest.raises(UserInputError, match="has '::'"):
+        place_of("memory://bucket/o::a.jsonl")
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(UserInputError, match=re.escape("Run `pip install gcsfs`.")):

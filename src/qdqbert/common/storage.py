@@ -277,6 +277,10 @@ def place_of(name: str) -> Place:
             f"{name!r} has a scheme that is not known, {found[1]!r}. Pass a path of this machine, "
             f"or one of {known}."
         )
+    if "::" in name:
+        raise UserInputError(
+            f"{name!r} has '::', with which fsspec chains file systems. Pass a URL without it."
+        )
     url = f"{scheme}://{name[found.end() :].rstrip('/')}"
     if url.endswith("//"):
         raise UserInputError(f"{name!r} names no file or folder. Pass its URL.")

@@ -98,10 +98,10 @@ def load(
     "qdqbert" says which engine runs it, and why.
 
     Args:
-        path: The folder; or the name of a model of the hub, OWNER/NAME or NAME, of which only the
-            needed files are downloaded, to the hub's cache. Or a float model in memory:
-            `(model, tokenizer)` of transformers, a pipeline, a `SentenceTransformer` or a
-            `CrossEncoder`.
+        path: The folder, or its URL in object storage; or the name of a model of the hub,
+            OWNER/NAME or NAME, of which only the needed files are downloaded, to the hub's cache.
+            Or a float model in memory: `(model, tokenizer)` of transformers, a pipeline, a
+            `SentenceTransformer` or a `CrossEncoder`.
         task: The task that the model must have, as a check. Type checkers know the class of the
             returned object by it. With "sparse-embedding", a masked language model is run as
             SPLADE, and with "feature-extraction" the encoder of a float checkpoint is an embedder.

@@ -478,3 +478,11 @@ def test_one_text_that_is_not_utf8_is_one_bad_value(tmp_path) -> None:
     assert values[0] == "one"
     assert values[2] == "two"
     assert not isinstance(values[1], str)
+
+
+@pytest.mark.parametrize("name", ["in", "in/*.txt"])
+def test_a_link_to_nothing_is_named(tmp_path, write, name) -> None:
+    write("in/a.txt", b"one\n")
+    (tmp_path / "in/b.txt").symlink_to(tmp_path / "gone.txt")
+    with pytest.raises(DataFileError, match=r"b\.txt` is a link to '.*gone\.txt', which does not"):
+        open_source(f"{tmp_path}/{name}")

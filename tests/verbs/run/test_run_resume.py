@@ -455,3 +455,14 @@ def test_a_file_of_the_model_is_not_replaced(classifier, reviews) -> None:
             classifier, reviews, classifier / "config.json", output_format="jsonl", overwrite=True
         )
     assert (classifier / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", [".out.run.json", ".out.parts/run.json"])
+def test_a_damaged_file_of_a_run_is_named(classifier, reviews, tmp_path, name) -> None:
+    qdqbert.run(classifier, reviews, f"{tmp_path}/out/")
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('{"the model": ')
+    with pytest.raises(UserInputError, match=r"run\.json' is damaged: .* `overwrite=True`"):
+        qdqbert.run(classifier, reviews, f"{tmp_path}/out/", resume=True)
+    assert qdqbert.run(classifier, reviews, f"{tmp_path}/out/", overwrite=True).rows == 11

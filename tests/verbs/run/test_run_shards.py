@@ -124,7 +124,7 @@ def test_a_shard_without_files_says_so(classifier, write_objects, tmp_path) -> N
     ]
     assert [report.rows for report in reports] == [1, 0, 0]
     (notice,) = reports[2].notices
-    assert notice == "`shard='2/3'` has no rows: there are more shards than files."
+    assert notice == "`shard='2/3'` has no rows: there are too few files for so many shards."
 
 
 @pytest.mark.parametrize(

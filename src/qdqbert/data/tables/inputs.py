@@ -486,11 +486,10 @@ def _find_local(name: str, path: Path) -> list[InputFile]:
     else:
         names = glob.glob(str(path), recursive=True)
         fixed = len(path.parts) - len(_pattern_parts(path))
-        found = [
-            each
-            for each in map(Path, names)
-            if each.is_file() and _is_wanted(each.parts[fixed:], name)
-        ]
+        wanted = [each for each in map(Path, names) if _is_wanted(each.parts[fixed:], name)]
+        for each in wanted:
+            _refuse_dangling(each)
+        found = [each for each in wanted if each.is_file()]
     return [InputFile(place=each, size=each.stat().st_size) for each in found]
 
 
@@ -502,10 +501,17 @@ def _files_in(folder: Path) -> Iterator[Path]:
     for each in folder.iterdir():
         if each.name[0] in "._":
             continue
+        _refuse_dangling(each)
         if each.is_file():
             yield each
         elif is_partition(each.name) and each.is_dir():
             yield from _files_in(each)
+
+
+def _refuse_dangling(path: Path) -> None:
+    """Refuse a link to nothing: its rows would be missing without a word."""
+    if path.is_symlink() and not path.exists():
+        raise DataFileError(f"`{path}` is a link to {os.readlink(path)!r}, which does not exist.")
 
 
 def _find_remote(name: str) -> list[InputFile]:

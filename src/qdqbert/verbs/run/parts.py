@@ -44,7 +44,16 @@ from qdqbert.common.storage import (
 from qdqbert.data.tables.inputs import START, Cursor
 from qdqbert.data.tables.outputs import Writer
 from qdqbert.data.tables.rows import After, BadRow, to_json
-from qdqbert.verbs.run.places import FILES, RUN, Places, check_identity, check_output, clear, locked
+from qdqbert.verbs.run.places import (
+    FILES,
+    RUN,
+    Places,
+    check_identity,
+    check_output,
+    clear,
+    locked,
+    read_numbers,
+)
 from qdqbert.verbs.run.windows import Block, Totals
 
 # Files of a folder end with the window that has so many rows or bytes, which are those before
@@ -76,7 +85,7 @@ class Part:
     @classmethod
     def read(cls, numbers: Place, data: Place | None) -> Part:
         """Read the numbers of a part that was finished."""
-        found = json.loads(numbers.read_bytes())
+        found = read_numbers(numbers)
         file, number, position = found["end"]
         return cls(
             totals=Totals(**found["totals"]),
@@ -300,7 +309,7 @@ def open_parts(
         stack.enter_context(locked(places))
         if is_known and resume:
             what = f"the interrupted run in {str(path)!r}"
-            check_identity(what, json.loads((path / RUN).read_bytes()), identity)
+            check_identity(what, read_numbers(path / RUN), identity)
         else:
             clear(places)
             # It tells of an output that is going to be replaced.

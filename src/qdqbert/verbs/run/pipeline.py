@@ -265,7 +265,9 @@ def _report(
     resumed = resumed or Totals()
     notices = [notice] if notice else []
     if not totals.read and not notice and pipeline.options.shard:
-        notices.append(f"`shard={options.shard!r}` has no rows: there are more shards than files.")
+        notices.append(
+            f"`shard={options.shard!r}` has no rows: there are too few files for so many shards."
+        )
     elif not totals.read and not notice:
         hint = ""
         if pipeline.source.has_header:

@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from qdqbert.common.errors import OutputExistsError, UserInputError
 from qdqbert.common.files import check_output_place, followed, is_within
@@ -121,9 +121,10 @@ class Places:
 
     def _is_ours(self, name: str) -> bool:
         """Return whether a run with as many shards can have written a file."""
-        if self.shard is None:
-            return name.startswith(_PART)
-        return re.fullmatch(rf"{_PART}\d+-of-{self.shard.count:05d}-.*", name) is not None
+        count = r"\d{5}" if self.shard is None else f"{self.shard.count:05d}"
+        of_shard = rf"\d{{5}}-of-{count}-"
+        optional = "?" if self.shard is None else ""
+        return re.fullmatch(rf"{_PART}({of_shard}){optional}\d{{5,}}\.\w+", name) is not None
 
 
 def _found_in(folder: Path) -> Iterator[Path]:
@@ -185,7 +186,7 @@ def is_finished(places: Places, read: Iterable[Path], identity: Mapping[str, Any
     if places.is_interrupted or not written or places.foreign() is not None:
         return False
     if places.finished.is_file():
-        found = json.loads(places.finished.read_bytes())
+        found = read_numbers(places.finished)
         files = found.pop(FILES, [])
         if not {*files} <= {places.relative(each) for each in written}:
             return False
@@ -217,7 +218,7 @@ def check_siblings(places: Places, identity: Mapping[str, Any]) -> None:
         path = each if each.name.endswith(".json") else each / RUN
         if stem.endswith(places.shard.name) or not path.is_file():
             continue
-        stored = json.loads(path.read_bytes())
+        stored = dict(read_numbers(path))
         own = [key for key in stored if key in _OF_SHARD or key.startswith("the input file ")]
         for key in own:
             del stored[key]
@@ -285,6 +286,22 @@ def check_identity(
             "call, or pass `overwrite=True` instead to start again.",
             argument="resume",
         )
+
+
+def read_numbers(path: Place) -> dict[str, Any]:
+    """Read a file of JSON that a run has written.
+
+    Raises:
+        UserInputError: It is damaged.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserInputError(
+            f"{str(path)!r} is damaged: {error}. Pass `overwrite=True` to start again.",
+            argument="resume",
+        ) from error
+    return cast("dict[str, Any]", found)
 
 
 @contextlib.contextmanager
