@@ -202,3 +202,21 @@ def test_unfinished_files_are_not_read(classifier, tmp_path) -> None:
             classifier, f"{tmp_path}/in/{pattern}", tmp_path / "a.jsonl", overwrite=True
         )
         assert report.rows == rows
+
+
+def test_columns_do_not_depend_on_the_current_folder(
+    classifier, tmp_path, read_objects, monkeypatch
+) -> None:
+    (tmp_path / "run=7").mkdir()
+    (tmp_path / "run=7/a.txt").write_text("the cat\n")
+    monkeypatch.chdir(tmp_path / "run=7")
+    for given in ("a.txt", "../run=7/a.txt", str(tmp_path / "run=7/a.txt")):
+        qdqbert.run(classifier, given, tmp_path / "a.jsonl", overwrite=True)
+        assert [row["run"] for row in read_objects(tmp_path / "a.jsonl")] == [7]
+
+
+def test_a_link_to_a_folder_around_it_is_left_out(classifier, tmp_path) -> None:
+    (tmp_path / "in/k=1").mkdir(parents=True)
+    (tmp_path / "in/k=1/a.txt").write_text("the cat\n")
+    (tmp_path / "in/k=2").symlink_to(tmp_path / "in")
+    assert qdqbert.run(classifier, tmp_path / "in", tmp_path / "a.jsonl").rows == 1

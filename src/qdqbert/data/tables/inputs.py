@@ -66,6 +66,8 @@ _WITHOUT_HEADER = {
 # A folder of Hive's, as Spark writes them, and its name for no value.
 _PARTITION = re.compile(r"([^=]+)=(.*)")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
+# End of the names of files that Hadoop makes for folders in storage.
+_HADOOP = "_$folder$"
 # Values that are integers: not those with zeros before them, which would be lost.
 _INTEGER = re.compile(r"-?[1-9]\d{0,17}|0")
 
@@ -464,7 +466,8 @@ def _open_files(name: str, format: InputFormat | None, skips_damage: bool) -> So
 def _find(name: str) -> list[InputFile]:
     """Return the files of an input, sorted by name, without their partitions."""
     place = place_of(name)
-    with reporting(name):
+    found: list[InputFile] = []
+    with reporting(name), contextlib.suppress(FileNotFoundError):
         found = _find_remote(name) if isinstance(place, RemotePath) else _find_local(name, place)
     if not found:
         wrong = "has no files" if place.is_dir() else "does not exist"
@@ -493,19 +496,21 @@ def _find_local(name: str, path: Path) -> list[InputFile]:
     return [InputFile(place=each, size=each.stat().st_size) for each in found]
 
 
-def _files_in(folder: Path) -> Iterator[Path]:
+def _files_in(folder: Path, around: frozenset[str] = frozenset()) -> Iterator[Path]:
     """Yield the files in a folder and in its folders of partitions.
 
-    Names with `.` and `_` are files that other programs keep next to the data.
+    Names with `.` and `_` are files that other programs keep next to the data, and so are those
+    that Hadoop makes for folders. A link to a folder `around` is left out.
     """
+    around |= {os.path.realpath(folder)}
     for each in folder.iterdir():
-        if each.name[0] in "._":
+        if each.name[0] in "._" or each.name.endswith(_HADOOP) or os.path.realpath(each) in around:
             continue
         _refuse_dangling(each)
         if each.is_file():
             yield each
         elif is_partition(each.name) and each.is_dir():
-            yield from _files_in(each)
+            yield from _files_in(each, around)
 
 
 def _refuse_dangling(path: Path) -> None:
@@ -556,7 +561,8 @@ def _remote_file(path: RemotePath, stored: Stored) -> InputFile:
 def _is_data(parts: tuple[str, ...]) -> bool:
     """Return whether a file below a folder is one of its data; see `_files_in`."""
     *folders, name = parts
-    return name[0] not in "._" and all(map(is_partition, folders))
+    is_kept = name[0] in "._" or name.endswith(_HADOOP)
+    return not is_kept and all(map(is_partition, folders))
 
 
 def is_partition(folder: str) -> bool:
@@ -566,7 +572,8 @@ def is_partition(folder: str) -> bool:
 
 def _with_partitions(files: Iterable[InputFile]) -> tuple[InputFile, ...]:
     """Add the values that the names of folders have. Columns of integers have integers."""
-    found = [dict(_partition_of(each.place)) for each in files]
+    # The folder around a file can be the current one.
+    found = [dict(_partition_of(each.place.absolute())) for each in files]
     names = dict.fromkeys(name for each in found for name in each)
     texts = {name: {each.get(name) for each in found} - {None} for name in names}
     integers = {name for name in names if all(_INTEGER.fullmatch(str(x)) for x in texts[name])}

@@ -277,7 +277,8 @@ def _report(
         notices.append(model.describe_truncation(totals.truncated, totals.rows, model.max_length))
     if totals.skipped:
         where = "" if places is None else f": see {places.errors}"
-        notices.append(f"{totals.skipped} rows were skipped{where}.")
+        were = "row was" if totals.skipped == 1 else "rows were"
+        notices.append(f"{totals.skipped} {were} skipped{where}.")
     return RunReport(
         model=options.model,
         task=model.task,
