@@ -118,7 +118,11 @@ def _what_answers(host: str, port: int) -> str | None:
     thread = threading.Thread(target=lambda: found.append(_ask(host, port)), daemon=True)
     thread.start()
     thread.join(_SECONDS)
-    return found[0] if found else f"{host} does not answer within {_SECONDS:.0f} s"
+    return found[0] if found else _silent(host)
+
+
+def _silent(host: str) -> str:
+    return f"{host} does not answer within {_SECONDS:.0f} s"
 
 
 def _ask(host: str, port: int) -> str | None:
@@ -134,17 +138,20 @@ def _ask(host: str, port: int) -> str | None:
         stream.close()
         return None
     with stream, contextlib.suppress(OSError):
-        stream.settimeout(_SECONDS)
-        stream.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b"") + _call(host))
-        received = stream.recv(8)
-        if received.startswith(b"HTTP/"):
-            return f"an HTTP server answers at port {port} of {host}, such as Ray's dashboard"
-        for kind, flags, number, content in _frames(stream, received):
-            if kind == _HEADERS and (_OK not in content[:3] or _UNIMPLEMENTED in content):
-                break
-            # Ray itself says what other errors of gRPC mean.
-            if number and (kind == _DATA or flags & _END_STREAM):
-                return None
+        try:
+            stream.settimeout(_SECONDS)
+            stream.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b"") + _call(host))
+            received = stream.recv(8)
+            if received.startswith(b"HTTP/"):
+                return f"an HTTP server answers at port {port} of {host}, such as Ray's dashboard"
+            for kind, flags, number, content in _frames(stream, received):
+                if kind == _HEADERS and (_OK not in content[:3] or _UNIMPLEMENTED in content):
+                    break
+                # Ray itself says what other errors of gRPC mean.
+                if number and (kind == _DATA or flags & _END_STREAM):
+                    return None
+        except TimeoutError:
+            return _silent(host)
     return f"another server than a cluster's answers at port {port} of {host}"
 
 
