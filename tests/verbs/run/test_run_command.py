@@ -109,7 +109,7 @@ def test_answers_on_stdout_are_alone(classifier) -> None:
     assert code == 0
     assert [len(json.loads(line)["labels"]) for line in out.splitlines()] == [2, 2]
     assert "Skipped Line 2 of `stdin`: column 'text' is blank." in err
-    assert "Note: 1 rows were skipped." in err
+    assert "Note: 1 row was skipped." in err
     code, out, err = run(*words, "--json", stdin=b"the cat\n")
     assert len(out.splitlines()) == 1
     assert json.loads(err[err.index("{\n") :])["rows"] == 1
