@@ -37,6 +37,7 @@ NOT_FOUND = SETTINGS + frame(1, 4, b"\x8d") + frame(0, 1, b"\0\0\0\0\x04id00")
 def serve() -> Iterator[Callable[[bytes | None], int]]:
     """Return a function that starts a server, which sends bytes to a client, and its port."""
     opened: list[socket.socket] = []
+    threads: list[threading.Thread] = []
 
     def start(answer: bytes | None) -> int:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -50,10 +51,14 @@ def serve() -> Iterator[Callable[[bytes | None], int]]:
                 stream.sendall(answer)
                 stream.shutdown(socket.SHUT_WR)
 
-        threading.Thread(target=run, daemon=True).start()
+        threads.append(threading.Thread(target=run, daemon=True))
+        threads[-1].start()
         return int(listener.getsockname()[1])
 
     yield start
+    # A client can be gone before its server has said all.
+    for thread in threads:
+        thread.join(10)
     for each in opened:
         each.close()
 

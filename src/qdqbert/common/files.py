@@ -210,13 +210,28 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     path = followed(path)
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    partial = path.with_name(f".{path.name}.partial")
+    with replacing(path) as partial, partial.open("wb") as file:
+        for part in parts:
+            file.write(part)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, partial: Path | None = None) -> Iterator[Path]:
+    """Yield a path to write a file to, which replaces the one at `path` at the end.
+
+    Args:
+        path: The file.
+        partial: The path to write to, on the same disk; by default in the same folder.
+
+    Raises:
+        OSError: The file cannot be written. An existing file is unchanged.
+    """
+    partial = partial or path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("wb") as file:
-            for part in parts:
-                file.write(part)
-            # The name must not reach the disk before the content.
-            file.flush()
+        yield partial
+        # The name must not reach the disk before the content. Windows only flushes what it may
+        # write to.
+        with partial.open("r+b") as file:
             os.fsync(file.fileno())
         partial.replace(path)
     finally:

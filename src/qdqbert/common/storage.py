@@ -13,17 +13,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import glob
 import io
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.files import temporary_folder, write_bytes
+from qdqbert.common.files import replacing, temporary_folder, write_bytes
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HALF = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
@@ -45,7 +46,6 @@ _PACKAGES = {
 }
 # Bytes that are read of a file at a time.
 _READ_BYTES = 1 << 20
-_MAGIC = re.compile(r"[*?\[]")
 
 
 # What a storage says of a file that changes with it, the most reliable first.
@@ -298,14 +298,19 @@ def _refuse_half(name: str) -> None:
         )
 
 
+def pattern_start(parts: Sequence[str]) -> int:
+    """Return the index of the first part of a path that has `*`, `?` or `[`."""
+    return next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+
+
 def split_pattern(name: str) -> tuple[RemotePath, str | None]:
     """Return a URL up to its first part with `*`, `?` or `[`, and the rest; `None` without one."""
     path = place_of(name)
     assert isinstance(path, RemotePath)
     parts = path.parts
-    first = next((i for i, part in enumerate(parts) if _MAGIC.search(part)), None)
+    first = pattern_start(parts)
     # In the address of a file on the web, `?` starts the query.
-    if first is None or path.url.startswith("http"):
+    if first == len(parts) or path.url.startswith("http"):
         return path, None
     start = path.url.partition("://")[0]
     return RemotePath(f"{start}://{'/'.join(parts[:first])}"), "/".join(parts[first:])
@@ -400,17 +405,15 @@ def whole_file(place: Place, folder: Place | None = None) -> Iterator[Path]:
             place.upload(path)
         return
     place.parent.mkdir(parents=True, exist_ok=True)
-    partial = place.with_name(f".{place.name}.partial")
-    if isinstance(folder, Path):
-        partial = folder / "joined"
-    try:
+    with replacing(place, folder / "joined" if isinstance(folder, Path) else None) as partial:
         yield partial
-        # The name must not reach the disk before the content.
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(place)
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+def append_files(file: BinaryIO, sources: Iterable[Place]) -> None:
+    """Write the contents of files one after another."""
+    for source in sources:
+        with open_place(source) as content:
+            shutil.copyfileobj(content, file, _READ_BYTES)
 
 
 def remove_tree(place: Place) -> None:

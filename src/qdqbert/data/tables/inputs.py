@@ -30,6 +30,7 @@ from qdqbert.common.storage import (
     Stored,
     is_url,
     open_place,
+    pattern_start,
     place_of,
     split_pattern,
     translated,
@@ -38,7 +39,7 @@ from qdqbert.data.tables.arrivals import Arrivals, Arrives
 from qdqbert.data.tables.delimited import read_csv, read_tsv
 from qdqbert.data.tables.lines import Lines, read_objects, read_texts
 from qdqbert.data.tables.parquet import read_parquet, rows_of_groups, schema_of
-from qdqbert.data.tables.rows import After, BadRow, Constant, Header, Row
+from qdqbert.data.tables.rows import NO_VALUE, After, BadRow, Constant, Header, Row
 
 STDIN = "-"
 
@@ -63,9 +64,8 @@ _WITHOUT_HEADER = {
     "tsv": functools.partial(read_tsv, header=False),
 }
 
-# A folder of Hive's, as Spark writes them, and its name for no value.
+# A folder of Hive's, as Spark writes them.
 _PARTITION = re.compile(r"([^=]+)=(.*)")
-_NULL = "__HIVE_DEFAULT_PARTITION__"
 # End of the names of files that Hadoop makes for folders in storage.
 _HADOOP = "_$folder$"
 # Values that are integers: not those with zeros before them, which would be lost.
@@ -488,7 +488,7 @@ def _find_local(name: str, path: Path) -> list[InputFile]:
         found = [path]
     else:
         names = glob.glob(str(path), recursive=True)
-        fixed = len(path.parts) - len(_pattern_parts(path))
+        fixed = pattern_start(path.parts)
         wanted = [each for each in map(Path, names) if _is_wanted(each.parts[fixed:], name)]
         for each in wanted:
             _refuse_dangling(each)
@@ -536,12 +536,6 @@ def _find_remote(name: str) -> list[InputFile]:
             else _is_data(path.parts[inside:])
         )
     ]
-
-
-def _pattern_parts(path: Path) -> tuple[str, ...]:
-    """Return the parts of a pattern from the first one that has a special character on."""
-    first = next((i for i, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
-    return path.parts[first:]
 
 
 def _is_wanted(parts: tuple[str, ...], pattern: str) -> bool:
@@ -598,7 +592,7 @@ def _partition_of(place: Place) -> list[tuple[str, str | None]]:
         if found is None:
             break
         name, value = map(unquote, found.groups())
-        pairs.append((name, None if value == _NULL else value))
+        pairs.append((name, None if value == NO_VALUE else value))
     return pairs[::-1]
 
 

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import gzip
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from qdqbert.common.files import check_output_place, is_within
 from qdqbert.common.storage import (
     Place,
     RemotePath,
-    open_place,
+    append_files,
     place_of,
     size_of,
     whole_file,
@@ -148,9 +147,7 @@ class Writer:
         size_bytes = sum(map(size_of, sources))
         with path.open("wb") as file:
             file.write(self.header(rows=rows, size_bytes=size_bytes))
-            for part in sources:
-                with open_place(part) as content:
-                    shutil.copyfileobj(content, file, 1 << 20)
+            append_files(file, sources)
 
     def unify(self, files: Sequence[Place]) -> None:
         """Give the finished files of a folder the same columns and types.

@@ -25,6 +25,7 @@ from qdqbert.common.extras import require
 from qdqbert.common.files import refuse_pointer
 from qdqbert.common.storage import Place, open_place, size_of, whole_file
 from qdqbert.data.tables.rows import (
+    NO_VALUE,
     After,
     BadRow,
     Column,
@@ -45,9 +46,6 @@ _READ_ROWS = 4096
 # Rows or bytes of a row group: what other programs read at a time.
 _GROUP_ROWS = 100_000
 _GROUP_BYTES = 1 << 28
-
-# Hive's name for no value in a folder.
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 # Levels of types in a block. Arrow's limit is 64, for the table and all below it.
 _MOST_LEVELS = 60
@@ -458,7 +456,7 @@ def _runs(table: Any, rows: Sequence[int]) -> Iterator[Any]:
 def _plain(value: Any) -> str:
     """Return a value as a part of the name of a folder."""
     if value is None or value != value:
-        return _NO_VALUE
+        return NO_VALUE
     if isinstance(value, float) and math.isinf(value):
         return str(value)
     return value if isinstance(value, str) else to_json(value)

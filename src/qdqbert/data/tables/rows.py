@@ -21,6 +21,10 @@ _ESCAPE = re.compile(
 )
 
 
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""Hive's name for no value, in the names of folders."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Header:
     """The columns of a file that names them before its rows.

@@ -23,10 +23,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +33,8 @@ from qdqbert.common.files import json_bytes, temporary_folder
 from qdqbert.common.storage import (
     Place,
     RemotePath,
-    open_place,
+    append_files,
     remove_tree,
-    size_of,
     whole_file,
     write_place,
 )
@@ -71,7 +68,7 @@ class Part:
         end: The place in the input after it.
         errors: The rows that were skipped, as lines of the file of errors.
         data: The file of the answers; `None` if they are in the output.
-        size: Bytes of the answers.
+        size: Bytes of the answers to a window.
         files: The files of the output that have them.
     """
 
@@ -92,7 +89,7 @@ class Part:
             end=Cursor(file, After(number, position)),
             errors=tuple(found["errors"]),
             data=data,
-            size=0 if data is None else size_of(data),
+            size=data.stat().st_size if isinstance(data, Path) else 0,
             files=tuple(found.get("files", ())),
         )
 
@@ -190,14 +187,13 @@ class Parts:
             names = self._writer.write(self._places.output, name, sources, totals.rows)
         else:
             data = numbers.with_suffix(".data")
-            with whole_file(data) as path:
-                concatenate(path, sources)
+            with whole_file(data) as path, path.open("wb") as file:
+                append_files(file, sources)
         part = Part(
             totals=totals,
             end=self.end,
             errors=tuple(row for each in self.windows for row in each.errors),
             data=data,
-            size=sum(each.size for each in self.windows),
             files=tuple(names),
         )
         write_place(numbers, part.numbers())
@@ -222,7 +218,7 @@ class Parts:
         else:
             self._join()
         self._write_errors()
-        identity = json.loads((places.parts / RUN).read_bytes())
+        identity = read_numbers(places.parts / RUN)
         files = [name for part in self.files for name in part.files]
         write_place(places.finished, json_bytes(identity | {FILES: files} if files else identity))
         if isinstance(places.output, Path):
@@ -252,14 +248,6 @@ class Parts:
         """Remove the folder. Without `run.json` the rest is no interrupted run."""
         (self._places.parts / RUN).unlink()
         remove_tree(self._places.parts)
-
-
-def concatenate(path: Path, sources: Sequence[Place]) -> None:
-    """Write files one after another."""
-    with path.open("wb") as file:
-        for source in sources:
-            with open_place(source) as content:
-                shutil.copyfileobj(content, file, 1 << 20)
 
 
 def _remove(numbers: Path) -> None:

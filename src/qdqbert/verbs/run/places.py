@@ -29,7 +29,7 @@ RUN = "run.json"
 FILES = "the files of the output"
 _LOCK = "lock"
 # What differs between shards of one input.
-_OF_SHARD = ("`shard`", "`input`", FILES)
+_OF_SHARD = ("`shard`", "`input`")
 # Start of the names of the files of a folder.
 _PART = "part-"
 
@@ -148,11 +148,11 @@ def find_places(
             file of the input.
     """
     place = place_of(output)
-    if isinstance(place, RemotePath):
-        places = Places(output=place, is_folder=is_folder(output), shard=shard)
-    else:
-        places = Places(output=followed(place), is_folder=is_folder(output), shard=shard)
-        check_output_place(Path(str(places.errors)))
+    if isinstance(place, Path):
+        place = followed(place)
+    places = Places(output=place, is_folder=is_folder(output), shard=shard)
+    if isinstance(places.errors, Path):
+        check_output_place(places.errors)
     if shard and not places.is_folder:
         raise UserInputError(
             f"`shard={str(shard)!r}` needs a folder as output, such as 'answers/', got "
@@ -218,13 +218,13 @@ def check_siblings(places: Places, identity: Mapping[str, Any]) -> None:
         path = each if each.name.endswith(".json") else each / RUN
         if stem.endswith(places.shard.name) or not path.is_file():
             continue
-        stored = dict(read_numbers(path))
-        own = [key for key in stored if key in _OF_SHARD or key.startswith("the input file ")]
-        for key in own:
-            del stored[key]
-        same = {key: value for key, value in identity.items() if key in stored}
+        same = {
+            key: value
+            for key, value in identity.items()
+            if key not in _OF_SHARD and not key.startswith("the input file ")
+        }
         what = f"the run of another shard, of which {str(path)!r} tells,"
-        check_identity(what, stored, same, argument="shard")
+        check_identity(what, read_numbers(path), same, argument="shard")
         return
 
 
