@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin
 
 from qdqbert.common.downloads import GRAPHS, WEB, downloaded
@@ -193,10 +193,9 @@ def fetched(
     place: Place | None = None
     if isinstance(value, str | Path):
         with naming(argument):
-            place = place_of(str(value))
-            if kind is CheckpointError and _is_page(place):
-                # Who reads the model says what to pass instead.
-                place = None
+            # Who reads a model says what to pass instead of the address of a page.
+            if not (kind is CheckpointError and _is_page(str(value))):
+                place = place_of(str(value))
             if isinstance(place, RemotePath):
                 copy = downloaded(place, kind, progress)
     if not isinstance(place, RemotePath):
@@ -206,9 +205,9 @@ def fetched(
         yield Downloaded(folder=str(copy), name=place.url)
 
 
-def _is_page(place: Place) -> bool:
+def _is_page(name: str) -> bool:
     """Return whether a URL of the web is no file of a model: it is one of the hub."""
-    return str(place).startswith(WEB) and place.suffix.lower() not in GRAPHS
+    return name.lower().startswith(WEB) and PurePosixPath(name).suffix.lower() not in GRAPHS
 
 
 def named(value: Any, copies: Sequence[Copied]) -> Any:
