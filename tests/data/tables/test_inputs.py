@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
+import json
+import logging
 import os
 import sys
 import threading
@@ -15,8 +17,9 @@ from typing import Any
 import pytest
 
 from qdqbert.common.errors import DataFileError, MissingExtraError, UserInputError
+from qdqbert.common.storage import place_of
 from qdqbert.data.tables import inputs, parquet
-from qdqbert.data.tables.inputs import open_source
+from qdqbert.data.tables.inputs import open_source, unchanged
 from qdqbert.data.tables.rows import BadRow, Row
 
 
@@ -190,6 +193,69 @@ def test_files_of_folders_and_patterns_are_read_by_name(write, tmp_path) -> None
     assert read(tmp_path / "folder") == expected
     assert read(tmp_path / "folder" / "*.txt*") == expected
     assert read(write("a[1].txt", b"one\n")) == [(1, {"text": "one"})]
+
+
+# What a folder has, and whether it is read as a folder and by a pattern of all files.
+_KINDS = {
+    "a.txt": (True, True),
+    "k=1/b.txt": (True, True),
+    "k=2/l=x/c.txt": (True, True),
+    "more/d.txt": (False, True),
+    "k=1/deep/er/e.txt": (False, True),
+    ".hidden.txt": (False, False),
+    "_temporary/f.txt": (False, False),
+    "more/_g.txt": (False, False),
+    "_k=1/h.txt": (False, False),
+    "k=3_$folder$": (False, False),
+}
+
+
+@pytest.mark.parametrize("kind", ["local", "memory", "in a hidden folder"])
+def test_what_is_read_of_a_folder(tmp_path, caplog, kind) -> None:
+    root = "memory://kinds/in" if kind == "memory" else f"{tmp_path}/in"
+    if kind == "in a hidden folder":
+        root = f"{tmp_path}/.cache/in"
+    for name in _KINDS:
+        place = place_of(f"{root}/{name}")
+        if isinstance(place, Path):
+            place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(b"one\n")
+    caplog.set_level(logging.WARNING, "qdqbert")
+    source = open_source(root)
+    assert unchanged(source, root, json.loads(json.dumps(source.identity())))
+    (note,) = caplog.messages
+    pattern = f"{root}/**/*.txt"
+    assert note == (
+        f"`input={root!r}`: Folders in it whose names are no partitions (COLUMN=VALUE) are left "
+        f"out: '{root}/k=1/deep', '{root}/more'. To read them, too, pass the pattern {pattern!r}."
+    )
+    for index, each in enumerate([source, open_source(pattern)]):
+        found = {file.name.removeprefix(f"{root}/") for file in each.files}
+        assert found == {name for name, read in _KINDS.items() if read[index]}
+    assert len(caplog.messages) == 1
+
+
+def test_a_folder_with_files_in_its_folders_only_says_how_they_are_read(write, tmp_path) -> None:
+    for name in "abcd":
+        write(f"{name}/x.txt", b"one\n")
+    message = (
+        r"has no files\. Folders .* '.*/a', '.*/b', '.*/c' and 1 more\. .* pattern '.*/\*\*/\*'"
+    )
+    with pytest.raises(DataFileError, match=message):
+        open_source(str(tmp_path))
+    assert len(open_source(f"{tmp_path}/**/*").files) == 4
+
+
+@pytest.mark.parametrize("root", ["{}", "memory://folders"])
+def test_names_of_folders_that_are_not_utf8_are_not_made_one(tmp_path, root) -> None:
+    root = root.format(tmp_path)
+    for value in ("k=%FF", "k=%FE"):
+        place = place_of(f"{root}/{value}/a.txt")
+        if isinstance(place, Path):
+            place.parent.mkdir()
+        place.write_bytes(b"one\n")
+    with pytest.raises(DataFileError, match=r"folder 'k=%F.' .* bytes that are not UTF-8"):
+        open_source(root)
 
 
 def test_a_file_of_a_folder_whose_name_is_not_utf8_is_named(tmp_path) -> None:

@@ -11,12 +11,13 @@ import gzip
 import hashlib
 import io
 import itertools
+import logging
 import os
 import re
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
@@ -42,6 +43,8 @@ from qdqbert.data.tables.parquet import read_parquet, rows_of_groups, schema_of
 from qdqbert.data.tables.rows import NO_VALUE, After, BadRow, Constant, Header, Row
 
 STDIN = "-"
+
+_LOGGER = logging.getLogger("qdqbert")
 
 _SUFFIXES: Mapping[str, InputFormat] = {
     ".txt": "txt",
@@ -70,6 +73,9 @@ _PARTITION = re.compile(r"([^=]+)=(.*)")
 _HADOOP = "_$folder$"
 # Values that are integers: not those with zeros before them, which would be lost.
 _INTEGER = re.compile(r"-?[1-9]\d{0,17}|0")
+
+# Most folders that a message names.
+_NAMED = 3
 
 # Size of the start and the end of a file by which it is recognized.
 _HASHED_BYTES = 1 << 16
@@ -448,7 +454,9 @@ def _open_stdin(format: InputFormat | None) -> Source:
 
 
 def _open_files(name: str, format: InputFormat | None, skips_damage: bool) -> Source:
-    files = _find(name)
+    files, others = _find(name)
+    if others:
+        _LOGGER.warning("`input=%r`: %s", name, _left_out(name, files, others))
     formats = {each.name: format or _format_of(each.place) for each in files}
     first = formats[files[0].name]
     odd = next((each for each in files if formats[each.name] != first), None)
@@ -463,54 +471,88 @@ def _open_files(name: str, format: InputFormat | None, skips_damage: bool) -> So
     return Source(files=_with_partitions(files), format=first)
 
 
-def _find(name: str) -> list[InputFile]:
-    """Return the files of an input, sorted by name, without their partitions."""
+def _find(name: str) -> tuple[list[InputFile], list[Place]]:
+    """Return the files of an input, sorted by name, and folders in it whose files it has not.
+
+    Partitions of the files are not found yet.
+    """
     place = place_of(name)
-    found: list[InputFile] = []
+    files: list[InputFile] = []
+    others: Sequence[Place] = ()
     with reporting(name), contextlib.suppress(FileNotFoundError):
-        found = _find_remote(name) if isinstance(place, RemotePath) else _find_local(name, place)
-    if not found:
-        wrong = "has no files" if place.is_dir() else "does not exist"
-        raise DataFileError(f"`input={name!r}` {wrong}. Check the path.", argument="input")
-    odd = next((each.name for each in found if not is_utf8(each.name)), None)
+        files, others = _find_remote(name) if isinstance(place, RemotePath) else _find_local(place)
+    if not files:
+        wrong = "does not exist. Check the path."
+        if others:
+            wrong = f"has no files. {_left_out(name, files, others)}"
+        elif place.is_dir():
+            wrong = "has no files. Check the path."
+        raise DataFileError(f"`input={name!r}` {wrong}", argument="input")
+    odd = next((each.name for each in files if not is_utf8(each.name)), None)
     if odd is not None:
         raise DataFileError(
             f"`input={name!r}` has the file {odd!r}, whose name is not UTF-8. Rename it.",
             argument="input",
         )
-    return sorted(found, key=lambda each: each.place)
+    return sorted(files, key=lambda each: each.place), [*others]
 
 
-def _find_local(name: str, path: Path) -> list[InputFile]:
+def _left_out(name: str, files: Sequence[InputFile], folders: Sequence[Place]) -> str:
+    """Return what a message says of folders that are left out, and how they are read."""
+    names = sorted(repr(str(each)) for each in folders)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    ends = {suffix + end for suffix, end in map(_suffixes, (each.place for each in files))}
+    end = ends.pop() if len(ends) == 1 else ""
+    pattern = f"{glob.escape(name.rstrip('/' + os.sep))}/**/*{end}"
+    return (
+        f"Folders in it whose names are no partitions (COLUMN=VALUE) are left out: "
+        f"{', '.join(names[:_NAMED])}{more}. To read them, too, pass the pattern {pattern!r}."
+    )
+
+
+def _find_local(path: Path) -> tuple[list[InputFile], list[Path]]:
+    others: list[Path] = []
     if path.is_dir():
-        found: Iterable[Path] = _files_in(path)
+        found = list(_files_in(path, others))
     elif path.exists():
         found = [path]
     else:
-        names = glob.glob(str(path), recursive=True)
-        fixed = pattern_start(path.parts)
-        wanted = [each for each in map(Path, names) if _is_wanted(each.parts[fixed:], name)]
+        names = map(Path, glob.glob(str(path), recursive=True))
+        first = pattern_start(path.parts)
+        wanted = [each for each in names if _is_wanted(each.parts[first:], path.parts[first:])]
         for each in wanted:
             _refuse_dangling(each)
         found = [each for each in wanted if each.is_file()]
-    return [InputFile(place=each, size=each.stat().st_size) for each in found]
+    return [InputFile(place=each, size=each.stat().st_size) for each in found], [
+        each for each in others if _has_files(each)
+    ]
 
 
-def _files_in(folder: Path, around: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Yield the files in a folder and in its folders of partitions.
+def _files_in(
+    folder: Path, others: list[Path], around: frozenset[str] = frozenset()
+) -> Iterator[Path]:
+    """Yield the files in a folder and in its folders of partitions; add its other ones to `others`.
 
-    Names with `.` and `_` are files that other programs keep next to the data, and so are those
-    that Hadoop makes for folders. A link to a folder `around` is left out.
+    A link to a folder `around` is left out.
     """
     around |= {os.path.realpath(folder)}
     for each in folder.iterdir():
-        if each.name[0] in "._" or each.name.endswith(_HADOOP) or os.path.realpath(each) in around:
+        if _is_beside(each.name):
             continue
         _refuse_dangling(each)
         if each.is_file():
             yield each
-        elif is_partition(each.name) and each.is_dir():
-            yield from _files_in(each, around)
+        elif each.is_dir() and os.path.realpath(each) not in around:
+            if is_partition(each.name):
+                yield from _files_in(each, others, around)
+            else:
+                others.append(each)
+
+
+def _has_files(folder: Path) -> bool:
+    """Return whether a pattern would find files below a folder."""
+    found = (each for each in folder.rglob("*") if each.is_file())
+    return any(not any(map(_is_beside, each.relative_to(folder).parts)) for each in found)
 
 
 def _refuse_dangling(path: Path) -> None:
@@ -519,44 +561,46 @@ def _refuse_dangling(path: Path) -> None:
         raise DataFileError(f"`{path}` is a link to {os.readlink(path)!r}, which does not exist.")
 
 
-def _find_remote(name: str) -> list[InputFile]:
+def _find_remote(name: str) -> tuple[list[InputFile], list[RemotePath]]:
     place = cast(RemotePath, place_of(name))
     if place.is_file():
         # Its name can have characters of patterns.
-        return [_remote_file(place, place.stored())]
+        return [_remote_file(place, place.stored())], []
     root, pattern = split_pattern(name)
-    files = root.find(pattern)
-    inside = len(root.parts)
-    return [
-        _remote_file(path, stored)
-        for path, stored in files.items()
-        if (
-            _is_wanted(path.parts[inside:], pattern)
-            if pattern is not None
-            else _is_data(path.parts[inside:])
-        )
-    ]
+    asked = tuple(pattern.split("/")) if pattern is not None else ()
+    found: list[InputFile] = []
+    others: dict[RemotePath, None] = {}
+    for path, stored in root.find(pattern).items():
+        parts = path.parts[len(root.parts) :]
+        if not _is_wanted(parts, asked):
+            continue
+        other = next((each for each in parts[:-1] if not asked and not is_partition(each)), None)
+        if other is None:
+            found.append(_remote_file(path, stored))
+        else:
+            others[root / "/".join(parts[: parts.index(other) + 1])] = None
+    return found, [*others]
 
 
-def _is_wanted(parts: tuple[str, ...], pattern: str) -> bool:
+def _is_wanted(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     """Return whether a pattern means a file that it finds.
 
-    Names with `.` and `_`, as of unfinished files of Spark, are only meant by a pattern that has
-    such a name itself.
+    Files beside the data are only meant by a pattern that has such a name itself.
     """
-    is_named = any(part[:1] in ("_", ".") for part in pattern.split("/") if part not in ("..", "."))
-    return is_named or not any(part[0] in "._" for part in parts)
+    return any(map(_is_beside, pattern)) or not any(map(_is_beside, parts))
+
+
+def _is_beside(name: str) -> bool:
+    """Return whether other programs keep a file or folder of this name next to the data.
+
+    Spark's unfinished files start with `_` or `.`, for example, and Hadoop makes files for folders.
+    """
+    is_hidden = name.startswith((".", "_")) and name not in (".", "..")
+    return is_hidden or name.endswith(_HADOOP)
 
 
 def _remote_file(path: RemotePath, stored: Stored) -> InputFile:
     return InputFile(place=path, size=stored.size, version=stored.version)
-
-
-def _is_data(parts: tuple[str, ...]) -> bool:
-    """Return whether a file below a folder is one of its data; see `_files_in`."""
-    *folders, name = parts
-    is_kept = name[0] in "._" or name.endswith(_HADOOP)
-    return not is_kept and all(map(is_partition, folders))
 
 
 def is_partition(folder: str) -> bool:
@@ -591,24 +635,35 @@ def _partition_of(place: Place) -> list[tuple[str, str | None]]:
         found = _PARTITION.fullmatch(part)
         if found is None:
             break
-        name, value = map(unquote, found.groups())
+        try:
+            name, value = (unquote(each, errors="strict") for each in found.groups())
+        except UnicodeDecodeError as error:
+            raise DataFileError(
+                f"The folder {part!r} of `input` is a column and its value, and its escapes are "
+                "bytes that are not UTF-8. Rename it.",
+                argument="input",
+            ) from error
         pairs.append((name, None if value == NO_VALUE else value))
     return pairs[::-1]
 
 
 def _format_of(path: Place) -> InputFormat:
-    suffix = path.suffix.lower()
-    is_compressed = suffix == ".gz"
-    if is_compressed:
-        suffix = Path(path.stem).suffix.lower()
-    if suffix not in _SUFFIXES or (is_compressed and suffix == ".parquet"):
+    suffix, end = _suffixes(path)
+    if suffix.lower() not in _SUFFIXES or (end and suffix.lower() == ".parquet"):
         known = ", ".join(_SUFFIXES)
         raise DataFileError(
             f"File `{path}` must end in one of {known}, or in one of them and .gz (except "
             f".parquet). Rename it, or pass `input_format`, one of {', '.join(INPUT_FORMATS)}.",
             argument="input_format",
         )
-    return _SUFFIXES[suffix]
+    return _SUFFIXES[suffix.lower()]
+
+
+def _suffixes(path: Place) -> tuple[str, str]:
+    """Return the suffix that names the format of a file, and the one of gzip, or nothing."""
+    if path.suffix.lower() == ".gz":
+        return Path(path.stem).suffix, path.suffix
+    return path.suffix, ""
 
 
 def _check_schemas(files: Iterable[InputFile], skips_damage: bool) -> None:
@@ -650,7 +705,7 @@ def unchanged(source: Source, name: str, identity: Mapping[str, Any]) -> bool:
         identity: What `Source.identity` was.
     """
     is_remote = any(each.version is not None for each in source.files)
-    versions = {each.name: each.version for each in _find(name)} if is_remote else {}
+    versions = {each.name: each.version for each in _find(name)[0]} if is_remote else {}
     return all(
         versions.get(each.name) == each.version
         if each.version is not None
