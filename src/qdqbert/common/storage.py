@@ -44,6 +44,8 @@ _PACKAGES = {
     "https": "aiohttp",
     "memory": None,
 }
+# Schemes of which the first part of a URL is a bucket, which has to be made before files.
+_WITH_BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 # Bytes that are read of a file at a time.
 _READ_BYTES = 1 << 20
 
@@ -159,6 +161,14 @@ class RemotePath:
         """Return whether there is a file or a folder."""
         with translated():
             return bool(self._system.exists(self._key))
+
+    def lacks_bucket(self) -> bool:
+        """Return whether it is known that its bucket or container does not exist."""
+        bucket = RemotePath(f"{self._scheme}://{self.parts[0]}")
+        try:
+            return self._scheme in _WITH_BUCKETS and not bucket.exists()
+        except OSError:
+            return False
 
     def is_file(self) -> bool:
         """Return whether there is a file."""

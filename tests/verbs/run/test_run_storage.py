@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 import qdqbert
 from qdqbert.common.errors import DataFileError, OutputExistsError, UserInputError
 from qdqbert.common.storage import RemotePath, place_of, remove_tree
+from qdqbert.data.tables.inputs import open_source
 from qdqbert.data.tables.outputs import Writer
 from qdqbert.verbs.run.parts import Parts
 
@@ -164,6 +166,35 @@ def test_an_input_is_not_overwritten(classifier, bucket) -> None:
 def test_a_missing_input_is_named(classifier, bucket, tmp_path) -> None:
     with pytest.raises(DataFileError, match=r"`input='memory://bucket/run/none\.txt'` does not"):
         qdqbert.run(classifier, f"{bucket}/none.txt", tmp_path / "a.jsonl")
+
+
+@pytest.mark.slow
+def test_a_missing_bucket_is_named(s3_bucket) -> None:
+    place = place_of(f"{s3_bucket}/in/a.txt")
+    assert isinstance(place, RemotePath)
+    place.write_bytes(b"the cat\n")
+    for name, reason in (
+        (f"{s3_bucket}/none", ""),
+        ("s3://none-0/in", ": there is no bucket 'none-0'"),
+    ):
+        for given in (name, f"{name}/a.txt", f"{name}/*.txt"):
+            with pytest.raises(
+                DataFileError, match=rf"`input='.*'` does not exist{reason}\. Check"
+            ):
+                open_source(given)
+    source = open_source(f"{s3_bucket}/in/")
+    place.unlink()
+    bucket = s3_bucket.removeprefix("s3://")
+    place._system.rmdir(bucket)
+    for reader, where in (
+        (None, "any more"),
+        ("node-3", "on node-3, or that machine cannot see it"),
+    ):
+        read = dataclasses.replace(source, reader=reader)
+        with pytest.raises(
+            DataFileError, match=f"not exist {where}: there is no bucket '{bucket}'"
+        ):
+            list(read.rows())
 
 
 def test_an_input_that_changes_is_noticed(classifier, bucket, monkeypatch, tmp_path) -> None:

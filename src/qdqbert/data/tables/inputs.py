@@ -158,6 +158,7 @@ class Source:
         skips_damage: Whether a part of a file that cannot be read becomes a `BadRow`.
         first: Name and columns of the first file of Parquet, if they are known: a shard of an input
             has the same ones.
+        reader: The machine that reads, if another one has found the files.
     """
 
     files: tuple[InputFile, ...]
@@ -166,6 +167,7 @@ class Source:
     header: bool = True
     skips_damage: bool = False
     first: tuple[str, Any] | None = None
+    reader: str | None = None
 
     @property
     def size(self) -> int | None:
@@ -303,7 +305,7 @@ class Source:
         """Yield the rows of a file, and what cannot be read as a `BadRow` if that is wanted."""
         last = after.number if after else 0
         try:
-            with reporting(file.name):
+            with reporting(file.name, self.reader):
                 for row in self._open(file, after):
                     if isinstance(row, Header):
                         yield row
@@ -482,7 +484,7 @@ def _find(name: str) -> tuple[list[InputFile], list[Place]]:
     with reporting(name), contextlib.suppress(FileNotFoundError):
         files, others = _find_remote(name) if isinstance(place, RemotePath) else _find_local(place)
     if not files:
-        wrong = "does not exist. Check the path."
+        wrong = f"does not exist{_without_bucket(name)}. Check the path."
         if others:
             wrong = f"has no files. {_left_out(name, files, others)}"
         elif place.is_dir():
@@ -732,12 +734,28 @@ def _fingerprint(path: Path, size: int) -> tuple[int, int, str]:
 
 
 @contextlib.contextmanager
-def reporting(name: str) -> Iterator[None]:
-    """Turn errors of reading a file into `DataFileError`."""
+def reporting(name: str, reader: str | None = None) -> Iterator[None]:
+    """Turn errors of reading a file into `DataFileError`.
+
+    Args:
+        name: The file.
+        reader: The machine that reads it, if another one has found it.
+    """
     try:
         with translated() if is_url(name) else contextlib.nullcontext():
             yield
     except FileNotFoundError as error:
-        raise DataFileError(f"File `{name}` does not exist any more.") from error
+        where = "any more" if reader is None else f"on {reader}, or that machine cannot see it"
+        raise DataFileError(
+            f"File `{name}` does not exist {where}{_without_bucket(name)}."
+        ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataFileError(f"File `{name}` cannot be read: {error}.") from error
+
+
+def _without_bucket(name: str) -> str:
+    """Return what a message says of a file that does not exist, if its bucket does not either."""
+    place = place_of(name)
+    if isinstance(place, RemotePath) and place.lacks_bucket():
+        return f": there is no bucket {place.parts[0]!r}"
+    return ""

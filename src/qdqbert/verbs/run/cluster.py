@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import pickle
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -71,9 +72,10 @@ class FileGroup:
 
     def windows(self) -> Iterator[list[Row | BadRow]]:
         """Yield the rows in windows, of which only the last one may be short."""
+        source = dataclasses.replace(self.source, reader=socket.gethostname())
         placed = (
             dataclasses.replace(row, file=self.names[row.file], position=row.position + self.offset)
-            for row in self.source.rows(self.start)
+            for row in source.rows(self.start)
         )
         yield from chunks(placed, self.window)
 
