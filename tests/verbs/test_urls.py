@@ -285,7 +285,9 @@ def test_a_graph_comes_with_what_is_beside_it(
         assert str(own_cache) not in path.read_text()
 
 
+# Ray warns of its own defaults.
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 @pytest.mark.parametrize("bucket", ["s3"], indirect=True)
 def test_nodes_of_a_cluster_take_urls(model: str, bucket: str, texts, tmp_path, own_cache) -> None:
     pytest.importorskip("ray")

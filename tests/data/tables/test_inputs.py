@@ -339,12 +339,62 @@ def test_parquet_needs_pyarrow(write, monkeypatch) -> None:
         read(write("a.parquet", b""))
 
 
-def test_parquet_files_need_equal_columns(tmp_path) -> None:
+@pytest.mark.parametrize("where", ["local", "memory"])
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ([("id", "int64"), ("text", "int64")], "column 'text' is int64, and string in"),
+        ([("id", "int64")], "column 'text' is missing, and string in"),
+        ([("text", "string")], "column 'id' is missing, and int64 in"),
+        ([("text", "string"), ("id", "int64")], "columns have another order than in"),
+        (
+            [("id", "int64"), ("text", "string"), ("x", "int8")],
+            "column 'x' is int8, and missing in",
+        ),
+        ([("id", "int64"), ("text", "no")], "column 'text' is string without nulls, and string in"),
+    ],
+)
+def test_a_file_with_other_columns_is_named_or_left_out(tmp_path, where, columns, reason) -> None:
     pa = parquet.import_pyarrow()
-    pa.parquet.write_table(pa.table({"text": ["one"]}), tmp_path / "a.parquet")
-    pa.parquet.write_table(pa.table({"text": [1]}), tmp_path / "b.parquet")
-    with pytest.raises(DataFileError, match="must have the same columns and types"):
-        read(tmp_path)
+    root = str(tmp_path) if where == "local" else f"memory://{tmp_path.name}"
+    usual = pa.schema([("id", pa.int64()), ("text", pa.string())])
+    kinds = {"int64": pa.int64(), "string": pa.string(), "int8": pa.int8(), "no": pa.string()}
+    odd = pa.schema([pa.field(name, kinds[kind], kind != "no") for name, kind in columns])
+    for name, schema in (("a", usual), ("b", odd), ("c", usual)):
+        values = {"text": ["1", "2", "3"], "id": [1, 2, 3], "x": [1, 2, 3]}
+        arrays = [pa.array(values[each.name]).cast(each.type) for each in schema]
+        buffer = pa.BufferOutputStream()
+        pa.parquet.write_table(pa.table(arrays, schema=schema), buffer, row_group_size=2)
+        place_of(f"{root}/{name}.parquet").write_bytes(buffer.getvalue().to_pybytes())
+    with pytest.raises(DataFileError, match=rf"`.*b\.parquet` {reason} `.*a\.parquet`\. Run it"):
+        read(root)
+    source = open_source(root, skips_damage=True)
+    rows = list(source.rows())
+    assert [(Path(row.file).stem, row.number) for row in rows] == [
+        *(("a", number) for number in (1, 2, 3)),
+        ("b", 1),
+        *(("c", number) for number in (1, 2, 3)),
+    ]
+    bad = rows[3]
+    assert isinstance(bad, BadRow)
+    assert (bad.last, bad.rows) == (3, 3)
+    assert bad.reason.startswith(reason)
+    assert source.place(bad) == f"Rows 1 to 3 of `{bad.file}`"
+    assert [row.position for row in rows] == sorted(row.position for row in rows)
+    # Reading goes on after any row, and each shard has its part.
+    header = source.start(1).header
+    known = dataclasses.replace(source, first=header.columns if header else None)
+    for count, row in enumerate(rows, start=1):
+        cursor = known.cursor(row.file, row.last or row.number, row.position)
+        assert list(known.rows(cursor)) == rows[count:]
+    for count in (2, 4, 9):
+        parts = [row for index in range(count) for row in known.shard(index, count).rows()]
+        numbers = [
+            (row.file, number)
+            for row in parts
+            for number in range(row.number, (row.last or row.number) + 1)
+        ]
+        assert numbers == [(f"{root}/{n}.parquet", i) for n in "abc" for i in (1, 2, 3)]
 
 
 def test_rows_are_not_read_ahead(write) -> None:

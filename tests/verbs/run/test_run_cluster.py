@@ -151,6 +151,20 @@ def test_files_are_read_in_groups_of_limited_size(tmp_path, monkeypatch) -> None
         assert left[1:] == groups[len(groups) - len(left) + 1 :]
 
 
+def test_all_groups_of_files_need_the_columns_of_the_first_one(
+    classifier, tmp_path, in_process, monkeypatch
+) -> None:
+    monkeypatch.setattr(cluster, "_GROUP_FILES", 1)
+    pa = import_pyarrow()
+    (tmp_path / "in").mkdir()
+    for name, values in (("a", ["the cat"] * 5), ("b", [1, 2, 3]), ("c", ["a dog"] * 5)):
+        pa.parquet.write_table(pa.table({"text": values}), tmp_path / f"in/{name}.parquet")
+    report = qdqbert.run(
+        classifier, tmp_path / "in", tmp_path / "a.jsonl", on_error="skip", ray="auto"
+    )
+    assert (report.rows, report.skipped) == (10, 3)
+
+
 def test_errors_in_workers_are_those_of_the_user(classifier, folder) -> None:
     (source,) = file_groups(open_source(str(folder / "a.jsonl")), START, 4)
     (folder / "a.jsonl").unlink()

@@ -96,6 +96,28 @@ def test_more_rows_are_skipped_than_are_allowed(classifier, tmp_path, read_objec
     assert [each["row"] for each in read_objects(tmp_path / "a.jsonl.errors.jsonl")] == [2, 5, 8]
 
 
+def test_a_file_with_other_columns_is_skipped_and_listed(
+    classifier, tmp_path, read_objects
+) -> None:
+    pa = import_pyarrow()
+    (tmp_path / "in").mkdir()
+    for name, values in (("a", ["the cat"] * 5), ("b", [1, 2, 3]), ("c", ["a dog"] * 5)):
+        pa.parquet.write_table(pa.table({"text": values}), tmp_path / f"in/{name}.parquet")
+    with pytest.raises(DataFileError, match=r"`.*b\.parquet` column 'text' is int64"):
+        qdqbert.run(classifier, tmp_path / "in", tmp_path / "a.jsonl")
+    report = qdqbert.run(classifier, tmp_path / "in", tmp_path / "a.jsonl", on_error="skip")
+    assert (report.rows, report.skipped) == (10, 3)
+    (error,) = read_objects(tmp_path / "a.jsonl.errors.jsonl")
+    reason = f"column 'text' is int64, and string in `{tmp_path}/in/a.parquet`"
+    assert error == {
+        "file": f"{tmp_path}/in/b.parquet",
+        "row": 1,
+        "last": 3,
+        "rows": 3,
+        "reason": reason,
+    }
+
+
 def test_a_number_of_errors_needs_rows_that_are_skipped() -> None:
     with pytest.raises(UserInputError, match=r"`max_errors=3` is for .* Pass `on_error='skip'`"):
         qdqbert.run("model", "in.txt", "out.jsonl", max_errors=3)

@@ -156,8 +156,8 @@ class Source:
         is_stdin: Whether stdin is read, and no file.
         header: Whether the first row of .csv and .tsv files has the names of the columns.
         skips_damage: Whether a part of a file that cannot be read becomes a `BadRow`.
-        first: Name and columns of the first file of Parquet, if they are known: a shard of an input
-            has the same ones.
+        first: Name and columns of the first file of Parquet, if they are known: others need the
+            same ones.
         reader: The machine that reads, if another one has found the files.
     """
 
@@ -291,23 +291,27 @@ class Source:
             if after is not None and after.number == _NO_MORE:
                 before += file.size
                 continue
-            for row in self._rows_of(file, before, after):
-                if isinstance(row, Header) and row.types is not None:
-                    columns = file.name, row.types.remove_metadata()
-                    first = first or columns
-                    _check_schema(first, columns)
+            for row in self._rows_of(file, before, after, first):
+                if isinstance(row, Header):
+                    first = first or row.columns
                 yield row
             before += file.size
 
     def _rows_of(
-        self, file: InputFile, before: int, after: After | None
+        self, file: InputFile, before: int, after: After | None, first: tuple[str, Any] | None
     ) -> Iterator[Header | Row | BadRow]:
-        """Yield the rows of a file, and what cannot be read as a `BadRow` if that is wanted."""
+        """Yield the rows of a file, and what cannot be read as a `BadRow` if that is wanted.
+
+        `first` are the name and the columns of the first file.
+        """
         last = after.number if after else 0
         try:
             with reporting(file.name, self.reader):
                 for row in self._open(file, after):
                     if isinstance(row, Header):
+                        if first and row.columns and (reason := _difference(first, row.columns)):
+                            yield from self._refused(file, reason, before + file.size, after)
+                            return
                         yield row
                         continue
                     number = row.last or row.number
@@ -323,6 +327,16 @@ class Source:
             reason = str(error).rstrip(".")
             end = before + file.size
             yield BadRow(file.name, last + 1, reason, end, _NO_MORE)
+
+    def _refused(
+        self, file: InputFile, reason: str, position: int, after: After | None
+    ) -> Iterator[BadRow]:
+        """Yield all rows of a file of Parquet as one `BadRow`, unless it was read before."""
+        if not self.skips_damage:
+            raise _mixed(file.name, reason)
+        start, stop = file.rows or (0, sum(rows_of_groups(file.place)))
+        if after is None and stop > start:
+            yield BadRow(file.name, start + 1, reason, position, stop, stop - start)
 
     def _open(self, file: InputFile, after: After | None) -> Iterator[Header | Row | BadRow]:
         place, partition = file.place, file.partition
@@ -468,8 +482,8 @@ def _open_files(name: str, format: InputFormat | None, skips_damage: bool) -> So
             f"{odd.place.name}. Pass a pattern, such as '*.{first}'.",
             argument="input",
         )
-    if first == "parquet":
-        _check_schemas(files[:_COMPARED_FILES], skips_damage)
+    if first == "parquet" and not skips_damage:
+        _check_schemas(files[:_COMPARED_FILES])
     return Source(files=_with_partitions(files), format=first)
 
 
@@ -668,29 +682,43 @@ def _suffixes(path: Place) -> tuple[str, str]:
     return path.suffix, ""
 
 
-def _check_schemas(files: Iterable[InputFile], skips_damage: bool) -> None:
+def _check_schemas(files: Iterable[InputFile]) -> None:
     """Compare the columns of files of this machine, which takes a fraction of reading them."""
-    schemas = {}
-    for each in files:
-        if isinstance(each.place, Path):
-            try:
-                schemas[each.name] = schema_of(each.place)
-            except DataFileError:
-                if not skips_damage:
-                    raise
-    first = next(iter(schemas), "")
-    for name, schema in schemas.items():
-        _check_schema((first, schemas[first]), (name, schema))
+    schemas = {each.name: schema_of(each.place) for each in files if isinstance(each.place, Path)}
+    first = next(iter(schemas.items()), None)
+    for each in schemas.items():
+        if first and (reason := _difference(first, each)):
+            raise _mixed(each[0], reason)
 
 
-def _check_schema(first: tuple[str, Any], other: tuple[str, Any]) -> None:
-    """Refuse a file of Parquet whose columns are not those of the first one."""
-    if other[1] != first[1]:
-        raise DataFileError(
-            f"Files of one run must have the same columns and types, and `{other[0]}` differs "
-            f"from `{first[0]}`. Run them one by one.",
-            argument="input",
-        )
+def _difference(first: tuple[str, Any], other: tuple[str, Any]) -> str | None:
+    """Return how the columns of a file of Parquet differ from those of the first one, if so."""
+    name, expected = first
+    if other[1] == expected:
+        return None
+    known, found = ({each.name: each for each in columns} for columns in (expected, other[1]))
+    same = {each for each in known.keys() & found.keys() if known[each] == found[each]}
+    odd = next((each for each in [*known, *found] if each not in same), None)
+    if odd is None:
+        return f"columns have another order than in `{name}`"
+    here, there = (_described(columns.get(odd)) for columns in (found, known))
+    return f"column {odd!r} is {here}, and {there} in `{name}`"
+
+
+def _described(field: Any) -> str:
+    """Return the type of a column of Parquet in words."""
+    if field is None:
+        return "missing"
+    return f"{field.type}{'' if field.nullable else ' without nulls'}"
+
+
+def _mixed(name: str, reason: str) -> DataFileError:
+    """Return the error about a file whose columns are not those of the first one."""
+    return DataFileError(
+        f"Files of one run must have the same columns and types, and in `{name}` {reason}. Run it "
+        "alone, or pass `on_error='skip'` to leave it out.",
+        argument="input",
+    )
 
 
 def identity_name(file: InputFile) -> str:

@@ -205,7 +205,7 @@ def read_parquet(
                 )
         added = {name: value for name, value in partition.items() if name not in names}
         schema = _with_columns(file.schema_arrow, added)
-        yield Header(tuple(schema.names), schema)
+        yield Header(tuple(schema.names), schema, str(path))
         first_row, stop = rows or (0, file.metadata.num_rows)
         total, skipped = max(1, stop - first_row), max(first_row, after.number if after else 0)
         number = 0

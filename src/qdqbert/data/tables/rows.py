@@ -31,10 +31,17 @@ class Header:
 
     Attributes:
         types: Their types as a schema of Arrow, if the file has types.
+        file: The file, as messages name it, if it has types.
     """
 
     names: tuple[str, ...]
     types: Any = None
+    file: str = ""
+
+    @property
+    def columns(self) -> tuple[str, Any] | None:
+        """The file and its types, which other files need, too; `None` if it has no types."""
+        return None if self.types is None else (self.file, self.types.remove_metadata())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -154,9 +154,10 @@ def run_pipeline(options: RunOptions, progress: Progress) -> RunReport:
         is_live = source.is_stdin and places is None
         start = whole.start(_HEAD_ROWS, _PATIENCE if is_live else None)
         columns = find_columns(whole, start, model, options, format)
-        if shard and columns.layout.types is not None:
-            first = whole.files[0].name, columns.layout.types.remove_metadata()
-            source = dataclasses.replace(source, first=first)
+        # Files are compared with the same one wherever reading starts: in a shard, on a node of a
+        # cluster, or in the middle.
+        first = start.header.columns if start.header else None
+        source = dataclasses.replace(source, first=first)
         writer = Writer(
             format=format,
             is_compressed=is_compressed,
