@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import glob
 import io
@@ -53,6 +54,8 @@ _READ_BYTES = 1 << 20
 # What a storage says of a file that changes with it, the most reliable first.
 _TAGS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "commit_hash", "LastModified", "mtime")
 _TIMES = ("Content-MD5", "Last-Modified", "last_modified", "created")
+# The time when it was written.
+_WRITTEN = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,18 +66,38 @@ class Stored:
         size: Its size in bytes.
         version: A text that changes when the file does.
         is_known: Whether the storage says more than the size.
+        written: When it was written, with a zone, if the storage says so.
     """
 
     size: int
     version: str
     is_known: bool = True
+    written: datetime.datetime | None = None
 
 
 def _stored(known: Mapping[str, Any]) -> Stored:
     tag = next((known[name] for name in (*_TAGS, *_TIMES) if known.get(name)), None)
     # Of some pages of the web, the size is not known.
     size = int(known["size"] or 0)
-    return Stored(size=size, version=f"{size} {tag}", is_known=tag is not None)
+    times = (_time(known.get(name)) for name in _WRITTEN)
+    return Stored(
+        size=size,
+        version=f"{size} {tag}",
+        is_known=tag is not None,
+        written=next((each for each in times if each is not None), None),
+    )
+
+
+def _time(value: Any) -> datetime.datetime | None:
+    """Return a time with a zone that a storage names in its own way, if it is known how."""
+    if isinstance(value, float):
+        return datetime.datetime.fromtimestamp(value, datetime.UTC)
+    if isinstance(value, str):
+        try:
+            value = datetime.datetime.fromisoformat(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, datetime.datetime) and value.tzinfo is not None else None
 
 
 @dataclasses.dataclass(frozen=True, order=True)

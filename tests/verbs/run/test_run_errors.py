@@ -15,6 +15,7 @@ import pytest
 import qdqbert
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.progress import Silent
+from qdqbert.common.storage import place_of, remove_tree
 from qdqbert.data.tables.inputs import Source
 from qdqbert.data.tables.parquet import import_pyarrow
 from qdqbert.verbs.run import pipeline
@@ -94,6 +95,40 @@ def test_more_rows_are_skipped_than_are_allowed(classifier, tmp_path, read_objec
     report = qdqbert.run(classifier, path, output, max_errors=3, resume=True, **skip)
     assert (report.rows, report.skipped, report.resumed_rows) == (6, 3, 4)
     assert [each["row"] for each in read_objects(tmp_path / "a.jsonl.errors.jsonl")] == [2, 5, 8]
+
+
+@pytest.mark.parametrize("place", ["a.jsonl", "folder/", "memory://errors/{}/a.jsonl"])
+@pytest.mark.parametrize("lost", ["output", "errors", "nothing"])
+@pytest.mark.parametrize("has_bad", [True, False])
+def test_the_file_of_errors_is_replaced_as_the_output_is(
+    classifier, tmp_path, place, lost, has_bad
+) -> None:
+    name = place.format(tmp_path.name) if "://" in place else f"{tmp_path}/{place}"
+    (tmp_path / "in.txt").write_text("the cat\n\n")
+    options: dict[str, Any] = {"on_error": "skip"}
+    qdqbert.run(classifier, tmp_path / "in.txt", name, **options)
+    output, errors = place_of(name), place_of(f"{name.rstrip('/')}.errors.jsonl")
+    before = errors.read_bytes()
+    if lost == "output":
+        remove_tree(output)
+    if lost == "errors":
+        errors.unlink()
+    (tmp_path / "other.txt").write_text("books\n\n\n" if has_bad else "books\n")
+    for choice in ({}, {"resume": True}):
+        with pytest.raises(UserInputError, match=r"already exists|was another one"):
+            qdqbert.run(classifier, tmp_path / "other.txt", name, **options, **choice)
+        assert errors.exists() == (lost != "errors")
+        assert lost == "errors" or errors.read_bytes() == before
+    qdqbert.run(classifier, tmp_path / "other.txt", name, overwrite=True, **options)
+    found = errors.read_bytes().splitlines() if errors.exists() else []
+    assert len(found) == (2 if has_bad else 0)
+
+
+def test_a_folder_in_the_place_of_the_errors_is_named_before_the_run(classifier, tmp_path) -> None:
+    (tmp_path / "in.txt").write_text("the cat\n")
+    (tmp_path / "a.jsonl.errors.jsonl").mkdir()
+    with pytest.raises(UserInputError, match=r"errors\.jsonl' is a folder, .* Move it away"):
+        qdqbert.run(classifier, tmp_path / "in.txt", tmp_path / "a.jsonl", overwrite=True)
 
 
 def test_a_file_with_other_columns_is_skipped_and_listed(

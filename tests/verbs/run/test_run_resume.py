@@ -284,12 +284,67 @@ def test_rows_from_a_missing_file_on_are_run_again(
     assert [row["id"] for row in read_objects(output)] == list(range(11))
 
 
-def test_two_processes_do_not_write_the_same_parts(classifier, reviews, interrupted) -> None:
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
+def test_a_run_that_goes_on_is_not_called_interrupted(
+    classifier, reviews, interrupted, options
+) -> None:
     fcntl = pytest.importorskip("fcntl")
     with (interrupted.with_name(PARTS) / "lock").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(UserInputError, match="Another process is writing"):
-            qdqbert.run(classifier, reviews, interrupted, resume=True)
+        with pytest.raises(UserInputError, match="Another process is running, and is writing"):
+            qdqbert.run(classifier, reviews, interrupted, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "reason"),
+    [
+        ("grown", {}, "the input file '.*' has changed"),
+        ("replaced", {}, "the input file '.*' has changed"),
+        ("same", {"top_k": 2}, "`top_k` was None and is 2"),
+        ("same", {"input_format": "txt"}, "`input_format` was None and is 'txt'"),
+    ],
+)
+def test_what_cannot_be_continued_is_not_advised(
+    classifier, reviews, interrupted, change, options, reason
+) -> None:
+    if change == "grown":
+        with reviews.open("a") as file:
+            file.write(ROW)
+    if change == "replaced":
+        reviews.write_text(reviews.read_text().replace("cat", "dog"))
+    message = rf"Pass `overwrite=True` to discard it\. It cannot be continued: {reason}\."
+    with pytest.raises(OutputExistsError, match=message):
+        qdqbert.run(classifier, reviews, interrupted, **options)
+    with pytest.raises(UserInputError, match=reason):
+        qdqbert.run(classifier, reviews, interrupted, resume=True, **options)
+    qdqbert.run(classifier, reviews, interrupted, overwrite=True, **options)
+
+
+@pytest.mark.parametrize("has_grown", [True, False])
+def test_an_error_advises_what_works(classifier, reviews, tmp_path, monkeypatch, has_grown) -> None:
+    reviews.write_text(reviews.read_text() + "{\n")
+    monkeypatch.setattr(pipeline, "_HEAD_ROWS", 1)
+    block = Writer.block
+
+    def growing(*args: Any) -> bytes:
+        if has_grown:
+            with reviews.open("a") as file:
+                file.write(f"{ROW}\n")
+        return block(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "block", growing)
+        with pytest.raises(DataFileError, match="Finished parts are kept") as error:
+            qdqbert.run(classifier, reviews, tmp_path / "a.jsonl")
+    options: dict[str, Any] = {"on_error": "skip"}
+    if has_grown:
+        assert "as the input has changed since. Pass `overwrite=True`" in str(error.value)
+        with pytest.raises(UserInputError, match=r"the input file .* has changed"):
+            qdqbert.run(classifier, reviews, tmp_path / "a.jsonl", resume=True, **options)
+        qdqbert.run(classifier, reviews, tmp_path / "a.jsonl", overwrite=True, **options)
+    else:
+        assert "`resume=True` continues with the same input" in str(error.value)
+        qdqbert.run(classifier, reviews, tmp_path / "a.jsonl", resume=True, **options)
 
 
 def test_an_input_that_changes_during_the_run_is_reported(

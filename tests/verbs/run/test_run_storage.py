@@ -168,6 +168,22 @@ def test_a_missing_input_is_named(classifier, bucket, tmp_path) -> None:
         qdqbert.run(classifier, f"{bucket}/none.txt", tmp_path / "a.jsonl")
 
 
+def test_a_run_that_may_go_on_is_not_called_interrupted(
+    classifier, write_objects, bucket, monkeypatch
+) -> None:
+    source = write_objects([{"text": f"the cat {i}"} for i in range(11)])
+    with monkeypatch.context() as patch:
+        kill_after(patch, "_make_file", 1)
+        with pytest.raises(Killed):
+            qdqbert.run(classifier, source, f"{bucket}/out/")
+    message = (
+        r"parts of a run that did not end\. It may still be running: it has written \d seconds "
+        r"ago, so make sure .*\. If it was interrupted: Pass `resume=True` to continue it, or "
+    )
+    with pytest.raises(OutputExistsError, match=message):
+        qdqbert.run(classifier, source, f"{bucket}/out/")
+
+
 @pytest.mark.slow
 def test_a_missing_bucket_is_named(s3_bucket) -> None:
     place = place_of(f"{s3_bucket}/in/a.txt")

@@ -726,28 +726,32 @@ def identity_name(file: InputFile) -> str:
     return f"the input file {str(file.place.absolute())!r}"
 
 
-def unchanged(source: Source, name: str, identity: Mapping[str, Any]) -> bool:
-    """Return whether the files of an input are what they were. Text files may grow.
+def unchanged(
+    source: Source, name: str, identity: Mapping[str, Any], *, may_grow: bool = True
+) -> bool:
+    """Return whether the files of an input are what they were.
 
     Args:
         source: The input.
         name: Its name, to list what is in storage again.
         identity: What `Source.identity` was.
+        may_grow: Whether text files may have grown.
     """
+    may_grow &= source.format != "parquet"
     is_remote = any(each.version is not None for each in source.files)
     versions = {each.name: each.version for each in _find(name)[0]} if is_remote else {}
     return all(
         versions.get(each.name) == each.version
         if each.version is not None
-        else _is_same(each, identity[identity_name(each)], source.format)
+        else _is_same(each, identity.get(identity_name(each)), may_grow=may_grow)
         for each in source.files
     )
 
 
-def _is_same(file: InputFile, identity: Any, format: InputFormat) -> bool:
+def _is_same(file: InputFile, identity: Any, *, may_grow: bool) -> bool:
     size, _, digest = current = _fingerprint(cast(Path, file.place), file.size)
-    has_grown = format != "parquet" and size > file.size
-    return list(current) == identity or (has_grown and digest == identity[2])
+    has_grown = may_grow and size > file.size
+    return list(current) == identity or (has_grown and identity and digest == identity[2])
 
 
 def _fingerprint(path: Path, size: int) -> tuple[int, int, str]:

@@ -126,7 +126,7 @@ class Lines:
         if raw[length:].strip(b"\r\n"):
             raise DataFileError(
                 f"Line {number} of `{self.name}` was not complete when the run began, and the file "
-                "has grown. Wait until it is written."
+                "has grown. Wait until it is written, and run it again."
             )
         return raw[:length]
 

@@ -28,7 +28,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qdqbert.common.errors import OutputExistsError
 from qdqbert.common.files import json_bytes, temporary_folder
 from qdqbert.common.storage import (
     Place,
@@ -46,6 +45,7 @@ from qdqbert.verbs.run.places import (
     RUN,
     Places,
     check_identity,
+    check_not_interrupted,
     check_output,
     clear,
     locked,
@@ -281,15 +281,8 @@ def open_parts(
         UserInputError: The interrupted run was another one, or still goes on.
     """
     path, is_known = places.parts, places.is_interrupted
-    if is_known and not (resume or overwrite):
-        ways = "Pass `overwrite=True` to discard it."
-        if identity["`input`"]:
-            ways = "Pass `resume=True` to continue it, or `overwrite=True` to discard it."
-        raise OutputExistsError(
-            f"`output={str(places.output)!r}`: {str(path)!r} contains finished parts of an "
-            f"interrupted run. {ways}",
-            argument="output",
-        )
+    if not (resume or overwrite):
+        check_not_interrupted(places, identity)
     if not (is_known and resume):
         check_output(places, overwrite=overwrite)
     path.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,15 @@ from qdqbert.verbs.run.cluster import cluster_blocks
 from qdqbert.verbs.run.columns import find_columns, refuse
 from qdqbert.verbs.run.options import RunOptions
 from qdqbert.verbs.run.parts import open_parts
-from qdqbert.verbs.run.places import Places, check_siblings, find_places, is_finished, remove_rest
+from qdqbert.verbs.run.places import (
+    RUN,
+    Places,
+    check_siblings,
+    find_places,
+    is_finished,
+    read_numbers,
+    remove_rest,
+)
 from qdqbert.verbs.run.shards import shard_of
 from qdqbert.verbs.run.windows import Block, RowRun, Totals
 
@@ -220,7 +228,7 @@ def _write(pipeline: Pipeline, places: Places) -> RunReport:
             "again.",
         )
     with (
-        _reporting(options, places),
+        _reporting(options, places, source),
         open_parts(
             places,
             pipeline.run.writer,
@@ -326,8 +334,13 @@ def _model_digest(model: Model) -> str:
 
 
 @contextlib.contextmanager
-def _reporting(options: RunOptions, places: Places | None = None) -> Iterator[None]:
-    """Say which parts are kept when a run stops, and turn errors of writing into messages."""
+def _reporting(
+    options: RunOptions, places: Places | None = None, source: Source | None = None
+) -> Iterator[None]:
+    """Say which parts are kept when a run stops, and turn errors of writing into messages.
+
+    `source` is the input of a run that writes parts.
+    """
     try:
         yield
     except BrokenPipeError:
@@ -339,17 +352,25 @@ def _reporting(options: RunOptions, places: Places | None = None) -> Iterator[No
         advice = "Free some space, or pass" if is_full else "Pass"
         raise UserInputError(
             f"`output={output!r}` cannot be written: {error.strerror or error}. {advice} another "
-            f"`output`.{_kept(places)}",
+            f"`output`.{_kept(options, places, source)}",
             argument="output",
         ) from error
     except UserInputError as error:
-        if error.argument is None and (kept := _kept(places)):
+        if error.argument is None and (kept := _kept(options, places, source)):
             raise type(error)(f"{error}{kept}") from error
         raise
 
 
-def _kept(places: Places | None) -> str:
+def _kept(options: RunOptions, places: Places | None, source: Source | None) -> str:
     """Return a sentence about finished parts; nothing if there are none."""
-    if places is None or not places.is_interrupted:
+    if places is None or source is None or not places.is_interrupted:
         return ""
+    stored = read_numbers(places.parts / RUN)
+    # A file that is missing may be put back.
+    with contextlib.suppress(DataFileError):
+        if not unchanged(source, options.input, stored, may_grow=False):
+            return (
+                " Finished parts are kept, but `resume=True` cannot continue them, as the input "
+                "has changed since. Pass `overwrite=True` to start again."
+            )
     return " Finished parts are kept; `resume=True` continues with the same input."

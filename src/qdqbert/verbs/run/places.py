@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
+import importlib.util
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +32,17 @@ FILES = "the files of the output"
 _LOCK = "lock"
 # What differs between shards of one input.
 _OF_SHARD = ("`shard`", "`input`")
+# The option that an error about another run names, and what to do, by the parameter.
+_ADVICE = {
+    "resume": (
+        "resume=True",
+        "Repeat the earlier call, or pass `overwrite=True` instead to start again.",
+    ),
+    "shard": (
+        "shard",
+        "Shards divide one input: give all of them the same one, or choose another `output`.",
+    ),
+}
 # Start of the names of the files of a folder.
 _PART = "part-"
 
@@ -153,6 +166,12 @@ def find_places(
     places = Places(output=place, is_folder=is_folder(output), shard=shard)
     if isinstance(places.errors, Path):
         check_output_place(places.errors)
+        if places.errors.is_dir():
+            raise UserInputError(
+                f"`output={output!r}`: {str(places.errors)!r} is a folder, and the file of the "
+                "rows that are skipped. Move it away, or pass another `output`.",
+                argument="output",
+            )
     if shard and not places.is_folder:
         raise UserInputError(
             f"`shard={str(shard)!r}` needs a folder as output, such as 'answers/', got "
@@ -236,18 +255,20 @@ def remove_rest(places: Places) -> None:
 
 
 def check_output(places: Places, *, overwrite: bool) -> None:
-    """Refuse an output that exists, or that a run did not write.
+    """Refuse an output that exists, with its file of errors, or that a run did not write.
 
     Raises:
         OutputExistsError: It may not be replaced.
     """
     output, foreign = places.output, places.foreign()
-    if not places.written() and foreign is None:
+    has_output = foreign is not None or bool(places.written())
+    if not has_output and not places.errors.exists():
         return
     if not overwrite:
+        which = "" if has_output else f": {str(places.errors)!r}, its file of errors,"
         raise OutputExistsError(
-            f"`output={str(output)!r}` already exists, and there is no interrupted run of it. Pass "
-            "`overwrite=True` to replace it, or another `output`.",
+            f"`output={str(output)!r}`{which} already exists, and there is no interrupted run of "
+            "it. Pass `overwrite=True` to replace it, or another `output`.",
             argument="output",
         )
     if foreign is not None:
@@ -267,6 +288,17 @@ def check_identity(
     argument: str = "resume",
 ) -> None:
     """Refuse to continue a run, named by `what`, with another input, model or options."""
+    details = differences(stored, identity)
+    if details:
+        option, advice = _ADVICE[argument]
+        raise UserInputError(
+            f"`{option}`: {what} was another one: {'; '.join(details)}. {advice}",
+            argument=argument,
+        )
+
+
+def differences(stored: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
+    """Return in what a run differs from one that has stored its identity, in words."""
     details = []
     for name, current in identity.items():
         if name not in stored:
@@ -274,18 +306,48 @@ def check_identity(
         elif stored[name] != current:
             values = f"was {stored[name]!r:.300} and is {current!r:.300}"
             details.append(f"{name} {values if name.startswith('`') else 'has changed'}")
-    if details and argument == "shard":
-        raise UserInputError(
-            f"`shard`: {what} was another one: {'; '.join(details)}. Shards divide one input: give "
-            "all of them the same one, or choose another `output`.",
-            argument="shard",
-        )
+    return details
+
+
+def check_not_interrupted(places: Places, identity: Mapping[str, Any]) -> None:
+    """Refuse to begin a run while there are parts of another one, and say what can be done.
+
+    Raises:
+        UserInputError: A process of this machine is writing them.
+        OutputExistsError: Nobody is, or it is not known.
+    """
+    if not places.is_interrupted:
+        return
+    with locked(places):
+        details = differences(read_numbers(places.parts / RUN), identity)
+    discard = "`overwrite=True` to discard it"
     if details:
-        raise UserInputError(
-            f"`resume=True`: {what} was another one: {'; '.join(details)}. Repeat the earlier "
-            "call, or pass `overwrite=True` instead to start again.",
-            argument="resume",
-        )
+        advice = f"Pass {discard}. It cannot be continued: {'; '.join(details)}."
+    elif identity["`input`"]:
+        advice = f"Pass `resume=True` to continue it, or {discard}."
+    else:
+        advice = f"Pass {discard}."
+    what = "an interrupted run"
+    if not _has_locks(places):
+        what = "a run that did not end"
+        advice = f"{_activity(places)} If it was interrupted: {advice}"
+    raise OutputExistsError(
+        f"`output={str(places.output)!r}`: {str(places.parts)!r} contains finished parts of "
+        f"{what}. {advice}",
+        argument="output",
+    )
+
+
+def _activity(places: Places) -> str:
+    """Return what is known of the process that has written parts where there are no locks."""
+    written = "It may still be running, which nothing shows here"
+    if isinstance(places.parts, RemotePath):
+        times = [each.written for each in places.parts.find().values() if each.written]
+        if times:
+            since = datetime.datetime.now(datetime.UTC) - max(times)
+            seconds = max(0, int(since.total_seconds()))
+            written = f"It may still be running: it has written {seconds} seconds ago"
+    return f"{written}, so make sure that no other process does."
 
 
 def read_numbers(path: Place) -> dict[str, Any]:
@@ -304,26 +366,30 @@ def read_numbers(path: Place) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
+def _has_locks(places: Places) -> bool:
+    """Return whether `locked` does something. Storage has no locks, and Windows no such ones."""
+    return isinstance(places.parts, Path) and importlib.util.find_spec("fcntl") is not None
+
+
 @contextlib.contextmanager
 def locked(places: Places) -> Iterator[None]:
-    """Keep other processes from writing the same parts. Storage has no locks."""
-    path = places.parts
-    try:
-        import fcntl
-    except ImportError:
-        # Windows has no such locks.
+    """Keep other processes from writing the same parts, where there are locks.
+
+    Raises:
+        UserInputError: Another process is writing them.
+    """
+    if not _has_locks(places):
         yield
         return
-    if isinstance(path, RemotePath):
-        yield
-        return
-    with (path / _LOCK).open("wb") as file:
+    import fcntl
+
+    with cast(Path, places.parts / _LOCK).open("wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserInputError(
-                f"Another process is writing `output={str(places.output)!r}`. Wait for it, or stop "
-                "it.",
+                f"Another process is running, and is writing `output={str(places.output)!r}`. Wait "
+                "for it, or stop it.",
                 argument="output",
             ) from error
         yield
