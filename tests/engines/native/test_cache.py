@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import shutil
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -14,6 +16,7 @@ from qdqbert.engines.native import cache
 from qdqbert.engines.native.cache import compiled, kernels_folder
 from qdqbert.engines.native.compiler import Compiled
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS, InstructionSet
+from qdqbert.engines.native.instruction_sets.floats import in_float
 from qdqbert.engines.native.ir import I64, PTR, Module
 
 PORTABLE = INSTRUCTION_SETS["portable"]
@@ -28,6 +31,13 @@ def module_of(number: int = 1) -> Module:
 
 def kept(number: int, isa: InstructionSet, folder: Path) -> Compiled:
     return compiled(str(number), functools.partial(module_of, number), isa, folder)
+
+
+def keep_all(folder: Path) -> None:
+    """Keep a module for all instruction sets as models use them: static, dynamic and in float."""
+    for isa in INSTRUCTION_SETS.values():
+        for each in (isa, isa.dynamic(), isa.exact().dynamic(), in_float(isa)):
+            kept(1, each, folder)
 
 
 @pytest.fixture
@@ -60,6 +70,14 @@ def test_other_modules_sets_and_machines_have_other_files(folder, count) -> None
         kept(1, PORTABLE, folder)
     assert count.call_count == 4
     assert len(list(folder.iterdir())) == 4
+
+
+def test_another_process_finds_the_kernels_of_all_sets(folder) -> None:
+    keep_all(folder)
+    before = {each.name: each.stat().st_mtime_ns for each in folder.iterdir()}
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(keep_all, folder).result()
+    assert {each.name: each.stat().st_mtime_ns for each in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize(

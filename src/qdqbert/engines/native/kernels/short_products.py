@@ -82,7 +82,8 @@ class ShortProducts(FloatProducts):
         add_pairs: Adds the products of two signed 16-bit integers in each 32-bit lane to sums.
     """
 
-    add_pairs: AddProducts = _vpdpwssd
+    # Compiled kernels are found by the repr, and that of a function differs in each process.
+    add_pairs: AddProducts = dataclasses.field(default=_vpdpwssd, repr=False)
     rows_together = 32
 
     def emit(self, module: Module, isa: InstructionSet) -> None:
