@@ -180,6 +180,51 @@ def test_no_row_is_lost_whatever_the_values_are(classifier, tmp_path, values, ki
     )
 
 
+_LARGE = 2**53
+
+
+@pytest.mark.parametrize(
+    ("files", "folders"),
+    [
+        ([[1, 1, 1, 1], [1.0, 1.0, 1.0, 1.0]], {"k=1"}),
+        ([[1, 1.0, 1, 1.0], [1, 1, 1, 1]], {"k=1"}),
+        ([[1, 1, 1, 1], [1.5, 1.0, 1.5, 1.0]], {"k=1", "k=1.5"}),
+        ([[0, 0, 0, 0], [-0.0, 0.0, -0.0, 0.0]], {"k=0"}),
+        ([[1, None, 1, 1], [None, None, None, None], [1.0, None, 1.0, 1.0]], {"k=1", "k=__HIVE"}),
+        ([[1, 1, 1, 1], ["x", "x", "x", "x"], [1.0, 1.0, 1.0, 1.0]], {"k=1", "k=x"}),
+        ([[1.0, "x", 1, 1.0], [1.0, 1.0, 1.0, 1.0], [1, 1, 1, 1]], {"k=1", "k=x"}),
+        ([[1, 1, 1, 1], ["1", "1", "1", "1"]], {"k=1"}),
+        ([[1, 1, 1, 1], [True, True, True, True]], {"k=1", "k=true"}),
+        ([[_LARGE + 1] * 4, [float(_LARGE)] * 4, [_LARGE] * 4], {f"k={_LARGE}", f"k={_LARGE + 1}"}),
+        ([[1e20, 1e20, 1e20, 1e20]], {"k=1e%2B20"}),
+    ],
+)
+def test_a_value_has_one_folder_whatever_types_files_find_for_it(
+    classifier, write_objects, tmp_path, files, folders
+) -> None:
+    values = [value for file in files for value in file]
+    source = write_objects([{"id": i, "text": "the cat", "k": k} for i, k in enumerate(values)])
+    report = qdqbert.run(classifier, source, f"{tmp_path}/out/", partition_by="k")
+    assert {each.name.partition("_HIVE")[0] for each in (tmp_path / "out").iterdir()} == {
+        each.partition("_HIVE")[0] for each in folders
+    }
+    files_found = (tmp_path / "out").rglob("*.parquet")
+    ids = sorted(pq.ParquetFile(x).read().column("id").to_pylist() for x in files_found)
+    assert sorted(i for each in ids for i in each) == list(range(report.rows))
+
+
+def test_numbers_are_named_as_pyarrow_names_them(classifier, tmp_path) -> None:
+    values = [1.0, 1.5, -3.0, 0.25, 1e20, 123456789.0]
+    table = pa.table({"text": ["the cat"] * len(values), "k": values})
+    pq.write_table(table, tmp_path / "in.parquet")
+    pq.write_to_dataset(table, tmp_path / "expected", partition_cols=["k"])
+    qdqbert.run(classifier, tmp_path / "in.parquet", f"{tmp_path}/out/", partition_by="k")
+    found, expected = (
+        {each.name for each in (tmp_path / name).iterdir()} for name in ("out", "expected")
+    )
+    assert found == expected
+
+
 def test_an_input_without_rows_gives_a_file(classifier, tmp_path) -> None:
     pq.write_table(
         pa.table({"text": pa.array([], pa.string()), "k": pa.array([], pa.int64())}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -11,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import qdqbert
@@ -166,6 +169,35 @@ def test_an_input_is_not_overwritten(classifier, bucket) -> None:
 def test_a_missing_input_is_named(classifier, bucket, tmp_path) -> None:
     with pytest.raises(DataFileError, match=r"`input='memory://bucket/run/none\.txt'` does not"):
         qdqbert.run(classifier, f"{bucket}/none.txt", tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("differs", [True, False])
+@pytest.mark.parametrize("options", [{}, {"partition_by": ["lang"]}])
+def test_finished_files_are_opened_only_if_their_types_differ(
+    classifier, write_objects, bucket, monkeypatch, differs, options
+) -> None:
+    rows: list[dict[str, Any]] = [{"n": i, "text": f"the cat {i}", "lang": "en"} for i in range(11)]
+    rows[5]["n"] = None
+    rows[9]["n"] = 0.5 if differs else 9
+    source = write_objects(rows)
+    opened: list[str] = []
+    open_remote = RemotePath.open
+
+    def noted(place: RemotePath, mode: str = "rb") -> Any:
+        opened.append(place.name)
+        return open_remote(place, mode)
+
+    monkeypatch.setattr(RemotePath, "open", noted)
+    with monkeypatch.context() as patch:
+        kill_after(patch, "_make_file", 2)
+        with pytest.raises(Killed):
+            qdqbert.run(classifier, source, f"{bucket}/out/", **options)
+    qdqbert.run(classifier, source, f"{bucket}/out/", resume=True, **options)
+    assert any(each.startswith("part-") for each in opened) == differs
+    tables = [pq.read_table(io.BytesIO(x.read_bytes())) for x in (bucket / "out").find()]
+    assert len(tables) == 3
+    kind = pa.float64() if differs else pa.int64()
+    assert {each.schema.field("n").type for each in tables} == {kind}
 
 
 def test_a_run_that_may_go_on_is_not_called_interrupted(

@@ -111,10 +111,13 @@ class Writer:
         # A gzip file can consist of several members. Without a time, equal rows give equal bytes.
         return gzip.compress(content, mtime=0) if self.is_compressed else content
 
-    def write(self, folder: Place, name: str, sources: Sequence[Place], rows: int) -> list[str]:
+    def write(
+        self, folder: Place, name: str, sources: Sequence[Place], rows: int
+    ) -> tuple[list[str], str]:
         """Write blocks as a file of a folder; with `partition_by`, as one for each combination.
 
-        Returns the names of the files in the folder.
+        Returns the names of the files in the folder, and a digest of their columns and types, which
+        is empty for formats without types.
 
         Args:
             folder: The folder.
@@ -124,17 +127,16 @@ class Writer:
         """
         if not self.partition_by:
             with whole_file(folder / name) as path:
-                self.join(path, sources, rows)
-            return [name]
-        names = []
+                return [name], self.join(path, sources, rows)
+        names, digest = [], ""
         for part, table in partitions(self.layout, sources, self.partition_by):
             names.append(f"{part}/{name}" if part else name)
             with whole_file(folder / names[-1]) as path:
-                write_table(path, table)
-        return names
+                digest = write_table(path, table)
+        return names, digest
 
-    def join(self, path: Path, sources: Sequence[Place], rows: int) -> None:
-        """Write blocks as one file.
+    def join(self, path: Path, sources: Sequence[Place], rows: int) -> str:
+        """Write blocks as one file. Returns a digest of its columns and types; see `write`.
 
         Args:
             path: The file.
@@ -142,19 +144,16 @@ class Writer:
             rows: Number of their rows.
         """
         if self.format == "parquet":
-            join_blocks(self.layout, sources, path)
-            return
+            return join_blocks(self.layout, sources, path)
         size_bytes = sum(map(size_of, sources))
         with path.open("wb") as file:
             file.write(self.header(rows=rows, size_bytes=size_bytes))
             append_files(file, sources)
+        return ""
 
     def unify(self, files: Sequence[Place]) -> None:
-        """Give the finished files of a folder the same columns and types.
-
-        They differ only if the types of columns were found in the rows, and differ between them.
-        """
-        if self.format == "parquet" and self.layout.types is None and len(files) > 1:
+        """Give the finished files of a folder, which differ in them, the same columns and types."""
+        if self.format == "parquet" and self.layout.types is None:
             unify_files(self.layout, files)
 
 

@@ -9,6 +9,7 @@ A block of rows is a stream in Arrow's IPC format. A row group of the finished f
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 from collections import Counter
@@ -46,6 +47,9 @@ _READ_ROWS = 4096
 # Rows or bytes of a row group: what other programs read at a time.
 _GROUP_ROWS = 100_000
 _GROUP_BYTES = 1 << 28
+
+# Above it, numbers of JSON have no type of integers.
+_LARGEST_INTEGER = 1 << 63
 
 # Levels of types in a block. Arrow's limit is 64, for the table and all below it.
 _MOST_LEVELS = 60
@@ -325,6 +329,9 @@ def _plain_array(values: Sequence[Any]) -> Any:
 
 
 def _json_text(value: Any) -> str | None:
+    """Return a value as a text. A number has one text, 1 for 1.0, whichever type its column has."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _LARGEST_INTEGER:
+        return str(int(value))
     return value if value is None or isinstance(value, str) else to_json(value)
 
 
@@ -364,8 +371,8 @@ def _type(kind: Kind, fields: Sequence[tuple[str, Kind]] = ()) -> Any:
     return listed if kind == "records" else pyarrow.list_(listed)
 
 
-def join_blocks(layout: Layout, sources: Sequence[Place], path: Path) -> None:
-    """Write blocks as one file.
+def join_blocks(layout: Layout, sources: Sequence[Place], path: Path) -> str:
+    """Write blocks as one file. Returns a digest of its columns and their types.
 
     Args:
         layout: Columns of the file, if it has no rows.
@@ -373,20 +380,28 @@ def join_blocks(layout: Layout, sources: Sequence[Place], path: Path) -> None:
         path: The finished file.
     """
     pyarrow = import_pyarrow()
-    schema = _common_schema(layout, lambda: _blocks(sources))
+    schemas = (each.schema for each in _blocks(sources))
+    schema = _common_schema(layout, schemas, lambda: _blocks(sources))
     with pyarrow.parquet.ParquetWriter(path, schema, use_dictionary=_repeated(schema)) as writer:
         for table in _row_groups(_cast(each, schema) for each in _blocks(sources)):
             writer.write_table(table, row_group_size=max(1, table.num_rows))
+    return _digest(schema)
 
 
-def write_table(path: Path, table: Any) -> None:
-    """Write a table as a file of one row group."""
+def write_table(path: Path, table: Any) -> str:
+    """Write a table as a file of one row group. Returns what `join_blocks` does."""
     import_pyarrow().parquet.write_table(
         table,
         path,
         row_group_size=max(1, table.num_rows),
         use_dictionary=_repeated(table.schema),
     )
+    return _digest(table.schema)
+
+
+def _digest(schema: Any) -> str:
+    content = schema.remove_metadata().serialize().to_pybytes()
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _repeated(schema: Any) -> list[str] | bool:
@@ -427,9 +442,10 @@ def partitions(
         The folder, as Hive, Spark and pyarrow name it: `lang=en/day=1`; and a table.
     """
     pyarrow = import_pyarrow()
-    schema = _common_schema(layout, lambda: _blocks(sources))
+    blocks = list(_blocks(sources))
+    schema = _common_schema(layout, (each.schema for each in blocks), lambda: blocks)
     table = pyarrow.concat_tables(
-        [_cast(each, schema) for each in _blocks(sources)] or [schema.empty_table()]
+        [_cast(each, schema) for each in blocks] or [schema.empty_table()]
     )
     places: dict[str, list[int]] = {}
     for row, key in enumerate(zip(*(as_json(table.column(name)) for name in names), strict=True)):
@@ -455,11 +471,10 @@ def _runs(table: Any, rows: Sequence[int]) -> Iterator[Any]:
 
 def _plain(value: Any) -> str:
     """Return a value as a part of the name of a folder."""
-    if value is None or value != value:
-        return NO_VALUE
+    text = None if value != value else _json_text(value)
     if isinstance(value, float) and math.isinf(value):
         return str(value)
-    return value if isinstance(value, str) else to_json(value)
+    return NO_VALUE if text is None else text
 
 
 def unify_files(layout: Layout, files: Sequence[Place]) -> None:
@@ -469,10 +484,7 @@ def unify_files(layout: Layout, files: Sequence[Place]) -> None:
     for path in files:
         with _open(path) as file:
             found[path] = file.schema_arrow
-    first = found[files[0]]
-    if all(each.equals(first) for each in found.values()):
-        return
-    schema = _common_schema(layout, lambda: _tables(files))
+    schema = _common_schema(layout, found.values(), lambda: _tables(files))
     for path in files:
         if found[path].equals(schema):
             continue
@@ -497,32 +509,42 @@ def _tables(files: Iterable[Place]) -> Iterator[Any]:
 
 
 def _blocks(sources: Iterable[Place]) -> Iterator[Any]:
-    """Yield blocks as tables. A file can have several, one after another."""
+    """Yield blocks as tables. A file can have several, one after another.
+
+    Files of this machine are mapped into memory: what is not used of a table is not read.
+    """
     pyarrow = import_pyarrow()
     for path in sources:
         left = size_of(path)
-        with open_place(path) as file:
+        is_here = isinstance(path, Path)
+        with pyarrow.memory_map(str(path)) if is_here else open_place(path) as file:
             while file.tell() < left:
                 with pyarrow.ipc.open_stream(file) as block:
                     yield block.read_all()
 
 
-def _common_schema(layout: Layout, tables: Callable[[], Iterator[Any]]) -> Any:
+def _common_schema(
+    layout: Layout, schemas: Iterable[Any], tables: Callable[[], Iterable[Any]]
+) -> Any:
     """Return a schema that all tables can be cast to; text for columns whose types do not fit.
 
-    Columns of the input come first, in the order in which they were found. `tables` is called for
-    each time that the tables are read.
+    Columns of the input come first, in the order in which they were found.
+
+    Args:
+        layout: Columns, if there are no tables.
+        schemas: The schema of each table.
+        tables: Called for each time that the tables are read, if their types differ.
     """
     pyarrow = import_pyarrow()
     found: dict[str, list[Any]] = {}
-    schemas: list[Any] = []
+    different: list[Any] = []
     counts: Counter[str] = Counter()
-    for block in tables():
-        counts.update(block.schema.names)
-        if any(block.schema.equals(each, check_metadata=True) for each in schemas):
+    for schema in schemas:
+        counts.update(schema.names)
+        if any(schema.equals(each, check_metadata=True) for each in different):
             continue
-        schemas.append(block.schema)
-        for field in block.schema:
+        different.append(schema)
+        for field in schema:
             found.setdefault(field.name, []).append(field)
     if not found:
         return _schema_without_rows(layout)
@@ -538,7 +560,7 @@ def _common_schema(layout: Layout, tables: Callable[[], Iterator[Any]]) -> Any:
         field = _field(kind, found[name])
         is_missing = counts[name] < max(counts.values())
         fields.append(field.with_nullable(field.nullable or is_missing))
-    return pyarrow.schema(fields, _metadata(_agreed(schemas)))
+    return pyarrow.schema(fields, _metadata(_agreed(different)))
 
 
 def _field(kind: Any, found: Sequence[Any]) -> Any:
@@ -586,9 +608,12 @@ def _schema_without_rows(layout: Layout) -> Any:
     return pyarrow.schema([*kept, *answers], _metadata(metadata))
 
 
-def _common_type(name: str, kinds: Sequence[Any], tables: Callable[[], Iterator[Any]]) -> Any:
+def _common_type(name: str, kinds: Sequence[Any], tables: Callable[[], Iterable[Any]]) -> Any:
     """Return the type that holds the values of a column in all blocks; text if none does."""
     pyarrow = import_pyarrow()
+    kinds = [each for each in kinds if not pyarrow.types.is_null(each)]
+    if len(kinds) == 1:
+        return kinds[0]
     try:
         merged = pyarrow.unify_schemas(
             [pyarrow.schema([(name, kind)]) for kind in kinds], promote_options="permissive"

@@ -70,6 +70,7 @@ class Part:
         data: The file of the answers; `None` if they are in the output.
         size: Bytes of the answers to a window.
         files: The files of the output that have them.
+        columns: A digest of the columns of these files and their types.
     """
 
     totals: Totals
@@ -78,6 +79,7 @@ class Part:
     data: Place | None = None
     size: int = 0
     files: tuple[str, ...] = ()
+    columns: str = ""
 
     @classmethod
     def read(cls, numbers: Place, data: Place | None) -> Part:
@@ -91,13 +93,15 @@ class Part:
             data=data,
             size=data.stat().st_size if isinstance(data, Path) else 0,
             files=tuple(found.get("files", ())),
+            columns=found.get("columns", ""),
         )
 
     def numbers(self) -> bytes:
         """Return the content of its file of numbers."""
         end = [self.end.file, self.end.after.number, self.end.after.position]
         values = {"totals": dataclasses.asdict(self.totals), "end": end, "errors": self.errors}
-        return json_bytes(values | ({"files": self.files} if self.files else {}))
+        written = {"files": self.files, "columns": self.columns} if self.files else {}
+        return json_bytes(values | written)
 
 
 class Parts:
@@ -179,12 +183,12 @@ class Parts:
         numbers = self._numbers(len(self.files))
         sources = [each.data for each in self.windows if each.data is not None]
         totals = sum((each.totals for each in self.windows), Totals())
-        data, names = None, list[str]()
+        data, names, columns = None, list[str](), ""
         if self._places.is_folder:
             if not self.files:
                 self._remove_earlier()
             name = self._places.file(len(self.files), self._writer.format)
-            names = self._writer.write(self._places.output, name, sources, totals.rows)
+            names, columns = self._writer.write(self._places.output, name, sources, totals.rows)
         else:
             data = numbers.with_suffix(".data")
             with whole_file(data) as path, path.open("wb") as file:
@@ -195,6 +199,7 @@ class Parts:
             errors=tuple(row for each in self.windows for row in each.errors),
             data=data,
             files=tuple(names),
+            columns=columns,
         )
         write_place(numbers, part.numbers())
         self.files.append(part)
@@ -214,7 +219,9 @@ class Parts:
         if places.is_folder:
             if self.windows or not self.files:
                 self._make_file()
-            self._writer.unify(places.written())
+            # They are opened only if they differ, as there can be thousands.
+            if len({each.columns for each in self.files}) > 1:
+                self._writer.unify(places.written())
         else:
             self._join()
         self._write_errors()

@@ -317,7 +317,7 @@ def _identity(pipeline: Pipeline) -> dict[str, Any]:
         "ray": options.ray is not None,
     }
     identity = {
-        "the format of finished parts": 2,
+        "the format of finished parts": 3,
         **{f"`{name}`": chosen[name] for name in chosen if name not in _FREE_OPTIONS},
         "the model": _model_digest(model),
         **({"the listing of the input": pipeline.whole.listing()} if options.shard else {}),
