@@ -312,11 +312,16 @@ def test_what_cannot_be_continued_is_not_advised(
             file.write(ROW)
     if change == "replaced":
         reviews.write_text(reviews.read_text().replace("cat", "dog"))
-    message = rf"Pass `overwrite=True` to discard it\. It cannot be continued: {reason}\."
+    can_repeat = change == "same"
+    ways = ", or repeat its call with `resume=True`" if can_repeat else ""
+    message = rf"It was another one: {reason}\. Pass `overwrite=True` to discard it{ways}\."
     with pytest.raises(OutputExistsError, match=message):
         qdqbert.run(classifier, reviews, interrupted, **options)
-    with pytest.raises(UserInputError, match=reason):
+    again = "Repeat the earlier call, or pass" if can_repeat else "Pass"
+    with pytest.raises(UserInputError, match=rf"{reason}\. {again} `overwrite=True` instead"):
         qdqbert.run(classifier, reviews, interrupted, resume=True, **options)
+    if can_repeat:
+        assert qdqbert.run(classifier, reviews, interrupted, resume=True).resumed_rows == 4
     qdqbert.run(classifier, reviews, interrupted, overwrite=True, **options)
 
 

@@ -751,7 +751,9 @@ def unchanged(
 def _is_same(file: InputFile, identity: Any, *, may_grow: bool) -> bool:
     size, _, digest = current = _fingerprint(cast(Path, file.place), file.size)
     has_grown = may_grow and size > file.size
-    return list(current) == identity or (has_grown and identity and digest == identity[2])
+    return list(current) == identity or (
+        has_grown and identity is not None and digest == identity[2]
+    )
 
 
 def _fingerprint(path: Path, size: int) -> tuple[int, int, str]:

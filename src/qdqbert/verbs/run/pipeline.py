@@ -366,8 +366,8 @@ def _kept(options: RunOptions, places: Places | None, source: Source | None) -> 
     if places is None or source is None or not places.is_interrupted:
         return ""
     stored = read_numbers(places.parts / RUN)
-    # A file that is missing may be put back.
-    with contextlib.suppress(DataFileError):
+    # A file that is missing may be put back, and storage that does not answer may do so later.
+    with contextlib.suppress(DataFileError, OSError):
         if not unchanged(source, options.input, stored, may_grow=False):
             return (
                 " Finished parts are kept, but `resume=True` cannot continue them, as the input "

@@ -32,17 +32,6 @@ FILES = "the files of the output"
 _LOCK = "lock"
 # What differs between shards of one input.
 _OF_SHARD = ("`shard`", "`input`")
-# The option that an error about another run names, and what to do, by the parameter.
-_ADVICE = {
-    "resume": (
-        "resume=True",
-        "Repeat the earlier call, or pass `overwrite=True` instead to start again.",
-    ),
-    "shard": (
-        "shard",
-        "Shards divide one input: give all of them the same one, or choose another `output`.",
-    ),
-}
 # Start of the names of the files of a folder.
 _PART = "part-"
 
@@ -242,8 +231,14 @@ def check_siblings(places: Places, identity: Mapping[str, Any]) -> None:
             for key, value in identity.items()
             if key not in _OF_SHARD and not key.startswith("the input file ")
         }
-        what = f"the run of another shard, of which {str(path)!r} tells,"
-        check_identity(what, read_numbers(path), same, argument="shard")
+        details = differences(read_numbers(path), same)
+        if details:
+            raise UserInputError(
+                f"`shard`: the run of another shard, of which {str(path)!r} tells, was another "
+                f"one: {'; '.join(details)}. Shards divide one input: give all of them the same "
+                "one, or choose another `output`.",
+                argument="shard",
+            )
         return
 
 
@@ -280,20 +275,19 @@ def check_output(places: Places, *, overwrite: bool) -> None:
         )
 
 
-def check_identity(
-    what: str,
-    stored: Mapping[str, Any],
-    identity: Mapping[str, Any],
-    *,
-    argument: str = "resume",
-) -> None:
-    """Refuse to continue a run, named by `what`, with another input, model or options."""
+def check_identity(what: str, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Refuse to continue a run, named by `what`, with another input, model or options.
+
+    Raises:
+        UserInputError: It was another one.
+    """
     details = differences(stored, identity)
     if details:
-        option, advice = _ADVICE[argument]
+        repeat = "Repeat the earlier call, or pass" if _can_repeat(details) else "Pass"
         raise UserInputError(
-            f"`{option}`: {what} was another one: {'; '.join(details)}. {advice}",
-            argument=argument,
+            f"`resume=True`: {what} was another one: {'; '.join(details)}. {repeat} "
+            "`overwrite=True` instead to start again.",
+            argument="resume",
         )
 
 
@@ -309,6 +303,11 @@ def differences(stored: Mapping[str, Any], identity: Mapping[str, Any]) -> list[
     return details
 
 
+def _can_repeat(details: Iterable[str]) -> bool:
+    """Return whether options alone differ, and no file: the earlier call can be given again."""
+    return all(each.startswith("`") for each in details)
+
+
 def check_not_interrupted(places: Places, identity: Mapping[str, Any]) -> None:
     """Refuse to begin a run while there are parts of another one, and say what can be done.
 
@@ -322,7 +321,8 @@ def check_not_interrupted(places: Places, identity: Mapping[str, Any]) -> None:
         details = differences(read_numbers(places.parts / RUN), identity)
     discard = "`overwrite=True` to discard it"
     if details:
-        advice = f"Pass {discard}. It cannot be continued: {'; '.join(details)}."
+        repeat = ", or repeat its call with `resume=True`" if _can_repeat(details) else ""
+        advice = f"It was another one: {'; '.join(details)}. Pass {discard}{repeat}."
     elif identity["`input`"]:
         advice = f"Pass `resume=True` to continue it, or {discard}."
     else:
