@@ -170,6 +170,37 @@ def test_files_of_a_folder_have_a_limited_size(classifier, reviews, tmp_path, mo
         assert len(list((tmp_path / str(files)).iterdir())) == files
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ([[None] * 4, [1, 2, None, 4]], [None] * 4 + [1, 2, None, 4]),
+        ([[1] * 4, [None] * 4, [0.5] * 4], [1.0] * 4 + [None] * 4 + [0.5] * 4),
+        ([[None] * 4, [[1], [], None, [2]]], [None] * 4 + [[1], [], None, [2]]),
+        (
+            [[None] * 4, [1] * 4, ["x", None, "y", "z"]],
+            [None] * 4 + ["1"] * 4 + ["x", None, "y", "z"],
+        ),
+        ([[None] * 4, ["", "x", None, "y"]], [None] * 4 + ["", "x", None, "y"]),
+        ([[None] * 4, [None] * 4], [None] * 8),
+        ([[None] * 4, [[1]] * 4, [[0.5]] * 4], [None] * 4 + [[1.0]] * 4 + [[0.5]] * 4),
+    ],
+)
+def test_files_without_values_of_a_column_take_the_type_of_others(
+    classifier, write_objects, tmp_path, files, expected
+) -> None:
+    values = [value for file in files for value in file]
+    source = write_objects([{"text": "the cat", "k": value} for value in values])
+    pa = import_pyarrow()
+    qdqbert.run(classifier, source, f"{tmp_path}/out/")
+    qdqbert.run(classifier, source, tmp_path / "one.parquet")
+    tables = [pa.parquet.read_table(each) for each in sorted((tmp_path / "out").iterdir())]
+    assert len(tables) == len(files)
+    one = pa.parquet.read_table(tmp_path / "one.parquet")
+    assert {each.schema.field("k").type for each in tables} == {one.schema.field("k").type}
+    assert pa.concat_tables(tables).column("k").to_pylist() == expected
+    assert one.column("k").to_pylist() == expected
+
+
 def test_columns_can_be_named_or_counted(classifier, tmp_path, read_objects, caplog) -> None:
     (tmp_path / "in.tsv").write_text("id\treview\n1\tthe cat\n2\ta dog\n")
     caplog.set_level(logging.INFO, "qdqbert")

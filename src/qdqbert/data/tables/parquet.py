@@ -480,11 +480,12 @@ def _plain(value: Any) -> str:
 def unify_files(layout: Layout, files: Sequence[Place]) -> None:
     """Write files again whose columns or types differ from what all files have in common."""
     pyarrow = import_pyarrow()
-    found = {}
+    found, valued = {}, []
     for path in files:
         with _open(path) as file:
             found[path] = file.schema_arrow
-    schema = _common_schema(layout, found.values(), lambda: _tables(files))
+            valued.append(_valued(file))
+    schema = _common_schema(layout, valued, lambda: _tables(files))
     for path in files:
         if found[path].equals(schema):
             continue
@@ -498,6 +499,32 @@ def unify_files(layout: Layout, files: Sequence[Place]) -> None:
             for group in range(file.num_row_groups):
                 table = _cast(file.read_row_group(group), schema)
                 writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+
+def _valued(file: Any) -> Any:
+    """Return the schema of a file, in which a column of texts that has none has no type.
+
+    It may have numbers in other files.
+    """
+    pyarrow = import_pyarrow()
+    schema = file.schema_arrow
+    for index, field in enumerate(schema):
+        if is_text(field.type) and _has_no_value(file.metadata, field.name):
+            schema = schema.set(index, field.with_type(pyarrow.null()))
+    return schema
+
+
+def _has_no_value(metadata: Any, name: str) -> bool:
+    """Return whether the statistics of a file show that a column has no value."""
+    groups = (metadata.row_group(index) for index in range(metadata.num_row_groups))
+    columns = (
+        group.column(index)
+        for group in groups
+        for index in range(group.num_columns)
+        if group.column(index).path_in_schema == name
+    )
+    counts = [(each.statistics, each.num_values) for each in columns]
+    return all(known and known.null_count == number for known, number in counts)
 
 
 def _tables(files: Iterable[Place]) -> Iterator[Any]:
@@ -621,7 +648,7 @@ def _common_type(name: str, kinds: Sequence[Any], tables: Callable[[], Iterable[
         kind = merged.field(0).type
         # An integer may be too large for the type of fractions.
         for table in tables():
-            if name in table.column_names:
+            if name in table.column_names and table.column(name).null_count < table.num_rows:
                 table.column(name).cast(kind)
     except pyarrow.ArrowException:
         return pyarrow.string()
@@ -636,7 +663,9 @@ def _cast(table: Any, schema: Any) -> Any:
             arrays.append(pyarrow.nulls(table.num_rows, field.type))
             continue
         column = table.column(field.name)
-        if column.type != field.type:
+        if column.type != field.type and column.null_count == len(column):
+            column = pyarrow.nulls(len(column), field.type)
+        elif column.type != field.type:
             if is_text(field.type) and not pyarrow.types.is_null(column.type):
                 column = pyarrow.array([_json_text(each) for each in column.to_pylist()])
             column = column.cast(field.type)
