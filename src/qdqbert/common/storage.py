@@ -19,6 +19,7 @@ import io
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
@@ -393,6 +394,20 @@ def translated() -> Iterator[None]:
         raise
     except Exception as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def is_unreachable(error: BaseException, place: Place) -> bool:
+    """Return whether an error of reading a file says nothing of its content.
+
+    The file is gone, may not be read, or is in storage that does not answer.
+    """
+    if isinstance(error, FileNotFoundError | PermissionError | ConnectionError | TimeoutError):
+        return True
+    # Errors of storage have a number, or were translated; of content are those of decompression.
+    cause = error.__cause__
+    is_translated = cause is not None and not isinstance(cause, EOFError | zlib.error)
+    is_of_storage = isinstance(error, OSError) and (error.errno is not None or is_translated)
+    return isinstance(place, RemotePath) and is_of_storage
 
 
 def open_place(place: Place) -> BinaryIO:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gzip
 import io
 import json
@@ -10,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -567,6 +569,62 @@ def test_reading_goes_on_after_a_file_that_is_damaged(tmp_path, name, content, b
     assert [row.position for row in rows] == sorted(row.position for row in rows)
     cursor = source.cursor(bad.file, bad.last, bad.position)
     assert [dict(row.values) for row in source.rows(cursor)] == [{"text": "c"}]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("where", ["local", "memory"])
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz", "parquet"])
+@pytest.mark.parametrize(
+    ("error", "is_damage"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file"), {"local": False, "memory": False}),
+        (PermissionError(errno.EACCES, "Forbidden"), {"local": False, "memory": False}),
+        (ConnectionResetError(errno.ECONNRESET, "Reset"), {"local": False, "memory": False}),
+        (TimeoutError("No answer"), {"local": False, "memory": False}),
+        # A bad sector of a disk, or storage that fails.
+        (OSError(errno.EIO, "Input/output error"), {"local": True, "memory": False}),
+        (RuntimeError("of a library"), {"memory": False}),
+        (OSError("Corrupt snappy compressed data."), {"local": True, "memory": True}),
+        (zlib.error("incorrect data check"), {"local": True, "memory": True}),
+        (EOFError("ended before the end-of-stream"), {"local": True, "memory": True}),
+    ],
+)
+def test_a_file_that_cannot_be_reached_is_not_skipped_as_a_damaged_one(
+    tmp_path, monkeypatch, where, suffix, error, is_damage
+) -> None:
+    if where not in is_damage or (suffix == "parquet" and isinstance(error, EOFError | zlib.error)):
+        pytest.skip("does not happen")
+    pa = parquet.import_pyarrow()
+    root = str(tmp_path) if where == "local" else f"memory://{tmp_path.name}"
+    buffer = pa.BufferOutputStream()
+    pa.parquet.write_table(pa.table({"text": ["one"] * 4}), buffer)
+    content = {"txt": b"one\n" * 4, "txt.gz": gzip.compress(b"one\n" * 4)}
+    content["parquet"] = buffer.getvalue().to_pybytes()
+    for name in "abc":
+        place_of(f"{root}/{name}.{suffix}").write_bytes(content[suffix])
+    open_file = inputs.open_place
+
+    class Failing(io.BytesIO):
+        def _fail(self, *_: Any) -> Any:
+            # The end of a file of Parquet can be read.
+            if suffix != "parquet" or self.tell() < 8:
+                raise error
+            return super().read(*_)
+
+        read = readinto = readline = __next__ = _fail  # type: ignore[assignment]
+
+    def opened(place: Any) -> Any:
+        return Failing(content[suffix]) if place.stem.startswith("b") else open_file(place)
+
+    monkeypatch.setattr(inputs, "open_place", opened)
+    monkeypatch.setattr(parquet, "open_place", opened)
+    source = open_source(root, skips_damage=True)
+    if not is_damage[where]:
+        with pytest.raises(DataFileError, match=rf"b\.{suffix}` (cannot be read|does not exist)"):
+            list(source.rows())
+        return
+    rows = list(source.rows())
+    assert [Path(row.file).name[0] for row in rows if isinstance(row, Row)] == [*"aaaacccc"]
+    assert [Path(row.file).name[0] for row in rows if isinstance(row, BadRow)] == ["b"]
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path) -> None:

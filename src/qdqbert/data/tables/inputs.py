@@ -29,6 +29,7 @@ from qdqbert.common.storage import (
     Place,
     RemotePath,
     Stored,
+    is_unreachable,
     is_url,
     open_place,
     pattern_start,
@@ -322,7 +323,8 @@ class Source:
                         row = dataclasses.replace(row, position=before + row.position)
                     yield row
         except DataFileError as error:
-            if not self.skips_damage:
+            cause = error.__cause__
+            if not self.skips_damage or (cause and is_unreachable(cause, file.place)):
                 raise
             reason = str(error).rstrip(".")
             end = before + file.size

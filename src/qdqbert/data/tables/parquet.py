@@ -24,7 +24,7 @@ import numpy as np
 from qdqbert.common.errors import DataFileError
 from qdqbert.common.extras import require
 from qdqbert.common.files import refuse_pointer
-from qdqbert.common.storage import Place, open_place, size_of, whole_file
+from qdqbert.common.storage import Place, is_unreachable, open_place, size_of, whole_file
 from qdqbert.data.tables.rows import (
     NO_VALUE,
     After,
@@ -234,6 +234,8 @@ def read_parquet(
                         )
                     number += each.num_rows
             except (import_pyarrow().ArrowException, OSError) as error:
+                if is_unreachable(error, path):
+                    raise
                 first = max(number, skipped) + 1
                 what = " ".join(str(error).split()).rstrip(".")
                 reason = f"row group {group} cannot be read: {what}"
