@@ -14,8 +14,8 @@ from qdqbert.quantization.spec import DEAD_STEP, Range, TensorSpec
 
 Bools = NDArray[np.bool_]
 
-# Rows that become codes at a time. A vocabulary is the largest array of many models.
-_ROWS = 4096
+# Weights that become codes at a time: they stay in the second-level cache.
+_TOGETHER = 2**16
 
 
 def parameters_of(chosen: Range, spec: TensorSpec) -> tuple[float, int]:
@@ -58,11 +58,16 @@ def quantize_weight(
     scale = _scales_of(weight, spec, amax, fits_closely=fits_closely)
     steps = np.broadcast_to(_along(scale, spec.axis), weight.shape)
     codes = np.empty(weight.shape, np.int8)
-    for start in range(0, len(weight), _ROWS):
-        rows = slice(start, start + _ROWS)
+    count = max(1, _TOGETHER // max(1, weight.shape[1]))
+    for start in range(0, len(weight), count):
+        rows = slice(start, start + count)
         reals = weight[rows] / steps[rows]
-        near = np.rint(reals) if rounds_up is None else np.floor(reals) + rounds_up[rows]
-        codes[rows] = near.clip(spec.qmin, spec.qmax)
+        if rounds_up is None:
+            np.rint(reals, out=reals)
+        else:
+            np.floor(reals, out=reals)
+            reals += rounds_up[rows]
+        codes[rows] = np.clip(reals, spec.qmin, spec.qmax, out=reals)
     return codes, scale
 
 
@@ -93,7 +98,7 @@ def _scales_of(
 ) -> Floats:
     """Return the scale of a weight that is within its range, `()` or `(channels,)`."""
     other = None if spec.axis is None else 1 - spec.axis
-    own = np.abs(weight).max(axis=other, initial=0)
+    own = np.maximum(weight.max(axis=other, initial=0), -weight.min(axis=other, initial=0))
     if amax is not None:
         own = np.broadcast_to(amax.max() if spec.axis is None else amax, own.shape)
     largest = own.astype(np.float32)

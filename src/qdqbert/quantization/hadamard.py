@@ -12,9 +12,11 @@ construction of the matrices.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 Array = TypeVar("Array", bound=Any)
 """An array of numpy or a tensor of torch."""
@@ -51,15 +53,36 @@ class Hadamard:
 
         Sums are made in the order of the kernels: between lanes first, then between members.
         """
+        if isinstance(x, np.ndarray):
+            return cast(Array, self._spread_array(x))
+        import torch
+
         shape = x.shape
-        for size, width in ((self.block, self.block), (self.members, shape[-1])):
+        for step in self._steps(shape[-1]):
+            pairs = x.reshape(*shape[:-1], -1, 2, step)
+            first, second = pairs[..., 0, :], pairs[..., 1, :]
+            made: Any = torch.stack([first + second, first - second], dim=-2)
+            x = made.reshape(shape)
+        return x
+
+    def _spread_array(self, x: NDArray[Any]) -> NDArray[Any]:
+        # Channels first, so that numpy adds long rows, which takes a third of the time.
+        made = np.array(x.reshape(-1, x.shape[-1]).T, order="C")
+        for step in self._steps(len(made)):
+            pairs = made.reshape(-1, 2, step, made.shape[1])
+            first, second = pairs[:, 0], pairs[:, 1]
+            difference = first - second
+            first += second
+            second[...] = difference
+        return np.ascontiguousarray(made.T).reshape(x.shape)
+
+    def _steps(self, channels: int) -> Iterator[int]:
+        """Yield how far apart the channels are that are added, in the order of the sums."""
+        for size, width in ((self.block, self.block), (self.members, channels)):
             step = width // size
             while step < width:
-                pairs = x.reshape(*shape[:-1], -1, 2, step)
-                first, second = pairs[..., 0, :], pairs[..., 1, :]
-                x = _stacked(first + second, first - second).reshape(shape)
+                yield step
                 step *= 2
-        return x
 
     def spread_weight(self, weight: Array) -> Array:
         """Return `weight @ H / order`, whose product with `x @ H` is that of weight and `x`."""
@@ -81,15 +104,3 @@ def hadamard_of(channels: int) -> Hadamard:
     while block < _LANES and members * block < _GROUP and channels // members % (2 * block) == 0:
         block *= 2
     return Hadamard(members=members, block=block)
-
-
-def _stacked(first: Array, second: Array) -> Array:
-    """Return two arrays along a new axis before the last one."""
-    made: Any
-    if isinstance(first, np.ndarray):
-        made = np.stack([first, second], axis=-2)
-    else:
-        import torch
-
-        made = torch.stack([first, second], dim=-2)
-    return cast(Array, made)

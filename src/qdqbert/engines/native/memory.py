@@ -38,6 +38,15 @@ def zeros(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     return raw[start : start + size].view(kind).reshape(shape)
 
 
+def with_zeros(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return an array with zeros at the end of its axes; the array itself if it has the shape."""
+    if array.shape == shape:
+        return array
+    found = zeros(shape, array.dtype)
+    found[tuple(map(slice, array.shape))] = array
+    return found
+
+
 def aligned(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array that starts at a cache line, copied if needed."""
     if array.flags.c_contiguous and array.ctypes.data % LINE == 0:

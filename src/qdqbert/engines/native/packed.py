@@ -32,7 +32,7 @@ from qdqbert.encoders.shared_table import joined, rest_of
 from qdqbert.engines.native.computed import check_model, same_codes
 from qdqbert.engines.native.kernels.dot import PANEL, pack
 from qdqbert.engines.native.kernels.product import pack_floats
-from qdqbert.engines.native.memory import LINE, padded
+from qdqbert.engines.native.memory import LINE, padded, with_zeros, zeros
 from qdqbert.engines.native.schema import (
     LINEARS,
     NORMS,
@@ -264,14 +264,12 @@ class _Packer:
         channels = self._places.get(part.channels_at, np.arange(depth))
         count, deep = self._sizes[part.columns], self._sizes[part.depth]
         if linear.codes is None:
-            floats = np.zeros((count, deep), np.float32)
-            floats[np.ix_(columns, channels)] = linear.weight
+            floats = _at(linear.weight, columns, channels, (count, deep))
             self._arrays[f"{name}.weights"] = pack_floats(floats, deep)
             self._arrays[f"{name}.bias"] = _placed(linear.bias, columns, count)
             return {"depth": deep, "columns": count}
         assert linear.weight_scale is not None
-        weight = np.zeros((count, deep), np.int8)
-        weight[np.ix_(columns, channels)] = linear.weight
+        weight = _at(linear.weight, columns, channels, (count, deep))
         self._fits_16_bits &= _fits_16_bits(weight)
         sums = weight.sum(axis=1, dtype=np.int32)
         codes = linear.codes
@@ -368,10 +366,11 @@ def _matrix(linear: Linear) -> dict[str, int] | None:
 
 def _fits_16_bits(weight: NDArray[np.int8]) -> bool:
     """Return whether sums of two adjacent products fit into 16 bits, as AVX2 needs."""
-    first, second = (weight[:, start::2].astype(np.int16) for start in (0, 1))
-    most = int((np.maximum(first, 0) + np.maximum(second, 0)).max(initial=0))
-    least = int((np.minimum(first, 0) + np.minimum(second, 0)).min(initial=0))
-    return 255 * most < 2**15 and 255 * least >= -(2**15)
+    sides = np.maximum(weight, 0), np.negative(np.minimum(weight, 0))
+    # Two adjacent bytes are one number. The magnitude of -128 has the bits of 128.
+    pairs = [np.ascontiguousarray(each).view(np.uint16) for each in sides]
+    most, least = (int(((each & 255) + (each >> 8)).max(initial=0)) for each in pairs)
+    return 255 * most < 2**15 and 255 * least <= 2**15
 
 
 def _in_float(table: Table | None) -> Floats:
@@ -384,8 +383,19 @@ def _in_float(table: Table | None) -> Floats:
 
 def _wide(array: Array, width: int) -> Array:
     """Return an array with its last axis padded with zeros."""
-    missing = [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])]
-    return np.ascontiguousarray(np.pad(array, missing))
+    return np.ascontiguousarray(with_zeros(array, (*array.shape[:-1], width)))
+
+
+def _at(
+    weight: Array, rows: NDArray[np.intp], channels: NDArray[np.intp], shape: tuple[int, int]
+) -> Array:
+    """Return a weight with its rows and channels at their places, and zeros elsewhere."""
+    places = zip((rows, channels), shape, strict=True)
+    if all(np.array_equal(each, np.arange(count)) for each, count in places):
+        return weight
+    found = zeros(shape, weight.dtype)
+    found[np.ix_(rows, channels)] = weight
+    return found
 
 
 def _placed(values: Floats, places: NDArray[np.intp], count: int) -> Floats:

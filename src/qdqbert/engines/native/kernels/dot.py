@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.engines.native.ir import Function, Value
-from qdqbert.engines.native.memory import LINE
+from qdqbert.engines.native.memory import LINE, with_zeros, zeros
 
 PANEL = 16
 """Columns of a panel."""
@@ -23,9 +23,13 @@ Count = TypeVar("Count", int, Value)
 def pack(weights: NDArray[np.int8], depth: int) -> NDArray[np.int8]:
     """Return weights `(columns, in)` in panels, `(panels, depth / 4, 16, 4)`, padded with zeros."""
     panels = -(-weights.shape[0] // PANEL)
-    padded = np.zeros((panels * PANEL, depth), np.int8)
-    padded[: weights.shape[0], : weights.shape[1]] = weights
-    return np.ascontiguousarray(padded.reshape(panels, PANEL, depth // 4, 4).transpose(0, 2, 1, 3))
+    rows = np.ascontiguousarray(with_zeros(weights, (panels * PANEL, depth)))
+    found = zeros((panels, depth // 4, PANEL, 4), np.int8)
+    # Four weights move as one number.
+    found.view(np.int32)[..., 0] = (
+        rows.view(np.int32).reshape(panels, PANEL, depth // 4).transpose(0, 2, 1)
+    )
+    return found
 
 
 def first_sums(

@@ -13,7 +13,7 @@ from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_tiles
 from qdqbert.engines.native.kernels.dot import PANEL
-from qdqbert.engines.native.memory import zeros
+from qdqbert.engines.native.memory import with_zeros, zeros
 from qdqbert.engines.native.records import FLOAT_LINEAR
 
 Table = tuple[NDArray[Any], NDArray[np.int8] | None, NDArray[np.float32] | None]
@@ -28,9 +28,10 @@ WIDEST = 64
 def pack_floats(weights: NDArray[np.float32], depth: int) -> NDArray[np.float32]:
     """Return weights `(columns, in)` in panels `(panels, depth, 16)`, padded with zeros."""
     panels = -(-weights.shape[0] // PANEL)
-    padded = np.zeros((panels * PANEL, depth), np.float32)
-    padded[: weights.shape[0], : weights.shape[1]] = weights
-    return np.ascontiguousarray(padded.reshape(panels, PANEL, depth).transpose(0, 2, 1))
+    rows = with_zeros(weights, (panels * PANEL, depth))
+    found = zeros((panels, depth, PANEL), np.float32)
+    found[...] = rows.reshape(panels, PANEL, depth).transpose(0, 2, 1)
+    return found
 
 
 def pack_table(
