@@ -204,6 +204,7 @@ _KINDS = {
     "k=2/l=x/c.txt": (True, True),
     "more/d.txt": (False, True),
     "k=1/deep/er/e.txt": (False, True),
+    "pictures/of/e.png": (False, False),
     ".hidden.txt": (False, False),
     "_temporary/f.txt": (False, False),
     "more/_g.txt": (False, False),

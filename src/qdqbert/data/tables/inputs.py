@@ -492,13 +492,17 @@ def _open_files(name: str, format: InputFormat | None, skips_damage: bool) -> So
 def _find(name: str) -> tuple[list[InputFile], list[Place]]:
     """Return the files of an input, sorted by name, and folders in it whose files it has not.
 
-    Partitions of the files are not found yet.
+    These are folders with files that end as those of the input. Partitions of the files are not
+    found yet.
     """
     place = place_of(name)
     files: list[InputFile] = []
-    others: Sequence[Place] = ()
+    below: Mapping[Any, Iterable[str]] = {}
+    others: list[Place] = []
     with reporting(name), contextlib.suppress(FileNotFoundError):
-        files, others = _find_remote(name) if isinstance(place, RemotePath) else _find_local(place)
+        files, below = _find_remote(name) if isinstance(place, RemotePath) else _find_local(place)
+        end = _common_end(files)
+        others = [key for key, names in below.items() if any(each.endswith(end) for each in names)]
     if not files:
         wrong = f"does not exist{_without_bucket(name)}. Check the path."
         if others:
@@ -512,23 +516,28 @@ def _find(name: str) -> tuple[list[InputFile], list[Place]]:
             f"`input={name!r}` has the file {odd!r}, whose name is not UTF-8. Rename it.",
             argument="input",
         )
-    return sorted(files, key=lambda each: each.place), [*others]
+    return sorted(files, key=lambda each: each.place), others
+
+
+def _common_end(files: Iterable[InputFile]) -> str:
+    """Return the suffixes that all files have; nothing if they differ."""
+    ends = {"".join(_suffixes(each.place)) for each in files}
+    return ends.pop() if len(ends) == 1 else ""
 
 
 def _left_out(name: str, files: Sequence[InputFile], folders: Sequence[Place]) -> str:
     """Return what a message says of folders that are left out, and how they are read."""
     names = sorted(repr(str(each)) for each in folders)
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    ends = {suffix + end for suffix, end in map(_suffixes, (each.place for each in files))}
-    end = ends.pop() if len(ends) == 1 else ""
-    pattern = f"{glob.escape(name.rstrip('/' + os.sep))}/**/*{end}"
+    pattern = f"{glob.escape(name.rstrip('/' + os.sep))}/**/*{_common_end(files)}"
     return (
         f"Folders in it whose names are no partitions (COLUMN=VALUE) are left out: "
         f"{', '.join(names[:_NAMED])}{more}. To read them, too, pass the pattern {pattern!r}."
     )
 
 
-def _find_local(path: Path) -> tuple[list[InputFile], list[Path]]:
+def _find_local(path: Path) -> tuple[list[InputFile], dict[Path, Iterable[str]]]:
+    """Return the files of an input, and the names of files below folders that are left out."""
     others: list[Path] = []
     if path.is_dir():
         found = list(_files_in(path, others))
@@ -541,9 +550,9 @@ def _find_local(path: Path) -> tuple[list[InputFile], list[Path]]:
         for each in wanted:
             _refuse_dangling(each)
         found = [each for each in wanted if each.is_file()]
-    return [InputFile(place=each, size=each.stat().st_size) for each in found], [
-        each for each in others if _has_files(each)
-    ]
+    return [InputFile(place=each, size=each.stat().st_size) for each in found], {
+        each: _names_below(each) for each in others
+    }
 
 
 def _files_in(
@@ -567,10 +576,11 @@ def _files_in(
                 others.append(each)
 
 
-def _has_files(folder: Path) -> bool:
-    """Return whether a pattern would find files below a folder."""
-    found = (each for each in folder.rglob("*") if each.is_file())
-    return any(not any(map(_is_beside, each.relative_to(folder).parts)) for each in found)
+def _names_below(folder: Path) -> Iterator[str]:
+    """Yield the names of the files below a folder that a pattern would find."""
+    for _, inside, names in os.walk(folder):
+        inside[:] = itertools.filterfalse(_is_beside, inside)
+        yield from itertools.filterfalse(_is_beside, names)
 
 
 def _refuse_dangling(path: Path) -> None:
@@ -579,15 +589,16 @@ def _refuse_dangling(path: Path) -> None:
         raise DataFileError(f"`{path}` is a link to {os.readlink(path)!r}, which does not exist.")
 
 
-def _find_remote(name: str) -> tuple[list[InputFile], list[RemotePath]]:
+def _find_remote(name: str) -> tuple[list[InputFile], dict[RemotePath, list[str]]]:
+    """Return what `_find_local` does."""
     place = cast(RemotePath, place_of(name))
     if place.is_file():
         # Its name can have characters of patterns.
-        return [_remote_file(place, place.stored())], []
+        return [_remote_file(place, place.stored())], {}
     root, pattern = split_pattern(name)
     asked = tuple(pattern.split("/")) if pattern is not None else ()
     found: list[InputFile] = []
-    others: dict[RemotePath, None] = {}
+    others: dict[RemotePath, list[str]] = {}
     for path, stored in root.find(pattern).items():
         parts = path.parts[len(root.parts) :]
         if not _is_wanted(parts, asked):
@@ -596,8 +607,9 @@ def _find_remote(name: str) -> tuple[list[InputFile], list[RemotePath]]:
         if other is None:
             found.append(_remote_file(path, stored))
         else:
-            others[root / "/".join(parts[: parts.index(other) + 1])] = None
-    return found, [*others]
+            folder = root / "/".join(parts[: parts.index(other) + 1])
+            others.setdefault(folder, []).append(path.name)
+    return found, others
 
 
 def _is_wanted(parts: Sequence[str], pattern: Sequence[str]) -> bool:
