@@ -24,7 +24,7 @@ class Extra:
 
 _ONNX = ("onnxruntime", "onnx", "onnx_ir")
 _QUANTIZE = ("torch", "onnxscript", "safetensors", "transformers", *_ONNX)
-_SERVE = ("uvicorn", "httptools", "orjson", "prometheus_client", "pydantic")
+_SERVE = ("uvicorn", "httptools", "prometheus_client", "pydantic")
 
 EXTRAS: Mapping[str, Extra] = {
     "onnxruntime": Extra(modules=_ONNX, purpose="the engine ONNX Runtime, and graphs of it"),

@@ -117,7 +117,7 @@ def test_vectors_are_lists_of_floats(tmp_path, suffix) -> None:
     write(path, rows, [{"embedding": each} for each in VECTORS], (VECTOR,))
     found = [row["embedding"] for row in read(path)]
     if suffix == "csv":
-        assert found[1] == "[1.0, 0.1]"
+        assert found[1] == "[1.0,0.1]"
     else:
         np.testing.assert_array_equal(np.array(found, dtype=np.float32), VECTORS)
 

@@ -197,7 +197,7 @@ def json_value(text: str) -> tuple[Any, str | None]:
     if reason is not None:
         return None, reason
     try:
-        value = json.loads(text.rstrip("\r\n"), object_pairs_hook=_object)
+        value = _DECODER.decode(text.rstrip("\r\n"))
     except json.JSONDecodeError as error:
         return None, f"it is not JSON: {error.msg} at {_place(text, error.pos)}"
     except DataFileError as error:
@@ -224,6 +224,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = repeated([name for name, _ in pairs])
         raise DataFileError(f"it has two fields {twice!r}")
     return values
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def kind_of(value: object) -> str:

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qdqbert.common.choices import OutputFormat
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import check_output_place, is_within
@@ -27,7 +29,6 @@ from qdqbert.common.storage import (
 )
 from qdqbert.data.tables.delimited import csv_header, tsv_header, write_csv, write_tsv
 from qdqbert.data.tables.npy import npy_header, write_vectors
-from qdqbert.data.tables.numbers import json_texts
 from qdqbert.data.tables.parquet import (
     import_pyarrow,
     join_blocks,
@@ -37,7 +38,7 @@ from qdqbert.data.tables.parquet import (
     write_table,
     written,
 )
-from qdqbert.data.tables.rows import Layout, Row, to_json
+from qdqbert.data.tables.rows import Layout, Row, array_json, to_json
 
 STDOUT = "-"
 
@@ -86,24 +87,10 @@ class Writer:
         return self._compressed(self._lines(rows, answers))
 
     def _lines(self, rows: Sequence[Row], answers: Sequence[Mapping[str, Any]]) -> bytes:
-        vectors = {
-            column.name: texts
-            for column in self.layout.answers
-            if (texts := json_texts([answer[column.name] for answer in answers])) is not None
-        }
+        pairs = zip(rows, answers, strict=True)
         if self.format == "jsonl":
-            return "".join(
-                _object_line({**written(row.values), **answer}, vectors, index)
-                for index, (row, answer) in enumerate(zip(rows, answers, strict=True))
-            ).encode()
-        merged = (
-            {
-                **written(row.values, self.layout.kept),
-                **answer,
-                **{name: texts[index] for name, texts in vectors.items()},
-            }
-            for index, (row, answer) in enumerate(zip(rows, answers, strict=True))
-        )
+            return write_objects({**written(row.values), **answer} for row, answer in pairs)
+        merged = ({**written(row.values, self.layout.kept), **answer} for row, answer in pairs)
         write = write_csv if self.format == "csv" else write_tsv
         return write(self.layout, merged)
 
@@ -157,18 +144,17 @@ class Writer:
             unify_files(self.layout, files)
 
 
-def _object_line(values: dict[str, Any], vectors: Mapping[str, Sequence[str]], index: int) -> str:
-    """Return a row as a line of a .jsonl file. Vectors, which are in JSON, are its last values."""
-    for name in vectors:
-        del values[name]
-    fields = [to_json(values)[1:-1]] if values else []
-    fields += [f"{to_json(name)}: {texts[index]}" for name, texts in vectors.items()]
-    return f"{{{', '.join(fields)}}}\n"
-
-
 def write_objects(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return rows as lines of a .jsonl file."""
-    return "".join(f"{to_json(dict(row))}\n" for row in rows).encode()
+    """Return rows as lines of a .jsonl file. Arrays are their last values."""
+    return b"".join(map(_object_line, rows))
+
+
+def _object_line(row: Mapping[str, Any]) -> bytes:
+    arrays = {name: value for name, value in row.items() if isinstance(value, np.ndarray)}
+    others = {name: value for name, value in row.items() if name not in arrays}
+    fields = [to_json(others)[1:-1].encode()] if others else []
+    fields += [b"%s: %s" % (to_json(name).encode(), array_json(arrays[name])) for name in arrays]
+    return b"{%s}\n" % b", ".join(fields)
 
 
 def format_of(output: str, given: OutputFormat | None) -> tuple[OutputFormat, bool]:

@@ -8,6 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
 from qdqbert.common.files import json_values
 
 Kind = Literal[
@@ -161,11 +165,21 @@ def half_surrogate(text: str) -> re.Match[str] | None:
 
 def to_json(value: Any) -> str:
     """Return a value as one line of JSON. Arrays become lists, and NaN and infinity null."""
+    if isinstance(value, np.ndarray):
+        return array_json(value).decode()
     try:
-        return json.dumps(value, ensure_ascii=False, default=_list, allow_nan=False)
+        return _ENCODER.encode(value)
     except ValueError:
         return json.dumps(json_values(value), ensure_ascii=False, default=_list)
 
 
+def array_json(value: NDArray[Any]) -> bytes:
+    """Return an array as lists in JSON, whose numbers have the fewest digits of their type."""
+    return orjson.dumps(np.ascontiguousarray(value), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
 def _list(value: Any) -> Any:
     return json_values(value.tolist())
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_list, allow_nan=False)
