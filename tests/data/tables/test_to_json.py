@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from qdqbert.data.tables.rows import to_json
+from qdqbert.data.tables.rows import object_line, to_json
 
 FLOATS = arrays.arrays(
     np.float32, st.integers(0, 20), elements=st.floats(width=32, allow_nan=False)
@@ -61,3 +61,22 @@ def test_arrays_of_each_kind() -> None:
     assert to_json(np.array([1, -2], np.int8)) == "[1,-2]"
     assert to_json(np.array([1, 255], np.uint8)) == "[1,255]"
     assert to_json({"a": [np.zeros(1, np.float32)]}) == '{"a": [[0.0]]}'
+
+
+def test_lines_of_objects() -> None:
+    row = {
+        "id": 2**63,
+        "text": "é\u2028\n",
+        "score": float("inf"),
+        "embedding": np.float32([0.1, 2]),
+    }
+    assert object_line(row) == (
+        b'{"id":9223372036854775808,"text":"\xc3\xa9\xe2\x80\xa8\\n","score":null,'
+        b'"embedding":[0.1,2.0]}\n'
+    )
+    # Of more than 64 bits.
+    line = object_line(row | {"id": 2**64})
+    assert line.startswith(b'{"id": 18446744073709551616, ')
+    values = json.loads(line)
+    assert values == row | {"id": 2**64, "score": None, "embedding": values["embedding"]}
+    np.testing.assert_array_equal(np.float32(values["embedding"]), row["embedding"])

@@ -232,21 +232,21 @@ def tsv_header(layout: Layout) -> bytes:
 
 def _csv_lines(rows: Iterable[Sequence[str]]) -> bytes:
     lines = (",".join(_csv_field(cell, is_alone=len(row) == 1) for cell in row) for row in rows)
-    return "".join(f"{line}\n" for line in lines).encode()
+    return b"".join(f"{line}\n".encode() for line in lines)
 
 
 def _csv_field(cell: str, *, is_alone: bool) -> str:
     # `csv.writer` leaves a carriage return without quotes before Python 3.13, and its reader then
     # ends the row there. A row of one empty field would be a blank line.
     if _SPECIAL.search(cell) or (is_alone and not cell):
-        doubled = cell.replace('"', '""')
+        doubled = cell.replace('"', '""') if '"' in cell else cell
         return f'"{doubled}"'
     return cell
 
 
 def _tsv_lines(rows: Iterable[Sequence[str]]) -> bytes:
     lines = ("\t".join(cell.translate(_TSV_SPACES) for cell in row) for row in rows)
-    return "".join(f"{line}\n" for line in lines).encode()
+    return b"".join(f"{line}\n".encode() for line in lines)
 
 
 def _cell(value: Any) -> str:

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from qdqbert.common.choices import OutputFormat
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import check_output_place, is_within
@@ -38,7 +36,7 @@ from qdqbert.data.tables.parquet import (
     write_table,
     written,
 )
-from qdqbert.data.tables.rows import Layout, Row, array_json, to_json
+from qdqbert.data.tables.rows import Layout, Row, object_line
 
 STDOUT = "-"
 
@@ -145,16 +143,8 @@ class Writer:
 
 
 def write_objects(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return rows as lines of a .jsonl file. Arrays are their last values."""
-    return b"".join(map(_object_line, rows))
-
-
-def _object_line(row: Mapping[str, Any]) -> bytes:
-    arrays = {name: value for name, value in row.items() if isinstance(value, np.ndarray)}
-    others = {name: value for name, value in row.items() if name not in arrays}
-    fields = [to_json(others)[1:-1].encode()] if others else []
-    fields += [b"%s: %s" % (to_json(name).encode(), array_json(arrays[name])) for name in arrays]
-    return b"{%s}\n" % b", ".join(fields)
+    """Return rows as lines of a .jsonl file."""
+    return b"".join(map(object_line, rows))
 
 
 def format_of(output: str, given: OutputFormat | None) -> tuple[OutputFormat, bool]:

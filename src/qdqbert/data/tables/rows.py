@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from qdqbert.common.files import json_values
 
@@ -164,18 +163,26 @@ def half_surrogate(text: str) -> re.Match[str] | None:
 
 
 def to_json(value: Any) -> str:
-    """Return a value as one line of JSON. Arrays become lists, and NaN and infinity null."""
+    """Return a value as one line of JSON. Arrays become lists, and NaN and infinity null.
+
+    Numbers of an array have the fewest digits that give back the same number of its type.
+    """
     if isinstance(value, np.ndarray):
-        return array_json(value).decode()
+        return orjson.dumps(value, np.ascontiguousarray, _WITH_ARRAYS).decode()
     try:
         return _ENCODER.encode(value)
     except ValueError:
         return json.dumps(json_values(value), ensure_ascii=False, default=_list)
 
 
-def array_json(value: NDArray[Any]) -> bytes:
-    """Return an array as lists in JSON, whose numbers have the fewest digits of their type."""
-    return orjson.dumps(np.ascontiguousarray(value), option=orjson.OPT_SERIALIZE_NUMPY)
+def object_line(row: Mapping[str, Any]) -> bytes:
+    """Return a row as a line of a .jsonl file; see `to_json`."""
+    try:
+        # Arrays that have gaps in memory are copied.
+        return orjson.dumps(row, np.ascontiguousarray, _WITH_ARRAYS | orjson.OPT_APPEND_NEWLINE)
+    except TypeError:
+        # It has an integer of more than 64 bits.
+        return f"{to_json(row)}\n".encode()
 
 
 def _list(value: Any) -> Any:
@@ -183,3 +190,4 @@ def _list(value: Any) -> Any:
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=_list, allow_nan=False)
+_WITH_ARRAYS = orjson.OPT_SERIALIZE_NUMPY
