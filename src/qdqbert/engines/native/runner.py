@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.common.errors import UserInputError
 from qdqbert.common.machine import usable_cores
 from qdqbert.encoders.model import TAIL_STATES
 from qdqbert.engines.index_limits import check_ids
@@ -34,11 +33,14 @@ from qdqbert.engines.native.team import Team
 from qdqbert.engines.native.texts import Rows, Texts
 from qdqbert.engines.native.words import Threads
 from qdqbert.engines.runner import Outputs
-
-_NEEDED = ("input_ids", "attention_mask")
-_AXES = ("batch", "seq")
-
-Integers = NDArray[np.int64]
+from qdqbert.engines.token_inputs import (
+    Integers,
+    TokenInputs,
+    attended_tokens,
+    check_lengths,
+    read_inputs,
+    word_factors,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,51 +127,8 @@ class NativeRunner:
             return self._outputs(stream, batch, inputs, names, first_only=first_only)
 
     def _batch(self, inputs: Mapping[str, NDArray[Any]]) -> Batch:
-        arrays = self._checked(inputs)
-        shape = arrays["input_ids"].shape
-        flat = {
-            name: np.ascontiguousarray(each, np.int64).reshape(-1, shape[-1])
-            for name, each in arrays.items()
-        }
-        kept = self._kept(flat)
-        return Batch(texts=self._texts(flat, kept), mask=kept, shape=shape)
-
-    def _kept(self, inputs: Mapping[str, Integers]) -> Integers:
-        """Return the mask of the tokens that have states, `(texts, seq)`.
-
-        Tokens that expand queries have states, even with mask 0, where no token attends to them.
-        """
-        mask, expansion = inputs["attention_mask"], self._program.settings["expansion_id"]
-        if expansion is None:
-            return mask
-        kept: Integers = ((mask != 0) | (inputs["input_ids"] == expansion)).astype(np.int64)
-        return kept
-
-    def _checked(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return inputs as arrays of integers of the same shape."""
-        if missing := [each for each in _NEEDED if each not in inputs]:
-            raise UserInputError(f"The input `{missing[0]}` is missing.", argument=missing[0])
-        names = self._program.settings["input_names"]
-        arrays = {name: np.asarray(inputs[name]) for name in names if name in inputs}
-        shape = arrays["input_ids"].shape
-        axes = ("batch", "choices", "seq") if self._program.settings["has_choices"] else _AXES
-        for name, each in arrays.items():
-            if each.dtype.kind not in "iub":
-                raise UserInputError(
-                    f"`{name}` is {each.dtype} and has to be int64.", argument=name
-                )
-            if each.ndim != len(axes) or each.shape != shape:
-                raise UserInputError(
-                    f"`{name}` has the shape {each.shape}; all inputs need the same shape "
-                    f"({', '.join(axes)}).",
-                    argument=name,
-                )
-        if not arrays["input_ids"].size:
-            raise UserInputError(
-                f"`input_ids` has the shape {shape}, so there are no tokens.",
-                argument="input_ids",
-            )
-        return arrays
+        found = read_inputs(inputs, self._program.settings)
+        return Batch(texts=self._texts(found), mask=found.kept, shape=found.shape)
 
     def _outputs(
         self,
@@ -227,8 +186,9 @@ class NativeRunner:
         convolution.add_(stream.job.states, embedded, texts.starts)
         stream.team.run(jobs, records, model=rest)
 
-    def _texts(self, inputs: Mapping[str, Integers], kept: Integers) -> Texts:
+    def _texts(self, found: TokenInputs) -> Texts:
         """Return the tokens that are kept, without padding."""
+        inputs, kept = found.arrays, found.kept
         settings, ids = self._program.settings, inputs["input_ids"]
         has_types = settings["embeddings"]["has_types"] and "token_type_ids" in inputs
         # Positions start at the first token of a text, whatever is before it. RoBERTa gives all
@@ -249,7 +209,7 @@ class NativeRunner:
             *(out, out + stride, out + 2 * stride, place, place + starts.nbytes),
         )
         lengths = starts[1:] - starts[:-1]
-        self._check_lengths(lengths)
+        check_lengths(lengths, settings["limit"])
         limits = {"input_ids": self._program.vocabulary, "token_type_ids": self._program.type_count}
         extremes = ends.tolist()
         for name, low, high in zip(limits, extremes[::2], extremes[1::2], strict=True):
@@ -257,45 +217,13 @@ class NativeRunner:
                 check_ids({name: inputs[name][kept != 0]}, limits)
         factors = np.zeros(0, np.float32)
         if settings["dropped_id"] is not None:
-            others = np.add.reduceat(
-                numbers[0, : starts[-1]] != settings["dropped_id"], starts[:-1], dtype=np.int64
-            )
-            # A text of dropped tokens alone has no words.
-            factors = np.repeat(lengths / np.maximum(others, 1), lengths).astype(np.float32)
+            factors = word_factors(numbers[0], starts, settings["dropped_id"])
         return Texts(
             numbers=numbers,
             word_factors=factors,
             starts=starts,
-            attended=lengths if kept is inputs["attention_mask"] else self._attended(inputs, kept),
+            attended=attended_tokens(found, lengths),
         )
-
-    def _attended(self, inputs: Mapping[str, Integers], kept: Integers) -> Integers:
-        """Return how many tokens at the start of each text are attended to, `(texts,)`."""
-        is_attended = inputs["attention_mask"] != 0
-        attended: Integers = is_attended.sum(axis=1)
-        # Kernels read keys from the start.
-        before = np.cumsum(kept != 0, axis=1)[is_attended]
-        if (before > np.repeat(attended, attended)).any() or not attended.all():
-            raise UserInputError(
-                "Tokens that expand a text have to follow all of its other tokens.",
-                argument="attention_mask",
-            )
-        return attended
-
-    def _check_lengths(self, lengths: Integers) -> None:
-        # Lists are faster than arrays for the texts of a batch.
-        limit, found = self._program.settings["limit"], lengths.tolist()
-        if 0 in found:
-            raise UserInputError(
-                f"Text {int(np.argmin(lengths))} of the batch has no tokens.",
-                argument="attention_mask",
-            )
-        if (most := max(found)) > limit:
-            raise UserInputError(
-                f"Text {int(np.argmax(lengths))} of the batch has {most} tokens; the model takes "
-                f"up to {limit}. Set `max_length={limit}`.",
-                argument="input_ids",
-            )
 
     def _with_padding(self, rows: Rows, mask: Integers) -> Rows:
         """Return rows of tokens as `(batch, seq, ...)`, with zeros at padding."""

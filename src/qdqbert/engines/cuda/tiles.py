@@ -1,0 +1,99 @@
+"""Sizes of tiles of linear layers, by GPU architecture.
+
+They are constants, as a search while a model runs would take seconds and could not be in a captured
+graph. Sums of int8 products are exact, so that another tile changes no result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tile:
+    """A tile of a linear layer, and how a GPU computes it.
+
+    Attributes:
+        rows: Rows of the result.
+        columns: Columns of the result.
+        step: Channels that are multiplied at a time.
+        warps: Groups of 32 threads.
+        stages: Steps whose operands are in shared memory at the same time.
+    """
+
+    rows: int
+    columns: int
+    step: int
+    warps: int
+    stages: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionBlock:
+    """A block of attention. Results depend on `keys` only.
+
+    Attributes:
+        queries: Queries of a block.
+        keys: Keys that are read at a time.
+        warps: Groups of 32 threads.
+        stages: Steps whose operands are in shared memory at the same time.
+    """
+
+    queries: int = 64
+    keys: int = 64
+    warps: int = 4
+    stages: int = 2
+
+
+_AMPERE = (
+    (2048, Tile(rows=128, columns=128, step=128, warps=8, stages=3)),
+    (512, Tile(rows=64, columns=128, step=128, warps=4, stages=3)),
+    (128, Tile(rows=64, columns=64, step=128, warps=4, stages=4)),
+    (0, Tile(rows=16, columns=64, step=128, warps=4, stages=4)),
+)
+# 99 KiB of shared memory.
+_SMALL = (
+    (2048, Tile(rows=128, columns=128, step=64, warps=8, stages=4)),
+    (512, Tile(rows=64, columns=128, step=128, warps=4, stages=3)),
+    (128, Tile(rows=64, columns=64, step=128, warps=4, stages=4)),
+    (0, Tile(rows=16, columns=64, step=128, warps=4, stages=4)),
+)
+_HOPPER = (
+    (2048, Tile(rows=128, columns=256, step=128, warps=8, stages=3)),
+    (512, Tile(rows=128, columns=128, step=128, warps=8, stages=4)),
+    (128, Tile(rows=64, columns=64, step=128, warps=4, stages=4)),
+    (0, Tile(rows=16, columns=64, step=128, warps=4, stages=4)),
+)
+
+TILES: Mapping[int, Sequence[tuple[int, Tile]]] = {
+    80: _AMPERE,
+    86: _SMALL,
+    89: _SMALL,
+    90: _HOPPER,
+    100: _HOPPER,
+    120: _SMALL,
+}
+"""For each compute capability, times 10: least numbers of tokens, and the tile from there on."""
+
+FLOAT_TILE = Tile(rows=32, columns=64, step=32, warps=4, stages=2)
+"""The tile of layers in float32, whatever their size, so that a row's sums have one order."""
+
+ATTENTION = AttentionBlock()
+
+
+def tile_of(capability: int, tokens: int, *, gated: bool, bytes_of_code: int = 1) -> Tile:
+    """Return the tile of a linear layer.
+
+    Args:
+        capability: Compute capability of the GPU, times 10. Newer ones have the tiles of the one
+            before.
+        tokens: Number of rows.
+        gated: Whether a tile has two sums.
+        bytes_of_code: Bytes of an operand: 1 in int8, 2 in float16.
+    """
+    known = max((each for each in TILES if each <= capability), default=min(TILES))
+    found = next(tile for least, tile in TILES[known] if tokens >= least)
+    if gated and found.columns > 64:
+        found = dataclasses.replace(found, columns=found.columns // 2)
+    return dataclasses.replace(found, step=max(found.step // bytes_of_code, 16))
