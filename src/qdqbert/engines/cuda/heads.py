@@ -99,6 +99,8 @@ class Heads:
             is_of_tokens = poolings == ["none"]
             if is_of_tokens:
                 rows, width = self._take(steps, states, all_rows.width)
+                # The states of the next texts will be in the same place.
+                rows = rows.clone() if rows is states else rows
             else:
                 pooled = [
                     self._joined(self._stepped(steps[:count], part), poolings)

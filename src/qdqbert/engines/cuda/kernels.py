@@ -454,15 +454,18 @@ def pool(states, starts, out, width, stride, out_stride, pooling: tl.constexpr, 
     start, end = tl.load(starts + text), tl.load(starts + text + 1)
     length = (end - start).to(tl.float32)
     total = tl.full((size,), -float("inf") if pooling == "max" else 0.0, tl.float32)
-    for token in range(start, end):
-        x = tl.load(states + token.to(tl.int64) * stride + channel, mask=exists, other=0.0)
+    place, number = states + start.to(tl.int64) * stride + channel, 0.0
+    for _ in range(start, end):
+        x = tl.load(place, mask=exists, other=0.0)
+        number += 1.0
         if pooling == "max":
             total = tl.maximum(total, x)
         elif pooling == "weightedmean":
             # The mean of rows times 2 i / (n + 1), as the sum of i is n (n + 1) / 2.
-            total += x * (2.0 * (token - start + 1).to(tl.float32) / (length + 1.0))
+            total += x * (2.0 * number / (length + 1.0))
         else:
             total += x
+        place += stride
     if pooling == "mean" or pooling == "weightedmean":
         total = total / length
     elif pooling == "mean_sqrt_len_tokens":

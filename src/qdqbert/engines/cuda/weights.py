@@ -213,7 +213,7 @@ class Tensors:
             up=self._linear(f"{name}.up", gated=self.features.gated),
             down=self._linear(f"{name}.down"),
             norms=norms,
-            head_norms=_of_heads(norms) if self.features.normalizes_heads else None,
+            head_norms=self._of_heads(norms),
             position_bias=self.of(bias) if bias in self.packed.arrays else None,
             window=settings["window"],
             rotation=settings["rotation"],
@@ -239,6 +239,14 @@ class Tensors:
             columns=len(bias) // (2 if gated else 1),
         )
 
+    def _of_heads(self, norms: dict[str, NormTensors]) -> torch.Tensor | None:
+        if not self.features.normalizes_heads:
+            return None
+        channels = self.settings["heads"] * self.settings["head_size"]
+        both = [norms[f"{part}_norm"] for part in ("query", "key")]
+        parts = [torch.stack([each.weight, each.bias])[:, :channels] for each in both]
+        return torch.stack(parts).contiguous()
+
     def float_linear(self, name: str, settings: dict[str, Any]) -> LinearTensors:
         """Return a linear layer of a head or of the embeddings, in float32."""
         weights = (
@@ -261,11 +269,6 @@ class Tensors:
         if "word_rest" not in arrays:
             return np.asarray(arrays["words"], np.float32)
         return joined(arrays["words"], arrays["word_rest"], arrays["word_scale"])
-
-
-def _of_heads(norms: dict[str, NormTensors]) -> torch.Tensor:
-    both = [norms[f"{part}_norm"] for part in ("query", "key")]
-    return torch.stack([torch.stack([each.weight, each.bias]) for each in both])
 
 
 def _plain(weights: NDArray[Any]) -> NDArray[Any]:
