@@ -1,7 +1,9 @@
-"""Compile the launches of a program for GPUs, on a machine without one: `python triton_compiled.py 90 80`.
+"""Compile the launches of a program for GPUs, on a machine without one.
 
-Prints a JSON object for each launch that is compiled: its kernel, tile, registers, bytes of stack and
-shared memory, and counts of instructions of tensor cores.
+    python triton_compiled.py 90        # one model and size
+    python triton_compiled.py 80 all    # all sizes of all models
+
+Writes a line of JSON for each launch.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-import native_models
-from qdqbert.encoders.model import Head, HeadOutput
+from native_models import Shape, packed_model
 from qdqbert.engines.cuda.program import Launch, Model
+from qdqbert.engines.cuda.tiles import TILES
 from qdqbert.engines.cuda.weights import Tensors
 
 _TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -71,9 +74,7 @@ def compiled(launch: Launch, capability: int) -> dict[str, Any]:
     return {
         "capability": capability,
         "kernel": launch.kernel.fn.__name__,
-        "constants": {k: v for k, v in source.constants.items() if isinstance(k, str)}
-        if isinstance(source.constants, dict)
-        else {},
+        "is_int8": "*i8" in source.signature.values(),
         "registers": int(numbers[1]),
         "stack": int(numbers[2]),
         "shared": made.metadata.shared,
@@ -86,3 +87,44 @@ def _output(tool: str, *arguments: str) -> str:
         [str(_TOOLS / tool), *arguments], check=True, capture_output=True, text=True
     )
     return found.stdout
+
+
+# Wide layers, of which one has an activation, a gate, rotation and a window.
+_SHAPES = (
+    Shape(dynamic=True, hidden=768, heads=12, head=64, inner=3072, layers=1),
+    Shape(
+        dynamic=True,
+        hidden=384,
+        heads=12,
+        head=32,
+        inner=1152,
+        layers=1,
+        gated=True,
+        rotary=True,
+        norms_first=True,
+        window=9,
+        has_positions=False,
+    ),
+    Shape(floats=True, hidden=384, heads=12, head=32, inner=1536, layers=1),
+)
+
+
+def launches(capability: int, *, is_short: bool) -> Iterator[Launch]:
+    """Yield all different launches of some models, or those of one model and size."""
+    seen = set()
+    for shape in _SHAPES[:1] if is_short else _SHAPES:
+        model = Model(Tensors(packed_model(shape), torch.device("cpu")), capability)
+        least = sorted({least for least, _ in TILES[capability]})
+        for tokens in least[-1:] if is_short else [max(each, 16) for each in least]:
+            for launch in model.program(tokens).launches:
+                source, options = source_of(launch)
+                key = repr((source.fn.fn, source.signature, source.constants, options))
+                if key not in seen:
+                    seen.add(key)
+                    yield launch
+
+
+if __name__ == "__main__":
+    number = int(sys.argv[1])
+    for each in launches(number, is_short=sys.argv[2:] != ["all"]):
+        sys.stdout.write(json.dumps(compiled(each, number)) + "\n")

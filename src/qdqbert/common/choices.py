@@ -49,7 +49,7 @@ CALIBRATOR_NAMES: tuple[CalibratorName, ...] = get_args(CalibratorName)
 
 Embeddings = Literal["int8", "float"]
 # Precision in which `load` runs a float checkpoint.
-Precision = Literal["int8", "float"]
+Precision = Literal["int8", "float", "float16"]
 Granularity = Literal["layer", "linear", "site"]
 
 PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]

@@ -19,11 +19,13 @@ from qdqbert.common.objects import ModelLike, SavedModel, saved
 from qdqbert.common.options.functions import taking
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.peft import ADAPTER_CONFIG
+from qdqbert.engines.cuda.device import Device, open_on
 from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.registry import check_engine, open_runner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.checksums import CHECKSUMS, require_intact
+from qdqbert.loading.device_choice import Place, choose_place, runs_on, target_on
 from qdqbert.loading.download import (
     absolute_name,
     download_graph,
@@ -56,6 +58,13 @@ _SCHEDULES: dict[str, Schedule] = {
         plan=BatchPlan(tokens=1024, multiple=1, has_few_shapes=False),
         window=2048,
         single_tokens=512,
+        is_invariant=True,
+    ),
+    # Many texts at a time, as a GPU computes thousands of tokens in the time of one.
+    "cuda": Schedule(
+        plan=BatchPlan(tokens=16384, multiple=1, has_few_shapes=False),
+        window=8192,
+        single_tokens=16384,
         is_invariant=True,
     ),
 }
@@ -106,11 +115,12 @@ def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking
                 f"{type(source).__name__}.",
                 argument="path",
             )
-        artifact = open_folder(source, options)
+        place = choose_place(options)
+        artifact = open_folder(source, options, place.device)
     with showing(str(source), artifact.directory):
         config, kind = _kind_of(artifact, str(source), options.task)
-        engine, target = _graph_of(artifact, str(source), options)
-        runners, scheduler, tokenizer = open_graph(artifact, engine, target, options)
+        engine, target, device = _graph_of(artifact, str(source), options, place)
+        runners, scheduler, tokenizer = open_graph(artifact, engine, target, options, device)
         adapters: tuple[str, ...] = ()
         if not isinstance(source, SavedModel):
             adapters = artifact.adapters
@@ -151,9 +161,22 @@ def _kind_of(
     return config, kind
 
 
-def _graph_of(artifact: Artifact, name: str, options: LoadOptions) -> tuple[EngineName, str]:
-    """Return the engine of a folder that runs, and the target of its graph, which is downloaded."""
+def _graph_of(
+    artifact: Artifact, name: str, options: LoadOptions, place: Place
+) -> tuple[EngineName, str, Device | None]:
+    """Return the engine of a folder that runs, the target of its graph, and the GPU that runs it.
+
+    The graph is downloaded.
+    """
     wanted = "float" if options.is_float else options.target
+    chosen = target_on(place, artifact, name, wanted)
+    if chosen is not None:
+        graph = artifact.model_for("native", chosen)
+        if not graph.is_file():
+            download_graph(name, artifact, graph)
+        if (device := runs_on(place, graph, name)) is not None:
+            _LOGGER.info("Running %s (%s) on %s.", name, chosen, device)
+            return "native", chosen, device
     engine, reason = choose_engine(artifact, options, wanted)
     target = artifact.target_for(engine, wanted)
     graph = artifact.model_for(engine, target)
@@ -162,7 +185,7 @@ def _graph_of(artifact: Artifact, name: str, options: LoadOptions) -> tuple[Engi
     _LOGGER.info("Running %s (%s) on %s%s.", name, target, engine, reason and f": {reason}")
     if engine == "native" and options.kernel is None:
         warn_of_slow_kernel(artifact)
-    return engine, target
+    return engine, target, None
 
 
 def _reopen(
@@ -203,9 +226,15 @@ def _content(artifact: Artifact) -> str:
 
 
 def open_graph(
-    artifact: Artifact, engine: EngineName, target: str, options: EngineOptions
+    artifact: Artifact,
+    engine: EngineName,
+    target: str,
+    options: EngineOptions,
+    device: Device | None = None,
 ) -> tuple[Runners, Scheduler, Tokenizer]:
     """Return a graph of a folder, the scheduler of its inputs, and its tokenizer.
+
+    `device` is the GPU that runs it; `None` for the CPU.
 
     Raises:
         CheckpointError: A file is not what `quantize` wrote, or they do not fit together.
@@ -213,15 +242,15 @@ def open_graph(
     """
     graph = artifact.model_for(engine, target)
     _check_files(artifact, graph)
-    schedule = _SCHEDULES[engine]
+    schedule = _SCHEDULES[engine if device is None else "cuda"]
     if options.batch_invariant and not schedule.is_invariant:
         alone = BatchPlan(tokens=1, multiple=1)
         # The graph for many inputs runs single ones, too: another number of threads may round
         # differently.
         schedule = dataclasses.replace(schedule, plan=alone, single_tokens=0)
-    runners = _runners(artifact, engine, target, options)
-    if options.provider not in (None, "cpu"):
-        # A provider can be installed and not start.
+    runners = _runners(artifact, engine, target, options, device)
+    if device is not None or options.provider not in (None, "cpu"):
+        # A provider can be installed and not start, and a GPU can be full.
         _ = runners.many
     tokenizer = Tokenizer.from_folder(artifact.directory, max_length=artifact.max_length)
     _check_ids(tokenizer, engine, graph)
@@ -229,10 +258,13 @@ def open_graph(
     return runners, scheduler, tokenizer
 
 
-def open_folder(path: str | os.PathLike[str], options: LoadOptions) -> Artifact:
+def open_folder(
+    path: str | os.PathLike[str], options: LoadOptions, device: Device | None = None
+) -> Artifact:
     """Return the folder that runs a model: of `quantize`, or of the cache for a float checkpoint.
 
-    From the hub, settings and the weights of checkpoints are downloaded.
+    From the hub, settings and the weights of checkpoints are downloaded. On a GPU, `device`, INT8
+    is compared with float16.
 
     Raises:
         CheckpointError: As in `load`.
@@ -259,13 +291,14 @@ def open_folder(path: str | os.PathLike[str], options: LoadOptions) -> Artifact:
             str(path), weight_folders(folder, str(path), task=options.task), commit=folder.name
         )
     if is_float_checkpoint(folder):
-        engine = _engine_of_float(str(path), options)
+        engine = _engine_of_float(str(path), options, on_gpu=device is not None)
         with showing(str(path), folder):
             return open_float_checkpoint(
                 folder,
                 name=str(path),
                 precision="float" if options.is_float else "int8",
                 engine=engine,
+                device=device,
                 check=options.check,
                 task=options.task,
                 adapter=options.adapter,
@@ -300,7 +333,7 @@ def open_folder(path: str | os.PathLike[str], options: LoadOptions) -> Artifact:
     return open_artifact(folder)
 
 
-def _engine_of_float(name: str, options: LoadOptions) -> EngineName:
+def _engine_of_float(name: str, options: LoadOptions, *, on_gpu: bool) -> EngineName:
     """Return the engine that runs a float checkpoint.
 
     Options that it is not made for are refused, before it is made, and so is an engine that is not
@@ -323,15 +356,23 @@ def _engine_of_float(name: str, options: LoadOptions) -> EngineName:
             "it.",
             argument=argument,
         )
-    check_engine(engine, provider=options.provider, kernel=options.kernel)
+    if not on_gpu:
+        check_engine(engine, provider=options.provider, kernel=options.kernel)
     return engine
 
 
 def _runners(
-    artifact: Artifact, engine: EngineName, target: str, options: EngineOptions
+    artifact: Artifact,
+    engine: EngineName,
+    target: str,
+    options: EngineOptions,
+    device: Device | None,
 ) -> Runners:
     path = artifact.model_for(engine, target)
     names = (*artifact.input_names, *artifact.output_names)
+    if device is not None:
+        # A GPU runs one batch after another.
+        return Runners(lambda _, streams: open_on(device, path, streams), threads=1, streams=1)
 
     def open_graph(threads: int, streams: int) -> Runner:
         return open_runner(

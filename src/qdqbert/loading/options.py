@@ -16,7 +16,8 @@ class LoadOptions(EngineOptions):
             returned object by it. With "sparse-embedding", a masked language model is run as
             SPLADE, and with "feature-extraction" the encoder of a float checkpoint is an embedder.
         precision: How a float checkpoint runs: in "int8", or in "float", to compare with, which
-            the engine "onnxruntime" runs, too. "float" is the same as the target "float".
+            the engine "onnxruntime" runs, too. "float" is the same as the target "float". On a GPU,
+            "float16" instead of "float".
         adapter: Adapter of a float checkpoint that is merged into its weights, by its name. Without
             it, an embedder that has adapters for several tasks, as jina-embeddings-v3, takes the
             name in each call: `encode(texts, task="retrieval.query")`.
@@ -38,8 +39,21 @@ class LoadOptions(EngineOptions):
                 "one.",
                 argument="precision",
             )
+        is_half = self.precision == "float16"
+        if is_half and self.device in (None, "cpu"):
+            raise UserInputError(
+                "`precision='float16'` is for GPUs. Pass `device='cuda'` with it, or 'float' on "
+                "the CPU.",
+                argument="precision",
+            )
+        if self.precision == "float" and self.device not in (None, "cpu"):
+            raise UserInputError(
+                f"`precision='float'` runs on the CPU. Pass 'float16' with "
+                f"`device={self.device!r}`.",
+                argument="precision",
+            )
 
     @property
     def is_float(self) -> bool:
-        """Whether a float checkpoint runs in float."""
-        return "float" in (self.precision, self.target)
+        """Whether a float checkpoint runs in float or float16."""
+        return self.precision != "int8" or self.target == "float"

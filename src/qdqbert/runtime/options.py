@@ -17,6 +17,7 @@ from qdqbert.common.choices import (
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import Column, PathOption
 from qdqbert.common.options.declared import Options, option
+from qdqbert.engines.cuda.device import check_device
 
 
 class TextColumnOptions(Options):
@@ -87,6 +88,9 @@ class EngineOptions(EngineChoice):
     """Engine.
 
     Attributes:
+        device: Where the native engine runs: "cpu", the default; "cuda" or "cuda:1", an NVIDIA GPU
+            of compute capability 8.0 or more, with the extra "cuda"; or "auto", such a GPU if there
+            is one and its kernels compute the model, else the CPU.
         provider: Execution provider of ONNX Runtime; "cpu" by default.
         threads: Number of threads in all. By default one for each core that the process may use.
         target: Graph to run, if the folder has several. By default the one that was made for the
@@ -96,10 +100,30 @@ class EngineOptions(EngineChoice):
             engine never do.
     """
 
+    device: str | None = None
     provider: ProviderName | None = None
     threads: int | None = option(default=None, at_least=1)
     target: TargetName | None = None
     batch_invariant: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if self.device is None:
+            return
+        check_device(self.device)
+        others = {
+            "engine": None if self.engine == "native" else self.engine,
+            "provider": self.provider,
+            "kernel": self.kernel,
+        }
+        name = next((each for each, value in others.items() if value is not None), None)
+        if self.device != "cpu" and name is not None:
+            raise UserInputError(
+                f"`device={self.device!r}` is of the native engine's kernels for GPUs, and "
+                f"`{name}={others[name]!r}` is not. Pass one of them.",
+                argument="device",
+            )
 
     def of_engine(self) -> dict[str, Any]:
         """Return the options of this class, without those of subclasses, for `load`."""

@@ -26,6 +26,8 @@ from qdqbert.engines.native.memory import padded
 
 # Texts have on average this number of tokens or more, or a chunk of texts ends before it is full.
 _FEW_TOKENS = 16
+# Texts that fit with any number of tokens.
+_FEW_TEXTS = 4
 # Rows of tiles that are computed together, as they read the same weights.
 _TOGETHER = 8
 _SIZES = 4
@@ -62,7 +64,7 @@ class Chunk:
 
 def capacity_of_blocks(tokens: int) -> int:
     """Return the number of blocks of queries, and of texts, that fit with a number of tokens."""
-    return max(tokens // _FEW_TOKENS, 1)
+    return tokens // _FEW_TOKENS + _FEW_TEXTS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -373,6 +375,7 @@ class _Builder:
                 or tile_of(
                     self._model._capability,
                     self._tokens,
+                    activation=activation,
                     gated=gated,
                     bytes_of_code=rows.element_size(),
                 ),

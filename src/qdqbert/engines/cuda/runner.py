@@ -35,7 +35,7 @@ from qdqbert.engines.token_inputs import (
 )
 
 # Tokens that programs are made for. Tiles without tokens take no time, so few sizes are enough.
-_CAPACITIES = (64, 256, 1024, 2048, 4096, 8192)
+_CAPACITIES = (16, 64, 256, 1024, 2048, 4096, 8192)
 # Graphs are captured one at a time, whatever threads run models.
 _CAPTURING = threading.Lock()
 
@@ -56,9 +56,11 @@ class _Stream:
         self._programs: dict[int, Program] = {}
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._staging = torch.zeros(0, dtype=torch.int32)
-        self.cuda = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.cuda: Any = None
+        if device.type == "cuda":
+            self.cuda = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def stage(self, chunks: Sequence[tuple[int, Chunk]]) -> list[torch.Tensor]:
+    def stage(self, chunks: Sequence[tuple[int, Chunk]]) -> Sequence[torch.Tensor]:
         """Return the numbers of chunks on the device, given the capacity of each."""
         sizes = [Numbers.size(capacity) for capacity, _ in chunks]
         if len(self._staging) < sum(sizes):
@@ -70,7 +72,7 @@ class _Stream:
             Numbers(array=host[first : first + size], tokens=capacity).write(chunk)
             first += size
         moved = self._staging[:first].to(self._device, non_blocking=True)
-        return list(moved.split(sizes))
+        return torch.split(moved, sizes)
 
     def run(self, capacity: int, numbers: torch.Tensor) -> Program:
         """Run a program, whose states stay as they are until it runs again."""
@@ -145,7 +147,7 @@ class CudaRunner:
         """
         batch = self._batch(inputs)
         names = [each for each in self.output_names if wanted is None or each in wanted]
-        chunks = [(_capacity(each), each) for each in _chunks(batch.chunk)]
+        chunks = [(_capacity(each), each) for each in chunks_of(batch.chunk)]
         found: list[dict[str, tuple[bool, torch.Tensor]]] = []
         with self._stream() as stream:
             for (capacity, chunk), numbers in zip(chunks, stream.stage(chunks), strict=True):
@@ -242,7 +244,7 @@ def _capacity(chunk: Chunk) -> int:
     return -(-len(chunk.ids) // _CAPACITIES[-1]) * _CAPACITIES[-1] if found is None else found
 
 
-def _chunks(batch: Chunk) -> list[Chunk]:
+def chunks_of(batch: Chunk) -> list[Chunk]:
     """Divide texts into chunks that fit into a program."""
     starts, chunks, first = batch.starts, list[Chunk](), 0
     blocks = np.bincount(batch.blocks[0], minlength=len(batch.attended)).cumsum()

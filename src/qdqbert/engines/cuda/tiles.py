@@ -65,13 +65,18 @@ _HOPPER = (
     (128, Tile(rows=64, columns=64, step=128, warps=4, stages=4)),
     (0, Tile(rows=16, columns=64, step=128, warps=4, stages=4)),
 )
+_BLACKWELL = (
+    (512, Tile(rows=128, columns=128, step=128, warps=8, stages=4)),
+    (128, Tile(rows=64, columns=64, step=128, warps=4, stages=4)),
+    (0, Tile(rows=16, columns=64, step=128, warps=4, stages=4)),
+)
 
 TILES: Mapping[int, Sequence[tuple[int, Tile]]] = {
     80: _AMPERE,
     86: _SMALL,
     89: _SMALL,
     90: _HOPPER,
-    100: _HOPPER,
+    100: _BLACKWELL,
     120: _SMALL,
 }
 """For each compute capability, times 10: least numbers of tokens, and the tile from there on."""
@@ -81,19 +86,26 @@ FLOAT_TILE = Tile(rows=32, columns=64, step=32, warps=4, stages=2)
 
 ATTENTION = AttentionBlock()
 
+# Columns of tiles whose sums an activation function changes, and of tiles with a gate's sums, too.
+# More of them need more registers than there are.
+_MOST_COLUMNS = {False: 128, True: 64}
 
-def tile_of(capability: int, tokens: int, *, gated: bool, bytes_of_code: int = 1) -> Tile:
+
+def tile_of(
+    capability: int, tokens: int, *, activation: str | None, gated: bool, bytes_of_code: int = 1
+) -> Tile:
     """Return the tile of a linear layer.
 
     Args:
         capability: Compute capability of the GPU, times 10. Newer ones have the tiles of the one
             before.
         tokens: Number of rows.
-        gated: Whether a tile has two sums.
+        activation: Activation function of the layer; `None` without.
+        gated: Whether a tile has the sums of a gate, too.
         bytes_of_code: Bytes of an operand: 1 in int8, 2 in float16.
     """
     known = max((each for each in TILES if each <= capability), default=min(TILES))
     found = next(tile for least, tile in TILES[known] if tokens >= least)
-    if gated and found.columns > 64:
-        found = dataclasses.replace(found, columns=found.columns // 2)
+    if activation is not None:
+        found = dataclasses.replace(found, columns=min(found.columns, _MOST_COLUMNS[gated]))
     return dataclasses.replace(found, step=max(found.step // bytes_of_code, 16))

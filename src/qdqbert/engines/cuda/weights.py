@@ -9,19 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qdqbert.common.errors import GraphError
 from qdqbert.encoders.shared_table import joined
-from qdqbert.engines.native.checks import check_packed
-from qdqbert.engines.native.features import Features
+from qdqbert.engines.cuda.supported import check_supported
 from qdqbert.engines.native.storage import Packed
 from qdqbert.quantization.hadamard import Hadamard
 
-# Settings of packed models that the kernels do not compute, in words.
-_UNSUPPORTED = {
-    "relative": "relative positions (DeBERTa)",
-    "convolution": "a convolution of the embeddings",
-    "tail": "operations of an .onnx file that are not known",
-}
 # Side of the matrices that tensor cores multiply, at least.
 _LEAST = 16
 _COLUMNS = 64
@@ -114,27 +106,6 @@ class LayerTensors:
     rotation: int | None
 
 
-def check_supported(packed: Packed) -> Features:
-    """Refuse a packed model with parts that the kernels do not compute; return its features.
-
-    Raises:
-        CheckpointError: The file is damaged.
-        GraphError: It has such a part. The message names it.
-    """
-    features = check_packed(packed)
-    settings = packed.settings
-    parts = [words for name, words in _UNSUPPORTED.items() if settings.get(name) is not None]
-    if features.rounds_attention or features.rounds_adds:
-        parts.append("fake quantization of attention or residual adds")
-    if not (features.floats or features.dynamic):
-        parts.append("stored ranges of activations (target 'native')")
-    if not all(layer["shares_codes"] for layer in settings["layers"]):
-        parts.append("other codes for queries than for keys or values")
-    if parts:
-        raise GraphError(f"The engine 'cuda' does not compute {' and '.join(parts)}.")
-    return features
-
-
 def spread_of(width: int, matrix: Hadamard | None, device: torch.device) -> Spread:
     """Return how kernels read the channels of a row, with a Hadamard matrix or without."""
     order = matrix.order if matrix else min(width & -width, _COLUMNS)
@@ -178,9 +149,9 @@ class Tensors:
         return self.copied(self.packed.arrays[name])
 
     def copied(self, array: NDArray[Any]) -> torch.Tensor:
-        """Return a copy of an array on the device."""
+        """Return a copy of an array on the device, row by row."""
         # Mapped arrays cannot be written, of which torch warns.
-        return torch.from_numpy(np.array(array)).to(self.device)
+        return torch.from_numpy(np.array(array, order="C")).to(self.device)
 
     def none(self) -> torch.Tensor:
         """Return what a kernel gets for a tensor that it does not read."""

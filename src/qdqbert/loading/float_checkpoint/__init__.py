@@ -17,6 +17,7 @@ from qdqbert.common.file_names import CONFIG, MODULES
 from qdqbert.encoders.checkpoint.folder import refuse_old_pickles
 from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.encoders.tensor_files import has_weights_below
+from qdqbert.engines.cuda.device import Device
 from qdqbert.engines.native.storage import FORMAT
 from qdqbert.loading.float_checkpoint.closeness import keep_closeness, kept_closeness
 from qdqbert.loading.float_checkpoint.source import (
@@ -67,6 +68,7 @@ def open_float_checkpoint(
     name: str,
     precision: Precision = "int8",
     engine: EngineName = "native",
+    device: Device | None = None,
     check: bool = True,
     task: TaskName | None = None,
     adapter: str | None = None,
@@ -78,6 +80,7 @@ def open_float_checkpoint(
         name: The user's name for it, for the log.
         precision: Whether it runs in INT8 or in float.
         engine: Engine that runs it: "native", or for float "onnxruntime".
+        device: The GPU that runs it; `None` for the CPU.
         check: Whether to say in the log how close INT8 is to float.
         task: As in `read_checkpoint`.
         adapter: As in `read_checkpoint`.
@@ -116,17 +119,19 @@ def open_float_checkpoint(
             " and ".join(settings_of_class),
         )
     if check and precision == "int8":
-        _log_closeness(checkpoint, artifact, name)
+        _log_closeness(checkpoint, artifact, name, device)
     return artifact
 
 
-def _log_closeness(checkpoint: FloatCheckpoint, artifact: Artifact, name: str) -> None:
+def _log_closeness(
+    checkpoint: FloatCheckpoint, artifact: Artifact, name: str, device: Device | None
+) -> None:
     found = kept_closeness(artifact.directory)
     if found is None:
         # It reads families, as `write_folder` does.
         from qdqbert.loading.float_checkpoint.comparison import measure_closeness
 
-        found = measure_closeness(checkpoint, artifact.model_for("native"))
+        found = measure_closeness(checkpoint, artifact.model_for("native"), device)
         keep_closeness(found, artifact.directory)
     if found.is_far:
         _LOGGER.warning(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
 import tokenizers
 
+from qdqbert.common.errors import GraphError
 from qdqbert.common.file_names import TOKENIZER
 from qdqbert.common.machine import usable_cores
 from qdqbert.data.texts import heldout_examples
 from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.tokenizer_files import read_tokenizer
 from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
+from qdqbert.engines.cuda.device import Device, open_on
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
+from qdqbert.engines.native.storage import Packed, load_packed
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import to_decibels
 from qdqbert.loading.float_checkpoint.closeness import Closeness
@@ -25,20 +29,29 @@ from qdqbert.loading.float_checkpoint.source import FloatCheckpoint
 _TEXTS, _LONGEST_TEXT = 16, 128
 
 
-def measure_closeness(checkpoint: FloatCheckpoint, packed: Path) -> Closeness:
+def measure_closeness(
+    checkpoint: FloatCheckpoint, packed: Path, device: Device | None = None
+) -> Closeness:
     """Compare the last output of INT8 with float, both on the native engine.
 
-    The packed model is next to its tokenizer.
+    The packed model is next to its tokenizer. On a GPU, `device`, float is float16. What its
+    kernels do not compute is compared on the CPU.
     """
     tokenizer = read_tokenizer(packed.parent / TOKENIZER).tokenizer
     model = read_model(checkpoint, checkpoint.read_weights())
     tokenizer.enable_truncation(min(model.limit, _LONGEST_TEXT))
     shape = (1, 1, -1) if model.has_choices else (1, -1)
     found, in_float = (
-        NativeRunner(each, threads=usable_cores())
-        for each in (packed, pack_model(model, precision="float"))
+        _open(each, device) for each in (load_packed(packed), pack_model(model, precision="float"))
     )
     return _compare(found, in_float, tokenizer, shape)
+
+
+def _open(model: Packed, device: Device | None) -> Runner:
+    if device is not None:
+        with contextlib.suppress(GraphError):
+            return open_on(device, model)
+    return NativeRunner(model, threads=usable_cores())
 
 
 def _compare(

@@ -1,0 +1,124 @@
+"""The GPUs of this machine. torch is imported when one is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.common.extras import is_installed
+from qdqbert.engines.native.storage import Packed
+from qdqbert.engines.runner import Runner
+
+LEAST_CAPABILITY = 80
+"""Least compute capability, times 10: Triton has no int8 products below."""
+
+_NAME = re.compile(r"cuda(?::(\d+))?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+    """A GPU.
+
+    Attributes:
+        name: Torch's name of it, as "cuda:0".
+        card: The card's name.
+        capability: Its compute capability, times 10.
+    """
+
+    name: str
+    card: str
+    capability: int
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"{self.name} ({self.card})"
+
+
+def check_device(name: str) -> None:
+    """Refuse what is no name of a device.
+
+    Raises:
+        UserInputError: It is neither "cpu", "auto", "cuda" nor "cuda:N".
+    """
+    if name not in ("cpu", "auto") and not _NAME.fullmatch(name):
+        raise UserInputError(
+            f"`device={name!r}` is unknown. Pass 'cpu', 'cuda', 'cuda:1', or 'auto' for a GPU if "
+            "there is one.",
+            argument="device",
+        )
+
+
+def find_device(name: str) -> Device:
+    """Return a GPU by torch's name; "cuda" is the one that torch uses by default.
+
+    Raises:
+        MissingExtraError: torch or Triton is not installed.
+        UserInputError: There is no such GPU, or it is too old.
+    """
+    for package in ("torch", "triton"):
+        if not is_installed(package):
+            raise MissingExtraError(
+                f"`device={name!r}` needs {package}, which is not installed. Install it with: pip "
+                "install 'qdqbert[cuda]'",
+                argument="device",
+            )
+    import torch
+
+    if not torch.cuda.is_available():
+        raise _refused(name, f"torch {torch.__version__} sees no NVIDIA GPU{_reason(torch)}")
+    found = _NAME.fullmatch(name)
+    assert found is not None, name
+    count = torch.cuda.device_count()
+    index = torch.cuda.current_device() if found[1] is None else int(found[1])
+    if index >= count:
+        raise _refused(name, f"torch sees {count} GPU{'' if count == 1 else 's'}")
+    card = torch.cuda.get_device_name(index)
+    major, minor = torch.cuda.get_device_capability(index)
+    if 10 * major + minor < LEAST_CAPABILITY:
+        raise _refused(
+            name,
+            f"{card} has compute capability {major}.{minor}, and int8 products in Triton need 8.0 "
+            "(A100, A10, L4, H100, RTX 30 and later)",
+        )
+    return Device(name=f"cuda:{index}", card=card, capability=10 * major + minor)
+
+
+def open_on(device: Device, model: Path | Packed, streams: int = 1) -> Runner:
+    """Copy a packed model to a GPU.
+
+    Raises:
+        CheckpointError: The file is damaged.
+        GraphError: The kernels do not compute a part of the model.
+        UserInputError: The GPU has too little free memory.
+    """
+    import torch
+
+    from qdqbert.engines.cuda.runner import CudaRunner
+
+    try:
+        return CudaRunner(
+            model, device=torch.device(device.name), capability=device.capability, streams=streams
+        )
+    except torch.cuda.OutOfMemoryError as error:
+        raise UserInputError(
+            f"`device={device.name!r}`: the model does not fit into the free memory of "
+            f"{device.card}. Pass `device='cpu'`.",
+            argument="device",
+        ) from error
+
+
+def _reason(torch: Any) -> str:
+    if torch.version.cuda is None:
+        return ", as it is built for CPUs. Install a build for CUDA"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if hidden is None else f" with CUDA_VISIBLE_DEVICES={hidden!r}"
+
+
+def _refused(name: str, reason: str) -> UserInputError:
+    return UserInputError(
+        f"`device={name!r}`: {reason}. Pass `device='cpu'`, or leave it out.", argument="device"
+    )

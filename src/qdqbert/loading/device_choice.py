@@ -1,0 +1,90 @@
+"""Choose the GPU or the CPU that runs a model, and say why."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+from qdqbert.common.errors import GraphError, UserInputError
+from qdqbert.engines.cuda.device import Device, find_device
+from qdqbert.engines.cuda.supported import check_supported
+from qdqbert.engines.native.storage import load_packed
+from qdqbert.runtime.artifact import Artifact
+from qdqbert.runtime.options import EngineOptions
+
+_LOGGER = logging.getLogger("qdqbert")
+# Targets whose weights GPUs run, the preferred one first.
+_TARGETS = ("native-dynamic", "float")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a model was asked to run.
+
+    Attributes:
+        device: The GPU; `None` for the CPU.
+        is_needed: Whether it was asked for by name, not by "auto".
+    """
+
+    device: Device | None = None
+    is_needed: bool = False
+
+    def leave(self, name: str, reason: str) -> None:
+        """Say why a model runs on the CPU."""
+        level = logging.WARNING if self.is_needed else logging.INFO
+        _LOGGER.log(level, "%s runs on the CPU, not on %s: %s", name, self.device, reason)
+
+
+def choose_place(options: EngineOptions) -> Place:
+    """Return where a model is to run, by the option `device`.
+
+    Raises:
+        MissingExtraError: A GPU was asked for by name, and torch or Triton is not installed.
+        UserInputError: A GPU was asked for by name, and there is none that runs the kernels.
+    """
+    if options.device in (None, "cpu"):
+        return Place()
+    if options.device != "auto":
+        return Place(device=find_device(str(options.device)), is_needed=True)
+    try:
+        return Place(device=find_device("cuda"))
+    except UserInputError as error:
+        _LOGGER.info("Models run on the CPU: %s", error)
+        return Place()
+
+
+def target_on(place: Place, artifact: Artifact, name: str, target: str | None) -> str | None:
+    """Return the target of a folder that a GPU runs; `None` if the model runs on the CPU.
+
+    Args:
+        place: Where it was asked to run.
+        artifact: The folder.
+        name: The user's name for it.
+        target: The target that the caller chose.
+    """
+    if place.device is None:
+        return None
+    found = [each for each in _TARGETS if each in artifact.targets and target in (None, each)]
+    found = [each for each in found if "native" in artifact.targets[each]["engines"]]
+    if not found:
+        wanted = target or ", ".join(artifact.targets)
+        place.leave(
+            name,
+            f"GPUs run the target 'native-dynamic', and it has {wanted!r}. Quantize it with "
+            "'native-dynamic' among the `targets`, or pass the float checkpoint.",
+        )
+        return None
+    return found[0]
+
+
+def runs_on(place: Place, graph: Path, name: str) -> Device | None:
+    """Return the GPU that runs a packed model; `None` if its kernels do not compute it."""
+    if place.device is None:
+        return None
+    try:
+        check_supported(load_packed(graph))
+    except GraphError as error:
+        place.leave(name, str(error))
+        return None
+    return place.device

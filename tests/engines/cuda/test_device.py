@@ -1,0 +1,91 @@
+"""Which GPUs are used, and what is said if there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.engines.cuda import device
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    """Return what pretends that torch sees GPUs of some compute capabilities."""
+
+    def see(*capabilities: tuple[int, int]) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(capabilities))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"Card {index}")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: capabilities[i])
+
+    return see
+
+
+def test_a_gpu_is_found_by_its_name(cards) -> None:
+    cards((8, 9), (9, 0))
+    first, second = (device.find_device(name) for name in ("cuda", "cuda:1"))
+    assert (first.name, first.capability) == ("cuda:0", 89)
+    assert (second.name, second.capability) == ("cuda:1", 90)
+    assert str(second) == "cuda:1 (Card 1)"
+
+
+def test_a_gpu_that_is_too_old_is_refused_by_name(cards) -> None:
+    cards((7, 5))
+    with pytest.raises(UserInputError, match=r"Card 0 has compute capability 7\.5, .* need 8\.0"):
+        device.find_device("cuda")
+
+
+def test_a_gpu_that_is_not_there_is_refused(cards) -> None:
+    cards((8, 0))
+    with pytest.raises(UserInputError, match="`device='cuda:3'`: torch sees 1 GPU"):
+        device.find_device("cuda:3")
+
+
+def test_a_machine_without_a_gpu_is_told_why(cards, monkeypatch) -> None:
+    cards()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(UserInputError, match=r"built for CPUs.*Pass `device='cpu'`"):
+        device.find_device("cuda")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    with pytest.raises(UserInputError, match="CUDA_VISIBLE_DEVICES='-1'"):
+        device.find_device("cuda")
+
+
+@pytest.mark.parametrize("package", ["torch", "triton"])
+def test_a_missing_package_is_named(monkeypatch, package) -> None:
+    monkeypatch.setattr(device, "is_installed", lambda name: name != package)
+    with pytest.raises(MissingExtraError, match=rf"needs {package}.*qdqbert\[cuda\]"):
+        device.find_device("cuda")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:-1", "cuda:1x", "CUDA", "0", ""])
+def test_other_names_are_refused(name) -> None:
+    with pytest.raises(UserInputError, match=r"`device=.*` is unknown"):
+        device.check_device(name)
+
+
+def test_a_full_gpu_is_said(monkeypatch) -> None:
+    from qdqbert.engines.cuda import runner
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise torch.cuda.OutOfMemoryError("no")
+
+    monkeypatch.setattr(runner, "CudaRunner", fail)
+    found = device.Device(name="cuda:0", card="Card", capability=80)
+    with pytest.raises(UserInputError, match="does not fit into the free memory of Card"):
+        device.open_on(found, SimpleNamespace())
+
+
+def test_neither_torch_nor_triton_is_imported_for_the_cpu() -> None:
+    code = (
+        "import sys, qdqbert, qdqbert.loading.load; "
+        "assert not {'torch', 'triton'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,260 @@
+"""Packed models in Triton's interpreter, compared with the native engine and with numpy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import encoder_reference
+from native_models import MODERN, VOCABULARY, Shape, packed_model, random_batch, random_model
+from qdqbert.common.errors import CheckpointError, GraphError, UserInputError
+from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
+from qdqbert.engines.cuda.program import Chunk
+from qdqbert.engines.cuda.runner import CudaRunner, chunks_of
+from qdqbert.engines.native.packed import pack_model
+from qdqbert.engines.native.runner import NativeRunner
+from qdqbert.evidence.fidelity import sqnr_db
+
+CPU = torch.device("cpu")
+NAME = "last_hidden_state"
+SMALL = {"hidden": 40, "heads": 5, "head": 8, "inner": 72}
+SHAPES = {
+    "bert": Shape(**SMALL, position_bias=True, narrow=24, dropped_id=9, adds_twice=True),
+    "modern": dataclasses.replace(MODERN, smoothed=False, normalizes_heads=True),
+    "roberta": Shape(padding_id=1, causal=True, activation="gelu_tanh", words_are_int8=False),
+    "wide": Shape(hidden=384, heads=6, head=64, inner=768, layers=1, has_positions=False),
+    "gated": Shape(gated=True, activation="silu", has_types=False),
+    "relu": Shape(hidden=48, heads=3, head=16, inner=96, activation="relu", window=3),
+    "odd": Shape(hidden=36, heads=3, head=12, inner=60, activation="tanh"),
+}
+"""Models that have all parts together."""
+
+
+def runner_of(packed: Any) -> CudaRunner:
+    return CudaRunner(packed, device=CPU, capability=80)
+
+
+def reference(shape: Shape, batch: dict[str, Any]) -> NDArray[np.float64]:
+    found = encoder_reference.run_encoder(random_model(shape), batch)[NAME]
+    return np.asarray(found)
+
+
+@pytest.mark.usual("bert", "modern", "roberta")
+@pytest.mark.parametrize("name", SHAPES)
+def test_float16_is_close_to_float64(name) -> None:
+    shape = dataclasses.replace(SHAPES[name], floats=True)
+    batch = random_batch((5, 1, 9))
+    found = runner_of(packed_model(shape)).run(batch)[NAME]
+    assert sqnr_db(reference(shape, batch), found) > 55
+
+
+@pytest.mark.usual("modern", "wide")
+@pytest.mark.parametrize("name", SHAPES)
+def test_int8_is_close_to_the_native_engine(name) -> None:
+    # Codes of values between two steps differ.
+    packed = packed_model(dataclasses.replace(SHAPES[name], dynamic=True))
+    batch = random_batch((5, 1, 9), left=True)
+    wanted = NativeRunner(packed, threads=1).run(batch)[NAME]
+    assert sqnr_db(wanted, runner_of(packed).run(batch)[NAME]) > 35
+
+
+def test_float16_of_queries_keys_and_values_in_heads_of_72_channels() -> None:
+    # No power of 2, and more than one vector of channels.
+    shape = Shape(floats=True, hidden=72, heads=1, head=72, inner=80, layers=1)
+    batch = random_batch((7, 3))
+    found = runner_of(packed_model(shape)).run(batch)[NAME]
+    assert sqnr_db(reference(shape, batch), found) > 55
+
+
+def _heads() -> tuple[Head, ...]:
+    rng = np.random.default_rng(0)
+
+    def linear(rows: int, columns: int) -> Linear:
+        weight = rng.normal(size=(rows, columns)).astype(np.float32) / 6
+        return Linear(weight=weight, bias=rng.normal(size=rows).astype(np.float32))
+
+    norm = Norm(
+        weight=rng.normal(size=50).astype(np.float32),
+        bias=rng.normal(size=50).astype(np.float32),
+        epsilon=1e-5,
+    )
+    return (
+        Head(poolings=("none",), steps=(), outputs=(HeadOutput(name="states"),)),
+        Head(
+            poolings=("mean", "first"),
+            steps=("normalize",),
+            outputs=(HeadOutput(name="vector"), HeadOutput(name="third", column=2)),
+        ),
+        Head(
+            poolings=("last",),
+            steps=(linear(50, 40), "gelu", norm, linear(3, 50), "tanh"),
+            outputs=(HeadOutput(name="logits"),),
+        ),
+        Head(
+            poolings=("max",),
+            steps=(linear(70, 40), "relu", "log1p"),
+            token_steps=2,
+            outputs=(HeadOutput(name="words"),),
+        ),
+        Head(
+            poolings=("sum", "mean_sqrt_len_tokens", "weightedmean"),
+            steps=("gelu_tanh", "silu"),
+            outputs=(HeadOutput(name="sums"),),
+        ),
+        Head(
+            poolings=("none",),
+            steps=(linear(1, 40),),
+            outputs=(HeadOutput(name="score", column=0),),
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def with_heads() -> Any:
+    return packed_model(Shape(**SMALL, floats=True, layers=1), _heads())
+
+
+def test_heads_are_close_to_the_native_engine(with_heads) -> None:
+    batch = random_batch((5, 1, 9))
+    wanted, found = NativeRunner(with_heads, threads=1).run(batch), runner_of(with_heads).run(batch)
+    assert list(found) == list(wanted)
+    for name, each in wanted.items():
+        assert found[name].shape == each.shape
+        assert sqnr_db(each, found[name]) > 50, name
+
+
+def test_only_wanted_outputs_are_computed(with_heads) -> None:
+    batch, runner = random_batch((4, 2)), runner_of(with_heads)
+    found = runner.run(batch, ["logits", "score"])
+    assert list(found) == ["logits", "score"]
+    np.testing.assert_array_equal(found["logits"], runner.run(batch)["logits"])
+
+
+@pytest.mark.parametrize("floats", [False, True])
+def test_a_text_has_the_same_bits_alone_in_a_batch_and_in_another_order(floats) -> None:
+    shape = Shape(**SMALL, layers=1, dynamic=not floats, floats=floats)
+    # More texts and tokens than fit into the shortest program.
+    runner = runner_of(packed_model(shape, _heads()))
+    batch = random_batch((3, 9, 1, 2, 1, 2))
+    together = runner.run(batch)
+    backwards = runner.run({name: each[::-1] for name, each in batch.items()})
+    for index in (1, 5):
+        length = int(batch["attention_mask"][index].sum())
+        alone = runner.run({name: each[index : index + 1, :length] for name, each in batch.items()})
+        for name, each in alone.items():
+            for others, place in ((together, index), (backwards, len(together[name]) - 1 - index)):
+                found = others[name][place]
+                found = found[:length] if name in ("states", "score") else found
+                np.testing.assert_array_equal(each[0], found, err_msg=name)
+
+
+def test_choices_have_an_axis_of_their_own() -> None:
+    score = Head(poolings=("first",), steps=(), outputs=(HeadOutput(name="score", column=0),))
+    shape = Shape(**SMALL, floats=True, layers=1)
+    model = dataclasses.replace(random_model(shape, (score,)), has_choices=True)
+    batch = {name: each.reshape(2, 2, -1) for name, each in random_batch((4, 2, 3, 5)).items()}
+    packed = pack_model(model, precision="float")
+    wanted = NativeRunner(packed, threads=1).run(batch)["score"]
+    found = runner_of(packed).run(batch)["score"]
+    assert found.shape == wanted.shape == (2, 2)
+    assert sqnr_db(wanted, found) > 50
+
+
+def test_tokens_that_expand_a_query_attend_and_are_not_attended_to() -> None:
+    shape = Shape(**SMALL, floats=True, layers=1)
+    model = dataclasses.replace(random_model(shape), expansion_id=VOCABULARY - 1)
+    batch = random_batch((6, 3))
+    batch["input_ids"][1, 3:] = VOCABULARY - 1
+    packed = pack_model(model, precision="float")
+    wanted = NativeRunner(packed, threads=1).run(batch)[NAME]
+    found = runner_of(packed).run(batch)[NAME]
+    assert np.abs(wanted[1, 3:]).min() > 0
+    assert sqnr_db(wanted, found) > 55
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_ids": np.array([[VOCABULARY, 1]])}, "input_ids"),
+        ({"input_ids": np.array([[-1, 1]])}, "input_ids"),
+        ({"token_type_ids": np.array([[0, 9]])}, "token_type_ids"),
+        ({"attention_mask": np.array([[0, 0]])}, "Text 0 of the batch has no tokens"),
+        ({"input_ids": np.array([[1.0, 2.0]])}, "has to be int64"),
+        ({"input_ids": np.array([[1]])}, "the same shape"),
+    ],
+)
+def test_inputs_that_kernels_must_not_see_are_refused(with_heads, change, message) -> None:
+    batch = {
+        "input_ids": np.array([[1, 2]]),
+        "attention_mask": np.array([[1, 1]]),
+        "token_type_ids": np.array([[0, 1]]),
+    }
+    with pytest.raises(UserInputError, match=message):
+        runner_of(with_heads).run(batch | change)
+
+
+def test_a_text_that_is_too_long_is_refused(with_heads) -> None:
+    ids = np.ones((1, 81), np.int64)
+    with pytest.raises(UserInputError, match="81 tokens; the model takes up to 80"):
+        runner_of(with_heads).run({"input_ids": ids, "attention_mask": ids})
+
+
+@pytest.mark.parametrize(
+    ("shape", "part"),
+    [
+        (Shape(dynamic=True, relative_keys=True), "relative positions"),
+        (Shape(dynamic=True, convolution=3), "a convolution"),
+        (Shape(), "stored ranges"),
+        (Shape(dynamic=True, rounds=("query_codes",)), "fake quantization"),
+    ],
+)
+def test_parts_that_kernels_do_not_compute_are_named(shape, part) -> None:
+    with pytest.raises(GraphError, match=part):
+        runner_of(packed_model(shape))
+
+
+def test_keys_with_other_codes_than_queries_are_refused() -> None:
+    model = random_model(Shape(dynamic=True, layers=1))
+    attention = model.layers[0].attention
+    assert attention.key.codes is not None
+    codes = dataclasses.replace(attention.key.codes, multiplier=np.full(64, 2, np.float32))
+    key = dataclasses.replace(attention.key, codes=codes)
+    layer = dataclasses.replace(model.layers[0], attention=dataclasses.replace(attention, key=key))
+    with pytest.raises(GraphError, match="other codes for queries"):
+        runner_of(pack_model(dataclasses.replace(model, layers=(layer,))))
+
+
+def test_a_damaged_model_is_refused() -> None:
+    packed = packed_model(Shape(floats=True, layers=1))
+    packed.arrays["words"] = packed.arrays["words"][:, :-1]
+    with pytest.raises(CheckpointError, match="'words'"):
+        runner_of(packed)
+
+
+@pytest.mark.parametrize("lengths", [[1] * 2000, [8192] * 3, [9000, 1, 8191, 1], [100] * 200, [7]])
+def test_chunks_have_each_token_once_and_fit(lengths) -> None:
+    starts = np.append(0, np.cumsum(lengths)).astype(np.int32)
+    numbers = np.arange(starts[-1], dtype=np.int32)
+    batch = Chunk(
+        ids=numbers,
+        positions=numbers,
+        types=numbers,
+        factors=None,
+        starts=starts,
+        attended=np.array(lengths, np.int32),
+    )
+    chunks = chunks_of(batch)
+    np.testing.assert_array_equal(np.concatenate([each.ids for each in chunks]), numbers)
+    assert [length for each in chunks for length in each.attended] == lengths
+    for chunk in chunks:
+        texts, firsts = chunk.blocks
+        assert len(chunk.ids) <= 8192 or len(chunk.attended) == 1
+        # The blocks of a text begin at its first query, and end with its last one.
+        for text, length in enumerate(chunk.attended):
+            own = firsts[texts == text]
+            np.testing.assert_array_equal(own, np.arange(0, length, 64))
