@@ -26,17 +26,18 @@ _LOWEST = tl.constexpr(-1e30)
 @triton.jit
 def activate(x, name: tl.constexpr):
     """Return an activation function of float32."""
+    # exp stays finite.
     if name == "gelu":
         x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif name == "gelu_tanh":
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        x = x * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))
+        x = x * (1.0 - 1.0 / (tl.exp(tl.minimum(2.0 * inner, 80.0)) + 1.0))
     elif name == "relu":
         x = tl.maximum(x, 0.0)
     elif name == "silu":
-        x = x / (1.0 + tl.exp(-x))
+        x = x / (1.0 + tl.exp(tl.minimum(-x, 80.0)))
     elif name == "tanh":
-        x = 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+        x = 1.0 - 2.0 / (tl.exp(tl.minimum(2.0 * x, 80.0)) + 1.0)
     return x
 
 
