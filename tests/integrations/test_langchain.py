@@ -95,7 +95,7 @@ def test_a_vector_store_finds_the_nearest_text(prompted) -> None:
 
 
 REFUSED = [
-    ({"device": "cuda"}, "Pass `provider`"),
+    ({"device": "cuda"}, "`device='cuda'`"),
     ({"model_kwargs": {"model_kwargs": {"dtype": "float16"}}}, "`model_kwargs={'dtype'"),
     ({"cache_folder": "/tmp"}, "HF_HUB_CACHE"),
     ({"model_kwargs": {"token": "x"}}, "HF_TOKEN"),

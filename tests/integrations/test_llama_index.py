@@ -191,7 +191,7 @@ def test_nodes_are_those_of_sentence_transformer_rerank(integration, checkpoints
 def test_what_cannot_be_obeyed_is_refused_by_name(integration, checkpoints) -> None:
     folder, reranker = str(checkpoints("sentence")), str(checkpoints("reranker"))
     for options, message in (
-        ({"device": "cuda"}, "Pass `provider`"),
+        ({"device": "cuda"}, "`device='cuda'`"),
         ({"cache_folder": "/tmp"}, "HF_HUB_CACHE"),
         ({"parallel_process": True}, "Pass `threads`"),
         ({"pooling": "cls"}, "TaskOptions"),
@@ -201,7 +201,7 @@ def test_what_cannot_be_obeyed_is_refused_by_name(integration, checkpoints) -> N
         with pytest.raises(UserInputError, match=message):
             integration.QdqbertEmbedding(folder, **options)
     for options, message in (
-        ({"device": "cuda"}, "Pass `provider`"),
+        ({"device": "cuda"}, "`device='cuda'`"),
         ({"top_n": 0}, "`top_n` must be at least 1"),
         ({"top_n": 1.5}, "`top_n` must be a whole number"),
         ({"truncate_dim": 3}, "does not apply"),

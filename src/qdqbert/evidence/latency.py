@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from qdqbert.engines.cuda.device import Device
 from qdqbert.engines.registry import check_engine
 from qdqbert.evidence.processes import WorkerProcess, open_worker
 
@@ -34,6 +35,7 @@ class Candidate:
         vocab_size: Token ids are drawn below this number.
         choices: Number of texts in one input, for multiple choice.
         provider: Execution provider of ONNX Runtime; the CPU provider if `None`.
+        device: The GPU that runs the graph of the native engine; `None` for the CPU.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Candidate:
     vocab_size: int
     choices: int | None = None
     provider: str | None = None
+    device: Device | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +108,8 @@ def time_candidates(
         QdqBertError: A worker process failed. The message has the last line that it wrote.
     """
     for candidate in candidates:
-        check_engine(candidate.engine)
+        if candidate.device is None:
+            check_engine(candidate.engine)
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_worker(each, threads)) for each in candidates]
         timings = []

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from qdqbert.engines.cuda.device import Device, open_on
 from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.processes import serve
 
@@ -21,12 +22,15 @@ from qdqbert.evidence.processes import serve
 def answers(requests: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield an answer to each request: first one to load, then any number of runs."""
     load = next(requests)
-    runner = open_runner(
-        load["engine"],
-        Path(load["model"]),
-        threads=load["threads"],
-        provider=load["provider"],
-    )
+    if load["device"] is None:
+        runner = open_runner(
+            load["engine"],
+            Path(load["model"]),
+            threads=load["threads"],
+            provider=load["provider"],
+        )
+    else:
+        runner = open_on(Device(**load["device"]), Path(load["model"]))
     yield {"precision": runner.precision}
     for request in requests:
         # Latency does not depend on the token ids. No position is [PAD].

@@ -43,7 +43,6 @@ _INSTEAD = {
     "Set the environment variable HF_TOKEN.": ("token", "use_auth_token"),
     "Download it with `huggingface_hub.snapshot_download`, and pass the folder.": ("revision",),
     "Pass `engine`.": ("backend",),
-    "Pass `provider` for another device than the CPU.": ("device",),
     "Pass `prompts={'document': ...}`.": ("embed_instruction",),
     "Pass `prompts={'query': ...}`.": ("query_instruction",),
     "Pass `qdqbert.TaskOptions(pooling=...)` to `quantize`.": ("pooling",),
@@ -133,12 +132,13 @@ def open_model(
     options = {each: value for each, value in given.items() if each != "trust_remote_code"}
     for each in _ADVICE.keys() & options.keys():
         value = options.pop(each)
-        if value and (each, str(value)) != ("device", "cpu"):
+        if value:
             raise UserInputError(
                 f"`{each}={value!r:.100}` is not an option of {framework}'s class for qdqbert. "
                 f"{_ADVICE[each]}",
                 argument=each,
             )
+    options["device"] = device_name(options.get("device"))
     changes: dict[str, tuple[str, Any]] = {}
     for each, attribute in _ATTRIBUTES.items():
         value = options.pop(each, None)
@@ -173,6 +173,18 @@ def open_model(
         model.close()
         raise
     return model
+
+
+def device_name(device: Any) -> str | None:
+    """Return the name of a device for `load`, of what transformers and torch take.
+
+    They take numbers of GPUs, where -1 is the CPU, and `torch.device`.
+    """
+    if device is None or isinstance(device, str):
+        return device
+    if isinstance(device, int):
+        return "cpu" if device < 0 else f"cuda:{device}"
+    return str(device)
 
 
 def _check_prompts(prompts: Any) -> None:

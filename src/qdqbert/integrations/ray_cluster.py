@@ -213,8 +213,8 @@ def divide(
         gpus = sum(int(node.get("GPU", 0)) for node in nodes)
         if not gpus:
             raise UserInputError(
-                "`provider` needs a GPU, and no node of the Ray cluster has one.",
-                argument="provider",
+                "`device` or `provider` needs a GPU, and no node of the Ray cluster has one.",
+                argument="ray",
             )
         return ActorGroups(actors=gpus, threads=threads or 1, gpus=1)
     if threads is None:

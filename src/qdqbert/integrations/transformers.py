@@ -25,6 +25,7 @@ from qdqbert.common.extras import require
 from qdqbert.common.keywords import unknown
 from qdqbert.common.objects import ModelLike
 from qdqbert.encoders.task_kinds import ENCODER, TaskName
+from qdqbert.integrations.models import device_name
 from qdqbert.loading.load import load
 from qdqbert.runtime.artifact import open_artifact
 from qdqbert.runtime.model import Model
@@ -81,13 +82,11 @@ _PIPELINES = {
 _EVERY = ("batch_size", "binary_output", "num_workers", "pipeline_class")
 _FLOAT32 = ("auto", "float32", "torch.float32")
 _OTHER_TYPE = "Outputs are float32. Pass `precision='float'` for a model in float."
-_ON_GPU = "Pass `provider` for another device than the CPU."
 # Options of transformers that the engine decides: values that change nothing, all if `None`; and
 # what to do instead of others. No code of a checkpoint is run.
 _FIXED: Mapping[str, tuple[tuple[str, ...] | None, str]] = {
     "config": ((), "The folder has it. Leave it out."),
-    "device": (("cpu", "-1"), _ON_GPU),
-    "device_map": (("auto", "cpu", "{'': 'cpu'}"), _ON_GPU),
+    "device_map": (("auto", "cpu", "{'': 'cpu'}"), "Pass `device='cuda'` for a GPU."),
     "dtype": (_FLOAT32, _OTHER_TYPE),
     "framework": (("pt",), "Leave it out."),
     "model_kwargs": (("{}",), "Pass options of `load` as arguments."),
@@ -125,7 +124,7 @@ def pipeline(
             the encoder of a float checkpoint for "feature-extraction".
         model: Another name of `path`.
         tokenizer: Another tokenizer: of transformers, or the folder of one. The model's by default.
-        device: "cpu" or -1. Pass `provider` for another one.
+        device: As in `load`; also the number of a GPU, or -1 for the CPU.
         options: Options of `load`, such as `engine` and `precision`, and of the pipeline in
             transformers, such as `top_k` and `batch_size`.
 
@@ -144,7 +143,7 @@ def pipeline(
     if path is None:
         raise UserInputError("`path` is missing. Pass the folder of a model.", argument="path")
     task = _ALIASES.get(task or "", task)
-    given = {"device": device, **options}
+    given = {"device": device_name(device), **options}
     kept = {name: value for name, value in given.items() if not _changes_nothing(name, value)}
     engine_options = {name: kept.pop(name) for name in _LOAD if name in kept}
     # Any other name is a check of the model's own task, below.

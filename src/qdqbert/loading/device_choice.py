@@ -11,11 +11,10 @@ from qdqbert.engines.cuda.device import Device, find_device
 from qdqbert.engines.cuda.supported import check_supported
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.runtime.artifact import Artifact
-from qdqbert.runtime.options import EngineOptions
 
 _LOGGER = logging.getLogger("qdqbert")
-# Targets whose weights GPUs run, the preferred one first.
-_TARGETS = ("native-dynamic", "float")
+ON_GPU = "native-dynamic"
+"""The target in INT8 that GPUs run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,17 +35,17 @@ class Place:
         _LOGGER.log(level, "%s runs on the CPU, not on %s: %s", name, self.device, reason)
 
 
-def choose_place(options: EngineOptions) -> Place:
-    """Return where a model is to run, by the option `device`.
+def choose_place(device: str | None) -> Place:
+    """Return where a model is to run, by its name.
 
     Raises:
         MissingExtraError: A GPU was asked for by name, and torch or Triton is not installed.
         UserInputError: A GPU was asked for by name, and there is none that runs the kernels.
     """
-    if options.device in (None, "cpu"):
+    if device in (None, "cpu"):
         return Place()
-    if options.device != "auto":
-        return Place(device=find_device(str(options.device)), is_needed=True)
+    if device != "auto":
+        return Place(device=find_device(str(device)), is_needed=True)
     try:
         return Place(device=find_device("cuda"))
     except UserInputError as error:
@@ -65,7 +64,9 @@ def target_on(place: Place, artifact: Artifact, name: str, target: str | None) -
     """
     if place.device is None:
         return None
-    found = [each for each in _TARGETS if each in artifact.targets and target in (None, each)]
+    found = [
+        each for each in (ON_GPU, "float") if each in artifact.targets and target in (None, each)
+    ]
     found = [each for each in found if "native" in artifact.targets[each]["engines"]]
     if not found:
         wanted = target or ", ".join(artifact.targets)

@@ -115,7 +115,7 @@ def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking
                 f"{type(source).__name__}.",
                 argument="path",
             )
-        place = choose_place(options)
+        place = choose_place(options.device)
         artifact = open_folder(source, options, place.device)
     with showing(str(source), artifact.directory):
         config, kind = _kind_of(artifact, str(source), options.task)

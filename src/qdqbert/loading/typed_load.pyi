@@ -25,6 +25,7 @@ class LoadOptions(TypedDict, total=False):
     precision: Precision
     adapter: str | None
     check: bool
+    device: str | None
     provider: ProviderName | None
     threads: int | None
     target: TargetName | None
@@ -80,6 +81,7 @@ def load(
     precision: Precision = "int8",
     adapter: str | None = None,
     check: bool = True,
+    device: str | None = None,
     provider: ProviderName | None = None,
     threads: int | None = None,
     target: TargetName | None = None,
@@ -106,12 +108,16 @@ def load(
             returned object by it. With "sparse-embedding", a masked language model is run as
             SPLADE, and with "feature-extraction" the encoder of a float checkpoint is an embedder.
         precision: How a float checkpoint runs: in "int8", or in "float", to compare with, which the
-            engine "onnxruntime" runs, too. "float" is the same as the target "float".
+            engine "onnxruntime" runs, too. "float" is the same as the target "float". On a GPU,
+            "float16" instead of "float".
         adapter: Adapter of a float checkpoint that is merged into its weights, by its name. Without
             it, an embedder that has adapters for several tasks, as jina-embeddings-v3, takes the
             name in each call: `encode(texts, task="retrieval.query")`.
         check: Whether a float checkpoint is compared with INT8 on 16 built-in texts. A message of
             level INFO says how close they are, or of level WARNING if INT8 is not usable.
+        device: Where the native engine runs: "cpu", the default; "cuda" or "cuda:1", an NVIDIA GPU
+            of compute capability 8.0 or more, with the extra "cuda"; or "auto", such a GPU if there
+            is one and its kernels compute the model, else the CPU.
         provider: Execution provider of ONNX Runtime; "cpu" by default.
         threads: Number of threads in all. By default one for each core that the process may use.
         target: Graph to run, if the folder has several. By default the one that was made for the

@@ -52,6 +52,11 @@ def check_device(name: str) -> None:
         )
 
 
+def is_gpu(name: str | None) -> bool:
+    """Return whether the name of a device is that of a GPU."""
+    return name is not None and name.startswith("cuda")
+
+
 def find_device(name: str) -> Device:
     """Return a GPU by torch's name; "cuda" is the one that torch uses by default.
 

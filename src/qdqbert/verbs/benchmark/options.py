@@ -6,6 +6,7 @@ from qdqbert.common.choices import EngineName, ProviderName
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import Several, SeveralModels
 from qdqbert.common.options.declared import option
+from qdqbert.engines.cuda.device import check_device
 from qdqbert.pipeline.calls import Call
 
 _SEQUENCES = (32, 128)
@@ -21,6 +22,8 @@ class BenchmarkOptions(Call):
             in INT8, as `load` does.
         engines: Engines to run them on. By default all installed engines that run the model. For
             the native engine, ONNX Runtime runs the float models, too.
+        device: Where the native engine runs, as in `load`. On a GPU, only the native engine is
+            measured, in float16 and in INT8.
         provider: Execution provider of ONNX Runtime; "cpu" by default. With it, only ONNX Runtime
             is measured.
         batches: Batch sizes.
@@ -33,6 +36,7 @@ class BenchmarkOptions(Call):
 
     models: SeveralModels = option(kw_only=False)
     engines: Several[EngineName] = option(default=(), flag="engine")
+    device: str | None = None
     provider: ProviderName | None = None
     batches: Several[int] = option(default=(1, 8), flag="batch", at_least=1)
     sequences: Several[int] = option(default=_SEQUENCES, flag="sequence", at_least=1)
@@ -47,6 +51,14 @@ class BenchmarkOptions(Call):
         for name in ("batches", "sequences"):
             if not getattr(self, name):
                 raise UserInputError(f"`{name}` must not be empty.", argument=name)
+        if self.device is not None:
+            check_device(self.device)
+        if self.device not in (None, "cpu") and (self.provider or self.engines != ()):
+            name = "provider" if self.provider else "engines"
+            raise UserInputError(
+                f"`device={self.device!r}` is of the native engine. Leave `{name}` out.",
+                argument="device",
+            )
         if self.provider is not None and self.engines not in ((), ("onnxruntime",)):
             raise UserInputError(
                 f"`provider={self.provider!r}` belongs to ONNX Runtime, and `engines` names "

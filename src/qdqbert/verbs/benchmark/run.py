@@ -13,9 +13,11 @@ from qdqbert.common.errors import CheckpointError, UserInputError, naming
 from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.common.progress import Progress
 from qdqbert.encoders.task_kinds import TASK_KINDS
+from qdqbert.engines.cuda.device import Device
 from qdqbert.engines.registry import check_engine, float_engine, is_installed
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.reporting.benchmark import BenchmarkReport
+from qdqbert.loading.device_choice import ON_GPU, choose_place
 from qdqbert.loading.load import open_folder
 from qdqbert.loading.options import LoadOptions
 from qdqbert.pipeline.settings import check_sequences
@@ -44,16 +46,19 @@ class _Found:
 def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
     """Measure the latency of models."""
     engines = options.engines
-    if options.provider is not None:
+    device = choose_place(options.device).device
+    if device is not None:
+        engines = ("native",)
+    elif options.provider is not None:
         engines = ("onnxruntime",)
-    for engine in engines:
+    for engine in () if device else engines:
         check_engine(engine, provider=options.provider)
     found: list[_Found] = []
     for model in options.models:
         with progress.stage(f"Loading {Path(model).name}"), naming("models"):
-            found.append(_find(os.fspath(model), engines, options.given_sequences))
+            found.append(_find(os.fspath(model), engines, options.given_sequences, device))
     candidates = [
-        dataclasses.replace(each, provider=options.provider)
+        dataclasses.replace(each, provider=options.provider, device=device)
         for each in _shared_engines(found, options, engines)
     ]
     sequences = options.given_sequences or _usual_sequences(options.sequences, found)
@@ -116,8 +121,16 @@ def _shared_engines(
     return [each for each in candidates if each.engine in kept]
 
 
-def _find(model: str, engines: Sequence[EngineName], sequences: Sequence[int]) -> _Found:
-    """Pair a model with each engine that was asked for, or with each that runs it."""
+def _find(
+    model: str,
+    engines: Sequence[EngineName],
+    sequences: Sequence[int],
+    device: Device | None = None,
+) -> _Found:
+    """Pair a model with each engine that was asked for, or with each that runs it.
+
+    On a GPU, `device`, a folder's target `native-dynamic` runs.
+    """
     path, installed = Path(model), [engine for engine in ENGINE_NAMES if is_installed(engine)]
     float_engines = tuple(dict.fromkeys(float_engine(engine) for engine in engines or installed))
     if is_artifact(path):
@@ -125,7 +138,9 @@ def _find(model: str, engines: Sequence[EngineName], sequences: Sequence[int]) -
         usable = [engine for engine in installed if engine in artifact.engines]
         check_sequences(sequences, model, artifact.max_length)
         return _Found(
-            candidates=_graphs(model, artifact, engines or usable),
+            candidates=_graphs(
+                model, artifact, engines or usable, ON_GPU if device is not None else None
+            ),
             max_length=artifact.max_length,
         )
     is_openvino = path.suffix.lower() == ".xml" and not path.is_dir()
@@ -138,20 +153,20 @@ def _find(model: str, engines: Sequence[EngineName], sequences: Sequence[int]) -
                 for engine in (engines or ("openvino",) if is_openvino else float_engines)
             ]
         )
-    if not engines and "onnxruntime" not in installed:
-        # The extra of ONNX Runtime has what writes float graphs.
+    if device is not None or (not engines and "onnxruntime" not in installed):
+        # GPUs run packed models, and the extra of ONNX Runtime has what writes float graphs.
         float_engines = ("native",)
     in_float: list[Candidate] = []
     for engine in cast(Sequence[EngineName], float_engines):
         made_for: EngineName = "native" if engine == "native" else "onnxruntime"
         chosen = LoadOptions(precision="float", engine=made_for, check=False)
-        exported = open_folder(model, chosen)
+        exported = open_folder(model, chosen, device)
         check_sequences(sequences, model, exported.max_length)
         in_float += _graphs(model, exported, [engine])
-    if "native" not in (engines or installed):
+    if "native" not in (engines or installed) and device is None:
         return _Found(candidates=in_float, max_length=exported.max_length)
     try:
-        rounded = open_folder(model, LoadOptions(check=False))
+        rounded = open_folder(model, LoadOptions(check=False), device)
     except (CheckpointError, UserInputError) as error:
         if engines:
             raise
@@ -161,8 +176,10 @@ def _find(model: str, engines: Sequence[EngineName], sequences: Sequence[int]) -
     return _Found(candidates=[*in_float, *in_int8], max_length=exported.max_length)
 
 
-def _graphs(name: str, artifact: Artifact, engines: Sequence[EngineName]) -> list[Candidate]:
-    """Return the graphs of a folder that engines run."""
+def _graphs(
+    name: str, artifact: Artifact, engines: Sequence[EngineName], target: str | None = None
+) -> list[Candidate]:
+    """Return the graphs of a folder that engines run, of a target or of the one made for each."""
     is_float = artifact.targets.keys() == {"float"}
     vocab_size = artifact.read_config().get("vocab_size", _ANY_VOCABULARY)
     return [
@@ -170,7 +187,7 @@ def _graphs(name: str, artifact: Artifact, engines: Sequence[EngineName]) -> lis
             name=name,
             engine=engine,
             # Each engine runs the graph of a float checkpoint.
-            model=artifact.model_for(artifact.engines[0] if is_float else engine),
+            model=artifact.model_for(artifact.engines[0] if is_float else engine, target),
             vocab_size=vocab_size,
             choices=TASK_KINDS[artifact.task].choices,
         )

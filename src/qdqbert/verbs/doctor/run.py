@@ -162,9 +162,14 @@ def _notices(engines: Collection[Part], gpus: Collection[str]) -> list[str]:
             "The native engine has no fast kernel for this CPU, and can be 20 times slower than "
             "ONNX Runtime. Use another engine."
         )
+    if gpus and not all(map(is_installed, EXTRAS["cuda"].modules)):
+        notices.append(
+            "This machine has a GPU, which runs models in INT8 with `device='cuda'`. Install what "
+            "it takes with: pip install 'qdqbert[cuda]'"
+        )
     if gpus and "provider cuda" not in providers:
         notices.append(
-            "This machine has a GPU, but the installed onnxruntime cannot use it. To run on the "
-            "GPU, uninstall onnxruntime and install onnxruntime-gpu."
+            "This machine has a GPU, but the installed onnxruntime cannot use it. To run graphs "
+            "for `tensorrt` or `qordered` on it, uninstall onnxruntime and install onnxruntime-gpu."
         )
     return notices

@@ -23,6 +23,7 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.data.tables.inputs import START, Cursor, InputFile, Source
 from qdqbert.data.tables.outputs import Writer
 from qdqbert.data.tables.rows import BadRow, Row
+from qdqbert.engines.cuda.device import is_gpu
 from qdqbert.integrations.ray_address import ANY_CLUSTER
 from qdqbert.integrations.ray_cluster import divide, open_ray, reporting, usable_nodes
 from qdqbert.loading.answers import load_model
@@ -173,7 +174,7 @@ def cluster_blocks(run: RowRun, source: Source, start: Cursor) -> Iterator[Block
     """
     options, model = run.options, run.model
     with open_ray(options.ray or ANY_CLUSTER) as ray, reporting(ray):
-        on_gpu = options.provider not in (None, "cpu", "openvino")
+        on_gpu = options.provider not in (None, "cpu", "openvino") or is_gpu(options.device)
         nodes = usable_nodes(ray)
         groups = divide(nodes, options.threads, on_gpu=on_gpu)
         changes: dict[str, Any] = {
@@ -182,6 +183,8 @@ def cluster_blocks(run: RowRun, source: Source, start: Cursor) -> Iterator[Block
             "engine": model.engine,
             "target": model.target,
             "threads": groups.threads,
+            # An actor sees its own GPU only.
+            "device": "cuda" if is_gpu(options.device) else options.device,
         }
         worker_options = dataclasses.replace(options, **changes)
         inputs = [pickle.dumps(each) for each in file_groups(source, start, model.window)]

@@ -1,0 +1,128 @@
+"""Models on a GPU, whose kernels run in Triton's interpreter here."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+import qdqbert
+from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.engines.cuda.device import Device
+from qdqbert.loading import device_choice
+from qdqbert.verbs.benchmark import run as benchmark_run
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+TEXTS = ["the old house", "dog"]
+CARD = Device(name="cpu", card="Interpreter", capability=80)
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> None:
+    """A GPU that is Triton's interpreter."""
+    monkeypatch.setattr(device_choice, "find_device", lambda name: CARD)
+
+
+def close(found, wanted, decibels: float) -> bool:
+    found, wanted = (np.asarray(each, np.float64) for each in (found, wanted))
+    noise = ((found - wanted) ** 2).sum()
+    return bool(10 * np.log10((wanted**2).sum() / noise) > decibels)
+
+
+def test_a_float_checkpoint_runs_on_a_gpu(gpu, checkpoints, caplog) -> None:
+    folder = checkpoints("sentence")
+    with caplog.at_level(logging.INFO, "qdqbert"), qdqbert.load(folder, device="cuda") as model:
+        found = model.encode(TEXTS)
+        alone = model.encode(TEXTS[0])
+    assert (model.engine, model.target) == ("native", "native-dynamic")
+    assert "on cpu (Interpreter)" in caplog.text
+    # INT8 was compared with float16 there.
+    assert "compared with float" in caplog.text
+    with qdqbert.load(folder) as model:
+        assert close(found, model.encode(TEXTS), 25)
+    np.testing.assert_array_equal(found[0], alone)
+
+
+def test_float16_is_the_precision_in_float(gpu, checkpoints) -> None:
+    folder = checkpoints("classifier")
+    with qdqbert.load(folder, device="cuda", precision="float16") as model:
+        found = model(TEXTS)
+    with qdqbert.load(folder, precision="float") as model:
+        wanted = model(TEXTS)
+    assert [each["label"] for each in found] == [each["label"] for each in wanted]
+    assert [each["score"] for each in found] == pytest.approx(
+        [each["score"] for each in wanted], abs=1e-3
+    )
+
+
+def test_a_quantized_folder_runs_its_dynamic_target_on_a_gpu(gpu, quantized) -> None:
+    made = quantized("sentence")
+    with qdqbert.load(made.directory, device="auto") as model:
+        found = model.encode(TEXTS)
+        assert model.target == "native-dynamic"
+    with qdqbert.load(made.directory, target="native-dynamic") as model:
+        assert close(found, model.encode(TEXTS), 25)
+
+
+@pytest.mark.parametrize(("device", "level"), [("cuda", "WARNING"), ("auto", "INFO")])
+def test_what_a_gpu_cannot_run_runs_on_the_cpu_and_says_so(
+    gpu, checkpoints, quantized, caplog, device, level
+) -> None:
+    caplog.set_level(logging.INFO, "qdqbert")
+    for folder, reason in (
+        (quantized("classifier").directory, "GPUs run the target 'native-dynamic'"),
+        (checkpoints("deberta-v2"), "relative positions"),
+    ):
+        caplog.clear()
+        with qdqbert.load(folder, device=device) as model:
+            assert len(model.encode(TEXTS) if hasattr(model, "encode") else model(TEXTS)) == 2
+        (said,) = [each for each in caplog.records if "runs on the CPU" in each.getMessage()]
+        assert reason in said.getMessage()
+        assert said.levelname == level
+
+
+def test_auto_without_a_gpu_is_the_cpu(checkpoints, caplog) -> None:
+    with caplog.at_level(logging.INFO, "qdqbert"):
+        model = qdqbert.load(checkpoints("sentence"), device="auto")
+    model.close()
+    assert "Models run on the CPU: `device='cuda'`: torch" in caplog.text
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(checkpoints, monkeypatch) -> None:
+    with pytest.raises(UserInputError, match=r"`device='cuda:1'`: torch .* sees no NVIDIA GPU"):
+        qdqbert.load(checkpoints("sentence"), device="cuda:1")
+    monkeypatch.setattr("qdqbert.engines.cuda.device.is_installed", lambda name: False)
+    with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[cuda\]'"):
+        qdqbert.load(checkpoints("sentence"), device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "`device='gpu'` is unknown"),
+        ({"device": "cuda", "engine": "onnxruntime"}, "`engine='onnxruntime'` is not"),
+        ({"device": "cuda", "provider": "cuda"}, "`provider='cuda'` is not"),
+        ({"device": "auto", "kernel": "portable"}, "`kernel='portable'` is not"),
+        ({"device": "cuda", "precision": "float"}, "Pass 'float16'"),
+        ({"precision": "float16"}, "`precision='float16'` is for GPUs"),
+    ],
+)
+def test_options_that_contradict_a_device_are_refused(checkpoints, options, message) -> None:
+    with pytest.raises(UserInputError, match=message):
+        qdqbert.load(checkpoints("sentence"), **options)
+
+
+def test_a_benchmark_on_a_gpu_times_float16_and_int8_there(gpu, checkpoints, monkeypatch) -> None:
+    seen = []
+
+    def time_candidates(candidates, *_, **__):
+        seen.extend(candidates)
+        return []
+
+    monkeypatch.setattr(benchmark_run, "time_candidates", time_candidates)
+    qdqbert.benchmark(checkpoints("sentence"), device="cuda")
+    assert [(each.engine, each.device) for each in seen] == [("native", CARD)] * 2
+    assert seen[0].model != seen[1].model
