@@ -175,16 +175,16 @@ def open_model(
     return model
 
 
-def device_name(device: Any) -> str | None:
+def device_name(given: Any) -> str | None:
     """Return the name of a device for `load`, of what transformers and torch take.
 
     They take numbers of GPUs, where -1 is the CPU, and `torch.device`.
     """
-    if device is None or isinstance(device, str):
-        return device
-    if isinstance(device, int):
-        return "cpu" if device < 0 else f"cuda:{device}"
-    return str(device)
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, int):
+        return "cpu" if given < 0 else f"cuda:{given}"
+    return str(given)
 
 
 def _check_prompts(prompts: Any) -> None:
