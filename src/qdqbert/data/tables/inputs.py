@@ -320,7 +320,7 @@ class Source:
                         continue
                     last = number
                     if before:
-                        row = dataclasses.replace(row, position=before + row.position)
+                        row = row._replace(position=before + row.position)
                     yield row
         except DataFileError as error:
             cause = error.__cause__
@@ -428,7 +428,7 @@ def _with_partition(
         return Header(tuple(dict.fromkeys([*each.names, *partition])))
     if isinstance(each, Row):
         added = {name: one.value for name, one in partition.items() if name not in each.values}
-        return dataclasses.replace(each, values={**each.values, **added})
+        return each._replace(values={**each.values, **added})
     return each
 
 

@@ -162,12 +162,12 @@ def rows_of_groups(path: Place) -> list[int]:
 @contextlib.contextmanager
 def _open(path: Place) -> Iterator[Any]:
     pyarrow = import_pyarrow()
-    if isinstance(path, Path):
-        refuse_pointer(path, DataFileError)
     try:
         with open_place(path) as content, pyarrow.parquet.ParquetFile(content) as file:
             yield file
     except pyarrow.ArrowException as error:
+        if isinstance(path, Path):
+            refuse_pointer(path, DataFileError)
         raise DataFileError(
             f"File `{path}` is not a Parquet file: {str(error).rstrip('.')}."
         ) from error
@@ -198,17 +198,18 @@ def read_parquet(
             levels.
     """
     with _open(path) as file:
-        names = file.schema_arrow.names
+        found = file.schema_arrow
+        names = found.names
         if len(set(names)) < len(names):
             raise DataFileError(f"File `{path}` has several columns with the same name: {names!r}.")
-        for field in file.schema_arrow:
+        for field in found:
             if levels(field.type) > _MOST_LEVELS:
                 raise DataFileError(
                     f"Column {field.name!r} of `{path}` has more than {_MOST_LEVELS} types in one "
                     "another. Leave it out."
                 )
         added = {name: value for name, value in partition.items() if name not in names}
-        schema = _with_columns(file.schema_arrow, added)
+        schema = _with_columns(found, added)
         yield Header(tuple(schema.names), schema, str(path))
         first_row, stop = rows or (0, file.metadata.num_rows)
         total, skipped = max(1, stop - first_row), max(first_row, after.number if after else 0)
@@ -222,7 +223,7 @@ def read_parquet(
                 return
             end = number + count
             try:
-                for each in file.iter_batches(batch_size=_READ_ROWS, row_groups=[group]):
+                for each in file.iter_batches(_READ_ROWS, [group], use_threads=False):
                     batch = Batch(_with_values(each, schema, added))
                     for index in range(max(0, skipped - number), each.num_rows):
                         row = number + index + 1
@@ -425,12 +426,13 @@ def _row_groups(tables: Iterable[Any]) -> Iterator[Any]:
     """Yield tables that are large enough for a row group, which readers take as one piece."""
     pyarrow = import_pyarrow()
     found: list[Any] = []
+    rows = size = 0
     for table in tables:
         found.append(table)
-        rows, size = sum(each.num_rows for each in found), sum(each.nbytes for each in found)
+        rows, size = rows + table.num_rows, size + table.nbytes
         if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
             yield pyarrow.concat_tables(found)
-            found = []
+            found, rows, size = [], 0, 0
     if found:
         yield pyarrow.concat_tables(found)
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import orjson
@@ -47,8 +47,7 @@ class Header:
         return None if self.types is None else (self.file, self.types.remove_metadata())
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A row of a file.
 
     Attributes:
@@ -68,8 +67,7 @@ class Row:
     last: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BadRow:
+class BadRow(NamedTuple):
     """A row that cannot be used, or several in a part of a file that is damaged.
 
     Attributes:

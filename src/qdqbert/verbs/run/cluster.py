@@ -75,7 +75,7 @@ class FileGroup:
         """Yield the rows in windows, of which only the last one may be short."""
         source = dataclasses.replace(self.source, reader=socket.gethostname())
         placed = (
-            dataclasses.replace(row, file=self.names[row.file], position=row.position + self.offset)
+            row._replace(file=self.names[row.file], position=row.position + self.offset)
             for row in source.rows(self.start)
         )
         yield from chunks(placed, self.window)
