@@ -405,7 +405,7 @@ def test_rows_are_not_read_ahead(write) -> None:
     rows = source.rows()
     first = next(rows)
     assert isinstance(first, Row)
-    assert dataclasses.astuple(first)[1:] == (1, {"text": "one"}, 4, 0)
+    assert first[1:] == (1, {"text": "one"}, 4, 0)
 
 
 _TEXTS = {
