@@ -388,6 +388,8 @@ def join_blocks(layout: Layout, sources: Sequence[Place], path: Path) -> str:
     with pyarrow.parquet.ParquetWriter(path, schema, use_dictionary=_repeated(schema)) as writer:
         for table in _row_groups(_cast(each, schema) for each in _blocks(sources)):
             writer.write_table(table, row_group_size=max(1, table.num_rows))
+            # Not two of them at a time in memory.
+            del table
     return _digest(schema)
 
 
