@@ -1,18 +1,20 @@
-r"""Measure everything that needs an NVIDIA GPU, in less than 8 minutes.
+r"""Measure the kernels for NVIDIA GPUs, and prove them there, in less than 8 minutes.
 
+    pip install --target build/gpu-packages lazy-loader orjson    # if they are missing
     python benchmarks/gpu.py --output gpu.json         # on a machine with a GPU
     python benchmarks/gpu.py --device cpu --small      # check that the script works
 
-PyTorch and transformers are enough. If `qdqbert` is not installed, it is imported from `src`.
-Sections that need TensorRT or onnxruntime-gpu are skipped, with the reason, where those are not
-installed.
+PyTorch, Triton, transformers and sentence-transformers are enough, and the few small packages that
+`import qdqbert` needs: those in `build/gpu-packages` are found. If `qdqbert` is not installed, it
+is imported from `src`, and the tests' models from `tests`. On the CPU, kernels run in Triton's
+interpreter.
 
 Each section runs in a process of its own, with a time limit, and reports each row as soon as it is
 measured. A section that fails, crashes or runs out of time does not affect the other sections. Exit
 status: 0, or 1 if a correctness check failed or a section ended with an error.
 
-Times are medians, in milliseconds. The matmuls of one row take turns, so that a slow period of the
-machine affects all of them. Weights and inputs are random, which does not change the time.
+Times are medians, in milliseconds. What is compared takes turns, so that a slow period of the
+machine affects all of it. Weights and texts are random, which does not change the time.
 """
 
 from __future__ import annotations
@@ -25,23 +27,23 @@ import importlib.util
 import json
 import math
 import multiprocessing
-import operator
+import os
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from qdqbert.common.choices import TargetName
-
+ROOT = Path(__file__).resolve().parent.parent
+sys.path += [str(ROOT / "tests"), str(ROOT / "build/gpu-packages")]
 if importlib.util.find_spec("qdqbert") is None:
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+    sys.path.insert(0, str(ROOT / "src"))
 
 Row = dict[str, Any]
 
@@ -52,41 +54,69 @@ RESERVE_SECONDS = 15
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Size:
+    """Size of an encoder.
+
+    Attributes:
+        layers: Number of layers.
+        hidden: Width of the states.
+        heads: Number of heads.
+        inner: Width of the feed-forward part.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    inner: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Sizes of what is measured.
+    """What is measured.
 
     Attributes:
         device: Torch's name of the device.
-        layers: Number of encoder layers.
-        hidden: Width of the encoder; heads have 64 channels.
-        vocabulary: Number of token embeddings.
-        shapes: Pairs of batch size and sequence length; only the last for training and compiling.
+        sizes: Encoders by name.
+        shapes: Pairs of batch size and sequence length.
+        tokens: Numbers of rows of products.
+        texts: Number of texts of mixed lengths.
         elements: Rows and columns of the tensors that are fake-quantized.
         rounds: How often each time is taken.
-        backend: Backend of `torch.compile`.
+        repeats: Launches of a kernel in one measurement.
     """
 
     device: str
-    layers: int = 12
-    hidden: int = 768
-    vocabulary: int = 30522
-    shapes: tuple[tuple[int, int], ...] = ((1, 128), (8, 128), (32, 128))
+    sizes: Mapping[str, Size] = dataclasses.field(
+        default_factory=lambda: {
+            "MiniLM": Size(layers=6, hidden=384, heads=12, inner=1536),
+            "base": Size(layers=12, hidden=768, heads=12, inner=3072),
+            "large": Size(layers=24, hidden=1024, heads=16, inner=4096),
+        }
+    )
+    shapes: tuple[tuple[int, int], ...] = ((1, 32), (1, 128), (8, 128), (32, 128), (32, 512))
+    tokens: tuple[int, ...] = (16, 64, 256, 1024, 4096, 16384)
+    texts: int = 2200
     elements: tuple[int, int] = (4096, 3072)
-    rounds: int = 20
-    backend: str = "inductor"
+    rounds: int = 15
+    repeats: int = 20
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the device is a GPU, not the CPU."""
+        return self.device == "cuda"
 
 
 def small(device: str) -> Settings:
-    """Return sizes with which a CPU ends within seconds."""
+    """Return sizes with which Triton's interpreter ends within a minute."""
     return Settings(
         device=device,
-        layers=1,
-        hidden=64,
-        vocabulary=100,
-        shapes=((2, 16),),
+        sizes={"tiny": Size(layers=1, hidden=64, heads=2, inner=96)},
+        shapes=((2, 5),),
+        tokens=(17,),
+        texts=3,
         elements=(64, 48),
-        rounds=2,
-        backend="eager",
+        rounds=1,
+        repeats=1,
     )
 
 
@@ -100,18 +130,358 @@ class UnavailableError(Exception):
 def machine(settings: Settings) -> Iterator[Row]:
     import torch
 
-    for package in ("torch", "transformers", "triton", "onnx", "onnxruntime", "tensorrt"):
+    for package in ("torch", "triton", "transformers", "sentence_transformers"):
         yield {"case": package, "value": version_of(package) or "not installed"}
     yield {"case": "Python", "value": platform.python_version()}
     yield {"case": "CPU", "value": cpu_name()}
-    if settings.device == "cuda":
+    if settings.is_gpu:
         if not torch.cuda.is_available():
             raise RuntimeError("PyTorch finds no CUDA device. Use `--device cpu` for a check.")
         found = torch.cuda.get_device_properties(0)
         yield {"case": "GPU", "value": found.name}
         yield {"case": "compute capability", "value": f"{found.major}.{found.minor}"}
         yield {"case": "GPU memory, GiB", "value": round(found.total_memory / 2**30, 1)}
+        yield {"case": "second-level cache, MiB", "value": found.L2_cache_size / 2**20}
+        yield {"case": "multiprocessors", "value": found.multi_processor_count}
         yield {"case": "CUDA", "value": torch.version.cuda}
+
+
+def correctness(settings: Settings) -> Iterator[Row]:
+    """Compare small models of all families with float64."""
+    import encoder_reference
+    import native_models
+    from cuda_models import SHAPES
+
+    device = device_of(settings)
+    for name, shape in SHAPES.items():
+        for precision, least in (("float16", 55.0), ("int8", 30.0)):
+            is_float = precision == "float16"
+            chosen = dataclasses.replace(shape, floats=is_float, dynamic=not is_float)
+            batch = native_models.random_batch((5, 1, 9) if settings.rounds == 1 else (5, 70, 1, 9))
+            wanted = encoder_reference.run_encoder(native_models.random_model(chosen), batch)
+            runner = runner_of(native_models.packed_model(chosen), device)
+            found = runner.run(batch)
+            ratio = min(sqnr_db(found[each], wanted[each]) for each in found)
+            yield {"case": f"{name}, {precision}", "dB": ratio, "passed": ratio >= least}
+            if settings.rounds == 1:
+                return
+
+
+def bits(settings: Settings) -> Iterator[Row]:
+    """Compare results of texts alone, in a batch and in another order, bit for bit."""
+    import numpy as np
+
+    for name, size in settings.sizes.items():
+        with checkpoint_of(size) as folder:
+            runner = runner_of(packed_file(folder, "int8", settings), device_of(settings))
+        rng = np.random.default_rng(0)
+        longest = 512 if settings.is_gpu else 9
+        lengths = [int(each) for each in rng.integers(1, longest, 40 if settings.is_gpu else 3)]
+        batch = batch_of(lengths)
+        together = runner.run(batch)["sentence_embedding"]
+        backwards = runner.run({each: value[::-1] for each, value in batch.items()})
+        alone = [
+            runner.run({each: value[i : i + 1, :length] for each, value in batch.items()})
+            for i, length in enumerate(lengths)
+        ]
+        each_alone = np.concatenate([each["sentence_embedding"] for each in alone])
+        yield {
+            "case": name,
+            "texts": len(lengths),
+            "alone": bool((each_alone == together).all()),
+            "backwards": bool((backwards["sentence_embedding"][::-1] == together).all()),
+            "finite": bool(np.isfinite(together).all()),
+            "passed": bool(
+                (each_alone == together).all()
+                and (backwards["sentence_embedding"][::-1] == together).all()
+                and np.isfinite(together).all()
+            ),
+        }
+
+
+def tiny(settings: Settings) -> Iterator[Row]:
+    """Run a small model, for the section `sanitizer`."""
+    import native_models
+    from cuda_models import SHAPES
+
+    for name in ("bert", "modern"):
+        for is_float in (False, True):
+            shape = dataclasses.replace(SHAPES[name], floats=is_float, dynamic=not is_float)
+            runner = runner_of(native_models.packed_model(shape), device_of(settings))
+            found = runner.run(native_models.random_batch((5, 70) if settings.is_gpu else (3,)))
+            yield {"case": name, "values": sum(each.size for each in found.values())}
+
+
+def sanitizer(settings: Settings) -> Iterator[Row]:
+    """Look for wrong addresses and races."""
+    places = [*Path("/usr/local").glob("cuda*/bin"), *map(Path, os.get_exec_path())]
+    found = (each / "compute-sanitizer" for each in places)
+    program = next((each for each in found if each.is_file()), None)
+    if program is None or not settings.is_gpu:
+        raise UnavailableError("there is no compute-sanitizer")
+    for tool in ("memcheck", "racecheck"):
+        done = subprocess.run(
+            [
+                *(str(program), "--tool", tool, "--error-exitcode", "9", "--target-processes"),
+                *("all", sys.executable, __file__, "--sections", "tiny"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        summary = [line for line in done.stdout.splitlines() if "SUMMARY" in line]
+        yield {"case": tool, "summary": " ".join(summary)[-80:], "passed": done.returncode == 0}
+
+
+def tiles(settings: Settings) -> Iterator[Row]:
+    """Find the fastest tile of each product, for `engines/cuda/tiles.py`."""
+    import torch
+
+    from qdqbert.engines.cuda.program import linear_launch
+    from qdqbert.engines.cuda.tiles import Tile, tile_of
+
+    device = device_of(settings)
+    candidates = [
+        Tile(rows=rows, columns=columns, step=step, warps=warps, stages=stages)
+        for rows, columns, step, warps, stages in (
+            *((16, 64, 128, 4, 4), (16, 128, 128, 4, 4), (32, 64, 128, 4, 4)),
+            *((64, 64, 128, 4, 4), (64, 128, 128, 4, 3), (64, 128, 64, 4, 4)),
+            *((64, 256, 128, 4, 3), (64, 256, 128, 8, 3), (128, 64, 128, 4, 4)),
+            *((128, 128, 128, 4, 3), (128, 128, 128, 8, 3), (128, 128, 128, 8, 4)),
+            *((128, 128, 64, 4, 5), (128, 256, 64, 8, 4), (128, 256, 128, 8, 3)),
+            (256, 128, 128, 8, 3),
+        )
+    ][:: 1 if settings.is_gpu else 8]
+    for tokens in settings.tokens:
+        for name, columns, depth, activation in products_of(settings):
+            layer, codes, scales, out = product_of(tokens, columns, depth, device)
+            count = torch.tensor([tokens], dtype=torch.int32, device=codes.device)
+            own = tile_of(device.capability, tokens, activation=activation, gated=False)
+            calls = {}
+            for tile in dict.fromkeys((own, *candidates)):
+                launch = linear_launch(
+                    layer, codes, out, count=count, scales=scales, tile=tile, activation=activation
+                )
+                try:
+                    launch()
+                except Exception as error:
+                    if "out of resource" not in str(error):
+                        raise
+                    continue
+                calls[tile] = launch
+            times = alternate(calls, settings)
+            best = min(times, key=times.__getitem__)
+            yield {
+                "case": f"{name}, {tokens} x {depth} x {columns}",
+                "best": f"{best.rows} x {best.columns} x {best.step}, {best.warps}, {best.stages}",
+                "ms": times[best],
+                "own ms": times[own],
+                "T/s": 2 * tokens * columns * depth / times[best] / 1e9,
+            }
+
+
+def products(settings: Settings) -> Iterator[Row]:
+    """Compare a linear layer in INT8, with rotation and rounding, with one of torch in float16."""
+    import torch
+
+    from qdqbert.engines.cuda import kernels
+    from qdqbert.engines.cuda.program import Launch, linear_launch
+    from qdqbert.engines.cuda.tiles import tile_of
+    from qdqbert.engines.cuda.weights import spread_of
+    from qdqbert.quantization.hadamard import hadamard_of
+
+    device = device_of(settings)
+    ratios: dict[int, list[float]] = {}
+    for tokens in settings.tokens:
+        for name, columns, depth, activation in products_of(settings):
+            layer, codes, scales, out = product_of(tokens, columns, depth, device)
+            count = torch.tensor([tokens], dtype=torch.int32, device=codes.device)
+            rows = torch.randn(tokens, depth, device=codes.device).half()
+            spread = spread_of(depth, hadamard_of(depth), codes.device)
+            rounding = Launch(
+                kernel=kernels.quantize,
+                grid=(tokens,),
+                arguments={
+                    "count": count,
+                    "rows": rows,
+                    "multiplier": torch.ones(depth, device=codes.device),
+                    "matrix": spread.matrix,
+                    "codes": codes,
+                    "scales": scales,
+                    "width": depth,
+                    "stride": depth,
+                    **spread.constants,
+                },
+            )
+            tile = tile_of(device.capability, tokens, activation=activation, gated=False)
+            product = linear_launch(
+                layer, codes, out, count=count, scales=scales, tile=tile, activation=activation
+            )
+            weight = layer.weights.half()
+            bias = layer.bias.half()
+
+            def in_float(rows: Any = rows, weight: Any = weight, bias: Any = bias) -> Any:
+                return torch.nn.functional.linear(rows, weight, bias)
+
+            def activated(call: Callable[[], Any] = in_float) -> Any:
+                return torch.nn.functional.gelu(call())
+
+            def in_int8(rounding: Launch = rounding, product: Launch = product) -> None:
+                rounding()
+                product()
+
+            wanted = activated if activation else in_float
+            times = alternate({"float16": wanted, "int8": in_int8, "product": product}, settings)
+            ratio = times["float16"] / times["int8"]
+            if "MiniLM" not in name:
+                ratios.setdefault(tokens, []).append(ratio)
+            yield {
+                "case": f"{name}, {tokens} x {depth} x {columns}",
+                **{f"{each} ms": value for each, value in times.items()},
+                "speedup": ratio,
+                "T/s": 2 * tokens * columns * depth / times["product"] / 1e9,
+            }
+    for tokens, each in ratios.items():
+        yield {
+            "case": f"base and large, {tokens} tokens",
+            "speedup": statistics.geometric_mean(each),
+        }
+
+
+def forward(settings: Settings) -> Iterator[Row]:
+    """Time forward passes, with inputs and outputs in the memory of the machine."""
+    need("sentence_transformers")
+    import torch
+
+    for name, size in settings.sizes.items():
+        with checkpoint_of(size) as folder:
+            device = device_of(settings)
+            runners = {
+                precision: runner_of(packed_file(folder, precision, settings), device)
+                for precision in ("int8", "float16")
+            }
+            theirs = sentence_transformer(folder, settings)
+        for batch, sequence in settings.shapes:
+            inputs = batch_of([sequence] * batch)
+            features = {each: torch.from_numpy(value) for each, value in inputs.items()}
+
+            def rival(features: Any = features, model: Any = theirs) -> Any:
+                moved = {each: value.to(settings.device) for each, value in features.items()}
+                with torch.inference_mode():
+                    return model(moved)["sentence_embedding"].cpu()
+
+            calls: dict[str, Callable[[], Any]] = {
+                "int8": functools.partial(runners["int8"].run, inputs, ["sentence_embedding"]),
+                "float16": functools.partial(
+                    runners["float16"].run, inputs, ["sentence_embedding"]
+                ),
+                "sentence-transformers": rival,
+            }
+            times = alternate(calls, settings, graphs=False)
+            yield {
+                "case": f"{name}, {batch} x {sequence}",
+                **{f"{each} ms": value for each, value in times.items()},
+                "to float16": times["float16"] / times["int8"],
+                "to sentence-transformers": times["sentence-transformers"] / times["int8"],
+            }
+
+
+def forward_compiled(settings: Settings) -> Iterator[Row]:
+    """Time `torch.compile(mode="reduce-overhead")` on the body in float16, at one shape."""
+    import torch
+
+    if not settings.is_gpu:
+        raise UnavailableError("it takes minutes on a CPU")
+    torch.set_float32_matmul_precision("high")
+    for name in ("MiniLM", "base"):
+        with checkpoint_of(settings.sizes[name]) as folder:
+            runner = runner_of(packed_file(folder, "int8", settings), device_of(settings))
+            body = sentence_transformer(folder, settings)[0].auto_model
+        compiled = torch.compile(body, mode="reduce-overhead")
+        for batch, sequence in ((1, 32), (32, 128)):
+            inputs = batch_of([sequence] * batch)
+            features = {each: torch.from_numpy(value) for each, value in inputs.items()}
+
+            def rival(features: Any = features, model: Any = compiled) -> Any:
+                moved = {each: value.cuda() for each, value in features.items()}
+                with torch.inference_mode():
+                    states = model(**moved).last_hidden_state
+                    return states.mean(1).float().cpu()
+
+            times = alternate(
+                {
+                    "int8": functools.partial(runner.run, inputs, ["sentence_embedding"]),
+                    "compiled float16": rival,
+                },
+                settings,
+                graphs=False,
+            )
+            yield {
+                "case": f"{name}, {batch} x {sequence}",
+                **{f"{each} ms": value for each, value in times.items()},
+                "speedup": times["compiled float16"] / times["int8"],
+            }
+
+
+def mixed(settings: Settings) -> Iterator[Row]:
+    """Time `load().encode` on texts of mixed lengths."""
+    need("sentence_transformers")
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(rng.lognormal(3.5, 0.8, settings.texts).astype(int) + 1, 400)
+    lengths = lengths if settings.is_gpu else np.minimum(lengths, 5)
+    texts = [" ".join(f"w{each}" for each in rng.integers(0, 5000, n)) for n in lengths]
+    for name, size in settings.sizes.items():
+        with checkpoint_of(size) as folder:
+            theirs = sentence_transformer(folder, settings)
+            models = {
+                precision: load(folder, precision, settings) for precision in ("int8", "float16")
+            }
+            calls: dict[str, Callable[[], Any]] = {
+                each: functools.partial(model.encode, texts) for each, model in models.items()
+            }
+            calls["sentence-transformers"] = functools.partial(theirs.encode, texts, batch_size=64)
+            times = alternate(calls, settings, graphs=False, rounds=min(settings.rounds, 5))
+            found, wanted = models["float16"].encode(texts), theirs.encode(texts)
+            yield {
+                "case": f"{name}, {len(texts)} texts",
+                **{f"{each} ms": value for each, value in times.items()},
+                "to sentence-transformers": times["sentence-transformers"] / times["int8"],
+                "float16 dB": (ratio := sqnr_db(found, wanted)),
+                "int8 dB": sqnr_db(models["int8"].encode(texts), wanted),
+                "passed": ratio > 40,
+            }
+            for model in models.values():
+                model.close()
+
+
+def memory(settings: Settings) -> Iterator[Row]:
+    """Report the memory of a model, and whether it grows."""
+    import torch
+
+    if not settings.is_gpu:
+        raise UnavailableError("it is of a GPU")
+    for name, size in settings.sizes.items():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with checkpoint_of(size) as folder:
+            runner = runner_of(packed_file(folder, "int8", settings), device_of(settings))
+        weights = torch.cuda.memory_allocated() - before
+        batches = [batch_of([n] * b) for b, n in ((1, 8), (8, 32), (40, 128), (80, 300))]
+        for batch in batches:
+            runner.run(batch)
+        warm = torch.cuda.memory_allocated()
+        for batch in batches * 12:
+            runner.run(batch)
+        grown = torch.cuda.memory_allocated() - warm
+        yield {
+            "case": name,
+            "weights MiB": weights / 2**20,
+            "peak MiB": torch.cuda.max_memory_allocated() / 2**20,
+            "growth bytes": grown,
+            "passed": grown == 0,
+        }
 
 
 def fake_quantize(settings: Settings) -> Iterator[Row]:
@@ -136,150 +506,23 @@ def fake_quantize(settings: Settings) -> Iterator[Row]:
                 }
 
 
-def fake_quantize_compiled(settings: Settings) -> Iterator[Row]:
-    """Count the values that compiled kernels, which may divide less exactly, round differently."""
-    import torch
-
-    from qdqbert.quantization.numerics import affine
-
-    compiled = torch.compile(affine.fake_quantize, backend=settings.backend)
-    x = awkward_values(settings.elements).to(settings.device)
-    for symmetric in (True, False):
-        spec, parameters = spec_and_parameters(x, symmetric, None)
-        expected = affine.fake_quantize(x, parameters, spec)
-        yield {
-            "case": "float32, symmetric" if symmetric else "float32, affine",
-            "elements": x.numel(),
-            "values that differ": differing(compiled(x, parameters, spec), expected),
-        }
-
-
-def int8_matmul(settings: Settings) -> Iterator[Row]:
-    """Time `torch._int_mm` at the shapes of BERT's linear layers, and check its sums."""
-    import torch
-
-    width = settings.hidden
-    layers = {"query": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
-    layers["fused query, key, value"] = (width, 3 * width)
-    # `torch._int_mm` needs more than 16 rows on CUDA.
-    for tokens in [batch * sequence for batch, sequence in settings.shapes]:
-        for name, (inner, outer) in layers.items():
-            a = torch.randint(-127, 128, (tokens, inner), device=settings.device)
-            b = torch.randint(-127, 128, (outer, inner), device=settings.device)
-            a8, b8 = a.to(torch.int8), b.to(torch.int8).t()
-            a16, b16 = a.to(torch.bfloat16), b.to(torch.bfloat16).t()
-            a32, b32 = a.to(torch.float32), b.to(torch.float32).t()
-            # Sums of integers below 2^53 are exact in float64.
-            exact = a.to(torch.float64) @ b.to(torch.float64).t()
-            calls: dict[str, Callable[[], Any]] = {
-                "int8": functools.partial(torch._int_mm, a8, b8),
-                "bfloat16": functools.partial(operator.matmul, a16, b16),
-                "float32": functools.partial(operator.matmul, a32, b32),
-            }
-            if settings.device == "cuda":
-                calls["TF32"] = functools.partial(
-                    with_tf32, functools.partial(operator.matmul, a32, b32)
-                )
-            # A single call takes less time than waiting for the device does.
-            times = alternate(calls, settings, repeats=50 if settings.device == "cuda" else 1)
-            yield {
-                "case": f"{name}, {tokens} x {inner} x {outer}",
-                **{f"{kind} ms": each for kind, each in times.items()},
-                "int8 speedup to bfloat16": times["bfloat16"] / times["int8"],
-                "passed": bool((torch._int_mm(a8, b8).to(torch.float64) == exact).all()),
-            }
-
-
-def forward(settings: Settings) -> Iterator[Row]:
-    yield from time_models(settings, training=False, compiled=False)
-
-
-def forward_compiled(settings: Settings) -> Iterator[Row]:
-    yield from time_models(settings, training=False, compiled=True)
-
-
-def step(settings: Settings) -> Iterator[Row]:
-    yield from time_models(settings, training=True, compiled=False)
-
-
-def step_compiled(settings: Settings) -> Iterator[Row]:
-    yield from time_models(settings, training=True, compiled=True)
-
-
-def tensorrt(settings: Settings) -> Iterator[Row]:
-    """Build the TensorRT engine of our graph, and time it."""
-    need("tensorrt", "onnx", "onnxruntime", "onnxscript")
-    from qdqbert.runtime.artifact import open_artifact
-    from tensorrt_engines import build_engine, times_of
-
-    with tempfile.TemporaryDirectory() as scratch:
-        checkpoint = save_checkpoint(Path(scratch) / "checkpoint", settings)
-        folder = quantize(checkpoint, Path(scratch) / "int8", "tensorrt")
-        names = open_artifact(folder).input_names
-        for shape in settings.shapes:
-            shapes = dict.fromkeys(names, shape)
-            plan = build_engine(folder / "model.onnx", shapes)
-            times = times_of(plan, shapes, 5 * settings.rounds)
-            yield {
-                "case": f"{shape[0]} x {shape[1]}",
-                "median ms": statistics.median(times),
-                "best ms": min(times),
-                "engine MB": len(plan) / 1e6,
-            }
-
-
-def qordered(settings: Settings) -> Iterator[Row]:
-    """Run the graph of int8 CUDA operators in ONNX Runtime, time it and compare its outputs."""
-    need("onnx", "onnxruntime", "onnxscript")
-    import onnxruntime
-    import torch
-    import transformers
-
-    provider = "CUDAExecutionProvider"
-    if provider not in onnxruntime.get_available_providers():
-        raise UnavailableError(
-            f"the installed onnxruntime {onnxruntime.__version__} has no {provider}"
-        )
-    with tempfile.TemporaryDirectory() as scratch:
-        checkpoint = save_checkpoint(Path(scratch) / "checkpoint", settings)
-        folder = quantize(checkpoint, Path(scratch) / "int8", "qordered")
-        path = next(iter(sorted(folder.rglob("model.onnx"))))
-        session = onnxruntime.InferenceSession(str(path), providers=[provider])
-        if session.get_providers()[0] != provider:
-            raise RuntimeError(f"onnxruntime could not start its {provider}")
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint)
-        for batch, sequence in settings.shapes:
-            ids = random_ids(settings, batch, sequence).cpu()
-            known = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            known["token_type_ids"] = torch.zeros_like(ids)
-            given = {each.name: known[each.name].numpy() for each in session.get_inputs()}
-            with torch.no_grad():
-                expected = model.eval()(**known).logits
-            found = torch.from_numpy(session.run(None, given)[0])
-            ratio = sqnr_db(found, expected)
-            times = alternate({"run": functools.partial(session.run, None, given)}, settings)
-            yield {
-                "case": f"{batch} x {sequence}",
-                "median ms": times["run"],
-                "SQNR to float, dB": ratio,
-                # Far below what quantization loses: wrong operators give about 0 dB.
-                "passed": ratio > 3,
-            }
-
-
 # Section and its limit in seconds, in the order in which they run.
 SECTIONS: dict[str, tuple[Callable[[Settings], Iterator[Row]], int]] = {
     "machine": (machine, 30),
-    "fake_quantize": (fake_quantize, 60),
-    "fake_quantize_compiled": (fake_quantize_compiled, 40),
-    "int8_matmul": (int8_matmul, 40),
-    "forward": (forward, 60),
-    "step": (step, 60),
+    "correctness": (correctness, 90),
+    "bits": (bits, 60),
+    "products": (products, 60),
+    "forward": (forward, 90),
+    "mixed": (mixed, 90),
+    "tiles": (tiles, 120),
+    "memory": (memory, 40),
+    "sanitizer": (sanitizer, 90),
     "forward_compiled": (forward_compiled, 90),
-    "step_compiled": (step_compiled, 120),
-    "tensorrt": (tensorrt, 180),
-    "qordered": (qordered, 120),
+    "fake_quantize": (fake_quantize, 40),
+    "tiny": (tiny, 90),
 }
+# Sections that run without being named.
+USUAL = [name for name in SECTIONS if name != "tiny"]
 
 
 # What the sections are made of.
@@ -304,6 +547,140 @@ def need(*packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise UnavailableError(f"{package} is not installed")
+
+
+def device_of(settings: Settings) -> Any:
+    """Return the GPU; for the CPU, one that Triton's interpreter is."""
+    from qdqbert.engines.cuda.device import Device, find_device
+
+    if settings.is_gpu:
+        return find_device("cuda")
+    return Device(name="cpu", card="Triton's interpreter", capability=80)
+
+
+def runner_of(packed: Any, device: Any) -> Any:
+    from qdqbert.engines.cuda.device import open_on
+
+    return open_on(device, packed)
+
+
+def packed_file(folder: Path, precision: str, settings: Settings) -> Any:
+    """Return the packed model of a checkpoint."""
+    from qdqbert.engines.native.storage import load_packed
+    from qdqbert.loading.load import open_folder
+    from qdqbert.loading.options import LoadOptions
+
+    options = LoadOptions(precision="int8" if precision == "int8" else "float", check=False)
+    artifact = open_folder(folder, options, device_of(settings))
+    return load_packed(artifact.model_for("native"))
+
+
+def load(folder: Path, precision: str, settings: Settings) -> Any:
+    import qdqbert
+    from qdqbert.loading import device_choice
+
+    if not settings.is_gpu:
+        vars(device_choice)["find_device"] = lambda name: device_of(settings)
+    options: dict[str, Any] = {"device": "cuda", "precision": precision, "check": False}
+    return qdqbert.load(folder, **options)
+
+
+def sentence_transformer(folder: Path, settings: Settings) -> Any:
+    import sentence_transformers
+    import torch
+
+    kind = torch.float16 if settings.is_gpu else torch.float32
+    return sentence_transformers.SentenceTransformer(
+        str(folder), device=settings.device, model_kwargs={"dtype": kind}
+    )
+
+
+def batch_of(lengths: list[int]) -> dict[str, Any]:
+    """Return random texts of some lengths."""
+    import numpy as np
+
+    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    ids = np.random.default_rng(0).integers(5, 5000, mask.shape) * mask
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+
+
+class checkpoint_of(tempfile.TemporaryDirectory):  # type: ignore[type-arg]  # noqa: N801
+    """A folder with an embedder of a size, with random weights; removed at the end."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self._size = size
+
+    def __enter__(self) -> Path:
+        folder = Path(super().__enter__())
+        save_checkpoint(folder, self._size)
+        return folder
+
+
+def save_checkpoint(folder: Path, size: Size) -> None:
+    """Save an embedder with random weights, and a tokenizer whose tokens are words."""
+    import tokenizers
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=5005,
+        hidden_size=size.hidden,
+        num_attention_heads=size.heads,
+        intermediate_size=size.inner,
+        num_hidden_layers=size.layers,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = {each: i for i, each in enumerate([*special, *(f"w{n}" for n in range(5000))])}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, model_max_length=512, **dict(zip(names, special, strict=True))
+    ).save_pretrained(folder)
+    kinds = "sentence_transformers.models"
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{kinds}.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{kinds}.Pooling"},
+    ]
+    pooling = {"word_embedding_dimension": size.hidden, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling").mkdir()
+    for name, value in (("modules.json", modules), ("1_Pooling/config.json", pooling)):
+        (folder / name).write_text(json.dumps(value))
+
+
+def products_of(settings: Settings) -> list[tuple[str, int, int, str | None]]:
+    """Return the linear layers of all sizes: name, columns, channels and activation."""
+    found: list[tuple[str, int, int, str | None]] = []
+    for name, size in settings.sizes.items():
+        found += [
+            (f"{name} up", size.inner, size.hidden, "gelu"),
+            (f"{name} down", size.hidden, size.inner, None),
+            (f"{name} queries, keys, values", 3 * size.hidden, size.hidden, None),
+        ]
+    return found
+
+
+def product_of(tokens: int, columns: int, depth: int, device: Any) -> tuple[Any, Any, Any, Any]:
+    """Return a random linear layer, codes with their scales, and room for the result."""
+    import torch
+
+    from qdqbert.engines.cuda.weights import LinearTensors
+
+    place = device.name
+    layer = LinearTensors(
+        weights=torch.randint(-127, 128, (columns, depth), device=place, dtype=torch.int8),
+        factors=torch.full((columns,), 1e-3, device=place),
+        bias=torch.zeros(columns, device=place),
+        multiplier=torch.ones(depth, device=place),
+        columns=columns,
+    )
+    codes = torch.randint(-127, 128, (tokens, depth), device=place, dtype=torch.int8)
+    scales = torch.full((tokens,), 1e-3, device=place)
+    return layer, codes, scales, torch.empty(tokens, columns, device=place, dtype=torch.float16)
 
 
 def awkward_values(shape: tuple[int, int]) -> Any:
@@ -357,185 +734,71 @@ def differing(found: Any, expected: Any) -> int:
     return int((found.cpu() != expected.cpu()).sum())
 
 
-def with_tf32(call: Callable[[], Any]) -> Any:
-    import torch
-
-    torch.set_float32_matmul_precision("high")
-    try:
-        return call()
-    finally:
-        torch.set_float32_matmul_precision("highest")
-
-
 def alternate(
-    calls: dict[str, Callable[[], Any]], settings: Settings, *, repeats: int = 1
-) -> dict[str, float]:
+    calls: Mapping[Any, Callable[[], Any]],
+    settings: Settings,
+    *,
+    graphs: bool = True,
+    rounds: int | None = None,
+) -> dict[Any, float]:
     """Return the median time of each call, in milliseconds; the calls take turns.
 
     Args:
         calls: Calls by name.
-        settings: Device and number of rounds.
-        repeats: Number of calls in a row, whose mean is one measurement.
+        settings: Device, number of rounds and of launches.
+        graphs: Whether launches are captured, so that Python's time does not count.
+        rounds: Another number of rounds.
     """
-    for call in calls.values():
-        timed(call, settings, repeats)
-        timed(call, settings, repeats)
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(settings.rounds):
-        for name, call in calls.items():
-            times[name].append(timed(call, settings, repeats))
-    return {name: statistics.median(each) for name, each in times.items()}
+    ready = {name: captured(call, settings) if graphs else call for name, call in calls.items()}
+    for call in ready.values():
+        timed(call, settings)
+        timed(call, settings)
+    times: dict[Any, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds or settings.rounds):
+        for name, call in ready.items():
+            times[name].append(timed(call, settings))
+    count = settings.repeats if graphs else 1
+    return {name: statistics.median(each) / count for name, each in times.items()}
 
 
-def timed(call: Callable[[], Any], settings: Settings, repeats: int) -> float:
+def captured(call: Callable[[], Any], settings: Settings) -> Callable[[], Any]:
+    """Return what repeats a call, as a captured graph on a GPU."""
+    import torch
+
+    def repeat() -> None:
+        for _ in range(settings.repeats):
+            call()
+
+    if not settings.is_gpu:
+        return repeat
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        repeat()
+    return graph.replay
+
+
+def timed(call: Callable[[], Any], settings: Settings) -> float:
     import torch
 
     def wait() -> None:
-        if settings.device == "cuda":
+        if settings.is_gpu:
             torch.cuda.synchronize()
 
     wait()
     start = time.perf_counter()
-    for _ in range(repeats):
-        call()
+    call()
     wait()
-    return (time.perf_counter() - start) * 1e3 / repeats
-
-
-def bert_shape(settings: Settings) -> dict[str, int]:
-    return {
-        "vocab_size": settings.vocabulary,
-        "hidden_size": settings.hidden,
-        "num_attention_heads": settings.hidden // 64,
-        "intermediate_size": 4 * settings.hidden,
-        "num_hidden_layers": settings.layers,
-    }
-
-
-def random_ids(settings: Settings, batch: int, sequence: int) -> Any:
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(5, settings.vocabulary, (batch, sequence), generator=generator)
-    return ids.to(settings.device)
-
-
-def time_models(settings: Settings, *, training: bool, compiled: bool) -> Iterator[Row]:
-    """Time a forward pass or a training step of BERT with and without quantizers."""
-    import torch
-    import transformers
-
-    import qdqbert
-
-    torch.manual_seed(0)
-    shape = bert_shape(settings)
-    quantized = qdqbert.QDQBertModel(qdqbert.QDQBertConfig(**shape), add_pooling_layer=False)
-    quantized.to(settings.device)
-    qdqbert.calibrate(quantized, [{"input_ids": random_ids(settings, 2, 16)}])
-    count = sum(isinstance(each, qdqbert.TensorQuantizer) for each in quantized.modules())
-    plain = transformers.BertModel(transformers.BertConfig(**shape), add_pooling_layer=False)
-    plain.to(settings.device)
-    shapes = settings.shapes[-1:] if training or compiled else settings.shapes
-    for batch, sequence in shapes:
-        ids = random_ids(settings, batch, sequence)
-        float_ms = math.nan
-        for name, model, precision in (
-            ("float32", plain, "float32"),
-            ("TF32", plain, "TF32"),
-            ("bfloat16", plain, "bfloat16"),
-            (f"fake-quantized float32, {count} quantizers", quantized, "float32"),
-            (f"fake-quantized bfloat16, {count} quantizers", quantized, "bfloat16"),
-        ):
-            if precision == "TF32" and settings.device != "cuda":
-                continue
-            before = allocated_mib(settings)
-            call = make_call(model, ids, precision, settings, training=training, compiled=compiled)
-            start = time.perf_counter()
-            call()
-            first_s = time.perf_counter() - start
-            median = alternate({"call": call}, settings)["call"]
-            float_ms = median if name == "float32" else float_ms
-            row = {"case": f"{batch} x {sequence}, {name}", "median ms": median}
-            row |= {"time to float32": median / float_ms, "first call s": first_s}
-            if settings.device == "cuda":
-                row["memory MiB"] = torch.cuda.max_memory_allocated() / 2**20 - before
-            yield row
-
-
-def allocated_mib(settings: Settings) -> float:
-    """Return the GPU memory that tensors use, and start to look for its peak."""
-    import torch
-
-    if settings.device != "cuda":
-        return 0.0
-    torch.cuda.reset_peak_memory_stats()
-    return float(torch.cuda.memory_allocated() / 2**20)
-
-
-def make_call(
-    model: Any, ids: Any, precision: str, settings: Settings, *, training: bool, compiled: bool
-) -> Callable[[], None]:
-    """Return a forward pass, or a step of forward, loss, backward and AdamW."""
-    import torch
-
-    model.train(training)
-    run = torch.compile(model, backend=settings.backend) if compiled else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6) if training else None
-
-    def call() -> None:
-        half = torch.autocast(settings.device, torch.bfloat16, enabled=precision == "bfloat16")
-        with half, torch.set_grad_enabled(training):
-            loss = run(input_ids=ids).last_hidden_state.float().square().mean()
-        if optimizer is not None:
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return (lambda: with_tf32(call)) if precision == "TF32" else call
-
-
-def save_checkpoint(folder: Path, settings: Settings) -> Path:
-    """Save a BERT with random weights, a head for 64 classes, and a tokenizer."""
-    import tokenizers
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.BertConfig(**bert_shape(settings), num_labels=64)
-    transformers.BertForSequenceClassification(config).save_pretrained(folder)
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    pieces = [*special, *letters, *(f"##{letter}" for letter in letters)]
-    vocabulary = {piece: index for index, piece in enumerate(pieces)}
-    inner = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
-    inner.normalizer = tokenizers.normalizers.BertNormalizer()
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    inner.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner, **dict(zip(names, special, strict=True))
-    ).save_pretrained(folder)
-    return folder
-
-
-def quantize(checkpoint: Path, folder: Path, target: TargetName) -> Path:
-    import qdqbert
-
-    qdqbert.quantize(
-        str(checkpoint),
-        folder,
-        task="text-classification",
-        targets=(target,),
-        calibration=qdqbert.Calibration(samples=16),
-        max_length=128,
-        benchmark=False,
-    )
-    return folder
+    return (time.perf_counter() - start) * 1e3
 
 
 def sqnr_db(found: Any, expected: Any) -> float:
-    noise = (found.double() - expected.double()).square().sum()
-    return float(10 * (expected.double().square().sum() / noise).log10())
+    import numpy as np
+
+    found, expected = (np.asarray(each, np.float64) for each in (found, expected))
+    noise = ((found - expected) ** 2).sum()
+    return float(10 * math.log10((expected**2).sum() / noise)) if noise else math.inf
 
 
 # Running the sections.
@@ -610,9 +873,11 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="tiny sizes, to check the script")
     parser.add_argument("--output", type=Path, help="write the results to this JSON file")
     parser.add_argument("--minutes", type=float, default=8.0, help="time limit (default: 8)")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=USUAL)
     options = parser.parse_args()
     settings = small(options.device) if options.small else Settings(device=options.device)
+    if not settings.is_gpu:
+        os.environ["TRITON_INTERPRET"] = "1"
     multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "transformers"])
     deadline = time.monotonic() + 60 * options.minutes - RESERVE_SECONDS
     sections: list[dict[str, Any]] = []

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 import encoder_reference
-from native_models import MODERN, VOCABULARY, Shape, packed_model, random_batch, random_model
+from cuda_models import SHAPES, SMALL
+from native_models import VOCABULARY, Shape, packed_model, random_batch, random_model
 from qdqbert.common.errors import CheckpointError, GraphError, UserInputError
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.cuda.program import Chunk
@@ -22,17 +23,6 @@ from qdqbert.evidence.fidelity import sqnr_db
 
 CPU = torch.device("cpu")
 NAME = "last_hidden_state"
-SMALL = {"hidden": 40, "heads": 5, "head": 8, "inner": 72}
-SHAPES = {
-    "bert": Shape(**SMALL, position_bias=True, narrow=24, dropped_id=9, adds_twice=True),
-    "modern": dataclasses.replace(MODERN, smoothed=False, normalizes_heads=True),
-    "roberta": Shape(padding_id=1, causal=True, activation="gelu_tanh", words_are_int8=False),
-    "wide": Shape(hidden=384, heads=6, head=64, inner=768, layers=1, has_positions=False),
-    "gated": Shape(gated=True, activation="silu", has_types=False),
-    "relu": Shape(hidden=48, heads=3, head=16, inner=96, activation="relu", window=3),
-    "odd": Shape(hidden=36, heads=3, head=12, inner=60, activation="tanh"),
-}
-"""Models that have all parts together."""
 
 
 def runner_of(packed: Any) -> CudaRunner:
