@@ -456,6 +456,31 @@ def mixed(settings: Settings) -> Iterator[Row]:
                 model.close()
 
 
+def chunks(settings: Settings) -> Iterator[Row]:
+    """Time batches of many tokens, by the number of tokens that run together."""
+    import torch
+
+    from qdqbert.engines.cuda.runner import CudaRunner
+
+    device, texts = device_of(settings), 128 if settings.is_gpu else 2
+    inputs = batch_of([128 if settings.is_gpu else 5] * texts)
+    for name, size in settings.sizes.items():
+        with checkpoint_of(size) as folder:
+            packed = packed_file(folder, "int8", settings)
+        calls = {}
+        for tokens in (None, 1024, 2048, 4096, 8192):
+            runner = CudaRunner(
+                packed,
+                device=torch.device(device.name),
+                capability=device.capability,
+                tokens=tokens,
+            )
+            calls[tokens] = functools.partial(runner.run, inputs, ["sentence_embedding"])
+        times = alternate(calls, settings, graphs=False)
+        named = {f"{tokens or 'own'} ms": value for tokens, value in times.items()}
+        yield {"case": f"{name}, {texts} texts", **named}
+
+
 def memory(settings: Settings) -> Iterator[Row]:
     """Report the memory of a model, and whether it grows."""
     import torch
@@ -515,6 +540,7 @@ SECTIONS: dict[str, tuple[Callable[[Settings], Iterator[Row]], int]] = {
     "forward": (forward, 90),
     "mixed": (mixed, 90),
     "tiles": (tiles, 120),
+    "chunks": (chunks, 60),
     "memory": (memory, 40),
     "sanitizer": (sanitizer, 90),
     "forward_compiled": (forward_compiled, 90),

@@ -24,9 +24,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from native_models import Shape, packed_model
-from qdqbert.engines.cuda.program import Launch, Model
-from qdqbert.engines.cuda.tiles import TILES
-from qdqbert.engines.cuda.weights import Tensors
+from qdqbert.engines.cuda import kernels
+from qdqbert.engines.cuda.program import Launch, Model, linear_launch
+from qdqbert.engines.cuda.tiles import FLOAT_TILE, TILES
+from qdqbert.engines.cuda.weights import LinearTensors, Tensors
 
 _TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 _POINTERS = {
@@ -109,9 +110,42 @@ _SHAPES = (
 )
 
 
+def _of_heads() -> Iterator[Launch]:
+    """Yield launches of a head: a linear layer in float32, and kernels for texts."""
+    rows, numbers = torch.zeros(64, 384), torch.zeros(9, dtype=torch.int32)
+    layer = LinearTensors(
+        weights=torch.zeros(768, 384),
+        factors=rows[0],
+        bias=torch.zeros(768),
+        multiplier=rows[0],
+        columns=768,
+    )
+    out = torch.zeros(64, 768)
+    yield linear_launch(layer, rows, out, count=numbers, scales=rows[0], tile=FLOAT_TILE)
+    of_rows = {"width": 384, "stride": 384}
+    for pooling in ("max", "mean", "weightedmean"):
+        yield Launch(
+            kernel=kernels.pool,
+            grid=(8, 2),
+            arguments={
+                "states": rows,
+                "starts": numbers,
+                "out": rows,
+                "out_stride": 384,
+                "size": 256,
+                "pooling": pooling,
+                **of_rows,
+            },
+        )
+    yield Launch(
+        kernel=kernels.scale_to_one, grid=(64,), arguments={"rows": rows, "size": 512, **of_rows}
+    )
+
+
 def launches(capability: int, *, is_short: bool) -> Iterator[Launch]:
     """Yield all different launches of some models, or those of one model and size."""
     seen = set()
+    yield from _of_heads()
     for shape in _SHAPES[:1] if is_short else _SHAPES:
         model = Model(Tensors(packed_model(shape), torch.device("cpu")), capability)
         least = sorted({least for least, _ in TILES[capability]})

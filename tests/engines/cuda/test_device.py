@@ -89,3 +89,10 @@ def test_neither_torch_nor_triton_is_imported_for_the_cpu() -> None:
         "assert not {'torch', 'triton'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_forked_process_is_told_to_spawn(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    found = device.Device(name="cuda:0", card="Card", capability=80)
+    with pytest.raises(UserInputError, match=r"forked process.*get_context\('spawn'\)"):
+        device.open_on(found, SimpleNamespace())

@@ -104,6 +104,13 @@ def open_on(device: Device, model: Path | Packed, streams: int = 1) -> Runner:
 
     from qdqbert.engines.cuda.runner import CudaRunner
 
+    if torch.cuda._is_in_bad_fork():
+        raise UserInputError(
+            f"`device={device.name!r}`: a GPU cannot be used in a forked process of one that used "
+            "it. Start processes with `multiprocessing.get_context('spawn')`, or load the model in "
+            "the process that uses it.",
+            argument="device",
+        )
     try:
         return CudaRunner(
             model, device=torch.device(device.name), capability=device.capability, streams=streams

@@ -109,7 +109,13 @@ class CudaRunner:
     """
 
     def __init__(
-        self, model: Path | Packed, *, device: torch.device, capability: int, streams: int = 1
+        self,
+        model: Path | Packed,
+        *,
+        device: torch.device,
+        capability: int,
+        tokens: int | None = None,
+        streams: int = 1,
     ) -> None:
         """Copy a model to a device.
 
@@ -117,6 +123,8 @@ class CudaRunner:
             model: The file of a packed model, or the model.
             device: The GPU; the CPU in Triton's interpreter.
             capability: Compute capability of the GPU, times 10.
+            tokens: Most tokens that run together; what stays in the second-level cache of the GPU
+                by default.
             streams: Number of inferences that run at the same time.
 
         Raises:
@@ -132,6 +140,7 @@ class CudaRunner:
             self._free: queue.SimpleQueue[_Stream] = queue.SimpleQueue()
             for _ in range(streams):
                 self._free.put(_Stream(self._model, device))
+        self._tokens = tokens or _cached_tokens(self._settings, device)
         self.input_names = tuple(self._settings["input_names"])
         self.output_names = self._heads.output_names
         self.precision = "f16"
@@ -147,7 +156,7 @@ class CudaRunner:
         """
         batch = self._batch(inputs)
         names = [each for each in self.output_names if wanted is None or each in wanted]
-        chunks = [(_capacity(each), each) for each in chunks_of(batch.chunk)]
+        chunks = [(_capacity(each), each) for each in chunks_of(batch.chunk, self._tokens)]
         found: list[dict[str, tuple[bool, torch.Tensor]]] = []
         with self._stream() as stream:
             for (capacity, chunk), numbers in zip(chunks, stream.stage(chunks), strict=True):
@@ -244,11 +253,29 @@ def _capacity(chunk: Chunk) -> int:
     return -(-len(chunk.ids) // _CAPACITIES[-1]) * _CAPACITIES[-1] if found is None else found
 
 
-def chunks_of(batch: Chunk) -> list[Chunk]:
-    """Divide texts into chunks that fit into a program."""
+def _cached_tokens(settings: Mapping[str, Any], device: torch.device) -> int:
+    """Return the most tokens that run together.
+
+    Their rows stay in the second-level cache of the GPU from one kernel to the next.
+    """
+    if device.type != "cuda":
+        return _CAPACITIES[-1]
+    heads = settings["heads"] * settings["head_size"]
+    # Codes and float16 of each, states in up to float32.
+    bytes_of_token = 7 * settings["hidden"] + 9 * heads + 3 * settings["inner"]
+    # The types of torch 2.10 lack it.
+    properties: Any = torch.cuda.get_device_properties(device)
+    most = properties.L2_cache_size // bytes_of_token
+    return max(1024, *(each for each in _CAPACITIES if each <= most))
+
+
+def chunks_of(batch: Chunk, most: int) -> list[Chunk]:
+    """Divide texts into chunks that fit into a program of up to a number of tokens.
+
+    A text of more tokens is a chunk of its own.
+    """
     starts, chunks, first = batch.starts, list[Chunk](), 0
     blocks = np.bincount(batch.blocks[0], minlength=len(batch.attended)).cumsum()
-    most = _CAPACITIES[-1]
     while first < len(batch.attended):
         before = blocks[first - 1] if first else 0
         fits = min(
