@@ -130,7 +130,9 @@ def rotate(x: Array, rotary: Rotary) -> Array:
 
 def attend(x: Array, attention: Attention) -> Array:
     query, key, value = (
-        split_heads(optional_norm(linear(x, layer), own), attention.heads)
+        optional_norm(split_heads(linear(x, layer), attention.heads), own)
+        if attention.norms_each_head
+        else split_heads(optional_norm(linear(x, layer), own), attention.heads)
         for layer, own in (
             (attention.query, attention.query_norm),
             (attention.key, attention.key_norm),

@@ -24,6 +24,7 @@ _PARTS: tuple[dict[str, Any], ...] = (
     {"narrow": 24, "dropped_id": 9, "activation": "relu"},
     {"gated": True, "rotary": True, "norms_first": True, "window": 9, "has_positions": False},
     {"normalizes_heads": True, "rotary": True, "activation": "silu"},
+    {"normalizes_heads": True, "norms_each_head": True, "rotary": True, "gated": True},
     {"relative_keys": True, "relative_queries": True, "has_positions": False},
     {"relative_queries": True, "window": 20, "rounds": ROUNDED},
     {"convolution": 3, "adds_twice": True},

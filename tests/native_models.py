@@ -72,8 +72,9 @@ class Shape:
     convolution: int | None = None
     # Whether states are added again after the attention.
     adds_twice: bool = False
-    # Whether queries and keys are normalized over the channels of all heads.
+    # Whether queries and keys are normalized over the channels of all heads, or of each head.
     normalizes_heads: bool = False
+    norms_each_head: bool = False
     # Tokens on each side that the last layer attends to.
     window: int | None = None
     # Which of queries and keys are multiplied by relative positions.
@@ -101,6 +102,24 @@ MODERN = Shape(
 )
 """Two layers with the parts of ModernBERT."""
 
+DECODER = Shape(
+    hidden=40,
+    heads=5,
+    head=24,
+    inner=72,
+    activation="silu",
+    norms_first=True,
+    gated=True,
+    rotary=True,
+    normalizes_heads=True,
+    norms_each_head=True,
+    causal=True,
+    window=9,
+    has_positions=False,
+    has_types=False,
+)
+"""Two layers with the parts of Qwen3: heads together are wider than the states."""
+
 DISENTANGLED = Shape(
     hidden=40,
     heads=5,
@@ -126,6 +145,7 @@ ALL_PARTS = {
     ),
     "twice": Shape(hidden=40, heads=5, head=8, inner=72, adds_twice=True, convolution=3),
     "modern": dataclasses.replace(MODERN, normalizes_heads=True),
+    "decoder": DECODER,
     "disentangled": DISENTANGLED,
     "rounded": Shape(hidden=40, heads=5, head=8, inner=72, rounds=ROUNDED),
 }
@@ -158,7 +178,8 @@ class _Maker:
     def norm_of_heads(self) -> Norm | None:
         if not self.shape.normalizes_heads:
             return None
-        norm = self.norm(self.shape.heads * self.shape.head)
+        heads = 1 if self.shape.norms_each_head else self.shape.heads
+        norm = self.norm(heads * self.shape.head)
         # Large enough to count.
         return dataclasses.replace(norm, subtracts_mean=False, epsilon=0.3)
 
@@ -218,6 +239,7 @@ class _Maker:
             relative=self.relative(),
             query_norm=self.norm_of_heads(),
             key_norm=self.norm_of_heads(),
+            norms_each_head=shape.norms_each_head,
             rotary=self.rotation(30.0 if is_last else 100.0) if shape.rotary else None,
         )
         before, after = (

@@ -161,6 +161,8 @@ class Attention:
         query_norm, key_norm: RMSNorm of the outputs of `query` and `key`, over the channels of all
             heads together, before they are rotated; `None` if the family has none. A LayerNorm is
             an RMSNorm of a layer whose outputs have the mean 0 (`encoders.layers.centered`).
+        norms_each_head: Whether these norms are over the channels of each head instead, with one
+            weight for all heads, `(head size,)`.
         scales_keys: Whether keys are multiplied by `scale` where they are quantized. Otherwise the
             scores are.
     """
@@ -182,6 +184,7 @@ class Attention:
     position_bias: Floats | None = None
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    norms_each_head: bool = False
     scales_keys: bool = False
 
 

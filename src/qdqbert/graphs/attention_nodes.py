@@ -29,10 +29,16 @@ class AttentionWriter:
         norms = (attention.query_norm, attention.key_norm, None)
         projections = (attention.query, attention.key, attention.value)
         sizes = [len(each.bias) // attention.heads for each in projections]
+        if not attention.norms_each_head:
+            made = [normed(add, each, norm) for each, norm in zip(made, norms, strict=True)]
         query, key, value = (
-            add("Reshape", normed(add, each, norm), integers(0, 0, attention.heads, size))
-            for each, norm, size in zip(made, norms, sizes, strict=True)
+            add("Reshape", each, integers(0, 0, attention.heads, size))
+            for each, size in zip(made, sizes, strict=True)
         )
+        if attention.norms_each_head:
+            query, key = (
+                normed(add, each, norm) for each, norm in zip((query, key), norms, strict=False)
+            )
         query, value = (add("Transpose", each, perm=[0, 2, 1, 3]) for each in (query, value))
         if attention.rotary is None:
             turned = add("Transpose", key, perm=[0, 2, 3, 1])

@@ -43,7 +43,7 @@ def test_float16_is_close_to_float64(name) -> None:
     assert sqnr_db(reference(shape, batch), found) > 55
 
 
-@pytest.mark.usual("modern", "wide")
+@pytest.mark.usual("decoder", "modern", "wide")
 @pytest.mark.parametrize("name", SHAPES)
 def test_int8_is_close_to_the_native_engine(name) -> None:
     # Codes of values between two steps differ.

@@ -92,8 +92,14 @@ def test_layers_that_kernels_do_not_compute_are_refused(part, changes, message) 
             ("query_norm", "key_norm"),
             Norm(weight=np.ones(8), bias=np.ones(8), epsilon=1e-5, subtracts_mean=False),
         ),
+        {
+            **dict.fromkeys(
+                ("query_norm", "key_norm"), dataclasses.replace(NORM, subtracts_mean=False)
+            ),
+            "norms_each_head": True,
+        },
     ],
-    ids=["one", "LayerNorms", "of one head"],
+    ids=["one", "LayerNorms", "of one head", "of all heads"],
 )
 def test_norms_of_queries_and_keys_are_rms_norms_of_all_channels(norms) -> None:
     model = random_model(SHAPE)

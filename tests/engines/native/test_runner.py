@@ -18,6 +18,7 @@ import pytest
 
 from encoder_reference import run_encoder, run_head
 from native_models import (
+    DECODER,
     DISENTANGLED,
     HIDDEN_STATES,
     LIMIT,
@@ -86,6 +87,16 @@ PARTS = {
     "norms of heads that are rotated": Shape(
         layers=1, heads=3, head=20, normalizes_heads=True, rotary=True, dynamic=True
     ),
+    "norms of each head": dataclasses.replace(DECODER, layers=1),
+    "norms of each head in heads of 128": dataclasses.replace(
+        DECODER, layers=1, heads=3, head=128, dynamic=True, window=None
+    ),
+    "norms of each head in a head of 256": dataclasses.replace(
+        DECODER, layers=1, heads=1, head=256, dynamic=True, causal=False
+    ),
+    "norms of each head without rotation": dataclasses.replace(
+        DECODER, layers=1, rotary=False, head=20, heads=9
+    ),
     "dropped token": Shape(layers=1, dropped_id=9, norms_first=True),
     "dropped token and float words": Shape(layers=1, dropped_id=9, words_are_int8=False, seed=4),
     "rounded products and adds": Shape(hidden=40, heads=5, head=8, layers=1, rounds=ROUNDED),
@@ -140,6 +151,7 @@ OFTEN = {
         "rotation",
         "window with position bias",
         "relative positions",
+        "norms of each head",
         "convolution",
         "second add",
         "dropped token and float words",
@@ -315,6 +327,7 @@ def test_first_tokens_have_the_same_bits_if_nothing_else_is_read(tmp_path, shape
         (CONVOLVED, 2, False),
         (NORMALIZED, 3, True),
         (MODERN, 2, False),
+        (DECODER, 3, True),
         (DISENTANGLED, 2, False),
         (dataclasses.replace(DEEP, floats=True), 2, False),
         (dataclasses.replace(MODERN, floats=True), 3, False),

@@ -369,7 +369,9 @@ class _EncoderLayer(nn.Module):
         path, parts = parent_of(attention.query), (attention.query, attention.key, attention.value)
         norms = (attention.query_norm, attention.key_norm, None)
         query, key, value = (
-            _in_heads(model.norm(each, norm), attention.heads)
+            model.norm(_in_heads(each, attention.heads), norm)
+            if attention.norms_each_head
+            else _in_heads(model.norm(each, norm), attention.heads)
             for each, norm in zip(model.read(x, parts), norms, strict=True)
         )
         if attention.rotary is not None:

@@ -324,12 +324,16 @@ def rotate(
     key_epsilon,
     heads,
     normalizes: tl.constexpr,
+    norms_each_head: tl.constexpr,
     rotates: tl.constexpr,
     half: tl.constexpr,
     half_size: tl.constexpr,
     head_count: tl.constexpr,
 ):
-    """Normalize queries and keys over all heads, and rotate the halves of each head, in place."""
+    """Normalize queries and keys, and rotate the halves of each head, in place.
+
+    They are normalized over the channels of all heads, or over those of each head by one weight.
+    """
     token = tl.program_id(0)
     is_key = tl.program_id(1)
     head, channel = tl.arange(0, head_count)[:, None], tl.arange(0, half_size)[None, :]
@@ -339,13 +343,16 @@ def rotate(
     a = tl.load(place, mask=exists, other=0.0).to(tl.float32)
     b = tl.load(place + half, mask=exists, other=0.0).to(tl.float32)
     if normalizes:
-        channels_of_heads = heads * 2 * half
+        total = tl.sum(a * a + b * b, 1)
+        if norms_each_head:
+            normed, own, total = 2 * half, channel, total[:, None]
+        else:
+            normed, own, total = heads * 2 * half, inside, tl.sum(total, 0)
         # The biases of each norm follow its weights.
-        weight = weights + is_key * (2 * channels_of_heads) + inside
-        shift = weight + channels_of_heads
+        weight = weights + is_key * (2 * normed) + own
+        shift = weight + normed
         epsilon = tl.where(is_key == 1, key_epsilon, query_epsilon)
-        mean = tl.sum(tl.sum(a * a + b * b, 1), 0) / channels_of_heads
-        by = 1.0 / tl.sqrt(mean + epsilon)
+        by = 1.0 / tl.sqrt(total / normed + epsilon)
         a = a * by * tl.load(weight, mask=exists, other=0.0)
         b = b * by * tl.load(weight + half, mask=exists, other=0.0)
         a += tl.load(shift, mask=exists, other=0.0)

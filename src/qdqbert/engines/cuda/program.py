@@ -438,6 +438,7 @@ class _Builder:
             key_epsilon=0.0 if key is None else key.epsilon,
             heads=self._settings["heads"],
             normalizes=normalizes,
+            norms_each_head=self._features.norms_each_head,
             rotates=rotates,
             half=half,
             half_size=triton.next_power_of_2(half),

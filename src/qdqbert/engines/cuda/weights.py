@@ -89,7 +89,7 @@ class LayerTensors:
     Attributes:
         norms: Its norms by part; see `engines.native.schema.NORMS`.
         head_norms: `(2, 2, channels)`, weights and biases of the norms of queries and of keys, if
-            it has them.
+            it has them: of all heads, or of each.
         position_bias: `(heads, 2 * limit - 1)`, and some more values; `None` without.
         window: As in `encoders.model.Attention`.
         rotation: Index of its rotation; `None` without.
@@ -213,7 +213,8 @@ class Tensors:
     def _of_heads(self, norms: dict[str, NormTensors]) -> torch.Tensor | None:
         if not self.features.normalizes_heads:
             return None
-        channels = self.settings["heads"] * self.settings["head_size"]
+        heads = 1 if self.features.norms_each_head else self.settings["heads"]
+        channels = heads * self.settings["head_size"]
         both = [norms[f"{part}_norm"] for part in ("query", "key")]
         parts = [torch.stack([each.weight, each.bias])[:, :channels] for each in both]
         return torch.stack(parts).contiguous()

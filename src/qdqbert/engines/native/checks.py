@@ -102,6 +102,8 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
                 raise _wrong(f"setting {name!r} does not fit dynamic=False")
     if settings.truth("floats") and settings.truth("dynamic"):
         raise _wrong("setting 'floats' does not fit dynamic=True")
+    if settings.truth("norms_each_head") and not settings.truth("normalizes_heads"):
+        raise _wrong("setting 'norms_each_head' does not fit normalizes_heads=False")
     for name in ("causal", "fits_16_bits", "has_choices"):
         settings.truth(name)
     names = settings.names("input_names")
@@ -210,7 +212,9 @@ def _layer(settings: Fields, layer: Fields, name: str) -> Iterator[Expected]:
     counts = sizes(
         hidden=settings.integer("hidden"),
         inner=settings.integer("inner"),
-        heads=settings.integer("heads") * settings.integer("head_size"),
+        heads=settings.integer("heads"),
+        head_size=settings.integer("head_size"),
+        norms_each_head=settings.truth("norms_each_head"),
         gated=settings.truth("gated"),
     )
     if settings.truth("adds_twice") and settings.truth("norms_first"):

@@ -36,12 +36,14 @@ def check_parts(model: EncoderModel) -> None:
         _check_norms(layer, index)
         norms = (attention.query_norm, attention.key_norm)
         width = len(attention.query.bias)
+        if attention.norms_each_head:
+            width //= attention.heads
         if norms != (None, None) and any(
             each is None or each.subtracts_mean or len(each.weight) != width for each in norms
         ):
             raise GraphError(
                 "The native engine needs either no norms of queries and keys or two RMSNorms over "
-                f"all of their channels; the norms of layer {index} differ."
+                f"all of their channels, or those of each head; the norms of layer {index} differ."
             )
         _check_relative(layer.attention.relative, model, index)
 
@@ -138,6 +140,7 @@ def _common(layer: Layer) -> tuple[Any, ...]:
     return (
         attention.query_norm is None,
         attention.key_norm is None,
+        attention.norms_each_head,
         layer.attention_residual.again is None,
         layer.residual.norm is None,
         layer.gate is None,

@@ -15,7 +15,10 @@ from qdqbert.quantization.hadamard import Hadamard
 # Features that have a setting of their name.
 SPREAD = {"spread_states": "hidden", "spread_inner": "inner"}
 """Settings that are matrices, and the settings with the numbers of their channels."""
-_STORED = ("floats", "dynamic", "norms_first", "gated", "adds_twice", "normalizes_heads")
+_STORED = (
+    *("floats", "dynamic", "norms_first", "gated", "adds_twice"),
+    *("normalizes_heads", "norms_each_head"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +34,8 @@ class Features:
         norms_first: Whether LayerNorms are before the parts of a layer instead of after them.
         gated: Whether the activation is multiplied by a gate.
         adds_twice: Whether states are added again after the LayerNorm that follows an attention.
-        normalizes_heads: Whether queries and keys are normalized over the channels of all heads.
+        normalizes_heads: Whether queries and keys are normalized.
+        norms_each_head: Whether they are over the channels of each head instead of all heads.
         rotary: Whether queries and keys are rotated.
         windowed: Whether some layers attend only to near tokens.
         relative_keys: Whether queries are multiplied by a table of relative positions.
@@ -52,6 +56,7 @@ class Features:
     gated: bool = False
     adds_twice: bool = False
     normalizes_heads: bool = False
+    norms_each_head: bool = False
     rotary: bool = False
     windowed: bool = False
     relative_keys: bool = False
@@ -66,6 +71,11 @@ class Features:
     def relative(self) -> bool:
         """Whether scores depend on tables of relative positions."""
         return self.relative_keys or self.relative_queries
+
+    @property
+    def joins_heads(self) -> bool:
+        """Whether the queries of a head depend on those of the other heads."""
+        return self.normalizes_heads and not self.norms_each_head
 
     @property
     def contexts_are_floats(self) -> bool:

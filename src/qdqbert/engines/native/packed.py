@@ -82,7 +82,12 @@ class _Packer:
         gap = (size - self._head) // 2 if is_rotated else 0
         spread, gated = head * size + channel, first.gate is not None
         self._sizes = sizes(
-            hidden=self._hidden, inner=self._inner, heads=self._heads * size, gated=gated
+            hidden=self._hidden,
+            inner=self._inner,
+            heads=self._heads,
+            head_size=size,
+            norms_each_head=first.attention.norms_each_head,
+            gated=gated,
         )
         halves = (0, padded(self._inner)) if gated else (0,)
         self._places: dict[Place, NDArray[np.intp]] = {
@@ -104,6 +109,7 @@ class _Packer:
             "norms_first": model.layers[0].residual.norm is None,
             "adds_twice": model.layers[0].attention_residual.again is not None,
             "normalizes_heads": attention.query_norm is not None,
+            "norms_each_head": attention.query_norm is not None and attention.norms_each_head,
             "gated": model.layers[0].gate is not None,
             "final_norm": self._optional_norm("final_norm", model.final_norm),
             "hidden": self._hidden,
@@ -295,14 +301,14 @@ class _Packer:
         }
 
     def _layer_norm(self, name: str, norm: Norm | None, part: NormPart) -> dict[str, Any] | None:
-        """Add a norm of a layer. A norm of heads is over the channels of all, with padding."""
-        if norm is None or part.width != "heads":
+        """Add a norm of a layer. That of heads is over the channels of one or all, with padding."""
+        if norm is None or part.width != "normed":
             return self._optional_norm(name, norm)
-        count = self._sizes["heads"]
+        count = self._sizes["normed"]
         # The mean square is over all channels, and padding is 0.
         share = len(norm.weight) / count
         weight = norm.weight * np.float32(math.sqrt(share))
-        places = self._places["halves of heads"]
+        places = self._places["halves of heads"][: len(norm.weight)]
         return self._norm(
             name,
             dataclasses.replace(

@@ -147,7 +147,7 @@ class Program:
             head_size=settings["head_size"],
             width=self.width,
             group=settings["heads"]
-            if self.features.normalizes_heads
+            if self.features.joins_heads
             else min(max(1, _GROUP_COLUMNS // size), settings["heads"]),
             block=self.block,
             float_rows=self.float_rows,

@@ -156,7 +156,7 @@ class NativeRunner:
     def _forward(self, stream: Stream, texts: Texts, *, first_only: bool) -> None:
         heads = self._program.settings["heads"]
         # Without all heads, a thread cannot normalize over them, and columns are of whole models.
-        has_columns = not (self._program.features.normalizes_heads or self._convolution)
+        has_columns = not (self._program.features.joins_heads or self._convolution)
         tokens = int(texts.starts[-1])
         is_busy = stream.calls_alone > 0
         stream.calls_alone -= is_busy

@@ -17,21 +17,24 @@ from qdqbert.encoders.model import Layer
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.memory import padded
 
-Size = Literal["states", "hidden", "narrow", "heads", "width", "inner", "up", "one"]
+Size = Literal["states", "hidden", "narrow", "normed", "width", "inner", "up", "one"]
 """A number of channels or columns; see `sizes`."""
 
 Place = Literal["in order", "heads", "halves of heads", "gate"]
 """Where channels or columns go among those with padding."""
 
 
-def sizes(*, hidden: int, inner: int, heads: int, gated: bool) -> dict[Size, int]:
-    """Return the sizes of the parts of a layer; `heads` counts channels of all, with padding."""
+def sizes(
+    *, hidden: int, inner: int, heads: int, head_size: int, norms_each_head: bool, gated: bool
+) -> dict[Size, int]:
+    """Return the sizes of the parts of a layer; `head_size` is with padding."""
+    every = heads * head_size
     return {
         "states": hidden,
         "hidden": padded(hidden),
         "narrow": padded(hidden, PANEL),
-        "heads": heads,
-        "width": padded(heads),
+        "normed": head_size if norms_each_head else every,
+        "width": padded(every),
         "inner": padded(inner),
         "up": 2 * padded(inner) if gated else padded(inner, PANEL),
         "one": PANEL,
@@ -76,7 +79,8 @@ class NormPart(Part):
 
     Attributes:
         needs: Settings of models whose layers have it, with their values.
-        width: Number of channels. Channels of heads are spread as the columns of queries.
+        width: Number of channels. Channels of heads, "normed", are spread as the columns of
+            queries.
         is_optional: Whether some layers of such a model lack it.
     """
 
@@ -120,8 +124,8 @@ NORMS: Mapping[str, NormPart] = {
     "up_input_norm": NormPart("up_norm", {"norms_first": True}),
     # After the residual add of the feed-forward part.
     "norm": NormPart("residual.norm", {"norms_first": False}),
-    "query_norm": NormPart("attention.query_norm", {"normalizes_heads": True}, "heads"),
-    "key_norm": NormPart("attention.key_norm", {"normalizes_heads": True}, "heads"),
+    "query_norm": NormPart("attention.query_norm", {"normalizes_heads": True}, "normed"),
+    "key_norm": NormPart("attention.key_norm", {"normalizes_heads": True}, "normed"),
 }
 """The LayerNorms."""
 

@@ -41,6 +41,7 @@ Write = Callable[[Value, Sequence[Value]], None]
 def emit_norms(module: Module, isa: InstructionSet, features: Features) -> None:
     """Write `layer_norm`, `quantize_rows`, and `quantize_normed` or `layer_norm_codes`.
 
+    `norm_heads` is `layer_norm` of each head of queries or keys.
     `quantize_normed` is for layers that normalize first, and `layer_norm_codes` for the others.
     `quantize_tokens` is `quantize_rows` with dynamic scales, for a head that scores words.
     `spread_states` and `spread_inner` are `quantize_rows` of channels that are spread.
@@ -48,6 +49,9 @@ def emit_norms(module: Module, isa: InstructionSet, features: Features) -> None:
     states, dynamic = features.spread_states, dataclasses.replace(features, dynamic=True)
     with module.function("layer_norm", "norm*, x*, stride, rows") as f:
         _layer_norm(f)
+    if features.norms_each_head:
+        with module.function("norm_heads", "norm*, x*, stride, rows, heads, size") as f:
+            _norm_heads(f)
     with _codes_function(module, "quantize_rows") as f:
         _quantize_rows(f, isa, features)
     if features.scores_words:
@@ -126,6 +130,22 @@ def _layer_norm(f: Function) -> None:
         _normalize(f, rows, f.stride // 4, functools.partial(_store, f, rows))
 
     in_blocks(f, f.rows, _ROWS, block)
+
+
+def _norm_heads(f: Function) -> None:
+    """Write `norm_heads`, which normalizes the heads of rows in place, by the same weight.
+
+    Its arguments are a `NORM` record, the first row, the bytes from one row to the next, the number
+    of rows, and the number of heads and the channels of each, with padding that stays zero.
+    """
+
+    def block(head: Value, count: int) -> None:
+        heads = [first + (head + each) * (f.size * 4) for each in range(count)]
+        _normalize(f, heads, f.size, functools.partial(_store, f, heads))
+
+    with f.loop(0, f.rows) as row:
+        first = f.x + row * f.stride
+        in_blocks(f, f.heads, _ROWS, block)
 
 
 def _layer_norm_codes(f: Function, isa: InstructionSet, features: Features) -> None:

@@ -114,9 +114,12 @@ def _emit_project(module: Module, features: Features) -> None:
                 following=following,
             )
             if features.normalizes_heads and number < _CHANGED:
-                # Callers pass all heads then.
                 norm = LAYER.read(f.layer, ("query_norm", "key_norm")[number])
-                f.call("layer_norm", norm, out, f.stride, f.rows)
+                if features.norms_each_head:
+                    f.call("norm_heads", norm, out, f.stride, f.rows, f.heads, size)
+                else:
+                    # Callers pass all heads then.
+                    f.call("layer_norm", norm, out, f.stride, f.rows)
             if features.rotary and number < _CHANGED:
                 table = LAYER.read(f.layer, "rotation")
                 heads = (out, f.stride, f.rows, f.heads, size)
