@@ -43,6 +43,8 @@ DEBERTA = {
     "position_biased_input": False,
     "type_vocab_size": 0,
 }
+SHARED = {"num_attention_heads": 4, "num_key_value_heads": 2}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 # The configs of each family that have parts of their own.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "albert, two groups": (
@@ -118,6 +120,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gte": ("gte", {}),
     "gte, no token types": ("gte", {"type_vocab_size": 0, "rope_theta": 500.0}),
     "jina_embeddings_v3": ("jina_embeddings_v3", {"type_vocab_size": 1}),
+    "llama": ("llama", {}),
     "megatron-bert": ("megatron-bert", {}),
     "modernbert": (
         "modernbert",
@@ -126,6 +129,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert, mean": ("modernbert", {"classifier_pooling": "mean", "hidden_activation": "silu"}),
     "mpnet": ("mpnet", {}),
     "nomic_bert": ("nomic_bert", {}),
+    # All heads together are wider than the states, and narrower.
+    "qwen3": ("qwen3", {**SHARED, "head_dim": 12, "rope_theta": 250.0}),
+    "qwen3, both ways": (
+        "qwen3",
+        {**SHARED, "head_dim": 6, "is_causal": False, "attention_bias": True},
+    ),
+    "qwen3, windows": ("qwen3", {**SHARED, "head_dim": 10, **WINDOWS}),
+    "qwen3, windows both ways": (
+        "qwen3",
+        {"head_dim": 8, "num_key_value_heads": 1, "is_causal": False, **WINDOWS},
+    ),
     "rembert": ("rembert", {"input_embedding_size": 24, "output_embedding_size": 32}),
     "roberta-prelayernorm": ("roberta-prelayernorm", {}),
     "roberta, third token is padding": ("roberta", {"pad_token_id": 3, "type_vocab_size": 1}),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import Activation, Attention, Layer, Linear, Residual
 from qdqbert.encoders.reader import Reader
 
@@ -67,12 +68,22 @@ class Sizes:
 
     @classmethod
     def of(
-        cls, reader: Reader, *, epsilon: str = "layer_norm_eps", head: str | None = None
+        cls,
+        reader: Reader,
+        *,
+        epsilon: str = "layer_norm_eps",
+        head: str | None = None,
+        size: int | None = None,
     ) -> Sizes:
         """Return the sizes that a config has under BERT's names.
 
-        `epsilon` is the name of the field of the epsilon, and `head` that of one that may have the
-        channels of a head.
+        Args:
+            reader: Reader of the model.
+            epsilon: Name of the field of the epsilon.
+            head: Name of a field that may have the channels of a head, if all heads together have
+                to be as wide as the states.
+            size: Channels of a head, whatever the width of the states is; `None` if all heads
+                together are as wide.
 
         Raises:
             CheckpointError: A size is wrong, or all heads together are not as wide as the states.
@@ -81,11 +92,11 @@ class Sizes:
         hidden, heads = (
             config.integer(name, least=1) for name in ("hidden_size", "num_attention_heads")
         )
-        if hidden % heads:
+        if size is None and hidden % heads:
             raise config.refuse(
                 "num_attention_heads", f"`hidden_size={hidden}` is not a multiple of it."
             )
-        size = hidden // heads
+        size = size or hidden // heads
         if head is not None and config.integer(head, null=size) not in (0, size):
             raise config.refuse(head, f"only {size}, `hidden_size` by the heads, is supported.")
         return cls(
@@ -95,6 +106,28 @@ class Sizes:
             head=size,
             epsilon=config.number(epsilon),
         )
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers in configs: a token attends to all others, or to near ones."""
+
+
+def kinds_of_layers(config: Config, usual: Sequence[str]) -> list[str]:
+    """Return the kind of each layer, by the field `layer_types` or, if it is null, as `usual`.
+
+    Raises:
+        CheckpointError: A kind is not known, or there are fewer or more kinds than layers.
+    """
+    kinds = config.values["layer_types"]
+    if kinds is None:
+        return [*usual]
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != len(usual)
+        or not all(each in (FULL, SLIDING) for each in kinds)
+    ):
+        raise config.refuse("layer_types", f"expected {FULL!r} or {SLIDING!r} for each layer.")
+    return kinds
 
 
 def centered(linear: Linear) -> Linear:

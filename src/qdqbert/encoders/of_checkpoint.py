@@ -78,7 +78,8 @@ def read_encoder(
     family = family_of(config)
     config = family.complete(config)
     kind = TASK_KINDS[task]
-    if config.flag("is_decoder", null=False) != kind.is_causal:
+    # Decoders have no such field: they are causal for all tasks.
+    if "is_decoder" in family.defaults and config.flag("is_decoder", null=False) != kind.is_causal:
         raise config.refuse(
             "is_decoder", "it has to be true for the task `text-generation`, and false for others."
         )

@@ -19,10 +19,12 @@ from qdqbert.encoders.families.eurobert import EUROBERT
 from qdqbert.encoders.families.gte import GTE, NEW
 from qdqbert.encoders.families.jina_bert import JINA_BERT
 from qdqbert.encoders.families.jina_embeddings_v3 import JINA_EMBEDDINGS_V3
+from qdqbert.encoders.families.llama import LLAMA
 from qdqbert.encoders.families.megatron_bert import MEGATRON_BERT
 from qdqbert.encoders.families.modernbert import MODERNBERT
 from qdqbert.encoders.families.mpnet import MPNET
 from qdqbert.encoders.families.nomic_bert import NOMIC_BERT
+from qdqbert.encoders.families.qwen3 import QWEN3
 from qdqbert.encoders.families.rembert import REMBERT
 from qdqbert.encoders.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from qdqbert.encoders.families.roberta_prelayernorm import ROBERTA_PRELAYERNORM
@@ -49,12 +51,14 @@ FAMILIES = {
         GTE,
         JINA_BERT,
         JINA_EMBEDDINGS_V3,
+        LLAMA,
         MEGATRON_BERT,
         MODERNBERT,
         MPNET,
         NEW,
         NOMIC_BERT,
         QDQBERT,
+        QWEN3,
         REMBERT,
         ROBERTA,
         ROBERTA_PRELAYERNORM,

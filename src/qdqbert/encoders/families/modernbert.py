@@ -14,7 +14,7 @@ from qdqbert.encoders.families.bert import BERT_DEFAULTS
 from qdqbert.encoders.family import Encoder, Family, Heads, Parts
 from qdqbert.encoders.heads import answer_spans, decoder, logits, scored_choice
 from qdqbert.encoders.layer_sites import LayerSites, TrainingSites
-from qdqbert.encoders.layers import Sizes
+from qdqbert.encoders.layers import FULL, SLIDING, Sizes, kinds_of_layers
 from qdqbert.encoders.model import (
     Attention,
     Embeddings,
@@ -30,9 +30,8 @@ from qdqbert.encoders.model import (
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.rotation import read_rotation, rope_settings
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 # transformers' fields of older files.
-_THETAS = {_FULL: "global_rope_theta", _SLIDING: "local_rope_theta"}
+_THETAS = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
 _POOLINGS: Mapping[str, Pooling] = {"cls": "first", "mean": "mean"}
 
 
@@ -53,7 +52,7 @@ def read_modernbert(reader: Reader) -> Encoder:
             sizes,
             is_first=index == 0,
             rotary=rotations[kind],
-            window=window if kind == _SLIDING else None,
+            window=window if kind == SLIDING else None,
         )
         for index, kind in enumerate(kinds)
     )
@@ -78,7 +77,7 @@ def _rope_parameters(config: Config, kind: str) -> Mapping[str, Any]:
     is_known = every.keys() <= _THETAS.keys() and (not every or not scaling or kind in every)
     own = every.get(kind, {"rope_type": "default"})
     if not is_known or not isinstance(own, dict):
-        raise config.refuse("rope_parameters", f"expected settings for {_FULL} and {_SLIDING}.")
+        raise config.refuse("rope_parameters", f"expected settings for {FULL} and {SLIDING}.")
     return {"rope_theta": config.values[_THETAS[kind]], **own, **scaling}
 
 
@@ -92,17 +91,10 @@ def _window(config: Config) -> int:
 
 def _kinds_of_layers(config: Config) -> list[str]:
     count = config.integer("num_hidden_layers", least=1)
-    kinds = config.values["layer_types"]
-    if kinds is None:
-        every = config.integer("global_attn_every_n_layers", least=1)
-        kinds = [_SLIDING if index % every else _FULL for index in range(count)]
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != count
-        or not all(each in (_FULL, _SLIDING) for each in kinds)
-    ):
-        raise config.refuse("layer_types", f"expected {_FULL!r} or {_SLIDING!r} for each layer.")
-    return kinds
+    if "layer_types" in config:
+        return kinds_of_layers(config, [FULL] * count)
+    every = config.integer("global_attn_every_n_layers", least=1)
+    return [SLIDING if index % every else FULL for index in range(count)]
 
 
 def _norm(at: Reader, name: str, sizes: Sizes) -> Norm:

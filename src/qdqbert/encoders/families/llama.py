@@ -1,0 +1,220 @@
+"""Llama (Touvron et al. 2023, arXiv:2302.13971), and readers for families with its layout.
+
+They are decoders of texts that are used as encoders: what is computed for a token depends on the
+tokens before it, and the last token stands for the text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from qdqbert.encoders.config import Config
+from qdqbert.encoders.families.bert import answer
+from qdqbert.encoders.family import Encoder, Family, Heads, Parts
+from qdqbert.encoders.heads import logits
+from qdqbert.encoders.layers import FULL, SLIDING, Sizes, kinds_of_layers
+from qdqbert.encoders.model import (
+    Attention,
+    Embeddings,
+    Head,
+    Layer,
+    Linear,
+    Norm,
+    Residual,
+    Rotary,
+)
+from qdqbert.encoders.reader import Reader
+from qdqbert.encoders.rotation import read_rotation, rope_parameters
+from qdqbert.encoders.weights import Conversion
+
+LLAMA_DEFAULTS: Mapping[str, Any] = {
+    "head_dim": None,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "is_causal": True,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": None,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "use_bidirectional_attention": False,
+    "vocab_size": 32000,
+}
+"""Fields that `read_llama_like` and `is_causal` use, and what they are in a config without them."""
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""Names of the linear layers of the attention."""
+
+MLP = ("gate_proj", "up_proj", "down_proj")
+"""Names of the linear layers of the feed-forward part."""
+
+
+def is_causal(config: Config) -> bool:
+    """Return whether a token attends only to itself and those before it.
+
+    transformers reads `is_causal`. Voyage's models, and text-embeddings-inference, have
+    `use_bidirectional_attention` instead.
+    """
+    both_ways = config.flag("use_bidirectional_attention", null=False)
+    return config.flag("is_causal", null=False) and not both_ways
+
+
+def read_llama_like(
+    reader: Reader,
+    *,
+    causal: bool,
+    biased: Collection[str] = (),
+    windows: Sequence[int | None] | None = None,
+    norms_heads: bool = False,
+) -> Encoder:
+    """Read a model with RMSNorm first, rotation, gates, and keys and values that heads share.
+
+    Args:
+        reader: Reader of the model.
+        causal: Whether a token attends only to itself and those before it.
+        biased: Names of the linear layers that have biases.
+        windows: `Attention.window` of each layer; `None` if tokens attend to all.
+        norms_heads: Whether queries and keys are normalized, each head by itself.
+    """
+    config = reader.config
+    size = config.integer("head_dim", null=0) or None
+    sizes = Sizes.of(reader, epsilon="rms_norm_eps", size=size)
+    limit = config.integer("max_position_embeddings", least=1)
+    rotary = read_rotation(config, sizes.head, limit, rope_parameters(config))
+    count = config.integer("num_hidden_layers", least=1)
+
+    def layer(index: int) -> Layer:
+        at = reader.at(f"layers.{index}")
+        found = _layer(at, sizes, rotary, biased)
+        attention = dataclasses.replace(
+            found.attention, causal=causal, window=None if windows is None else windows[index]
+        )
+        if norms_heads:
+            query_norm, key_norm = (
+                _norm(at, f"self_attn.{name}_norm", sizes.head, sizes) for name in ("q", "k")
+            )
+            attention = dataclasses.replace(
+                attention, query_norm=query_norm, key_norm=key_norm, norms_each_head=True
+            )
+        return dataclasses.replace(found, attention=attention)
+
+    return Encoder(
+        embeddings=Embeddings(
+            words=reader.table("embed_tokens", rows="vocab_size", width=sizes.hidden)
+        ),
+        layers=tuple(map(layer, range(count))),
+        limit=limit,
+        final_norm=_norm(reader, "norm", sizes.hidden, sizes),
+    )
+
+
+def _norm(at: Reader, name: str, size: int, sizes: Sizes) -> Norm:
+    found = at.norm(name, size=size, epsilon=sizes.epsilon, has_bias=False)
+    return dataclasses.replace(found, subtracts_mean=False)
+
+
+def _layer(at: Reader, sizes: Sizes, rotary: Rotary, biased: Collection[str]) -> Layer:
+    hidden, width = sizes.hidden, sizes.heads * sizes.head
+    shared = at.config.integer("num_key_value_heads", null=sizes.heads, least=1)
+    if sizes.heads % shared:
+        raise at.config.refuse("num_key_value_heads", f"{sizes.heads} is not a multiple of it.")
+
+    def linear(path: str, inputs: int, outputs: int) -> Linear:
+        has_bias = path.rpartition(".")[2] in biased
+        return at.linear(path, inputs=inputs, outputs=outputs, has_bias=has_bias)
+
+    def spread(name: str) -> Linear:
+        """Return keys or values, repeated for each head of their group."""
+        found = linear(f"self_attn.{name}", hidden, shared * sizes.head)
+        weight = found.weight.reshape(shared, sizes.head, hidden)
+        times = sizes.heads // shared
+        return dataclasses.replace(
+            found,
+            weight=weight.repeat(times, axis=0).reshape(width, hidden),
+            bias=found.bias.reshape(shared, sizes.head).repeat(times, axis=0).ravel(),
+        )
+
+    return Layer(
+        attention_norm=_norm(at, "input_layernorm", hidden, sizes),
+        attention=Attention(
+            query=linear("self_attn.q_proj", hidden, width),
+            key=spread("k_proj"),
+            value=spread("v_proj"),
+            output=linear("self_attn.o_proj", width, hidden),
+            heads=sizes.heads,
+            scale=float(sizes.head) ** -0.5,
+            rotary=rotary,
+        ),
+        attention_residual=Residual(),
+        up_norm=_norm(at, "post_attention_layernorm", hidden, sizes),
+        up=linear("mlp.gate_proj", hidden, sizes.inner),
+        gate=linear("mlp.up_proj", hidden, sizes.inner),
+        activation=at.config.activation("hidden_act"),
+        down=linear("mlp.down_proj", sizes.inner, hidden),
+        residual=Residual(),
+    )
+
+
+def windows_of_kinds(config: Config, *, causal: bool) -> list[int | None]:
+    """Return the windows of layers, some of which may have one, as Qwen's configs describe them.
+
+    Raises:
+        CheckpointError: A layer has a window, and no field its size.
+    """
+    count = config.integer("num_hidden_layers", least=1)
+    whole = config.integer("max_window_layers")
+    has_windows = config.flag("use_sliding_window") and "sliding_window" in config
+    usual = [FULL if not has_windows or index < whole else SLIDING for index in range(count)]
+    kinds = kinds_of_layers(config, usual)
+    if SLIDING in kinds and not has_windows:
+        raise config.refuse("layer_types", "`sliding_window` is not used, and some layers need it.")
+    return [window_of(config, causal=causal) if kind == SLIDING else None for kind in kinds]
+
+
+def window_of(config: Config, *, causal: bool) -> int | None:
+    """Return `Attention.window` by the field `sliding_window`; `None` if it is null.
+
+    transformers counts a token itself in windows of tokens before it.
+    """
+    if "sliding_window" not in config:
+        return None
+    return config.integer("sliding_window", least=int(causal)) - int(causal)
+
+
+def classify(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `LlamaForSequenceClassification`."""
+    return logits("last", parts.root.linear("score", inputs=parts.hidden, has_bias=False))
+
+
+def classify_tokens(parts: Parts) -> tuple[Head, ...]:
+    """Return the head of `LlamaForTokenClassification`."""
+    return logits("none", parts.root.linear("score", inputs=parts.hidden))
+
+
+LLAMA_HEADS = Heads(answer=answer, classify=classify, classify_tokens=classify_tokens)
+
+# Models that answer questions have an older name of the encoder.
+LLAMA_CONVERSION = Conversion(renames=((r"^transformer\.", "model."),))
+
+
+def read_llama(reader: Reader) -> Encoder:
+    """Read a model of transformers' class."""
+    config = reader.config
+    biased = [*(ATTENTION if config.flag("attention_bias") else ())]
+    biased += MLP if config.flag("mlp_bias") else ()
+    return read_llama_like(reader, causal=is_causal(config), biased=biased)
+
+
+LLAMA = Family(
+    model_type="llama",
+    prefix="model",
+    first="embed_tokens.weight",
+    encoder=read_llama,
+    heads=LLAMA_HEADS,
+    conversion=LLAMA_CONVERSION,
+    defaults={**LLAMA_DEFAULTS, "attention_bias": False, "mlp_bias": False},
+)

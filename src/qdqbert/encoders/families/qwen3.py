@@ -1,0 +1,53 @@
+"""Qwen3 (Yang et al. 2025, arXiv:2505.09388), of which Qwen3-Embedding and others are made."""
+
+from __future__ import annotations
+
+from qdqbert.encoders.families.llama import (
+    ATTENTION,
+    LLAMA_CONVERSION,
+    LLAMA_DEFAULTS,
+    LLAMA_HEADS,
+    is_causal,
+    read_llama_like,
+    windows_of_kinds,
+)
+from qdqbert.encoders.family import Encoder, Family
+from qdqbert.encoders.reader import Reader
+
+
+def read_qwen3(reader: Reader) -> Encoder:
+    """Read a model like Llama that normalizes queries and keys, each head by itself."""
+    config = reader.config
+    causal = is_causal(config)
+    # The width of heads has a default of its own.
+    config.integer("head_dim", least=1)
+    return read_llama_like(
+        reader,
+        causal=causal,
+        biased=ATTENTION if config.flag("attention_bias") else (),
+        windows=windows_of_kinds(config, causal=causal),
+        norms_heads=True,
+    )
+
+
+QWEN3 = Family(
+    model_type="qwen3",
+    prefix="model",
+    first="embed_tokens.weight",
+    encoder=read_qwen3,
+    heads=LLAMA_HEADS,
+    conversion=LLAMA_CONVERSION,
+    defaults={
+        **LLAMA_DEFAULTS,
+        "attention_bias": False,
+        "head_dim": 128,
+        "intermediate_size": 22016,
+        "layer_types": None,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 28,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+)
