@@ -34,6 +34,7 @@ Change = Mapping[str, Any]
 # A value of each field that is not its default.
 BERT = {**SIZES, "hidden_act": "relu", "layer_norm_eps": 0.03}
 ROTATED = {**BERT, "rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
+DECODER = {**ROTATED, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 0.03}
 DEBERTA = {
     **BERT,
     "relative_attention": True,
@@ -94,6 +95,11 @@ BASES: Mapping[str, tuple[str, Change]] = {
     "gte": ("gte", ROTATED),
     "gte, no token types": ("gte", {**ROTATED, "type_vocab_size": 0}),
     "jina_embeddings_v3": ("jina_embeddings_v3", ROTATED),
+    "llama": (
+        "llama",
+        {**DECODER, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2},
+    ),
+    "llama, plain": ("llama", ROTATED),
     "megatron-bert": ("megatron-bert", BERT),
     "modernbert": (
         "modernbert",
@@ -121,6 +127,17 @@ BASES: Mapping[str, tuple[str, Change]] = {
     ),
     "mpnet": ("mpnet", {**BERT, "relative_attention_num_buckets": 40}),
     "nomic_bert": ("nomic_bert", ROTATED),
+    "qwen3": ("qwen3", {**DECODER, "attention_bias": True, "head_dim": 12, "is_causal": False}),
+    "qwen3, windows": (
+        "qwen3",
+        {
+            **DECODER,
+            "head_dim": 6,
+            "max_window_layers": 1,
+            "sliding_window": 4,
+            "use_sliding_window": True,
+        },
+    ),
     "rembert": ("rembert", {**BERT, "input_embedding_size": 24, "output_embedding_size": 32}),
     "roberta": ("roberta", {**BERT, "pad_token_id": 3}),
     "roberta-prelayernorm": ("roberta-prelayernorm", {**BERT, "pad_token_id": 3}),
@@ -223,7 +240,13 @@ OTHER_FUNCTIONS = {
     *("relu2", "relu6", "sigmoid", "sqrtsoftplus", "xielu"),
 }
 HEAD_SIZES = [{"head_dim": size} for size in (8, 10, None, 0)]
-HEAD_DIM = ("esm", "eurobert", "gte", "jina_embeddings_v3", "modernbert", "nomic_bert")
+# Causal unless a field says otherwise.
+CAUSAL = [{"is_causal": value} for value in (True, False, None)]
+DECODERS = ("llama", "qwen3")
+HEAD_DIM = (
+    *("esm", "eurobert", "gte", "jina_embeddings_v3", "modernbert", "nomic_bert"),
+    *DECODERS,
+)
 CHANGES: Mapping[str, list[dict[str, Any]]] = {
     "albert": [{"num_hidden_groups": 3}, {"num_hidden_groups": 5}, {"inner_group_num": 0}],
     "bert": [
@@ -299,8 +322,29 @@ CHANGES: Mapping[str, list[dict[str, Any]]] = {
         {"embedding_size": 40},
     ],
     "ernie": [{"use_task_id": False}],
+    "llama": [
+        *CAUSAL,
+        {"num_key_value_heads": None},
+        {"num_key_value_heads": 3},
+        {"pretraining_tp": 2},
+        {"layer_types": KINDS[1]},
+        {"head_dim": 6},
+    ],
     "modernbert": MODERNBERT,
     "mpnet": [{"pad_token_id": 0}, {"pad_token_id": None}, {"type_vocab_size": 3}],
+    "qwen3": [
+        *CAUSAL,
+        *({"layer_types": kinds, "sliding_window": 3} for kinds in KINDS),
+        *({"layer_types": None, "max_window_layers": number} for number in (0, 2, 5)),
+        *({"sliding_window": size} for size in (1, 9, 0, None)),
+        {"use_sliding_window": True},
+        {"use_sliding_window": False},
+        {"use_sliding_window": False, "layer_types": None},
+        {"num_key_value_heads": None},
+        {"num_key_value_heads": 4},
+        {"num_key_value_heads": 3},
+        {"mlp_bias": True},
+    ],
     "rembert": [{"embedding_size": 3}, {"tie_word_embeddings": True}],
     "roformer": [
         {"summary_use_proj": True},
@@ -527,8 +571,14 @@ def test_other_names_and_values_of_fields_count_as_in_transformers(
 # Fields that only the modules of models read, and those of older files.
 NOT_IN_CLASSES = {
     *("attention_head_size", "conv_act", "conv_groups", "conv_kernel_size", "embedding_size"),
-    *("global_attn_every_n_layers", "head_dim", "norm_rel_ebd", "position_buckets"),
-    *("share_att_key", "summary_activation", "summary_proj_to_labels", "summary_type"),
+    *("global_attn_every_n_layers", "head_dim", "is_causal", "norm_rel_ebd", "position_buckets"),
+    *(
+        "use_bidirectional_attention",
+        "share_att_key",
+        "summary_activation",
+        "summary_proj_to_labels",
+        "summary_type",
+    ),
     *("summary_use_proj", "talking_head"),
 }
 

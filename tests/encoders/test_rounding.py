@@ -28,6 +28,8 @@ RUN = (
     "jina_embeddings_v3",
     "modernbert",
     "mpnet",
+    "qwen3",
+    "qwen3, windows both ways",
     "roberta, third token is padding",
     "roberta-prelayernorm",
     "roformer",

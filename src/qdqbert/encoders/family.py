@@ -131,6 +131,8 @@ class Family:
         embedding: Reads token states and their embedding, if the family's encoders end with a way
             of their own to make it; `None` if it is the user's choice.
         masks_queries: Whether a token that no token attends to attends to no token itself.
+        skips_padding: Whether its text classifiers read the last token other than the padding
+            token, which can differ from the last token.
         positions_follow: Token id after which positions are numbered: the id of the config's
             padding token, or a fixed one. `None` if positions start at the first row of their
             table.
@@ -152,9 +154,15 @@ class Family:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     conversion: Conversion | None = None
     masks_queries: bool = False
+    skips_padding: bool = False
     positions_follow: int | Literal["padding"] | None = None
     training: TrainingSites | None = None
     is_quantized: bool = True
+
+    def is_of_last_token(self, task: str) -> bool:
+        """Return whether the head of a task reads the last token other than the padding token."""
+        kind = TASK_KINDS[task]
+        return self.skips_padding and kind.has_classes and not kind.of_tokens
 
     def longest_input(self, config: Any) -> int | None:
         """Return the longest input that the table of positions allows; `None` if unlimited.

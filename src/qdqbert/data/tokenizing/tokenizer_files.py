@@ -140,6 +140,22 @@ def check_tokens(tokenizer: tokenizers.Tokenizer, rows: int, name: str) -> str |
     return None
 
 
+def check_end(tokenizer: tokenizers.Tokenizer, padding_id: object, name: str) -> None:
+    """Refuse a tokenizer that ends texts with the padding token, for heads that skip it.
+
+    `padding_id` is that of config.json, and `name` the folder or hub id, for messages.
+    """
+    with raising(Path(name, TOKENIZER)):
+        last = tokenizer.encode(_LETTERS).ids[-1:]
+    if last == [padding_id]:
+        raise CheckpointError(
+            f"The tokenizer of {name!r} ends texts with its padding token, "
+            f"{tokenizer.id_to_token(last[0])!r}: classifiers of this type read the last token "
+            "that is not the padding token, which is not supported. Train the model with another "
+            "padding token, and save its `pad_token_id`."
+        )
+
+
 def no_tokenizer(folder: Path, name: str) -> CheckpointError:
     """Return the error about a checkpoint without tokenizer.json.
 

@@ -14,7 +14,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from qdqbert.common.choices import POOLING_MODES, PoolingMode
 from qdqbert.common.errors import CheckpointError, UserInputError, showing
 from qdqbert.common.file_names import CONFIG, TOKENIZER
-from qdqbert.data.tokenizing.tokenizer_files import no_tokenizer
+from qdqbert.data.tokenizing.tokenizer_files import check_end, no_tokenizer
 from qdqbert.encoders.adapters import check_adapter
 from qdqbert.encoders.checkpoint.calls import call, files_of, finder_of
 from qdqbert.encoders.checkpoint.configuration import register_config
@@ -175,6 +175,8 @@ def describe_checkpoint(
     tokenizer, token_notices = _load_tokenizer(
         name, subfolder, prepare_=layout.prepare_tokenizer_ if layout else lambda backend: None
     )
+    if head is None and tokenizer.is_fast and family.is_of_last_token(chosen):
+        check_end(tokenizer.backend_tokenizer, config.pad_token_id, name)
     length = tokenizer.model_max_length
     if not isinstance(length, int | float) or length <= 0:
         # As `load` does with what is no limit.

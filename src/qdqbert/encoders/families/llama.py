@@ -216,5 +216,6 @@ LLAMA = Family(
     encoder=read_llama,
     heads=LLAMA_HEADS,
     conversion=LLAMA_CONVERSION,
+    skips_padding=True,
     defaults={**LLAMA_DEFAULTS, "attention_bias": False, "mlp_bias": False},
 )

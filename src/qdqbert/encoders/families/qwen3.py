@@ -37,6 +37,7 @@ QWEN3 = Family(
     encoder=read_qwen3,
     heads=LLAMA_HEADS,
     conversion=LLAMA_CONVERSION,
+    skips_padding=True,
     defaults={
         **LLAMA_DEFAULTS,
         "attention_bias": False,

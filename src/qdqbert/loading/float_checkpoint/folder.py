@@ -16,6 +16,7 @@ from qdqbert.common.files import write_json
 from qdqbert.common.machine import usable_cores
 from qdqbert.data.tokenizing.tokenizer_files import (
     TokenizerFile,
+    check_end,
     check_rows,
     check_tokens,
     contradictions,
@@ -144,6 +145,8 @@ def write_folder(
     rows = len(model.embeddings.words.rows)
     check_rows(largest, backend.id_to_token(max(largest, 0)), rows, str(named))
     lacking = check_tokens(backend, rows, str(named))
+    if checkpoint.head is None and family_of(checkpoint.config).is_of_last_token(checkpoint.task):
+        check_end(backend, checkpoint.config.values.get("pad_token_id"), str(named))
     contradicted = contradictions(checkpoint.tokenizer_config, backend)
     if checkpoint.layout is not None:
         checkpoint.layout.prepare_tokenizer_(backend)

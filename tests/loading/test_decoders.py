@@ -1,0 +1,92 @@
+"""Decoders that are used as encoders, compared with sentence-transformers and transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import sentence_transformers
+import torch
+import transformers
+
+import qdqbert
+from decoder_models import PROMPTS, change_config, save_decoder, save_embedder
+from qdqbert.common.errors import CheckpointError, UserInputError
+
+TEXTS = ["The cat sat on the mat.", "", "x", "A train\n\nto the <|im_end|> city. " * 9, "café 東京"]
+
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.mark.parametrize(
+    ("pooling", "changes"),
+    [
+        ("lasttoken", {}),
+        ("lasttoken", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 6}),
+        ("mean", {"is_causal": False, "head_dim": 8}),
+    ],
+    ids=["causal", "windows", "both ways"],
+)
+def test_an_embedder_is_that_of_sentence_transformers(pooling, changes, tmp_path) -> None:
+    folder = save_embedder(tmp_path / "model", pooling=pooling, **changes)
+    reference = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    query = PROMPTS["query"]
+    expected = [reference.encode(TEXTS), reference.encode(TEXTS, prompt=query)]
+    with qdqbert.load(folder, precision="float") as model:
+        found = [model.encode(TEXTS), model.encode(TEXTS, prompt_name="query")]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    with qdqbert.load(folder) as model:
+        found = [model.encode(TEXTS), model.encode(TEXTS, prompt_name="query")]
+        alone = [model.encode([text])[0] for text in TEXTS]
+    assert np.stack(alone).tobytes() == found[0].tobytes()
+    assert (np.stack(found) * np.stack(expected)).sum(axis=-1).min() > 0.97
+
+
+def test_voyages_field_makes_a_model_bidirectional(tmp_path) -> None:
+    folder = save_embedder(tmp_path / "model", pooling="mean")
+    found = {}
+    for name, fields in {
+        "causal": {},
+        "both": {"use_bidirectional_attention": True, "is_causal": True},
+        "as transformers": {"use_bidirectional_attention": None, "is_causal": False},
+    }.items():
+        change_config(folder, **fields)
+        with qdqbert.load(folder) as model:
+            found[name] = model.encode(TEXTS)
+    np.testing.assert_array_equal(found["both"], found["as transformers"])
+    assert np.abs(found["both"] - found["causal"]).max() > 0.01
+
+
+def test_a_classifier_reads_the_last_token(tmp_path) -> None:
+    auto = transformers.AutoModelForSequenceClassification
+    reference = save_decoder(tmp_path / "model", auto=auto, ends=False, num_labels=3)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    texts = [text for text in TEXTS if text]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=100)
+    with torch.no_grad():
+        expected = reference(**inputs).logits.softmax(dim=-1).numpy()
+    with qdqbert.load(tmp_path / "model", precision="float") as model:
+        for row, answers in zip(expected, model(texts, top_k=None), strict=True):
+            found = {each["label"]: each["score"] for each in answers}
+            np.testing.assert_allclose([found[f"LABEL_{i}"] for i in range(3)], row, atol=1e-5)
+
+
+def test_a_generator_is_run_as_an_encoder_only(tmp_path) -> None:
+    auto = transformers.AutoModelForCausalLM
+    reference = save_decoder(tmp_path / "model", auto=auto, tie_word_embeddings=False)
+    with pytest.raises(UserInputError, match=r"no such head.* feature-extraction"):
+        qdqbert.load(tmp_path / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        states = reference.model(**tokenizer(TEXTS[0], return_tensors="pt")).last_hidden_state
+    with qdqbert.load(tmp_path / "model", task="feature-extraction", precision="float") as model:
+        found = model.encode(TEXTS[:1])
+    np.testing.assert_allclose(found, states.mean(dim=1).numpy(), atol=1e-4)
+
+
+def test_a_classifier_whose_tokenizer_ends_texts_with_padding_is_refused(tmp_path) -> None:
+    # transformers takes the token before it.
+    auto = transformers.AutoModelForSequenceClassification
+    save_decoder(tmp_path / "model", auto=auto)
+    with pytest.raises(CheckpointError, match=r"ends texts with .*<\|endoftext\|>"):
+        qdqbert.load(tmp_path / "model")
