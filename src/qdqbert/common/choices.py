@@ -41,7 +41,7 @@ KernelName = Literal[
     "amx", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "neon-dotprod", "portable"
 ]
 
-ProviderName = Literal["cpu", "cuda", "tensorrt", "openvino"]
+ProviderName = Literal["cpu", "cuda", "tensorrt", "tensorrt-rtx", "openvino"]
 PROVIDER_NAMES: tuple[ProviderName, ...] = get_args(ProviderName)
 
 CalibratorName = Literal["max", "percentile", "mse", "entropy"]

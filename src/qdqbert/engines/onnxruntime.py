@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError, one_line
 from qdqbert.engines.index_limits import check_ids, index_limits
-from qdqbert.engines.providers import check_provider, check_started, float_type, provider_list
+from qdqbert.engines.providers import (
+    check_provider,
+    check_started,
+    float_type,
+    is_plugin,
+    plugin_devices,
+    provider_list,
+)
 from qdqbert.engines.runner import Outputs
 
 
@@ -38,10 +45,13 @@ class OnnxRuntimeRunner:
             # On CPUs without VNNI, pairs of u8 x s8 products are summed in 16 bits and can
             # saturate. This selects u8 x u8 kernels there, which are slower and cannot saturate.
             options.add_session_config_entry("session.x64quantprecision", "1")
+        given: dict[str, Any] = {}
+        if is_plugin(provider):
+            options.add_provider_for_devices(plugin_devices(provider)[:1], {})
+        else:
+            given["providers"] = provider_list(provider)
         with _loading(repr(str(model))):
-            self._session = onnxruntime.InferenceSession(
-                str(model), options, providers=provider_list(provider)
-            )
+            self._session = onnxruntime.InferenceSession(str(model), options, **given)
         self._limits = index_limits(model)
         check_started(provider, self._session.get_providers())
         self.precision = float_type(provider)

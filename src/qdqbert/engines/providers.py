@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from qdqbert.common.choices import PROVIDER_NAMES
-from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.common.errors import MissingExtraError, UserInputError, one_line
+from qdqbert.common.extras import is_installed
 
 PROVIDERS: Mapping[str, str] = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
+    "tensorrt-rtx": "NvTensorRTRTXExecutionProvider",
     "openvino": "OpenVINOExecutionProvider",
 }
 _PACKAGES: Mapping[str, str] = {
     "cpu": "onnxruntime",
     "cuda": "onnxruntime-gpu",
     "tensorrt": "onnxruntime-gpu, and TensorRT",
+    "tensorrt-rtx": "onnxruntime-ep-nv-tensorrt-rtx-cu13",
     "openvino": "onnxruntime-openvino",
 }
+# Providers that are packages beside onnxruntime, which loads their libraries: their modules.
+_PLUGINS: Mapping[str, str] = {"tensorrt-rtx": "onnxruntime_ep_nv_tensorrt_rtx"}
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
     # Without these, TensorRT below 10 reads a graph with Q/DQ pairs as float32.
     "tensorrt": {"trt_fp16_enable": "1", "trt_int8_enable": "1"},
@@ -33,7 +39,7 @@ def check_provider(name: str) -> None:
     """Refuse a provider that is unknown or not in the installed onnxruntime.
 
     Raises:
-        UserInputError: The name is unknown.
+        UserInputError: The name is unknown, or a plugin does not start.
         MissingExtraError: The installed package does not have the provider. The message names the
             package that does.
     """
@@ -44,6 +50,9 @@ def check_provider(name: str) -> None:
         raise UserInputError(
             f"`provider={name!r}` is unknown. Known: {known}.", argument="provider"
         )
+    if name in _PLUGINS:
+        plugin_devices(name)
+        return
     available = onnxruntime.get_available_providers()
     if PROVIDERS[name] not in available:
         raise MissingExtraError(
@@ -52,6 +61,48 @@ def check_provider(name: str) -> None:
             f"{_PACKAGES[name]}.",
             argument="provider",
         )
+
+
+def is_plugin(name: str) -> bool:
+    """Return whether a provider is a package beside onnxruntime."""
+    return name in _PLUGINS
+
+
+def plugin_devices(name: str) -> list[Any]:
+    """Return the devices of a plugin, whose library is loaded once.
+
+    Source: ONNX Runtime's API for plugin libraries, from 1.24 on.
+
+    Raises:
+        MissingExtraError: The plugin is not installed.
+        UserInputError: Its library cannot be loaded, or it finds no device.
+    """
+    import onnxruntime
+
+    def found() -> list[Any]:
+        return [d for d in onnxruntime.get_ep_devices() if d.ep_name == PROVIDERS[name]]
+
+    if not is_installed(_PLUGINS[name]):
+        raise MissingExtraError(
+            f"`provider={name!r}` needs a package that is not installed. Install it with: pip "
+            f"install {_PACKAGES[name]}",
+            argument="provider",
+        )
+    if devices := found():
+        return devices
+    module = importlib.import_module(_PLUGINS[name])
+    reason = "it finds no GPU that it runs on"
+    try:
+        onnxruntime.register_execution_provider_library(
+            PROVIDERS[name], str(module.get_library_path())
+        )
+        devices = found()
+    # The classes of its errors have no common parent, and older versions lack the function.
+    except Exception as error:
+        reason = one_line(error)
+    if not devices:
+        raise UserInputError(f"`provider={name!r}` does not start: {reason}.", argument="provider")
+    return devices
 
 
 def provider_list(name: str) -> list[tuple[str, dict[str, Any]]]:
