@@ -164,8 +164,8 @@ def _notices(engines: Collection[Part], gpus: Collection[str]) -> list[str]:
         )
     if gpus and not all(map(is_installed, EXTRAS["cuda"].modules)):
         notices.append(
-            "This machine has a GPU, on which `run` and `serve` run models by `device='cuda'`. Install "
-            "what it takes with: pip install 'qdqbert[cuda]'"
+            "This machine has a GPU, on which `run` and `serve` run models by `device='cuda'`. "
+            "Install what it takes with: pip install 'qdqbert[cuda]'"
         )
     if gpus and "provider cuda" not in providers:
         notices.append(
