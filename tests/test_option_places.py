@@ -22,6 +22,7 @@ OTHER = (
 MOST = 3
 # Options that are declared in more files, and why.
 MORE = {
+    "device": "`benchmark` says what it measures there, and transformers takes numbers",
     "model": "each command says which kinds of models it takes",
     "output": "each command says what it writes",
     "overwrite": "each command says what it replaces",

@@ -9,8 +9,11 @@ import pytest
 
 import qdqbert
 from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.common.progress import Silent
 from qdqbert.engines.cuda.device import Device
 from qdqbert.loading import device_choice
+from qdqbert.serving.models import open_models
+from qdqbert.serving.options import ServerOptions
 from qdqbert.verbs.benchmark import run as benchmark_run
 
 pytest.importorskip("triton")
@@ -126,3 +129,13 @@ def test_a_benchmark_on_a_gpu_times_float16_and_int8_there(gpu, checkpoints, mon
     qdqbert.benchmark(checkpoints("sentence"), device="cuda")
     assert [(each.engine, each.device) for each in seen] == [("native", CARD)] * 2
     assert seen[0].model != seen[1].model
+
+
+def test_a_server_runs_its_models_on_a_gpu(gpu, checkpoints, caplog) -> None:
+    options = ServerOptions((str(checkpoints("sentence")),), device="cuda")
+    with caplog.at_level(logging.INFO, "qdqbert"), open_models(options, Silent()) as models:
+        (model,) = models.values()
+        assert model.encode(TEXTS).shape == (2, model.encode("a").size)
+    assert "on cpu (Interpreter)" in caplog.text
+    with pytest.raises(UserInputError, match="`kernel='portable'` is not"):
+        ServerOptions(("a",), device="cuda", kernel="portable")

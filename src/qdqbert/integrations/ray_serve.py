@@ -12,6 +12,7 @@ from qdqbert.common.errors import QdqBertError
 from qdqbert.common.extras import require
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.progress import progress_of
+from qdqbert.engines.cuda.device import is_gpu
 from qdqbert.serving.options import ServerOptions
 
 # Requests that a replica has at a time. Batches grow with them; Ray's own default is 5.
@@ -23,6 +24,7 @@ def application(
     *models: str | Path,
     engine: EngineName | None = None,
     kernel: KernelName | None = None,
+    device: str | None = None,
     threads: int = 1,
     api_key: str | None = None,
     allow_origin: Sequence[str] = (),
@@ -42,6 +44,7 @@ def application(
             folder.
         engine: Library that runs the graphs. By default the fastest one that is installed.
         kernel: Instruction set of the native engine. By default the fastest one.
+        device: As in `load`. On a GPU, a replica has one, unless `ray_actor_options` say otherwise.
         threads: Number of threads, and so of CPUs, of a replica.
         api_key: Key that requests need, as `Authorization: Bearer KEY`. By default the environment
             variable `QDQBERT_API_KEY` of the replicas. Without either, no key is needed.
@@ -70,6 +73,7 @@ def application(
         models=tuple(map(str, models)),
         engine=engine,
         kernel=kernel,
+        device=device,
         threads=threads,
         api_key=api_key,
         allow_origin=tuple(allow_origin),
@@ -85,7 +89,8 @@ def application(
         return _build(options)
 
     settings = dict(deployment or {})
-    actor = {"num_cpus": threads, **settings.pop("ray_actor_options", {})}
+    gpus = {"num_gpus": 1} if is_gpu(device) else {}
+    actor = {"num_cpus": threads, **gpus, **settings.pop("ray_actor_options", {})}
     made = serve.deployment(
         **{"name": "qdqbert", "max_ongoing_requests": _ONGOING_REQUESTS, **settings},
         ray_actor_options=actor,

@@ -25,13 +25,13 @@ class LoadOptions(TypedDict, total=False):
     precision: Precision
     adapter: str | None
     check: bool
-    device: str | None
     provider: ProviderName | None
     threads: int | None
     target: TargetName | None
     batch_invariant: bool
     engine: EngineName | None
     kernel: KernelName | None
+    device: str | None
 
 @overload
 def load(
@@ -81,13 +81,13 @@ def load(
     precision: Precision = "int8",
     adapter: str | None = None,
     check: bool = True,
-    device: str | None = None,
     provider: ProviderName | None = None,
     threads: int | None = None,
     target: TargetName | None = None,
     batch_invariant: bool = False,
     engine: EngineName | None = None,
     kernel: KernelName | None = None,
+    device: str | None = None,
 ) -> Any:
     """Load a model, ready to run on texts in INT8.
 
@@ -115,9 +115,6 @@ def load(
             name in each call: `encode(texts, task="retrieval.query")`.
         check: Whether a float checkpoint is compared with INT8 on 16 built-in texts. A message of
             level INFO says how close they are, or of level WARNING if INT8 is not usable.
-        device: Where the native engine runs: "cpu", the default; "cuda" or "cuda:1", an NVIDIA GPU
-            of compute capability 8.0 or more, with the extra "cuda"; or "auto", such a GPU if there
-            is one and its kernels compute the model, else the CPU.
         provider: Execution provider of ONNX Runtime; "cpu" by default.
         threads: Number of threads in all. By default one for each core that the process may use.
         target: Graph to run, if the folder has several. By default the one that was made for the
@@ -129,6 +126,9 @@ def load(
             folder's own measurements if they were made on a CPU like this one.
         kernel: Instruction set of the native engine, which this CPU must have. By default the
             fastest one.
+        device: Where the native engine runs: "cpu", the default; "cuda" or "cuda:1", an NVIDIA GPU
+            of compute capability 8.0 or more, with the extra "cuda"; or "auto", such a GPU if there
+            is one and its kernels compute the model, else the CPU.
 
     Returns:
         An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,

@@ -78,19 +78,37 @@ class EngineChoice(Options):
             folder's own measurements if they were made on a CPU like this one.
         kernel: Instruction set of the native engine, which this CPU must have. By default the
             fastest one.
+        device: Where the native engine runs: "cpu", the default; "cuda" or "cuda:1", an NVIDIA GPU
+            of compute capability 8.0 or more, with the extra "cuda"; or "auto", such a GPU if there
+            is one and its kernels compute the model, else the CPU.
     """
 
     engine: EngineName | None = None
     kernel: KernelName | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if self.device is None:
+            return
+        check_device(self.device)
+        others = {each: getattr(self, each, None) for each in ("engine", "provider", "kernel")}
+        if others["engine"] == "native":
+            others["engine"] = None
+        name = next((each for each, value in others.items() if value is not None), None)
+        if self.device != "cpu" and name is not None:
+            raise UserInputError(
+                f"`device={self.device!r}` is of the native engine's kernels for GPUs, and "
+                f"`{name}={others[name]!r}` is not. Pass one of them.",
+                argument="device",
+            )
 
 
 class EngineOptions(EngineChoice):
     """Engine.
 
     Attributes:
-        device: Where the native engine runs: "cpu", the default; "cuda" or "cuda:1", an NVIDIA GPU
-            of compute capability 8.0 or more, with the extra "cuda"; or "auto", such a GPU if there
-            is one and its kernels compute the model, else the CPU.
         provider: Execution provider of ONNX Runtime; "cpu" by default.
         threads: Number of threads in all. By default one for each core that the process may use.
         target: Graph to run, if the folder has several. By default the one that was made for the
@@ -100,30 +118,10 @@ class EngineOptions(EngineChoice):
             engine never do.
     """
 
-    device: str | None = None
     provider: ProviderName | None = None
     threads: int | None = option(default=None, at_least=1)
     target: TargetName | None = None
     batch_invariant: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        super().__post_init__()
-        if self.device is None:
-            return
-        check_device(self.device)
-        others = {
-            "engine": None if self.engine == "native" else self.engine,
-            "provider": self.provider,
-            "kernel": self.kernel,
-        }
-        name = next((each for each, value in others.items() if value is not None), None)
-        if self.device != "cpu" and name is not None:
-            raise UserInputError(
-                f"`device={self.device!r}` is of the native engine's kernels for GPUs, and "
-                f"`{name}={others[name]!r}` is not. Pass one of them.",
-                argument="device",
-            )
 
     def of_engine(self) -> dict[str, Any]:
         """Return the options of this class, without those of subclasses, for `load`."""

@@ -30,7 +30,13 @@ def open_models(options: ServerOptions, progress: Progress) -> Iterator[dict[str
     with contextlib.ExitStack() as stack:
         models = {
             name: stack.enter_context(
-                load(path, engine=options.engine, kernel=options.kernel, threads=options.threads)
+                load(
+                    path,
+                    engine=options.engine,
+                    kernel=options.kernel,
+                    device=options.device,
+                    threads=options.threads,
+                )
             )
             for name, path in _names(options.models).items()
         }

@@ -19,7 +19,7 @@ class ServeOptions(ServerOptions, Call):
         port: Port to listen on; 0 takes any free one.
         workers: Number of processes that answer requests, each with its share of the cores. They
             share the port. One process feeds about 16 cores with small requests. By default one
-            for each 8 cores, and at least one. Not on Windows.
+            for each 8 cores, and at least one; on a GPU one. Not on Windows.
         shutdown_seconds: Time to answer the accepted requests after a signal to stop.
     """
 

@@ -41,7 +41,9 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
     if options.key is None:
         options.warn_of_empty_key()
     start = time.monotonic()
-    count = options.workers or _usual_workers()
+    # A GPU has room for few copies of a model.
+    on_gpu = options.device not in (None, "cpu")
+    count = options.workers or (1 if on_gpu else _usual_workers())
     with _bound(options, count) as listeners:
 
         def announce(models: list[ServedModel]) -> None:
