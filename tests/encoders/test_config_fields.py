@@ -52,6 +52,7 @@ DEBERTA_V2 = {
     "conv_act": "relu",
 }
 SUMMARY = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "relu"}
+KINDS = [["full_attention"] * 3, ["sliding_attention"] * 3, ["full_attention"], ["x"] * 3, None]
 BASES: Mapping[str, tuple[str, Change]] = {
     "albert": ("albert", {**BERT, "embedding_size": 24, "num_hidden_groups": 2}),
     "albert, inner groups": ("albert", {**BERT, "embedding_size": 128, "inner_group_num": 2}),
@@ -101,6 +102,7 @@ BASES: Mapping[str, tuple[str, Change]] = {
     ),
     "llama, plain": ("llama", ROTATED),
     "megatron-bert": ("megatron-bert", BERT),
+    "mistral": ("mistral", {**DECODER, "sliding_window": 5}),
     "modernbert": (
         "modernbert",
         {
@@ -127,6 +129,7 @@ BASES: Mapping[str, tuple[str, Change]] = {
     ),
     "mpnet": ("mpnet", {**BERT, "relative_attention_num_buckets": 40}),
     "nomic_bert": ("nomic_bert", ROTATED),
+    "qwen2": ("qwen2", {**DECODER, "layer_types": KINDS[1], "use_sliding_window": True}),
     "qwen3": ("qwen3", {**DECODER, "attention_bias": True, "head_dim": 12, "is_causal": False}),
     "qwen3, windows": (
         "qwen3",
@@ -168,7 +171,26 @@ FOREIGN = [
 ]
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 THETA = {"rope_type": "default", "rope_theta": 50.0}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 70}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20}
+# Each of these settings changes the result.
+YARN_MORE = {
+    "rope_type": "yarn",
+    "factor": 3.0,
+    "beta_fast": 5,
+    "beta_slow": 0.5,
+    "truncate": False,
+    "mscale": 2.0,
+    "mscale_all_dim": 0.5,
+    "original_max_position_embeddings": 30,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "rope_theta": 50.0,
+    "low_freq_factor": 1,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
 ROTATIONS = [
     {"rope_scaling": LINEAR},
     {"rope_scaling": {"type": "linear", "factor": 4.0}},
@@ -197,10 +219,21 @@ ROTATIONS = [
     {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
     {"partial_rotary_factor": 1.0},
     {"partial_rotary_factor": None},
+    {"rope_scaling": YARN},
+    {"rope_parameters": {**YARN, "rope_theta": 50.0}},
+    {"rope_parameters": {**YARN_MORE, "rope_theta": 50.0}},
+    {"rope_scaling": {**YARN, "attention_factor": 0.5}},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    {"rope_scaling": YARN, "original_max_position_embeddings": 15},
+    {"rope_scaling": {"rope_type": "yarn"}},
+    {"rope_scaling": LLAMA3},
+    {"rope_parameters": LLAMA3},
+    {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 300}},
+    {"rope_parameters": {**LLAMA3, "factor": None}},
 ]
 # Settings that transformers computes, and that are refused here by the models that have them.
-REFUSED_ROTATIONS = [{"rope_scaling": YARN}, {"rope_parameters": {**YARN, "rope_theta": 50.0}}]
-KINDS = [["full_attention"] * 3, ["sliding_attention"] * 3, ["full_attention"], ["x"] * 3, None]
+PROPORTIONAL = {"rope_type": "proportional", "factor": 2.0, "rope_theta": 50.0}
+REFUSED_ROTATIONS = [{"rope_scaling": PROPORTIONAL}, {"rope_parameters": PROPORTIONAL}]
 SINGLE = {"rope_type": "default", "rope_theta": 44.0}
 MODERNBERT = [
     *({"layer_types": kinds} for kinds in KINDS),
@@ -242,7 +275,7 @@ OTHER_FUNCTIONS = {
 HEAD_SIZES = [{"head_dim": size} for size in (8, 10, None, 0)]
 # Causal unless a field says otherwise.
 CAUSAL = [{"is_causal": value} for value in (True, False, None)]
-DECODERS = ("llama", "qwen3")
+DECODERS = ("llama", "mistral", "qwen2", "qwen3")
 HEAD_DIM = (
     *("esm", "eurobert", "gte", "jina_embeddings_v3", "modernbert", "nomic_bert"),
     *DECODERS,
@@ -330,8 +363,10 @@ CHANGES: Mapping[str, list[dict[str, Any]]] = {
         {"layer_types": KINDS[1]},
         {"head_dim": 6},
     ],
+    "mistral": [*CAUSAL, *({"sliding_window": size} for size in (1, 9, 0, None))],
     "modernbert": MODERNBERT,
     "mpnet": [{"pad_token_id": 0}, {"pad_token_id": None}, {"type_vocab_size": 3}],
+    "qwen2": [*CAUSAL, {"sliding_window": 3}, {"attention_bias": False}],
     "qwen3": [
         *CAUSAL,
         *({"layer_types": kinds, "sliding_window": 3} for kinds in KINDS),

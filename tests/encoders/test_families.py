@@ -43,6 +43,14 @@ DEBERTA = {
     "position_biased_input": False,
     "type_vocab_size": 0,
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20}
 SHARED = {"num_attention_heads": 4, "num_key_value_heads": 2}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 # The configs of each family that have parts of their own.
@@ -120,8 +128,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gte": ("gte", {}),
     "gte, no token types": ("gte", {"type_vocab_size": 0, "rope_theta": 500.0}),
     "jina_embeddings_v3": ("jina_embeddings_v3", {"type_vocab_size": 1}),
-    "llama": ("llama", {}),
+    "llama": ("llama", {"rope_scaling": LLAMA3}),
+    "llama, shared keys": ("llama", {**SHARED, "head_dim": 6, "rope_scaling": YARN}),
     "megatron-bert": ("megatron-bert", {}),
+    "mistral": ("mistral", {**SHARED, "sliding_window": 6}),
+    "mistral, both ways": (
+        "mistral",
+        {**SHARED, "head_dim": 8, "sliding_window": 4, "is_causal": False},
+    ),
     "modernbert": (
         "modernbert",
         {"local_attention": 6, "global_attn_every_n_layers": 2, "norm_bias": True},
@@ -129,6 +143,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert, mean": ("modernbert", {"classifier_pooling": "mean", "hidden_activation": "silu"}),
     "mpnet": ("mpnet", {}),
     "nomic_bert": ("nomic_bert", {}),
+    "qwen2": ("qwen2", {**SHARED, **WINDOWS}),
+    "qwen2, both ways": ("qwen2", {**SHARED, "is_causal": False, "rope_theta": 250.0}),
     # All heads together are wider than the states, and narrower.
     "qwen3": ("qwen3", {**SHARED, "head_dim": 12, "rope_theta": 250.0}),
     "qwen3, both ways": (

@@ -21,9 +21,11 @@ from qdqbert.encoders.families.jina_bert import JINA_BERT
 from qdqbert.encoders.families.jina_embeddings_v3 import JINA_EMBEDDINGS_V3
 from qdqbert.encoders.families.llama import LLAMA
 from qdqbert.encoders.families.megatron_bert import MEGATRON_BERT
+from qdqbert.encoders.families.mistral import MISTRAL
 from qdqbert.encoders.families.modernbert import MODERNBERT
 from qdqbert.encoders.families.mpnet import MPNET
 from qdqbert.encoders.families.nomic_bert import NOMIC_BERT
+from qdqbert.encoders.families.qwen2 import QWEN2
 from qdqbert.encoders.families.qwen3 import QWEN3
 from qdqbert.encoders.families.rembert import REMBERT
 from qdqbert.encoders.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
@@ -53,11 +55,13 @@ FAMILIES = {
         JINA_EMBEDDINGS_V3,
         LLAMA,
         MEGATRON_BERT,
+        MISTRAL,
         MODERNBERT,
         MPNET,
         NEW,
         NOMIC_BERT,
         QDQBERT,
+        QWEN2,
         QWEN3,
         REMBERT,
         ROBERTA,

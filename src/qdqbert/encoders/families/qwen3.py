@@ -5,12 +5,12 @@ from __future__ import annotations
 from qdqbert.encoders.families.llama import (
     ATTENTION,
     LLAMA_CONVERSION,
-    LLAMA_DEFAULTS,
     LLAMA_HEADS,
     is_causal,
     read_llama_like,
     windows_of_kinds,
 )
+from qdqbert.encoders.families.qwen2 import QWEN2_DEFAULTS
 from qdqbert.encoders.family import Encoder, Family
 from qdqbert.encoders.reader import Reader
 
@@ -38,17 +38,5 @@ QWEN3 = Family(
     heads=LLAMA_HEADS,
     conversion=LLAMA_CONVERSION,
     skips_padding=True,
-    defaults={
-        **LLAMA_DEFAULTS,
-        "attention_bias": False,
-        "head_dim": 128,
-        "intermediate_size": 22016,
-        "layer_types": None,
-        "max_position_embeddings": 32768,
-        "max_window_layers": 28,
-        "num_key_value_heads": 32,
-        "sliding_window": 4096,
-        "use_sliding_window": False,
-        "vocab_size": 151936,
-    },
+    defaults={**QWEN2_DEFAULTS, "attention_bias": False, "head_dim": 128},
 )
