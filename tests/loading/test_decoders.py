@@ -7,6 +7,7 @@ import pytest
 import sentence_transformers
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import qdqbert
 from decoder_models import PROMPTS, change_config, save_decoder, save_embedder
@@ -55,6 +56,30 @@ def test_voyages_field_makes_a_model_bidirectional(tmp_path) -> None:
             found[name] = model.encode(TEXTS)
     np.testing.assert_array_equal(found["both"], found["as transformers"])
     assert np.abs(found["both"] - found["causal"]).max() > 0.01
+
+
+@pytest.mark.parametrize("pooling", ["mean", "lasttoken"])
+def test_voyages_projection_is_on_the_state_of_each_token(pooling, tmp_path) -> None:
+    folder = save_embedder(tmp_path / "model", pooling=pooling)
+    code = {"AutoModel": "modeling_qwen3_bidirectional.Qwen3BidirectionalModel"}
+    change_config(folder, auto_map=code, num_labels=72)
+    path = folder / "model.safetensors"
+    weights = {f"model.{name}": each for name, each in load_file(path).items()}
+    projection = torch.randn(72, 48, generator=torch.Generator().manual_seed(0))
+    save_file({**weights, "linear.weight": projection}, path, {"format": "pt"})
+    with qdqbert.load(folder, precision="float") as model:
+        found = model.encode(TEXTS)
+    model = transformers.AutoModel.from_pretrained(
+        save_embedder(tmp_path / "plain", pooling=pooling, is_causal=False)
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for text, vector in zip(TEXTS, found, strict=True):
+        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=64)
+        with torch.no_grad():
+            states = model(**inputs).last_hidden_state[0] @ projection.T
+        pooled = states.mean(dim=0) if pooling == "mean" else states[-1]
+        wanted = torch.nn.functional.normalize(pooled, dim=0)
+        np.testing.assert_allclose(vector, wanted.numpy(), atol=1e-5)
 
 
 def test_a_classifier_reads_the_last_token(tmp_path) -> None:

@@ -130,6 +130,8 @@ class Family:
         heads: Reads the head of a model.
         embedding: Reads token states and their embedding, if the family's encoders end with a way
             of their own to make it; `None` if it is the user's choice.
+        projects_states: Whether embedders may have a linear layer next to the encoder, on the state
+            of each token.
         masks_queries: Whether a token that no token attends to attends to no token itself.
         skips_padding: Whether its text classifiers read the last token other than the padding
             token, which can differ from the last token.
@@ -153,6 +155,7 @@ class Family:
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     conversion: Conversion | None = None
+    projects_states: bool = False
     masks_queries: bool = False
     skips_padding: bool = False
     positions_follow: int | Literal["padding"] | None = None

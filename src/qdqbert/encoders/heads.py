@@ -24,10 +24,16 @@ WORDS = "sparse_embedding"
 """Name of the output of sparse embedders: a weight of each word of the vocabulary."""
 
 PROJECTION = "linear.weight"
-"""Name of the weight that makes vectors of tokens, in checkpoints of Stanford's ColBERT."""
+"""Name of the weight that makes vectors of tokens, in checkpoints of Stanford's ColBERT.
+
+Voyage's embedders have it, too.
+"""
 
 TOKEN_VECTORS = "token_embeddings"
 """Name of the output of multi-vector embedders: a vector for each token."""
+
+# Poolings whose result for products is the product of the result.
+_LINEAR = (("first",), ("last",), ("mean",))
 
 POOLINGS: Mapping[PoolingMode, Pooling] = {
     "cls": "first",
@@ -73,18 +79,26 @@ def scored_choice(pooling: Pooling, *steps: Step) -> tuple[Head, ...]:
     return logits(pooling, *steps, column=0)
 
 
-def states(poolings: Sequence[Pooling], *steps: Step) -> tuple[Head, ...]:
+def states(
+    poolings: Sequence[Pooling], *steps: Step, projection: Linear | None = None
+) -> tuple[Head, ...]:
     """Return the heads of an embedder: token states and, if pooling is known, their embedding.
 
     Args:
         poolings: How token states become one vector; none leaves the embedding out.
         steps: Steps on the vector.
+        projection: Linear layer without bias on the state of each token, before the pooling;
+            `None` for none.
     """
-    tokens = Head(poolings=("none",), steps=(), outputs=(HeadOutput(name="last_hidden_state"),))
+    own = () if projection is None else (projection,)
+    named = (HeadOutput(name="last_hidden_state"),)
+    tokens = Head(poolings=("none",), steps=own, outputs=named)
     if not poolings:
         return (tokens,)
+    count = 0 if tuple(poolings) in _LINEAR else len(own)
     outputs = (HeadOutput(name=EMBEDDING),)
-    return tokens, Head(poolings=tuple(poolings), steps=steps, outputs=outputs)
+    every = (*own, *steps)
+    return tokens, Head(poolings=tuple(poolings), steps=every, outputs=outputs, token_steps=count)
 
 
 def pooled_words(

@@ -89,9 +89,14 @@ def read_encoder(
     tensors = parts.root.weights
     path = str(tensors.path)
     refuse_adapter(path, tensors.unused)
-    _check_widths(steps, parts.hidden * max(1, len(poolings)), path)
+    projection = None
+    if family.projects_states and kind.vectors == "sentence" and PROJECTION in tensors:
+        name = PROJECTION.removesuffix(".weight")
+        projection = parts.root.linear(name, inputs=parts.hidden, has_bias=False)
+    width = parts.hidden if projection is None else len(projection.bias)
+    _check_widths(steps, width * max(1, len(poolings)), path)
     is_inner = _inner_names(parts)
-    heads = _heads(family, parts, task, poolings, steps)
+    heads = _heads(family, parts, task, poolings, steps, projection)
     left_out = check_left_out(
         path,
         tensors.unused,
@@ -155,11 +160,14 @@ def _heads(
     task: TaskName,
     poolings: Sequence[Pooling],
     steps: Sequence[Step],
+    projection: Linear | None,
 ) -> tuple[Head, ...]:
-    """Return the head of a task; see `read_encoder`."""
+    """Return the head of a task; see `read_encoder`. Embedders may project the states."""
     kind = TASK_KINDS[task]
     if kind.vectors == "sentence":
-        return states(poolings, *steps) if family.embedding is None else family.embedding(parts)
+        if family.embedding is not None:
+            return family.embedding(parts)
+        return states(poolings, *steps, projection=projection)
     if kind.has_classes and poolings:
         return scores(poolings, steps)
     if kind.vectors == "tokens":

@@ -14,11 +14,15 @@ from qdqbert.encoders.families.qwen2 import QWEN2_DEFAULTS
 from qdqbert.encoders.family import Encoder, Family
 from qdqbert.encoders.reader import Reader
 
+# Class of voyage-4-nano, in its own code.
+_VOYAGE = "Qwen3BidirectionalModel"
+
 
 def read_qwen3(reader: Reader) -> Encoder:
     """Read a model like Llama that normalizes queries and keys, each head by itself."""
     config = reader.config
-    causal = is_causal(config)
+    # Voyage's class is bidirectional, whatever the config says.
+    causal = is_causal(config) and _VOYAGE not in str(config.values.get("auto_map"))
     # The width of heads has a default of its own.
     config.integer("head_dim", least=1)
     return read_llama_like(
@@ -38,5 +42,7 @@ QWEN3 = Family(
     heads=LLAMA_HEADS,
     conversion=LLAMA_CONVERSION,
     skips_padding=True,
+    projects_states=True,
+    code=(_VOYAGE,),
     defaults={**QWEN2_DEFAULTS, "attention_bias": False, "head_dim": 128},
 )
