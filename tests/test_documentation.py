@@ -38,7 +38,7 @@ import qdqbert.compat
 import qdqbert.verbs.benchmark.run
 import qdqbert.verbs.quantize.run
 import qdqbert.verbs.train.run
-from conftest import save_multi_vector
+from conftest import SIZES, save_multi_vector
 from jina_models import save_embedder
 from ports import free_port
 from qdqbert.calibration.ranges_file import FORMAT as RANGES_FORMAT
@@ -189,6 +189,12 @@ def add_tutorial_files(folder: Path, save_tiny: Callable[..., Path]) -> None:
     settings = folder / "my-splade" / "config_sentence_transformers.json"
     settings.write_text('{"model_type": "SparseEncoder"}')
     save_multi_vector(folder / "my-colbert", mask={})
+    # As FlagEmbedding's training saves it.
+    save_tiny(folder / "my-bge-m3", "xlm-roberta")
+    size = SIZES["hidden_size"]
+    for name, width in (("sparse", 1), ("colbert", size)):
+        layer = torch.nn.Linear(size, width).state_dict()
+        torch.save(layer, folder / "my-bge-m3" / f"{name}_linear.pt")
     rng = random.Random(0)
     (folder / "train.conll").write_text(tagged(rng, 80))
     (folder / "dev.conll").write_text(tagged(rng, 20))

@@ -78,12 +78,8 @@ from .tasks.next_sentence_prediction import NextSentencePredictor as NextSentenc
 from .tasks.question_answerer import QuestionAnswerer as QuestionAnswerer
 from .tasks.regression import Regressor as Regressor
 from .tasks.reranking import Reranker as Reranker
-from .tasks.sparse_embedding import (
-    SparseEmbedder as SparseEmbedder,
-)
-from .tasks.sparse_embedding import (
-    SparseEmbeddings as SparseEmbeddings,
-)
+from .tasks.sparse_embedding import SparseEmbedder as SparseEmbedder
+from .tasks.sparse_vectors import SparseEmbeddings as SparseEmbeddings
 from .tasks.task import Metric as Metric
 from .tasks.text_classification import TextClassifier as TextClassifier
 from .tasks.token_classification import TokenClassifier as TokenClassifier

@@ -14,7 +14,7 @@ import transformers
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
-from qdqbert.tasks.sparse_embedding import largest_weights, stack_vectors
+from qdqbert.tasks.sparse_vectors import largest_weights, stack_vectors
 
 TEXTS = ["the cat sat on the book", "music", "in the night and the dog " * 3, "", "a Book of rain"]
 LONG = [*TEXTS, "in the night and the dog " * 30]

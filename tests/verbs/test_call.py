@@ -245,7 +245,7 @@ def test_type_checkers_see_the_parameters(tmp_path) -> None:
         *(
             "numpy.ndarray",
             "list[numpy.ndarray",
-            "qdqbert.tasks.sparse_embedding.SparseEmbeddings",
+            "qdqbert.tasks.sparse_vectors.SparseEmbeddings",
             "str",
         ),
     ]

@@ -113,5 +113,9 @@ AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
 OutputDtype = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 OUTPUT_DTYPES: tuple[OutputDtype, ...] = get_args(OutputDtype)
 
+# What an embedder can make of a text, as FlagEmbedding names it.
+VectorKind = Literal["dense", "sparse", "colbert"]
+VECTOR_KINDS: tuple[VectorKind, ...] = get_args(VectorKind)
+
 ExportFormat = Literal["openvino", "transformers-js", "triton"]
 ExportedOutputs = Literal["last_hidden_state", "sentence_embedding", "both"]

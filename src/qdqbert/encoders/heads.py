@@ -23,6 +23,9 @@ EMBEDDING = "sentence_embedding"
 WORDS = "sparse_embedding"
 """Name of the output of sparse embedders: a weight of each word of the vocabulary."""
 
+TOKEN_WEIGHTS = "token_weights"
+"""Name of the output of embedders with a weight for each token, 0 or more (BGE-M3)."""
+
 PROJECTION = "linear.weight"
 """Name of the weight that makes vectors of tokens, in checkpoints of Stanford's ColBERT.
 
@@ -30,7 +33,7 @@ Voyage's embedders have it, too.
 """
 
 TOKEN_VECTORS = "token_embeddings"
-"""Name of the output of multi-vector embedders: a vector for each token."""
+"""Name of the output with a vector for each token, of multi-vector embedders and of BGE-M3."""
 
 # Poolings whose result for products is the product of the result.
 _LINEAR = (("first",), ("last",), ("mean",))
@@ -125,6 +128,16 @@ def token_vectors(steps: Sequence[Step]) -> tuple[Head, ...]:
     """
     outputs = (HeadOutput(name=TOKEN_VECTORS),)
     return (Head(poolings=("none",), steps=tuple(steps), outputs=outputs),)
+
+
+def token_weights(linear: Linear) -> tuple[Head, ...]:
+    """Return the head that weighs the tokens of a text (Chen et al. 2024, arXiv:2402.03216).
+
+    `linear` has one output. The weight of a word is the largest weight of its tokens, which a call
+    finds by their ids.
+    """
+    outputs = (HeadOutput(name=TOKEN_WEIGHTS, column=0),)
+    return (Head(poolings=("none",), steps=(linear, "relu"), outputs=outputs),)
 
 
 def decoder(

@@ -9,10 +9,24 @@ from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import family_of
 from qdqbert.encoders.family import Family, Parts
-from qdqbert.encoders.heads import PROJECTION, pooled_words, scores, states, token_vectors
+from qdqbert.encoders.heads import (
+    PROJECTION,
+    pooled_words,
+    scores,
+    states,
+    token_vectors,
+    token_weights,
+)
 from qdqbert.encoders.left_out import check_left_out, refuse_adapter, root_of
 from qdqbert.encoders.model import EncoderModel, Head, Layer, Linear, Norm, Pooling, Step
-from qdqbert.encoders.task_kinds import ENCODER, TASK_KINDS, TaskName, check_classes
+from qdqbert.encoders.task_kinds import (
+    ENCODER,
+    TASK_KINDS,
+    TaskName,
+    architectures_of,
+    check_classes,
+    task_of_architecture,
+)
 from qdqbert.encoders.weights import MissingTensorError, Weights
 
 # Modules of the heads of transformers' models, of older versions too.
@@ -51,6 +65,7 @@ def read_encoder(
     *,
     poolings: Sequence[Pooling] = (),
     steps: Sequence[Step] = (),
+    token_heads: Sequence[Head] = (),
     reads_token_types: bool = True,
     notices: list[str] | None = None,
 ) -> EncoderModel:
@@ -66,6 +81,7 @@ def read_encoder(
         steps: Steps of an embedder after the pooling. For sparse embedders, from scores to weights.
             For multi-vector embedders, from the state of a token to its vector. For rerankers with
             poolings, from the pooled vector to the score.
+        token_heads: Other heads of an embedder, on the states of tokens.
         reads_token_types: Whether the tokenizer makes token types.
         notices: Receives sentences for the user about tensors that are left out.
 
@@ -86,6 +102,10 @@ def read_encoder(
     # Modules of the file score the vector of an encoder alone.
     own_task = ENCODER if kind.has_classes and poolings else task
     parts = family.read(weights, config, has_head=TASK_KINDS[own_task].has_head)
+    if kind.vectors == "sentence" and poolings:
+        token_heads = (*token_heads, *_scored_tokens(parts))
+    for each in token_heads:
+        _check_widths(each.steps, parts.hidden, str(parts.root.weights.path))
     tensors = parts.root.weights
     path = str(tensors.path)
     refuse_adapter(path, tensors.unused)
@@ -113,7 +133,8 @@ def read_encoder(
     return EncoderModel(
         embeddings=parts.encoder.embeddings,
         layers=_causal(parts.encoder.layers) if kind.is_causal else parts.encoder.layers,
-        heads=heads,
+        # The embedding stays the last output.
+        heads=(*heads[:-1], *token_heads, *heads[-1:]),
         limit=parts.encoder.limit,
         input_names=_input_names(parts, reads_token_types),
         final_norm=parts.encoder.final_norm,
@@ -183,6 +204,21 @@ def _heads(
     return (
         pooled_words(heads[0], poolings or ("max",), steps) if kind.vectors == "sparse" else heads
     )
+
+
+def _scored_tokens(parts: Parts) -> tuple[Head, ...]:
+    """Return the head that weighs the tokens of an embedder, if a token classifier has it.
+
+    gte-multilingual-base is an embedder whose config names such a class, with one output.
+    """
+    named = map(task_of_architecture, architectures_of(parts.config.values.get("architectures")))
+    name = "classifier.weight"
+    weights = parts.root.weights
+    if "token-classification" not in named or name not in weights:
+        return ()
+    if weights.shape(name) != (1, parts.hidden):
+        return ()
+    return token_weights(parts.root.linear("classifier", inputs=parts.hidden, outputs=1))
 
 
 def _read_head(family: Family, parts: Parts, task: TaskName) -> tuple[Head, ...]:

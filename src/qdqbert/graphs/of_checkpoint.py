@@ -35,5 +35,6 @@ def encoder_of(checkpoint: Checkpoint) -> EncoderModel:
         checkpoint.task,
         poolings=() if head is None else head.row_poolings,
         steps=checkpoint.head_steps,
+        token_heads=checkpoint.token_heads,
     )
     return dataclasses.replace(model, input_names=checkpoint.input_names)

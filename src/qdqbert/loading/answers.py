@@ -129,12 +129,10 @@ def answer_columns(
         DataFileError: The rows have columns of both names.
     """
     entry = model.rows
-    length = None if entry.length is None else entry.length(model, options)
+    first, *others = entry.columns(options)
     columns = tuple(
-        dataclasses.replace(
-            each, name=(_PREFIX if each.name in names else "") + each.name, length=length
-        )
-        for each in entry.columns(options)
+        dataclasses.replace(each, name=(_PREFIX if each.name in names else "") + each.name)
+        for each in (dataclasses.replace(first, length=entry.length(model, options)), *others)
     )
     clash = next((each.name for each in columns if each.name in names), None)
     if clash is not None:

@@ -38,9 +38,11 @@ def download_settings(name: str) -> Path:
     Files that the hub's local cache has are not downloaded again.
     """
     from qdqbert.encoders.checkpoint.hub import check_hub_model
+    from qdqbert.encoders.checkpoint.token_heads import TOKEN_HEAD_FILES
 
     check_hub_model(name)
-    return _download(name, None, ["*.json", CHECKSUMS])
+    # Small files with weights, which say what a model returns.
+    return _download(name, None, ["*.json", CHECKSUMS, *TOKEN_HEAD_FILES])
 
 
 def download_graph(name: str, artifact: Artifact, model: Path) -> None:

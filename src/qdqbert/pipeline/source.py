@@ -222,6 +222,7 @@ def _read_float(model: ModelPath, found: Description) -> Source:
             found.task,
             poolings=() if head is None else head.row_poolings,
             steps=found.head_steps,
+            token_heads=found.token_heads,
             notices=notices,
         )
     encoder = with_expansion(encoder, config, found.unattended_id)

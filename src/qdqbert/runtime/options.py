@@ -13,9 +13,10 @@ from qdqbert.common.choices import (
     OutputDtype,
     ProviderName,
     TargetName,
+    VectorKind,
 )
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.objects import Column, PathOption
+from qdqbert.common.objects import Column, PathOption, Several
 from qdqbert.common.options.declared import Options, option
 from qdqbert.engines.cuda.device import check_device
 
@@ -50,6 +51,9 @@ class AnswerOptions(Options):
         output_dtype: Kind of the values of embeddings. "int8" and "uint8" have a byte for each
             dimension, by the range that `quantize` stored in the folder, "binary" and "ubinary" a
             bit for each, eight to a byte.
+        vectors: What is made of each text, if the embedder is BGE-M3: "dense", the embedding;
+            "sparse", weights of words; "colbert", vectors of tokens. Several are made in one pass.
+            By default the embedding.
         top_k: Number of answers to write for each row, best first: classes, spans, or tokens for a
             mask. By default 1, or 5 for tokens. For sparse embeddings, the number of the largest
             weights to keep; all by default.
@@ -65,6 +69,7 @@ class AnswerOptions(Options):
     prompt_name: str | None = None
     chunk_overlap: int | None = option(default=None, at_least=0)
     output_dtype: OutputDtype = "float32"
+    vectors: Several[VectorKind] = option(default=(), flag="vector")
     top_k: int | None = option(default=None, at_least=1)
     threshold: float | None = option(default=None, at_least=0, below=1)
     aggregation_strategy: AggregationStrategy | None = None

@@ -28,7 +28,8 @@ class RowFormat:
     Attributes:
         name: Name of the kind of model, for messages.
         columns: Returns the columns that are written.
-        length: Returns the length of the lists of numbers in them, if all have the same.
+        length: Returns the length of the lists of numbers in the first of them; `None` if they
+            differ.
         job: Returns the job of the model for the options of a call.
         values: Returns the values of the columns, in their order, from an answer of the job.
         pair: Whether a row has a second text.
@@ -42,7 +43,7 @@ class RowFormat:
     columns: Callable[[AnswerOptions], tuple[Column, ...]]
     job: Callable[[Any, AnswerOptions], Job[Any, Any]]
     values: Callable[[Any, AnswerOptions], tuple[Any, ...]]
-    length: Callable[[Any, AnswerOptions], int] | None = None
+    length: Callable[[Any, AnswerOptions], int | None] = lambda model, options: None
     pair: Literal["never", "optional", "required"] = "never"
     options: tuple[str, ...] = ()
     item: Callable[[Texts], Any] = text_or_pair_of

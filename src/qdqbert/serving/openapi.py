@@ -47,7 +47,7 @@ def describe(routes: Sequence[Route], models: Models, *, version: str) -> dict[s
             content = {"application/json": {"schema": schema_of(route, "body")}}
             operation["requestBody"] = {"required": True, "content": content}
         method = route.methods[0].lower()
-        names = models.names_of(route.kinds)
+        names = models.names_of(route.runs)
         if route.path.endswith(NAME):
             operation["parameters"] = [_model(names)]
         paths[route.path] = {method: operation}

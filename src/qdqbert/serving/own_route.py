@@ -36,7 +36,7 @@ def own_route(routes: Sequence[Route]) -> Route:
         taken = [
             (len(route.body.unknown(content)), route, route.body)
             for route in routes
-            if route.body is not None and isinstance(served.model, route.kinds)
+            if route.body is not None and route.runs(served.model)
         ]
         least = min(unknown for unknown, *_ in taken)
         errors = []

@@ -79,7 +79,7 @@ def page(routes: Sequence[Route], models: Models, *, version: str, needs_key: bo
             _model(each, routes, is_only=len(every) == 1, needs_key=needs_key) for each in every
         ),
         routes="\n".join(
-            _row(each) for each in routes if not each.kinds or models.names_of(each.kinds)
+            _row(each) for each in routes if not each.kinds or models.names_of(each.runs)
         ),
     )
 
@@ -89,7 +89,7 @@ def _model(served: Served, routes: Sequence[Route], *, is_only: bool, needs_key:
     model = served.model
     runs = model.engine if model.target == model.engine else f"{model.target} on {model.engine}"
     about = f"{model.task}, {runs}, up to {model.max_length} tokens"
-    route = next(each for each in routes if each.example and isinstance(model, each.kinds))
+    route = next(each for each in routes if each.example and each.runs(model))
     path = route.path if is_only else f"{MODEL_PREFIX}{served.name}{route.path}"
     body = json.dumps(route.example).replace(_MASK, model.mask_token or _MASK)
     parts = [

@@ -16,6 +16,7 @@ from typing import Any
 
 import pydantic
 
+from qdqbert.common.choices import VectorKind
 from qdqbert.common.json_files import unique_pairs
 from qdqbert.runtime.model import Model
 from qdqbert.serving.fields import Body
@@ -29,6 +30,7 @@ from qdqbert.serving.responses import (
     shortened,
 )
 from qdqbert.serving.service import Models
+from qdqbert.tasks.embedder import Embedder
 
 MODEL_PREFIX = "/models/"
 """The name of a model and the path of a route can follow."""
@@ -57,6 +59,7 @@ class Route:
             model that the request means, which is `None` for a route without `kinds`.
         body: Type of the body of a POST. `None` for a route that answers GET.
         kinds: Kinds of models that it runs; empty if it runs none.
+        needs: What an embedder must make of a text to be run.
         answer: Type of the content of a response.
         media_type: Type of the response.
         example: A body, to show how the route is called.
@@ -69,6 +72,7 @@ class Route:
     run: Callable[[Any, Any], Awaitable[Response]]
     body: type[Body] | None = None
     kinds: tuple[type[Model], ...] = ()
+    needs: VectorKind = "dense"
     answer: Any = Any
     media_type: str = "application/json"
     example: Mapping[str, Any] | None = None
@@ -78,6 +82,11 @@ class Route:
     def takes_model(self) -> bool:
         """Whether the name of a model can stand in front of the path."""
         return bool(self.kinds) and not self.path.endswith(NAME)
+
+    def runs(self, model: Model) -> bool:
+        """Return whether it runs a model."""
+        has_vectors = not isinstance(model, Embedder) or self.needs in model.vector_kinds
+        return isinstance(model, self.kinds) and has_vectors
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -143,7 +152,7 @@ async def respond(found: Found, models: Models, method: str, path: str, body: by
         if route.kinds:
             # Some protocols name the model in the body.
             in_body = getattr(parsed, "model", None)
-            served = models.requested(route.kinds, in_path=name, in_body=in_body)
+            served = models.requested(route.runs, in_path=name, in_body=in_body)
         return await route.run(parsed, served)
     except BadRequestError as error:
         return error_response(error, form)

@@ -24,7 +24,7 @@ def sagemaker_routes(models: Sequence[Model], routes: Sequence[Route]) -> list[R
     summary = "Say whether the server answers"
     made = [Route(path="/ping", summary=summary, tag=_TAG, run=_ping, answer=Health)]
     if len(models) == 1:
-        own = next((each for each in routes if isinstance(models[0], each.kinds)), None)
+        own = next((each for each in routes if each.runs(models[0])), None)
         if own is not None:
             summary = f"Answer as {own.path}"
             made.append(dataclasses.replace(own, path="/invocations", summary=summary, tag=_TAG))

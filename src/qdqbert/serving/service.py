@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NotRequired
 
 import numpy as np
 from typing_extensions import TypedDict
 
+from qdqbert.common.choices import VectorKind
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.json_files import shown
 from qdqbert.data.tokenizing.tokenizer_files import Side
@@ -17,6 +18,7 @@ from qdqbert.runtime.scheduler import Job
 from qdqbert.serving.batcher import Batcher, OverloadedError, TooLongError, size_of
 from qdqbert.serving.limits import BadRequestError, Limits
 from qdqbert.serving.responses import Response, json_response
+from qdqbert.tasks.embedder import Embedder
 
 # At most, around a text.
 _SPECIAL_TOKENS = 4
@@ -31,6 +33,7 @@ class ServedInfo(TypedDict):
     target: str
     max_input_length: int
     max_client_batch_size: int
+    vectors: NotRequired[list[VectorKind]]
 
 
 class Usage(TypedDict):
@@ -84,8 +87,8 @@ class Served:
 
     @property
     def described(self) -> ServedInfo:
-        """The answer of `/info` about the model."""
-        return {
+        """The answer of `/info` about the model: `vectors` if it makes several of a text."""
+        found: ServedInfo = {
             "name": self.name,
             "task": self.model.task,
             "engine": self.model.engine,
@@ -93,6 +96,8 @@ class Served:
             "max_input_length": self.model.max_length,
             "max_client_batch_size": self.limits.max_texts,
         }
+        kinds = self.model.vector_kinds if isinstance(self.model, Embedder) else ()
+        return {**found, "vectors": list(kinds)} if len(kinds) > 1 else found
 
     async def run(
         self,
@@ -211,12 +216,12 @@ class Models:
             )
         return self.by_name[name]
 
-    def names_of(self, kinds: tuple[type[Model], ...]) -> list[str]:
-        """Return the names of the models of some kinds."""
-        return [name for name, each in self.by_name.items() if isinstance(each.model, kinds)]
+    def names_of(self, runs: Callable[[Model], bool]) -> list[str]:
+        """Return the names of the models that a route runs."""
+        return [name for name, each in self.by_name.items() if runs(each.model)]
 
     def requested(
-        self, kinds: tuple[type[Model], ...], *, in_path: str | None, in_body: str | None
+        self, runs: Callable[[Model], bool], *, in_path: str | None, in_body: str | None
     ) -> Served:
         """Return the model that a request means.
 
@@ -226,19 +231,19 @@ class Models:
             BadRequestError: No model or several can answer it.
         """
         if in_path is not None or len(self.by_name) == 1:
-            return self._of_kind(kinds, in_path)
-        return self._of_kind(kinds, in_body)
+            return self._that(runs, in_path)
+        return self._that(runs, in_body)
 
-    def _of_kind(self, kinds: tuple[type[Model], ...], name: str | None) -> Served:
+    def _that(self, runs: Callable[[Model], bool], name: str | None) -> Served:
         if name is not None:
             found = self.named(name)
-            if not isinstance(found.model, kinds):
+            if not runs(found.model):
                 raise BadRequestError(
                     f"The model {name!r} is for the task {found.model.task!r}, which this route "
                     "does not run."
                 )
             return found
-        fitting = self.names_of(kinds)
+        fitting = self.names_of(runs)
         if not fitting:
             raise BadRequestError(
                 f"No model of this server runs this route. {self._names()}", 404, "ModelNotFound"

@@ -195,14 +195,18 @@ async def _embed(body: EmbedBody, served: Served) -> Response:
 
 async def _embed_sparse(body: EmbedSparseBody, served: Served) -> Response:
     """Embed texts. The result has a list of words with their weights for each text."""
-    options = {"prompt_name": body.prompt_name}
+    options: dict[str, Any] = {"prompt_name": body.prompt_name}
+    is_one_of_several = isinstance(served.model, Embedder)
+    if is_one_of_several:
+        options["vectors"] = ("sparse",)
     found = await served.run("job", options, _listed(body.inputs), **body.cutting)
+    vectors = [each.sparse for each in found.each] if is_one_of_several else found.each
     rows = [
         [
             {"index": index, "value": value}
             for index, value in zip(each.indices.tolist(), each.values, strict=True)
         ]
-        for each in found.each
+        for each in vectors
     ]
     return found.response(rows)
 
@@ -211,13 +215,17 @@ async def _embed_all(body: EmbedAllBody, served: Served) -> Response:
     """Return the states of all tokens of texts, or their vectors, if the model makes some."""
     texts = _listed(body.inputs)
     served.check_states(texts)
-    method, options = "job", {"prompt_name": body.prompt_name}
-    if isinstance(served.model, MultiVectorEmbedder):
+    method, options = "job", dict[str, Any](prompt_name=body.prompt_name)
+    model = served.model
+    if isinstance(model, MultiVectorEmbedder):
         method = "job_of_prompt"
+    elif isinstance(model, Embedder) and "colbert" in model.vector_kinds:
+        options["vectors"] = ("colbert",)
     else:
         options["output_value"] = "token_embeddings"
     found = await served.run(method, options, texts, **body.cutting)
-    return found.response(found.each)
+    vectors = [each.colbert for each in found.each] if "vectors" in options else found.each
+    return found.response(vectors)
 
 
 async def _similarity(body: SimilarityBody, served: Served) -> Response:
@@ -324,7 +332,8 @@ TEXT_EMBEDDINGS_INFERENCE = (
         run=_embed_sparse,
         body=EmbedSparseBody,
         answer=list[list[WeightedWord]],
-        kinds=(SparseEmbedder,),
+        kinds=(SparseEmbedder, Embedder),
+        needs="sparse",
         example={"inputs": [_TEXT]},
     ),
     _route(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
-from qdqbert.common.choices import OUTPUT_DTYPES, OutputDtype
+from qdqbert.common.choices import OUTPUT_DTYPES, VECTOR_KINDS, OutputDtype, VectorKind
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import plain, suggest_keywords
+from qdqbert.data.rows.columns import quoted
 from qdqbert.data.rows.lines import counted
 from qdqbert.data.tables.rows import Column
+from qdqbert.encoders.checkpoint.token_heads import TOKEN_HEAD_FILES
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.runtime.artifact import quantize_command
 from qdqbert.runtime.inputs import (
@@ -47,6 +49,14 @@ from qdqbert.tasks.small_vectors import (
     checked_limits,
     shared_limits,
 )
+from qdqbert.tasks.text_vectors import (
+    OUTPUTS,
+    EmbedByKinds,
+    by_name,
+    columns_of,
+    kinds_asked_for,
+    unweighed_ids,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,11 +76,24 @@ def _embed(model: Embedder, options: AnswerOptions) -> Job[Any, Any]:
         truncate_dim=options.truncate_dim,
         chunk_overlap=options.chunk_overlap,
         output_dtype=options.output_dtype,
+        vectors=options.vectors,
     )
 
 
 def _columns(options: AnswerOptions) -> tuple[Column, ...]:
-    return (Column(name="embedding", kind="numbers", dtype=DTYPES[options.output_dtype]),)
+    dense = Column(name="embedding", kind="numbers", dtype=DTYPES[options.output_dtype])
+    return columns_of(options.vectors or ("dense",), dense)
+
+
+def _values(answer: Any, options: AnswerOptions) -> tuple[Any, ...]:
+    values: tuple[Any, ...] = answer.values if options.vectors else (answer,)
+    return values
+
+
+def _first_length(model: Embedder, options: AnswerOptions) -> int | None:
+    if options.vectors and "dense" not in options.vectors:
+        return None
+    return model._length(options.truncate_dim, options.output_dtype)
 
 
 class EncodeOptions(CallOptions, total=False):
@@ -83,6 +106,7 @@ class EncodeOptions(CallOptions, total=False):
     output_dtype: OutputDtype | None
     precision: OutputDtype | None
     ranges: Any
+    max_length: int | None
 
 
 class Embedder(PromptedModel[SmallEmbedding]):
@@ -100,12 +124,12 @@ class Embedder(PromptedModel[SmallEmbedding]):
         name="an embedder",
         options=(
             *("normalize", "truncate_dim", "prompt", "prompt_name", "chunk_overlap"),
-            "output_dtype",
+            *("output_dtype", "vectors"),
         ),
         columns=_columns,
-        length=lambda model, options: model._length(options.truncate_dim, options.output_dtype),
+        length=_first_length,
         job=_embed,
-        values=lambda answer, _: (answer,),
+        values=_values,
     )
 
     def __init__(self, loaded: Loaded) -> None:
@@ -145,6 +169,9 @@ class Embedder(PromptedModel[SmallEmbedding]):
         output_value: Literal["sentence_embedding", "token_embeddings"] = "sentence_embedding",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
+        return_dense: bool | None = None,
+        return_sparse: bool | None = None,
+        return_colbert_vecs: bool | None = None,
         **options: Unpack[EncodeOptions],
     ) -> Any: ...
 
@@ -168,10 +195,16 @@ class Embedder(PromptedModel[SmallEmbedding]):
         output_dtype: OutputDtype | None = None,
         precision: OutputDtype | None = None,
         ranges: Any = None,
+        max_length: int | None = None,
+        return_dense: bool | None = None,
+        return_sparse: bool | None = None,
+        return_colbert_vecs: bool | None = None,
     ) -> Any:
         """Compute embeddings, as `SentenceTransformer.encode` of sentence-transformers does.
 
-        A model without sentence-transformers' files returns the mean of the token states.
+        A model without sentence-transformers' files returns the mean of the token states. BGE-M3
+        also gives words weights and tokens vectors, in one pass: pass `return_sparse` or
+        `return_colbert_vecs`. The result is then that of FlagEmbedding's `M3Embedder.encode`.
 
         Args:
             inputs: A text, or a list of texts.
@@ -208,18 +241,29 @@ class Embedder(PromptedModel[SmallEmbedding]):
             precision: Name of `output_dtype` in sentence-transformers.
             ranges: Smallest and largest value of each dimension for "int8" and "uint8", `(2,
                 dimensions)`, which are divided into 256 steps. By default `embedding_ranges`.
+            max_length: Longest text in tokens, which may be less than the model's. Longer ones are
+                cut.
+            return_dense: Whether a result by name has the embedding: `dense_vecs`.
+            return_sparse: Whether it has weights of words: `lexical_weights`, for each text a dict
+                with the largest weight of each token id that is above 0. Ids are texts. Special
+                tokens have no weight.
+            return_colbert_vecs: Whether it has vectors of tokens: `colbert_vecs`, for each text
+                float32 `(tokens - 1, dimensions)`, of all tokens but the first, of length 1.
 
         Returns:
             float32, `(dimensions,)` for a text and `(texts, dimensions)` for a list. For
             "token_embeddings" `(tokens, hidden)`, or a list of such arrays. With `output_dtype`
-            int8 or uint8; bits take an eighth of the dimensions.
+            int8 or uint8; bits take an eighth of the dimensions. If one of the last three arguments
+            is given, a dict with the three names, `None` for what was not asked for. Embeddings
+            that `truncate_dim` cuts are then scaled to length 1 again, as in FlagEmbedding.
 
         Raises:
             MissingExtraError: A tensor is asked for, and torch is not installed.
             UserInputError: `prompt_name` is unknown, or `inputs` is not a text or a list of
                 texts, or the graph has no token states, or `chunk_overlap` is too large or used
                 with token states. Or `output_dtype` is unknown, used with token states, or needs
-                ranges that the folder does not have.
+                ranges that the folder does not have. Or the model makes no weights of words or
+                vectors of tokens, or they are used with `output_value` or `chunk_overlap`.
 
         Example:
             >>> vectors = model.encode(["Where is the river?", "It is near the house."])
@@ -234,6 +278,7 @@ class Embedder(PromptedModel[SmallEmbedding]):
             )
         self._check_width(truncate_dim)
         is_one = isinstance(inputs, str)
+        kinds = kinds_asked_for(return_dense, return_sparse, return_colbert_vecs)
         job = self.job(
             prompt_name=prompt_name,
             prompt=prompt,
@@ -244,22 +289,32 @@ class Embedder(PromptedModel[SmallEmbedding]):
             chunk_overlap=chunk_overlap,
             output_dtype=output_dtype or precision or "float32",
             ranges=ranges,
+            max_length=max_length,
+            keep_length=bool(kinds),
+            vectors=kinds,
         )
         texts = listed_texts(inputs, "inputs")
-        vectors = self._call(
-            job, texts, batch_size=batch_size, show_progress_bar=show_progress_bar, device=device
+        vectors: list[Any] = self._call(
+            job,
+            texts,
+            batch_size=batch_size,
+            show_progress_bar=show_progress_bar,
+            device=device,
+            max_length=max_length,
         )
-        found: Any = vectors
-        if is_one:
-            found = vectors[0]
-        elif output_value != _OF_TOKENS:
-            found = np.stack(vectors or self._all(job, ["a"]))[: len(vectors)]
-        return converted(
-            found,
+        as_asked = functools.partial(
+            converted,
             convert_to_numpy=convert_to_numpy,
             convert_to_tensor=convert_to_tensor,
             is_one=is_one,
         )
+        if output_value == _OF_TOKENS:
+            return as_asked(vectors[0] if is_one else vectors)
+        # A list of no texts has as many dimensions.
+        every = vectors or self._all(job, ["a"])
+        if not kinds:
+            return as_asked(vectors[0] if is_one else np.stack(every)[: len(vectors)])
+        return by_name(every[: len(vectors)], every[0], as_asked, is_one=is_one)
 
     @suggest_keywords
     def embedding_ranges(
@@ -398,27 +453,40 @@ class Embedder(PromptedModel[SmallEmbedding]):
         keep_length: bool = False,
         output_dtype: OutputDtype = "float32",
         ranges: Any = None,
-    ) -> Job[str, SmallEmbedding]:
+        max_length: int | None = None,
+        vectors: Collection[VectorKind] = (),
+    ) -> Job[str, Any]:
         """Return the job of `encode` with these options, for `stream`.
 
         With `keep_length`, embeddings of length 1 are scaled to length 1 again after a cut to fewer
-        dimensions, unlike in sentence-transformers.
+        dimensions, unlike in sentence-transformers. With `vectors`, it returns `TextVectors` of
+        these kinds; with none, embeddings.
         """
         check_choice("output_value", output_value, (_OF_TEXTS, _OF_TOKENS))
         check_choice("output_dtype", output_dtype, OUTPUT_DTYPES)
         check_whole("truncate_dim", truncate_dim, at_least=1)
         check_whole("chunk_overlap", chunk_overlap, at_least=0)
+        for each in vectors:
+            check_choice("vectors", each, VECTOR_KINDS)
         adapter, prompt_name = self._chosen(task, prompt_name, prompt)
         prompt = self._prompt(prompt_name, prompt)
+        tokenizer = self._loaded.tokenizer
+        if max_length is not None:
+            tokenizer = self._cutting(max_length, "max_length")
         shared: dict[str, Any] = {
-            "tokenizer": self._loaded.tokenizer,
+            "tokenizer": tokenizer,
             "input_names": self._loaded.artifact.input_names,
             "prompt": prompt,
             "adapter": adapter,
         }
         outputs = self._with(adapter)._loaded.runners.single.output_names
         if output_value == _OF_TOKENS:
-            _check_states(outputs, output_dtype=output_dtype, chunk_overlap=chunk_overlap)
+            _check_states(
+                outputs,
+                output_dtype=output_dtype,
+                chunk_overlap=chunk_overlap,
+                vectors=tuple(vectors) or None,
+            )
         dimensions = truncate_dim or self._truncate_dim
         limits = self._limits(output_dtype, ranges, dimensions, normalize_embeddings, keep_length)
         if output_value == _OF_TOKENS:
@@ -431,10 +499,43 @@ class Embedder(PromptedModel[SmallEmbedding]):
             "limits": limits,
             "reads": (EMBEDDING,) if EMBEDDING in outputs else None,
         }
+        if vectors:
+            return self._job_of_kinds(vectors, shared, chunk_overlap)
         if chunk_overlap is None:
             return Embed(**shared)
         prompt_tokens = self._prompt_tokens(prompt, chunk_overlap)
         return EmbedInChunks(**shared, overlap=chunk_overlap, prompt_tokens=prompt_tokens)
+
+    def _job_of_kinds(
+        self, vectors: Collection[VectorKind], shared: Mapping[str, Any], chunk_overlap: int | None
+    ) -> EmbedByKinds:
+        """Return the job that makes vectors of some kinds, with the fields of other jobs."""
+        if chunk_overlap is not None:
+            raise UserInputError(
+                f"`chunk_overlap={chunk_overlap}` joins the embeddings of chunks, and not the "
+                f"other vectors of a text, {quoted(vectors)}. Leave it out.",
+                argument="chunk_overlap",
+            )
+        if missing := [each for each in vectors if each not in self.vector_kinds]:
+            raise UserInputError(
+                f"{self.name!r} makes no {missing[0]} vectors of a text, only "
+                f"{quoted(self.vector_kinds)}. BGE-M3 does, whose folder has "
+                f"{' and '.join(TOKEN_HEAD_FILES)} next to the weights.",
+                argument="vectors",
+            )
+        reads = tuple(OUTPUTS[each] for each in vectors)
+        return EmbedByKinds(
+            **{**shared, "reads": reads if shared["reads"] else None},
+            kinds=tuple(each for each in VECTOR_KINDS if each in vectors),
+            unweighed=unweighed_ids(self._loaded.tokenizer),
+        )
+
+    @property
+    def vector_kinds(self) -> tuple[VectorKind, ...]:
+        """What the model makes of a text: "dense", an embedding, and what BGE-M3 makes besides."""
+        outputs = self._loaded.runners.single.output_names
+        # Without its own, embeddings are made of the token states.
+        return tuple(each for each in VECTOR_KINDS if each == "dense" or OUTPUTS[each] in outputs)
 
     def _check_width(self, truncate_dim: int | None) -> None:
         """Refuse a number of dimensions that embeddings do not have."""

@@ -14,7 +14,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.data.tables.rows import Column
+
 Vectors = NDArray[np.float32]
+
+VECTORS_COLUMN = Column(name="embeddings", kind="vectors")
+"""Column of `run` with the vectors of a text."""
 
 # Score of a document without vectors, as in sentence-transformers.
 NOTHING = np.float32(-1e9)

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
-from qdqbert.data.tables.rows import Column
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.model_settings import Kind
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead, TokenRules, read_token_rules
@@ -32,7 +31,7 @@ from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.runtime.tensors import converted
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION, by_jobs_in_turn
 from qdqbert.tasks.logits import score_answers
-from qdqbert.tasks.max_sim import Vectors, max_sim
+from qdqbert.tasks.max_sim import VECTORS_COLUMN, Vectors, max_sim
 from qdqbert.tasks.prompts import (
     DOCUMENT_PROMPTS,
     QUERY_PROMPTS,
@@ -135,7 +134,7 @@ class MultiVectorEmbedder(PromptedModel[Any]):
     rows = RowFormat(
         name="a multi-vector embedder",
         options=("prompt", "prompt_name"),
-        columns=always(Column(name="embeddings", kind="vectors")),
+        columns=always(VECTORS_COLUMN),
         job=lambda model, options: model.job_of_prompt(options.prompt_name, options.prompt),
         values=lambda answer, _: (answer,),
     )

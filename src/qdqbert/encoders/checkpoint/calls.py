@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint.sentence_files import FindFile, SentenceFiles, text_reader
+from qdqbert.encoders.checkpoint.sentence_files import FindFile, SentenceFiles
 
 
 def call(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,4 +72,4 @@ def finder_of(name: str) -> FindFile:
 
 def files_of(name: str) -> SentenceFiles:
     """Return the files of a folder or of a model of the hub."""
-    return SentenceFiles(text_reader(finder_of(name)))
+    return SentenceFiles.found_by(finder_of(name))

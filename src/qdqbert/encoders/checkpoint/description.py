@@ -34,7 +34,7 @@ from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, load_tokenize
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import quantized_family
 from qdqbert.encoders.family import Family
-from qdqbert.encoders.model import Step
+from qdqbert.encoders.model import Head, Step
 from qdqbert.encoders.task_kinds import (
     ENCODER,
     TASK_KINDS,
@@ -101,6 +101,11 @@ class Description(Described):
     def head_steps(self) -> tuple[Step, ...]:
         """Steps of the `head` besides pooling; none without a head."""
         return () if self.head is None else self.head.steps(finder_of(self.name))
+
+    @property
+    def token_heads(self) -> tuple[Head, ...]:
+        """Heads of the `head` on the states of tokens; none without a head."""
+        return () if self.head is None else self.head.token_heads(finder_of(self.name))
 
     def weights_folder(self) -> Path:
         """Return the folder of the encoder's weights. Those on the hub are downloaded."""

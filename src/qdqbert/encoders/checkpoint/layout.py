@@ -24,7 +24,7 @@ from qdqbert.encoders.checkpoint.sentence_modules import (
     steps_of,
 )
 from qdqbert.encoders.heads import POOLINGS
-from qdqbert.encoders.model import Pooling, Step
+from qdqbert.encoders.model import Head, Pooling, Step
 from qdqbert.encoders.task_kinds import TaskName
 
 # In the order in which sentence-transformers joins their vectors.
@@ -104,6 +104,16 @@ class Layout:
         """Change a tokenizer to what the settings say."""
         if self.lower_case:
             put_lower_case_first_(backend)
+
+    @property
+    def weight_files(self) -> tuple[str, ...]:
+        """Paths in the checkpoint of files with weights of the head, besides those in folders."""
+        return ()
+
+    def token_heads(self, find: FindFile) -> tuple[Head, ...]:
+        """Return heads of an embedder on the states of tokens, in float, besides its embedding."""
+        del find
+        return ()
 
     def write(self, folder: Path, *, hidden: int, find: FindFile) -> None:
         """Write the settings to a folder with graphs.

@@ -25,8 +25,13 @@ from qdqbert.encoders.checkpoint.sentence_modules import (
     head_module,
     write_modules,
 )
+from qdqbert.encoders.checkpoint.token_heads import (
+    TokenHeadFile,
+    read_token_heads,
+    token_head_files,
+)
 from qdqbert.encoders.family import is_jina_v5
-from qdqbert.encoders.model import Step
+from qdqbert.encoders.model import Head, Step
 from qdqbert.encoders.task_kinds import ENCODER, TaskName
 
 
@@ -36,10 +41,21 @@ class SentenceHead(PooledHead):
 
     Attributes:
         normalize: Whether the vector is scaled to length 1 after the modules.
+        token_head_files: Files of layers that make more of the token states.
     """
 
     task: ClassVar[TaskName] = ENCODER
     normalize: bool
+    token_head_files: tuple[TokenHeadFile, ...] = ()
+
+    @property
+    def weight_files(self) -> tuple[str, ...]:
+        """Paths in the checkpoint of files with weights of the head, besides those in folders."""
+        return self.token_head_files
+
+    def token_heads(self, find: FindFile) -> tuple[Head, ...]:
+        """Return heads on the states of tokens, in float, besides the embedding."""
+        return read_token_heads(self.token_head_files, find)
 
     def steps(self, find: FindFile) -> tuple[Step, ...]:
         """Return the modules after the pooling as steps of a head, in float."""
@@ -87,6 +103,13 @@ def read_sentence_head(files: SentenceFiles) -> SentenceHead | None:
         # Its own code does the rest.
         fields = read_layout_fields(files, "", "states")
         return SentenceHead(poolings=("lasttoken",), normalize=True, **fields)
+    token_heads = token_head_files(files.find)
+    if files.modules is None and token_heads:
+        # FlagEmbedding saves these alone, and computes its usual embedding.
+        fields = read_layout_fields(files, "", "states")
+        return SentenceHead(
+            poolings=("cls",), normalize=True, token_head_files=token_heads, **fields
+        )
     if files.modules is None or files.is_cross_encoder:
         return None
     if not begins_with_pooling(kinds):
@@ -100,6 +123,7 @@ def read_sentence_head(files: SentenceFiles) -> SentenceHead | None:
     normalize = bool(rest) and rest[-1][0] == "Normalize"
     return SentenceHead(
         normalize=normalize,
+        token_head_files=token_heads,
         modules=tuple(
             head_module(kind, path, files.fields(path, CONFIG))
             for kind, path in (rest[:-1] if normalize else rest)

@@ -26,15 +26,22 @@ class SentenceFiles:
     """The files of a checkpoint, some of which sentence-transformers may have written.
 
     Attributes:
-        read: Reads a file.
+        read: Reads a file with text.
+        find: Finds a file with weights.
     """
 
     read: ReadFile
+    find: FindFile = lambda _: None
 
     @classmethod
     def of_folder(cls, folder: Path) -> SentenceFiles:
         """Return the files of a folder."""
-        return cls(text_reader(file_finder(folder)))
+        return cls.found_by(file_finder(folder))
+
+    @classmethod
+    def found_by(cls, find: FindFile) -> SentenceFiles:
+        """Return the files that a finder finds."""
+        return cls(text_reader(find), find)
 
     def fields(self, *path: str) -> Fields:
         """Return the content of a file in JSON, by a folder and a name in it; empty without it."""

@@ -89,7 +89,7 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
     """
     if not (checkpoint.encoder_folder / TOKENIZER).is_file():
         raise no_tokenizer(checkpoint.encoder_folder, str(Path(checkpoint.config.path).parent))
-    head = checkpoint.head
+    head, find = checkpoint.head, file_finder(checkpoint.folder)
     is_embedding = TASK_KINDS[checkpoint.task].vectors == "sentence"
     usual: tuple[Pooling, ...] = ("mean",) if is_embedding else ()
     notices: list[str] = []
@@ -98,7 +98,8 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
         checkpoint.config,
         checkpoint.task,
         poolings=usual if head is None else head.row_poolings,
-        steps=() if head is None else head.steps(file_finder(checkpoint.folder)),
+        steps=() if head is None else head.steps(find),
+        token_heads=() if head is None else head.token_heads(find),
         reads_token_types=_reads_token_types(checkpoint),
         notices=notices,
     )

@@ -214,6 +214,8 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
         folder = checkpoint.folder / each
         for path in files_of(folder)[1] if has_weights(folder) else ():
             digest.update(_digest(path))
+    for each in head.weight_files if head else ():
+        digest.update(_digest(checkpoint.folder / each))
     return digest.hexdigest()[:32]
 
 
