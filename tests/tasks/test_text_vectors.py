@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from starlette.testclient import TestClient
 
 import qdqbert
 from conftest import SIZES, add_sentence_files, make_texts, save_checkpoint
+from hub_server import Repository, running_hub
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.serving.app import build_app
 from qdqbert.tasks.text_vectors import largest_of_words
@@ -243,6 +246,25 @@ def test_other_layers_make_another_folder_of_the_cache(checkpoint, in_float, tmp
         found = model.encode(TEXTS[0], return_sparse=True)
         check_close(model.encode(TEXTS[0], **EVERY), Reference(checkpoint=folder).encode(TEXTS[0]))
     assert found["lexical_weights"] != in_float.encode(TEXTS[0], **EVERY)["lexical_weights"]
+
+
+def test_layers_are_downloaded_from_the_hub(checkpoint, tmp_path) -> None:
+    files = {
+        path.relative_to(checkpoint).as_posix(): path.read_bytes()
+        for path in checkpoint.rglob("*")
+        if path.is_file()
+    }
+    code = "import qdqbert; print(qdqbert.load('someone/m3', check=False).vector_kinds)"
+    with running_hub() as hub:
+        hub.repositories["someone/m3"] = Repository(private=False, files=files)
+        found = subprocess.run(
+            [sys.executable, "-c", code],
+            env=hub.environment(tmp_path / "home"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert found.stdout.strip() == "('dense', 'sparse', 'colbert')", found.stderr
 
 
 def test_classifiers_of_tokens_weigh_words_of_embedders(tmp_path) -> None:
