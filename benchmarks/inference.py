@@ -5,7 +5,7 @@ r"""Compare ways to embed many texts of mixed length, in texts per second.
     python benchmarks/inference.py --texts texts.txt --single
     python benchmarks/inference.py --texts texts.txt --memory [--count 20000]
     python benchmarks/inference.py --texts texts.txt --ray [--count 20000]
-    python benchmarks/inference.py --texts texts.txt --files [--count 20000]
+    python benchmarks/inference.py --texts texts.txt --files [--count 20000] [--only 'to jsonl']
 
 `benchmarks/mixed_texts.py` writes such a file. MODEL is a sentence-transformers folder, a hub id,
 or `demo` for the packaged all-MiniLM-L6-v2. Each way runs in a separate process, `--rounds` times
@@ -28,8 +28,10 @@ does.
 `qdqbert run` on `--count` texts and on ten times as many, and compares the peak memory of the two
 processes. The larger output takes 8 kB per text, twice. `--ray` compares `qdqbert run` with
 `qdqbert run --ray`, including the time in which workers load the model, without the start of Ray.
-`--files` compares `qdqbert.run` for each format of input and output with one call of `encode`, in
-the rates that a report has.
+`--files` compares `qdqbert.run` for each format of input and output with calls of `encode` just
+before and after it, all in this process, and shows the medians of the rounds' ratios. CPU time is
+that of all threads. What the same call takes for 64 texts is not counted: loading, and the first
+block.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,8 @@ WARM_UP = 64
 # Formats of `--files`, each with a file of texts as the other side.
 FILE_INPUTS = ("csv", "jsonl", "parquet")
 FILE_OUTPUTS = ("npy", "parquet", "jsonl", "csv")
+# Seconds, and CPU seconds of all threads.
+Cost = tuple[float, float]
 # Shapes of "model([text])": tokens, rounded down to whole words.
 SINGLE_TOKENS = (8, 32, 128)
 SWEEPS = {
@@ -106,7 +110,7 @@ def main() -> None:
         elif arguments.ray:
             compare_ray(arguments)
         elif arguments.files:
-            compare(arguments, file_ways(arguments))
+            compare_files(arguments)
         else:
             compare(arguments, ways(arguments))
 
@@ -154,9 +158,7 @@ def measure(
     arguments: argparse.Namespace, names: Iterable[str]
 ) -> dict[str, list[dict[str, float]]]:
     """Run each way in a separate process, in turn, and return the results of its rounds."""
-    chosen = [
-        name for name in names if not arguments.only or any(word in name for word in arguments.only)
-    ]
+    chosen = [name for name in names if is_chosen(arguments, name)]
     results: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
     for _ in range(arguments.rounds):
         for name in chosen:
@@ -164,6 +166,10 @@ def measure(
             results[name].append(found)
             print(f"{name}: {found['texts'] / found['seconds']:.0f} texts/s", file=sys.stderr)
     return results
+
+
+def is_chosen(arguments: argparse.Namespace, name: str) -> bool:
+    return not arguments.only or any(word in name for word in arguments.only)
 
 
 def sweep(arguments: argparse.Namespace) -> None:
@@ -224,8 +230,6 @@ def in_process(
 def run_one(arguments: argparse.Namespace) -> dict[str, float]:
     if arguments.one in ray_ways(arguments):
         return run_file(arguments)
-    if arguments.one in file_ways(arguments):
-        return run_formats(arguments)
     embed = ways(arguments)[arguments.one](arguments)
     texts = read_texts(arguments.texts, arguments.count)
     for _ in embed(iter(texts[:WARM_UP])):
@@ -509,42 +513,73 @@ def run_file(arguments: argparse.Namespace) -> dict[str, float]:
     return {"texts": report.rows, "seconds": seconds}
 
 
-def file_ways(arguments: argparse.Namespace) -> dict[str, tuple[str, str]]:
-    """Return the formats of input and output by name; none for one call of `encode`."""
+def compare_files(arguments: argparse.Namespace) -> None:
+    """Run each pair of formats between two calls of `encode`, and compare the three."""
     pairs = [("txt", each) for each in FILE_OUTPUTS] + [(each, "npy") for each in FILE_INPUTS]
-    found = {"encode": ("", "")} | {f"{one} to {other}": (one, other) for one, other in pairs}
-    return {f"{engine}, {name}": way for engine in arguments.engines for name, way in found.items()}
-
-
-def run_formats(arguments: argparse.Namespace) -> dict[str, float]:
-    """Run a file of one format to one of another, or encode its texts in one call."""
-    given, wanted = file_ways(arguments)[arguments.one]
-    options: Any = {"engine": arguments.one.partition(",")[0], "threads": arguments.threads}
     texts = read_texts(arguments.texts, arguments.count)
+    print(f"{len(texts)} texts, {arguments.threads} threads, {arguments.rounds} rounds\n")
+    print("| way | texts/s | of `encode` | texts per CPU second | of `encode` |")
+    print("|---|---|---|---|---|", flush=True)
+    for engine in arguments.engines:
+        options: Any = {"engine": engine, "threads": arguments.threads}
+        calls = {
+            name: functools.partial(run_formats, arguments.folder, one, other, options)
+            for one, other in pairs
+            if is_chosen(arguments, name := f"{engine}, {one} to {other}")
+        }
+        if not calls:
+            raise SystemExit(f"No way has one of {arguments.only} in its name.")
+        show_files(calls, functools.partial(encode_texts, arguments.folder, options), arguments)
 
-    def encode(some: list[str]) -> float:
-        with qdqbert.load(arguments.folder, **options) as model:
-            start = time.perf_counter()
-            model.encode(some)
-            return time.perf_counter() - start
 
-    def run(some: list[str]) -> float:
-        with tempfile.TemporaryDirectory() as root:
-            source, output = Path(root) / f"texts.{given}", Path(root) / f"vectors.{wanted}"
-            write_rows(source, some)
-            return qdqbert.run(arguments.folder, source, output, **options).seconds
+def show_files(
+    calls: Mapping[str, Callable[[list[str]], Cost]],
+    loop: Callable[[list[str]], Cost],
+    arguments: argparse.Namespace,
+) -> None:
+    """Run calls in turn, each between two runs of a loop, and print rates and ratios."""
+    texts = read_texts(arguments.texts, arguments.count)
+    rates: dict[str, list[Any]] = {name: [] for name in ("encode", *calls)}
+    ratios: dict[str, list[Any]] = {name: [] for name in calls}
+    for _ in range(arguments.rounds):
+        before = cost_of(loop, texts)
+        for name, call in calls.items():
+            own, after = cost_of(call, texts), cost_of(loop, texts)
+            ratios[name].append((before + after) / 2 / own)
+            rates[name].append(len(texts) / own)
+            rates["encode"].append(len(texts) / after)
+            print(f"{name}: {ratios[name][-1].round(3)}", file=sys.stderr)
+            before = after
+    for name, found in rates.items():
+        wall, cpu = np.median(found, axis=0)
+        of_wall, of_cpu = np.median(ratios[name], axis=0) if name in ratios else (1, 1)
+        print(f"| {name} | {wall:.0f} | {of_wall:.3f} | {cpu:.0f} | {of_cpu:.3f} |", flush=True)
 
-    timed = run if given else encode
-    timed(texts[:WARM_UP])
-    cpu = time.process_time()
-    seconds = timed(texts)
-    cpu = time.process_time() - cpu
-    return {
-        "texts": len(texts),
-        "seconds": seconds,
-        "cpu_seconds": cpu,
-        "peak_mb": peak_megabytes(),
-    }
+
+def cost_of(call: Callable[[list[str]], Cost], texts: list[str]) -> Any:
+    """Return the seconds and the CPU seconds of a call, without what it takes for a few texts."""
+    few, all_of_them = call(texts[:WARM_UP]), call(texts)
+    return np.subtract(all_of_them, few)
+
+
+def encode_texts(folder: Path, options: Any, texts: list[str]) -> Cost:
+    """Return the seconds and the CPU seconds of loading and one call of `encode`."""
+    start, cpu = time.perf_counter(), time.process_time()
+    with qdqbert.load(folder, **options) as model:
+        model.encode(texts)
+    return time.perf_counter() - start, time.process_time() - cpu
+
+
+def run_formats(folder: Path, given: str, wanted: str, options: Any, texts: list[str]) -> Cost:
+    """Return the seconds and the CPU seconds of `qdqbert.run` from one format to another."""
+    with tempfile.TemporaryDirectory() as root:
+        source, output = Path(root) / f"texts.{given}", Path(root) / f"vectors.{wanted}"
+        write_rows(source, texts)
+        start, cpu = time.perf_counter(), time.process_time()
+        report = qdqbert.run(folder, source, output, **options)
+        cost = time.perf_counter() - start, time.process_time() - cpu
+    assert report.rows == len(texts)
+    return cost
 
 
 def write_rows(path: Path, texts: list[str]) -> None:
