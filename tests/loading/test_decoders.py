@@ -96,6 +96,17 @@ def test_a_classifier_reads_the_last_token(tmp_path) -> None:
             np.testing.assert_allclose([found[f"LABEL_{i}"] for i in range(3)], row, atol=1e-5)
 
 
+def test_a_reranker_scores_as_its_cross_encoder(tmp_path) -> None:
+    auto, folder = transformers.AutoModelForSequenceClassification, tmp_path / "model"
+    save_decoder(folder, auto=auto, ends=False, num_labels=1)
+    sigmoid = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
+    change_config(folder, sentence_transformers=sigmoid)
+    pairs = [("What sat?", "The cat sat on the mat."), ("x", "A train to the city. " * 30)]
+    expected = sentence_transformers.CrossEncoder(str(folder), device="cpu").predict(pairs)
+    with qdqbert.load(folder, precision="float") as model:
+        np.testing.assert_allclose(model.predict(pairs), expected, atol=1e-5)
+
+
 def test_a_generator_is_run_as_an_encoder_only(tmp_path) -> None:
     auto = transformers.AutoModelForCausalLM
     reference = save_decoder(tmp_path / "model", auto=auto, tie_word_embeddings=False)
