@@ -41,7 +41,7 @@ def test_an_engine_leaves_no_files_of_telemetry(tmp_path, environment, engine) -
     save_graph(ir.from_onnx_text(IDENTITY), tmp_path / "model.onnx")
     load = {"engine": engine, "model": str(tmp_path / "model.onnx"), "threads": 1}
     requests = [
-        {**load, "vocab_size": 9, "choices": None, "provider": None},
+        {**load, "vocab_size": 9, "choices": None, "provider": None, "device": None},
         {"batch": 1, "sequence": 2, "seconds": 0.0},
     ]
     done = subprocess.run(

@@ -54,7 +54,7 @@ def test_a_speedup_is_the_median_of_the_ratios_of_rounds() -> None:
 def test_a_worker_answers_the_load_and_then_each_request(candidate) -> None:
     load = {"engine": "onnxruntime", "model": str(candidate.model), "threads": 1}
     requests = [
-        {**load, "vocab_size": 20, "choices": None, "provider": None},
+        {**load, "vocab_size": 20, "choices": None, "provider": None, "device": None},
         {"batch": 2, "sequence": 3, "seconds": 0.0},
         {"batch": 1, "sequence": 1, "seconds": 0.0},
     ]
