@@ -161,7 +161,7 @@ class Heads:
                 **tensors,
                 **flags,
                 **spread.constants,
-                **{each.name: getattr(norm, each.name) for each in dataclasses.fields(norm)},
+                **norm.arguments,
                 "count": self._count(rows),
                 "states": rows,
                 "sums": out,
@@ -180,9 +180,16 @@ class Heads:
         if name == "normalize":
             # Sums of torch have an order that depends on the number of rows.
             rows = rows.clone()
-            kernels.scale_to_one[(len(rows),)](
-                rows, width, rows.shape[1], size=triton.next_power_of_2(width)
-            )
+            Launch(
+                kernel=kernels.scale_to_one,
+                grid=(len(rows),),
+                arguments={
+                    "rows": rows,
+                    "width": width,
+                    "stride": rows.shape[1],
+                    "size": triton.next_power_of_2(width),
+                },
+            )()
             return rows
         functional = torch.nn.functional
         if name == "gelu_tanh":
@@ -208,16 +215,20 @@ class Heads:
             return rows.values.index_select(0, places)
         texts = len(rows.bounds) - 1
         out = torch.zeros((texts, rows.values.shape[1]), device=rows.values.device)
-        kernels.pool[(texts, triton.cdiv(rows.width, _CHANNELS))](
-            rows.values,
-            rows.starts,
-            out,
-            rows.width,
-            rows.values.shape[1],
-            out.shape[1],
-            pooling=pooling,
-            size=_CHANNELS,
-        )
+        Launch(
+            kernel=kernels.pool,
+            grid=(texts, triton.cdiv(rows.width, _CHANNELS)),
+            arguments={
+                "states": rows.values,
+                "starts": rows.starts,
+                "out": out,
+                "width": rows.width,
+                "stride": rows.values.shape[1],
+                "out_stride": out.shape[1],
+                "pooling": pooling,
+                "size": _CHANNELS,
+            },
+        )()
         return out
 
 

@@ -71,12 +71,26 @@ def channels(
 
 
 @triton.jit
-def store_codes(x, place, exists, multiplier, hadamard, spread: tl.constexpr, codes, scale):
-    """Write a row as symmetric codes with a scale of its own, or as float16."""
+def store_codes(
+    x,
+    place,
+    exists,
+    multiplier,
+    matrix,
+    codes,
+    scale,
+    spread: tl.constexpr,
+    size: tl.constexpr,
+):
+    """Write a row as symmetric codes with a scale of its own, or as float16.
+
+    `matrix` has `size` rows and columns, of ones and minus ones and of zeros between blocks.
+    """
     if codes.dtype.element_ty == tl.int8:
         x = x * tl.load(multiplier + place, mask=exists, other=0.0)
         if spread:
-            # The matrix has ones and minus ones only.
+            side = tl.arange(0, size)
+            hadamard = tl.load(matrix + side[:, None] * size + side[None, :])
             x = tl.dot(x.to(tl.float16), hadamard, out_dtype=tl.float32)
         amax = tl.maximum(tl.max(tl.max(tl.abs(tl.where(exists, x, 0.0)), 1), 0), _SMALLEST)
         tl.store(scale, amax * (1.0 / _LARGEST_CODE))
@@ -199,12 +213,9 @@ def add_norm(
     if writes_states:
         store(sums + row + place, total if keeps_sum else x, exists)
     if writes_codes:
-        hadamard = None
-        if spread:
-            size: tl.constexpr = repeats * members * block
-            side = tl.arange(0, size)
-            hadamard = tl.load(matrix + side[:, None] * size + side[None, :])
-        store_codes(x, place, exists, multiplier, hadamard, spread, codes + row, scales + token)
+        size: tl.constexpr = repeats * members * block
+        at = codes + row
+        store_codes(x, place, exists, multiplier, matrix, at, scales + token, spread, size)
 
 
 @triton.jit
@@ -228,12 +239,9 @@ def quantize(
     place, exists = channels(count, width, members, block, repeats, groups)
     row = token.to(tl.int64) * stride
     x = tl.load(rows + row + place, mask=exists, other=0.0).to(tl.float32)
-    hadamard = None
-    if spread:
-        size: tl.constexpr = repeats * members * block
-        side = tl.arange(0, size)
-        hadamard = tl.load(matrix + side[:, None] * size + side[None, :])
-    store_codes(x, place, exists, multiplier, hadamard, spread, codes + row, scales + token)
+    size: tl.constexpr = repeats * members * block
+    at = codes + row
+    store_codes(x, place, exists, multiplier, matrix, at, scales + token, spread, size)
 
 
 @triton.jit

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,9 @@ _FEW_TOKENS = 16
 _FEW_TEXTS = 4
 # Rows of tiles that are computed together, as they read the same weights.
 _TOGETHER = 8
+# Tokens and blocks there are, and room up to a multiple of 16 bytes.
 _SIZES = 4
-_TOKENS, _BLOCKS, _TEXTS = range(3)
+_BLOCKS = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,23 @@ def capacity_of_blocks(tokens: int) -> int:
     return tokens // _FEW_TOKENS + _FEW_TEXTS
 
 
+@functools.cache
+def _places(tokens: int) -> Mapping[str, slice]:
+    """Return where the parts of `Numbers` are."""
+    blocks = capacity_of_blocks(tokens)
+    lengths = {
+        "sizes": _SIZES,
+        **dict.fromkeys(("ids", "positions", "types", "factors"), tokens),
+        "starts": blocks + 1,
+        **dict.fromkeys(("ends", "block_texts", "block_firsts"), blocks),
+    }
+    ends = itertools.accumulate(lengths.values())
+    return {
+        name: slice(end - length, end)
+        for (name, length), end in zip(lengths.items(), ends, strict=True)
+    }
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Numbers:
     """The inputs of a program as one int32 array, so that there is one copy to the device.
@@ -82,28 +101,16 @@ class Numbers:
     @staticmethod
     def size(tokens: int) -> int:
         """Return the length of the array."""
-        return _SIZES + 4 * tokens + 4 * capacity_of_blocks(tokens) + 1
+        return max(int(place.stop) for place in _places(tokens).values())
 
     def part(self, name: str) -> Any:
         """Return a part of the array."""
-        blocks = capacity_of_blocks(self.tokens)
-        lengths = {
-            "sizes": _SIZES,
-            **dict.fromkeys(("ids", "positions", "types", "factors"), self.tokens),
-            "starts": blocks + 1,
-            **dict.fromkeys(("ends", "block_texts", "block_firsts"), blocks),
-        }
-        first = 0
-        for each, length in lengths.items():
-            if each == name:
-                return self.array[first : first + length]
-            first += length
-        raise KeyError(name)
+        return self.array[_places(self.tokens)[name]]
 
     def write(self, chunk: Chunk) -> None:
         """Write the numbers of some texts, which have to fit."""
         texts, firsts = chunk.blocks
-        sizes = (len(chunk.ids), len(texts), len(chunk.attended), 0)
+        sizes = (len(chunk.ids), len(texts))
         values = {
             "sizes": np.array(sizes, np.int32),
             "ids": chunk.ids,
@@ -289,7 +296,7 @@ class _Builder:
             norm = NormTensors(
                 weight=self._none, bias=self._none, epsilon=0.0, subtracts_mean=False
             )
-        return {field.name: getattr(norm, field.name) for field in dataclasses.fields(norm)}
+        return norm.arguments
 
     def _add_norm(
         self,
@@ -522,7 +529,3 @@ def linear_launch(
         "num_stages": tile.stages,
     }
     return Launch(kernel=kernels.linear, grid=(down * across,), arguments=arguments)
-
-
-Runs = Callable[[], None]
-"""Runs the launches of a program: one after another, or a captured graph of them."""

@@ -81,6 +81,11 @@ class NormTensors:
     epsilon: float
     subtracts_mean: bool
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of kernels."""
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerTensors:
