@@ -37,7 +37,8 @@ class Features:
         normalizes_heads: Whether queries and keys are normalized.
         norms_each_head: Whether they are over the channels of each head instead of all heads.
         rotary: Whether queries and keys are rotated.
-        windowed: Whether some layers attend only to near tokens.
+        windowed: Whether some tokens attend to a part of the text only: to near tokens, or to those
+            before them.
         relative_keys: Whether queries are multiplied by a table of relative positions.
         relative_queries: Whether keys are multiplied by a table of relative positions.
         positions: Whether there is a table of positions.
@@ -107,7 +108,7 @@ class Features:
             spread_states=_matrix(settings, "spread_states"),
             spread_inner=_matrix(settings, "spread_inner"),
             rotary=settings.integer("rotations", 0) > 0,
-            windowed=any(layer.has("window") for layer in layers),
+            windowed=settings.truth("causal") or any(layer.has("window") for layer in layers),
             relative_keys=relative is not None and relative.truth("keys"),
             relative_queries=relative is not None and relative.truth("queries"),
             positions=settings.child("embeddings").truth("has_positions"),

@@ -141,9 +141,10 @@ def _keys_read(
     """Return the first key that some queries read, a multiple of `DEPTH`, and the end of them."""
     if not windowed:
         return f.constant(I64, 0), attended
-    window = LAYER.read(f.layer, "window")
+    window, is_causal = LAYER.read(f.layer, "window"), MODEL.read(f.model, "causal").differs(0)
     first = (row - window.minimum(row)).minimum(attended) // DEPTH * DEPTH
-    return first, (row + rows + window).minimum(attended)
+    after = is_causal.select(f.constant(I64, 0), window)
+    return first, (row + rows + after).minimum(attended)
 
 
 def attend(f: Function, layer: Value, text: Value, head: Value, most: Value) -> None:
