@@ -12,6 +12,7 @@ from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.common.progress import Silent
 from qdqbert.engines.cuda.device import Device
 from qdqbert.loading import device_choice
+from qdqbert.loading.float_checkpoint import comparison
 from qdqbert.serving.models import open_models
 from qdqbert.serving.options import ServerOptions
 from qdqbert.verbs.benchmark import run as benchmark_run
@@ -25,8 +26,10 @@ CARD = Device(name="cpu", card="Interpreter", capability=80)
 
 @pytest.fixture
 def gpu(monkeypatch) -> None:
-    """A GPU that is Triton's interpreter."""
+    """A GPU that is Triton's interpreter, in which the comparison of 16 texts takes a minute."""
     monkeypatch.setattr(device_choice, "find_device", lambda name: CARD)
+    monkeypatch.setattr(comparison, "_TEXTS", 1)
+    monkeypatch.setattr(comparison, "_LONGEST_TEXT", 4)
 
 
 def close(found, wanted, decibels: float) -> bool:
