@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from native_models import DECODER, MODERN, Shape
+from native_models import DECODER, MODERN, SANDWICH, Shape
 
 SMALL: dict[str, Any] = {"hidden": 40, "heads": 5, "head": 8, "inner": 72}
 SHAPES = {
     "bert": Shape(**SMALL, position_bias=True, narrow=24, dropped_id=9, adds_twice=True),
     "modern": dataclasses.replace(MODERN, smoothed=False, normalizes_heads=True),
     "decoder": dataclasses.replace(DECODER, heads=3),
+    "sandwich": dataclasses.replace(SANDWICH, heads=3, words_are_int8=False),
     "roberta": Shape(padding_id=1, causal=True, activation="gelu_tanh", words_are_int8=False),
     "wide": Shape(hidden=384, heads=6, head=64, inner=768, layers=1, has_positions=False),
     "gated": Shape(gated=True, activation="silu", has_types=False),

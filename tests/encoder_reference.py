@@ -102,7 +102,7 @@ def look_up(table: Table, rows: Any) -> Array:
 
 
 def embed(embeddings: Embeddings, ids: Any, token_types: Any) -> Array:
-    total = look_up(embeddings.words, ids)
+    total = look_up(embeddings.words, ids) * embeddings.factor
     if embeddings.dropped_id is not None:
         others = max(int((ids != embeddings.dropped_id).sum()), 1)
         total = total * (len(ids) / others)
@@ -169,6 +169,7 @@ def attend(x: Array, attention: Attention) -> Array:
 
 
 def add(local: Array, states: Array, residual: Residual) -> Array:
+    local = optional_norm(local, residual.local_norm)
     total = round_trip(local, residual.local_codes) + round_trip(states, residual.residual_codes)
     total = optional_norm(total, residual.norm)
     return total if residual.again is None else norm(total + states, residual.again)

@@ -25,6 +25,8 @@ _PARTS: tuple[dict[str, Any], ...] = (
     {"gated": True, "rotary": True, "norms_first": True, "window": 9, "has_positions": False},
     {"normalizes_heads": True, "rotary": True, "activation": "silu"},
     {"normalizes_heads": True, "norms_each_head": True, "rotary": True, "gated": True},
+    {"norms_parts": True, "norms_first": True, "gated": True, "rotary": True, "factor": 3.0},
+    {"norms_parts": True, "rounds": ("local_codes", "residual_codes")},
     {"relative_keys": True, "relative_queries": True, "has_positions": False},
     {"relative_queries": True, "window": 20, "rounds": ROUNDED},
     {"convolution": 3, "adds_twice": True},

@@ -72,6 +72,8 @@ class Shape:
     convolution: int | None = None
     # Whether states are added again after the attention.
     adds_twice: bool = False
+    # Whether the outputs of parts are normalized before they are added.
+    norms_parts: bool = False
     # Whether queries and keys are normalized over the channels of all heads, or of each head.
     normalizes_heads: bool = False
     norms_each_head: bool = False
@@ -84,6 +86,8 @@ class Shape:
     rounds: tuple[str, ...] = ()
     # Channels of the embeddings, if they are projected.
     narrow: int | None = None
+    # Factor of the rows of words.
+    factor: float = 1.0
     seed: int = 0
 
 
@@ -120,6 +124,11 @@ DECODER = Shape(
 )
 """Two layers with the parts of Qwen3: heads together are wider than the states."""
 
+SANDWICH = dataclasses.replace(
+    DECODER, activation="gelu_tanh", norms_parts=True, causal=False, factor=6.5
+)
+"""Two layers with the parts of Gemma 3."""
+
 DISENTANGLED = Shape(
     hidden=40,
     heads=5,
@@ -146,6 +155,7 @@ ALL_PARTS = {
     "twice": Shape(hidden=40, heads=5, head=8, inner=72, adds_twice=True, convolution=3),
     "modern": dataclasses.replace(MODERN, normalizes_heads=True),
     "decoder": DECODER,
+    "sandwich": SANDWICH,
     "disentangled": DISENTANGLED,
     "rounded": Shape(hidden=40, heads=5, head=8, inner=72, rounds=ROUNDED),
 }
@@ -174,6 +184,11 @@ class _Maker:
             bias=self.floats(width, scale=0.2),
             epsilon=1e-12,
         )
+
+    def local_norm(self) -> Norm | None:
+        if not self.shape.norms_parts:
+            return None
+        return dataclasses.replace(self.norm(self.shape.hidden), subtracts_mean=False, epsilon=0.2)
 
     def norm_of_heads(self) -> Norm | None:
         if not self.shape.normalizes_heads:
@@ -251,14 +266,16 @@ class _Maker:
             attention_norm=before[0] if is_last else None,
             attention=attention,
             attention_residual=Residual(
-                norm=after[0], again=self.norm(hidden) if shape.adds_twice else None
+                local_norm=self.local_norm(),
+                norm=after[0],
+                again=self.norm(hidden) if shape.adds_twice else None,
             ),
             up_norm=before[1],
             up=self.linear(shape.inner, hidden),
             gate=self.linear(shape.inner, hidden) if shape.gated else None,
             activation=shape.activation,
             down=self.linear(hidden, shape.inner),
-            residual=Residual(norm=after[1]),
+            residual=Residual(local_norm=self.local_norm(), norm=after[1]),
         )
 
     def model(self) -> EncoderModel:
@@ -273,6 +290,7 @@ class _Maker:
             projection=self.linear(shape.hidden, shape.narrow) if shape.narrow else None,
             padding_id=shape.padding_id,
             dropped_id=shape.dropped_id,
+            factor=shape.factor,
         )
         types = ("token_type_ids",) if shape.has_types else ()
         return EncoderModel(

@@ -93,6 +93,38 @@ BASES: Mapping[str, tuple[str, Change]] = {
         },
     ),
     "eurobert, plain": ("eurobert", ROTATED),
+    "gemma": (
+        "gemma",
+        {**DECODER, "attention_bias": True, "head_dim": 12, "pad_token_id": 0},
+    ),
+    "gemma3_text": (
+        "gemma3_text",
+        {
+            **DECODER,
+            "attention_bias": True,
+            "head_dim": 12,
+            "pad_token_id": 0,
+            "hidden_activation": "relu",
+            "layer_types": KINDS[4],
+            "query_pre_attn_scalar": 20,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 77.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 33.0},
+            },
+            "sliding_window": 6,
+            "sliding_window_pattern": 2,
+        },
+    ),
+    "gemma3_text, both ways": (
+        "gemma3_text",
+        {
+            **DECODER,
+            "head_dim": 6,
+            "pad_token_id": 0,
+            "sliding_window": 7,
+            "use_bidirectional_attention": True,
+        },
+    ),
     "gte": ("gte", ROTATED),
     "gte, no token types": ("gte", {**ROTATED, "type_vocab_size": 0}),
     "jina_embeddings_v3": ("jina_embeddings_v3", ROTATED),
@@ -275,7 +307,7 @@ OTHER_FUNCTIONS = {
 HEAD_SIZES = [{"head_dim": size} for size in (8, 10, None, 0)]
 # Causal unless a field says otherwise.
 CAUSAL = [{"is_causal": value} for value in (True, False, None)]
-DECODERS = ("llama", "mistral", "qwen2", "qwen3")
+DECODERS = ("gemma", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 HEAD_DIM = (
     *("esm", "eurobert", "gte", "jina_embeddings_v3", "modernbert", "nomic_bert"),
     *DECODERS,
@@ -355,6 +387,45 @@ CHANGES: Mapping[str, list[dict[str, Any]]] = {
         {"embedding_size": 40},
     ],
     "ernie": [{"use_task_id": False}],
+    "gemma": [
+        *CAUSAL,
+        # True means what `is_causal: false` does, and transformers reads it only without a mask.
+        *({"use_bidirectional_attention": value} for value in (False, None)),
+        *({"hidden_act": name} for name in ("gelu", "relu", "gelu_pytorch_tanh")),
+        {"hidden_activation": "relu"},
+        {"num_key_value_heads": 3},
+    ],
+    "gemma3_text": [
+        *CAUSAL,
+        *({"use_bidirectional_attention": value} for value in (True, False, None)),
+        {"use_bidirectional_attention": True, "is_causal": False},
+        *({"layer_types": kinds} for kinds in KINDS),
+        *({"layer_types": GONE, "sliding_window_pattern": number} for number in (1, 2, 0, None)),
+        *({"sliding_window": size} for size in (1, 2, 9, 0, None)),
+        {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 5.0},
+        {"num_key_value_heads": None},
+        {"query_pre_attn_scalar": 0},
+        {"query_pre_attn_scalar": None},
+        {"num_attention_heads": 3, "head_dim": 16},
+        {"rope_parameters": GONE, "rope_theta": 44.0},
+        {"rope_parameters": GONE, "rope_local_base_freq": 44.0},
+        {"rope_parameters": None, "rope_theta": 44.0, "rope_local_base_freq": 22},
+        {"rope_theta": 44.0, "rope_local_base_freq": 22.0},
+        {"rope_parameters": GONE, "rope_theta": None},
+        {"rope_parameters": {"full_attention": SINGLE, "sliding_attention": None}},
+        {"rope_parameters": {"sliding_attention": SINGLE}},
+        {"rope_parameters": {"full_attention": SINGLE, "sliding_attention": 3.0}},
+        {"rope_parameters": SINGLE},
+        *(
+            {"rope_scaling": scaling, "rope_parameters": own}
+            for scaling in (LINEAR, THETA, {"type": "linear", "factor": 4.0}, {}, None, "linear")
+            for own in (
+                GONE,
+                None,
+                {"full_attention": SINGLE, "sliding_attention": {"type": "linear", "factor": 2.0}},
+            )
+        ),
+    ],
     "llama": [
         *CAUSAL,
         {"num_key_value_heads": None},
@@ -404,7 +475,7 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
 
 def changes_of(kind: str, *, known: bool) -> list[dict[str, Any]]:
     """Return the changes of a type of models, which are read here or not."""
-    is_rotated = kind in HEAD_DIM and kind not in ("esm", "modernbert")
+    is_rotated = kind in HEAD_DIM and kind not in ("esm", "gemma3_text", "modernbert")
     if not known:
         return [*FOREIGN, *REFUSED.get(kind, []), *(REFUSED_ROTATIONS if is_rotated else [])]
     return [
@@ -610,6 +681,7 @@ NOT_IN_CLASSES = {
     *(
         "use_bidirectional_attention",
         "share_att_key",
+        "sliding_window_pattern",
         "summary_activation",
         "summary_proj_to_labels",
         "summary_type",
@@ -635,6 +707,8 @@ def test_defaults_are_those_of_the_class(kind: str) -> None:
     theta = own.default_theta
     if kind == "modernbert":
         known["global_rope_theta"], known["local_rope_theta"] = theta["global"], theta["local"]
+    elif kind == "gemma3_text":
+        known["rope_theta"], known["rope_local_base_freq"] = theta["global"], theta["local"]
     elif "rope_parameters" in known:
         known["rope_theta"] = theta
     found = {name: each for name, each in FAMILIES[kind].defaults.items() if name in known}

@@ -24,6 +24,8 @@ RUN = (
     "esm",
     "esm, dropped masks",
     "eurobert, shared keys",
+    "gemma",
+    "gemma3_text",
     "gte",
     "jina_embeddings_v3",
     "modernbert",

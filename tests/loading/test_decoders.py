@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import sentence_transformers
@@ -16,6 +19,13 @@ from qdqbert.common.errors import CheckpointError, UserInputError
 TEXTS = ["The cat sat on the mat.", "", "x", "A train\n\nto the <|im_end|> city. " * 9, "café 東京"]
 
 
+GEMMA = {
+    "head_dim": 24,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "num_key_value_heads": 1,
+    "sliding_window": 12,
+}
+
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
@@ -25,8 +35,9 @@ pytestmark = pytest.mark.usefixtures("own_cache")
         ("lasttoken", {}),
         ("lasttoken", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 6}),
         ("mean", {"is_causal": False, "head_dim": 8}),
+        ("lasttoken", {"model_type": "gemma3_text", **GEMMA}),
     ],
-    ids=["causal", "windows", "both ways"],
+    ids=["causal", "windows", "both ways", "Gemma 3"],
 )
 def test_an_embedder_is_that_of_sentence_transformers(pooling, changes, tmp_path) -> None:
     folder = save_embedder(tmp_path / "model", pooling=pooling, **changes)
@@ -39,6 +50,44 @@ def test_an_embedder_is_that_of_sentence_transformers(pooling, changes, tmp_path
     with qdqbert.load(folder) as model:
         found = [model.encode(TEXTS), model.encode(TEXTS, prompt_name="query")]
         alone = [model.encode([text])[0] for text in TEXTS]
+    assert np.stack(alone).tobytes() == found[0].tobytes()
+    assert (np.stack(found) * np.stack(expected)).sum(axis=-1).min() > 0.97
+
+
+def save_embedding_gemma(folder: Path) -> Path:
+    """Write a folder as sentence-transformers saves EmbeddingGemma."""
+    save_decoder(folder / "states", "gemma3_text", use_bidirectional_attention=True, **GEMMA)
+    modules = sentence_transformers.sentence_transformer.modules
+    torch.manual_seed(0)
+    both = [
+        modules.Dense(*sizes, bias=False, activation_function=torch.nn.Identity())
+        for sizes in ((48, 192), (192, 48))
+    ]
+    states = modules.Transformer(str(folder / "states"), max_seq_length=64)
+    model = sentence_transformers.SentenceTransformer(
+        modules=[states, modules.Pooling(48, "mean"), *both, modules.Normalize()],
+        prompts={"query": "task: search result | query: ", "document": "title: none | text: "},
+        device="cpu",
+    )
+    model.save(str(folder / "whole"))
+    return folder / "whole"
+
+
+def test_embedding_gemma_is_that_of_sentence_transformers(tmp_path) -> None:
+    folder = save_embedding_gemma(tmp_path)
+    kinds = [
+        each["type"].rpartition(".")[2]
+        for each in json.loads((folder / "modules.json").read_text())
+    ]
+    assert kinds == ["Transformer", "Pooling", "Dense", "Dense", "Normalize"]
+    reference = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    expected = [reference.encode_query(TEXTS), reference.encode_document(TEXTS)]
+    with qdqbert.load(folder, precision="float") as model:
+        found = [model.encode_query(TEXTS), model.encode_document(TEXTS)]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    with qdqbert.load(folder) as model:
+        found = [model.encode_query(TEXTS), model.encode_document(TEXTS)]
+        alone = [model.encode_query([text])[0] for text in TEXTS]
     assert np.stack(alone).tobytes() == found[0].tobytes()
     assert (np.stack(found) * np.stack(expected)).sum(axis=-1).min() > 0.97
 

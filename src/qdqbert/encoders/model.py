@@ -193,12 +193,14 @@ class Residual:
     """`norm(local + states)`, with fake quantization of both where the recipe has it.
 
     Attributes:
+        local_norm: Norm of the part's output before it is added (Gemma 3); `None` without.
         norm: LayerNorm of the sum; `None` in layers that normalize first.
-        local_codes, residual_codes: Fake quantization of the part's output, and of the states.
+        local_codes, residual_codes: Fake quantization of what is added, and of the states.
         again: LayerNorm after the states are added a second time,
             `again(norm(local + states) + states)`; `None` if they are added once.
     """
 
+    local_norm: Norm | None = None
     norm: Norm | None = None
     local_codes: RoundTrip | None = None
     residual_codes: RoundTrip | None = None
@@ -287,6 +289,7 @@ class Embeddings:
         dropped_id: Id of a token that counts as dropped (ESM): rows of words are multiplied by the
             number of tokens of the text, divided by the number of other tokens. `None` without one.
         first_position: Number of rows of `positions` that no token uses before others.
+        factor: Factor of the rows of words (Gemma).
     """
 
     words: Table
@@ -297,6 +300,7 @@ class Embeddings:
     padding_id: int | None = None
     dropped_id: int | None = None
     first_position: int = 0
+    factor: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

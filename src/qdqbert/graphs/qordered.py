@@ -155,8 +155,8 @@ def _check_rest(layer: Layer) -> None:
     before = (layer.attention_norm, layer.up_norm)
     if any(before) or not all(each.norm and each.norm.subtracts_mean for each in sums):
         _refuse(layer, "does not normalize each sum by a LayerNorm, as the kernels do")
-    if layer.gate is not None or any(each.again for each in sums):
-        _refuse(layer, "has a gate or a second sum, which no kernel computes")
+    if layer.gate is not None or any(each.again or each.local_norm for each in sums):
+        _refuse(layer, "has a gate, a norm before a sum or a second sum, which no kernel computes")
     up = _short(layer, layer.up.module)
     if layer.activation == "gelu_tanh":
         _refuse(layer, "computes GELU by tanh; the kernel computes it by erf")

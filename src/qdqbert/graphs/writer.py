@@ -131,6 +131,8 @@ class _Writer:
     def _embed(self, embeddings: Embeddings) -> str:
         sites, tokens = self._sites, self._tokens
         parts = [sites.rows(embeddings.words, tokens.ids)]
+        if embeddings.factor != 1:
+            parts = [self._add("Mul", *parts, np.float32(embeddings.factor))]
         if embeddings.dropped_id is not None:
             parts = [self._add("Mul", *parts, tokens.share(embeddings.dropped_id))]
         if embeddings.token_types is not None:
@@ -158,6 +160,7 @@ class _Writer:
         return self._sites.activation(f"{path}.layernorm_output_quantizer", x) if is_last else x
 
     def _add_states(self, local: str, states: str, residual: Residual, path: str) -> str:
+        local = normed(self._add, local, residual.local_norm)
         local = self._sites.activation(f"{path}{LOCAL}", local)
         total = [local, self._sites.activation(f"{path}{RESIDUAL}", states)]
         site = f"{path}.layernorm_input_quantizer"

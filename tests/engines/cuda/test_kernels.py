@@ -183,16 +183,20 @@ def normed(x: NDArray[Any], weight: Any, bias: Any, epsilon: float, *, centers: 
 @pytest.mark.parametrize("centers", [False, True])
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("keeps_sum", [False, True])
-@pytest.mark.parametrize("width", [40, 63])
-def test_states_are_added_and_normalized(width, keeps_sum, again, centers) -> None:
+@pytest.mark.parametrize(("width", "norms_local"), [(40, False), (63, False), (63, True)])
+def test_states_are_added_and_normalized(width, norms_local, keeps_sum, again, centers) -> None:
     rng = np.random.default_rng(0)
     states, local = (rng.normal(size=(2, 64)).astype(np.float32) for _ in range(2))
-    weight, bias, other, shift = (rng.normal(size=width).astype(np.float32) for _ in range(4))
+    weight, bias, other, shift, own, moved = (
+        rng.normal(size=width).astype(np.float32) for _ in range(6)
+    )
     sums, codes = poisoned(2, 64), poisoned(2, 64, dtype=torch.float16)
     kernels.add_norm[(2,)](
         count_of(2),
         tensor(states),
         tensor(local),
+        tensor(own),
+        tensor(moved),
         tensor(weight),
         tensor(bias),
         tensor(other),
@@ -206,7 +210,10 @@ def test_states_are_added_and_normalized(width, keeps_sum, again, centers) -> No
         stride=64,
         epsilon=0.1,
         again_epsilon=0.2,
+        local_epsilon=0.3,
         adds=True,
+        normalizes_local=norms_local,
+        local_subtracts_mean=centers,
         normalizes=True,
         subtracts_mean=centers,
         adds_again=again,
@@ -216,6 +223,7 @@ def test_states_are_added_and_normalized(width, keeps_sum, again, centers) -> No
         **spread_of(width, None, CPU).constants,
     )
     x, y = (each[:, :width].astype(np.float64) for each in (states, local))
+    y = normed(y, own, moved, 0.3, centers=centers) if norms_local else y
     wanted = normed(x + y, weight, bias, 0.1, centers=centers)
     wanted = normed(wanted + x, other, shift, 0.2, centers=centers) if again else wanted
     assert close(codes[:, :width], wanted)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from native_models import DECODER, DISENTANGLED, MODERN, Shape, packed_model, random_model
+from native_models import DECODER, DISENTANGLED, MODERN, SANDWICH, Shape, packed_model, random_model
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.native.checks import check_packed
@@ -88,6 +88,7 @@ def changed(settings: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict
         Shape(shared_codes=False, words_are_int8=False, narrow=24),
         MODERN,
         DECODER,
+        SANDWICH,
         DISENTANGLED,
         dataclasses.replace(MODERN, floats=True),
         Shape(convolution=3, words_are_int8=False, hidden=40, heads=5, head=8),
@@ -180,6 +181,7 @@ def test_every_setting_is_needed(packed) -> None:
         (("layers", 0, "down", "depth"), 64, "down.depth' is 64"),
         (("normalizes_heads",), True, "'layers.0.query_norm' does not fit"),
         (("norms_each_head",), True, "'norms_each_head' does not fit normalizes_heads=False"),
+        (("norms_parts",), True, "'layers.0.attention_local_norm' does not fit"),
         (("adds_twice",), True, "'layers.0.attention_again' does not fit"),
         (("layers", 0, "key_norm"), {}, "'layers.0.key_norm' does not fit"),
         (("layers", 0, "norm", "epsilon"), -1.0, "norm.epsilon' is -1.0"),

@@ -75,6 +75,8 @@ def test_adjacent_weights_fit_in_16_bits(pair, fits) -> None:
         ("attention", {"scale": 3.0}, "needs equal layers; layer 1"),
         ("attention", {"query_norm": NORM}, "needs equal layers; layer 1"),
         ("residual", {"again": NORM}, "a second time only after an attention .* layer 1"),
+        ("residual", {"local_norm": NORM}, "needs equal layers; layer 1"),
+        ("attention_residual", {"local_norm": NORM}, "the outputs of both parts .* layer 1"),
         ("attention", {"causal": True}, "needs equal layers; layer 1"),
     ],
 )

@@ -24,6 +24,7 @@ from native_models import (
     LIMIT,
     MODERN,
     ROUNDED,
+    SANDWICH,
     VOCABULARY,
     Shape,
     packed_model,
@@ -97,6 +98,14 @@ PARTS = {
     "norms of each head without rotation": dataclasses.replace(
         DECODER, layers=1, rotary=False, head=20, heads=9
     ),
+    "norms of parts": dataclasses.replace(SANDWICH, layers=1),
+    "norms of parts before sums that are normalized": Shape(
+        hidden=40, heads=5, head=8, inner=72, layers=1, norms_parts=True, dynamic=True
+    ),
+    "norms of parts that are rounded": Shape(
+        hidden=40, layers=1, norms_parts=True, rounds=("local_codes", "residual_codes")
+    ),
+    "factor of float words": Shape(layers=1, factor=0.4, words_are_int8=False),
     "dropped token": Shape(layers=1, dropped_id=9, norms_first=True),
     "dropped token and float words": Shape(layers=1, dropped_id=9, words_are_int8=False, seed=4),
     "rounded products and adds": Shape(hidden=40, heads=5, head=8, layers=1, rounds=ROUNDED),
@@ -152,6 +161,7 @@ OFTEN = {
         "window with position bias",
         "relative positions",
         "norms of each head",
+        "norms of parts",
         "convolution",
         "second add",
         "dropped token and float words",
@@ -304,7 +314,7 @@ def test_outputs_that_are_not_wanted_are_left_out(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("shape", [DEEP, MODERN, TWICE, ROUNDING])
+@pytest.mark.parametrize("shape", [DEEP, MODERN, TWICE, ROUNDING, SANDWICH])
 def test_first_tokens_have_the_same_bits_if_nothing_else_is_read(tmp_path, shape, dynamic) -> None:
     shape, path = dataclasses.replace(shape, dynamic=dynamic), tmp_path / "model"
     first = Head(poolings=("first",), steps=("tanh",), outputs=(HeadOutput(name="first"),))
@@ -328,6 +338,8 @@ def test_first_tokens_have_the_same_bits_if_nothing_else_is_read(tmp_path, shape
         (NORMALIZED, 3, True),
         (MODERN, 2, False),
         (DECODER, 3, True),
+        (SANDWICH, 2, False),
+        (SANDWICH, 3, True),
         (DISENTANGLED, 2, False),
         (dataclasses.replace(DEEP, floats=True), 2, False),
         (dataclasses.replace(MODERN, floats=True), 3, False),

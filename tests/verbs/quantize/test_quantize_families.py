@@ -28,6 +28,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ernie": {},
     "esm": {**ROTARY, "mask_token_id": 4, "token_dropout": True},
     "eurobert": {"num_key_value_heads": 2},
+    "gemma": {"head_dim": 12, "num_key_value_heads": 2},
+    "gemma3_text": {"head_dim": 12, "num_key_value_heads": 2, "sliding_window": 5},
     "gte": {},
     "jina_embeddings_v3": {"type_vocab_size": 1},
     "llama": {},

@@ -263,7 +263,7 @@ class SitedEncoder(nn.Module):
     def _embed(
         self, embeddings: Embeddings, ids: Tensor, mask: Tensor, types: Tensor | None
     ) -> Tensor:
-        x = self._look_up(embeddings.words, ids)
+        x = self._look_up(embeddings.words, ids) * embeddings.factor
         if embeddings.dropped_id is not None:
             others = (mask * (ids != embeddings.dropped_id)).sum(dim=1)
             x = x * (mask.sum(dim=1) / others.clamp(min=1))[:, None, None]
@@ -359,6 +359,7 @@ class _EncoderLayer(nn.Module):
 
     def _add(self, local: Tensor, states: Tensor, residual: Residual, path: str) -> Tensor:
         (model,) = self._parent
+        local = model.norm(local, residual.local_norm)
         total = model.at(f"{path}{LOCAL}", local) + model.at(f"{path}{RESIDUAL}", states)
         total = model.at(f"{path}.layernorm_input_quantizer", total)
         x = model.norm(total, residual.norm)

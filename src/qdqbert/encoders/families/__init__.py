@@ -16,6 +16,8 @@ from qdqbert.encoders.families.electra import ELECTRA
 from qdqbert.encoders.families.ernie import ERNIE
 from qdqbert.encoders.families.esm import ESM
 from qdqbert.encoders.families.eurobert import EUROBERT
+from qdqbert.encoders.families.gemma import GEMMA
+from qdqbert.encoders.families.gemma3 import GEMMA3_TEXT
 from qdqbert.encoders.families.gte import GTE, NEW
 from qdqbert.encoders.families.jina_bert import JINA_BERT
 from qdqbert.encoders.families.jina_embeddings_v3 import JINA_EMBEDDINGS_V3
@@ -50,6 +52,8 @@ FAMILIES = {
         ERNIE,
         ESM,
         EUROBERT,
+        GEMMA,
+        GEMMA3_TEXT,
         GTE,
         JINA_BERT,
         JINA_EMBEDDINGS_V3,

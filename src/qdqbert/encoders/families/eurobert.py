@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qdqbert.encoders.families.bert import BERT_DEFAULTS, classify_tokens
-from qdqbert.encoders.families.llama import ATTENTION, MLP, read_llama_like
+from qdqbert.encoders.families.llama import ATTENTION, MLP, LlamaLike
 from qdqbert.encoders.family import JINA_V5, Encoder, Family, Heads, Parts
 from qdqbert.encoders.heads import decoder, logits
 from qdqbert.encoders.model import Head, Pooling, Step
@@ -24,7 +24,7 @@ def read_eurobert(reader: Reader) -> Encoder:
     config = reader.config
     biased = [*(ATTENTION if config.flag("attention_bias") else ())]
     biased += MLP if config.flag("mlp_bias") else ()
-    return read_llama_like(reader, causal=False, biased=biased)
+    return LlamaLike(causal=False, biased=biased).read(reader)
 
 
 def classify(parts: Parts) -> tuple[Head, ...]:

@@ -7,8 +7,10 @@ tokens before it, and the last token stands for the text.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families.bert import answer
@@ -44,7 +46,7 @@ LLAMA_DEFAULTS: Mapping[str, Any] = {
     "use_bidirectional_attention": False,
     "vocab_size": 32000,
 }
-"""Fields that `read_llama_like` and `is_causal` use, and what they are in a config without them."""
+"""Fields that `LlamaLike` and `is_causal` use, and what they are in a config without them."""
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 """Names of the linear layers of the attention."""
@@ -63,100 +65,146 @@ def is_causal(config: Config) -> bool:
     return config.flag("is_causal", null=False) and not both_ways
 
 
-def read_llama_like(
-    reader: Reader,
-    *,
-    causal: bool,
-    biased: Collection[str] = (),
-    windows: Sequence[int | None] | None = None,
-    norms_heads: bool = False,
-) -> Encoder:
-    """Read a model with RMSNorm first, rotation, gates, and keys and values that heads share.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LlamaLike:
+    """What models differ in that have RMSNorm first, rotation, gates, and shared keys and values.
 
-    Args:
-        reader: Reader of the model.
+    Attributes:
         causal: Whether a token attends only to itself and those before it.
         biased: Names of the linear layers that have biases.
         windows: `Attention.window` of each layer; `None` if tokens attend to all.
+        rotations: The rotation of each layer; `None` if the config describes one for all.
         norms_heads: Whether queries and keys are normalized, each head by itself.
+        norms_parts: Whether outputs of parts are normalized before they are added (Gemma 3).
+        weights_from_one: Whether weights of norms are stored without the 1 that they start from
+            (Gemma).
+        activation: Name of the config's field of the activation function.
+        scale: Factor of the scores; by default 1 by the square root of a head's channels.
+        factor: Factor of the rows of words.
     """
-    config = reader.config
-    size = config.integer("head_dim", null=0) or None
-    sizes = Sizes.of(reader, epsilon="rms_norm_eps", size=size)
-    limit = config.integer("max_position_embeddings", least=1)
-    rotary = read_rotation(config, sizes.head, limit, rope_parameters(config))
-    count = config.integer("num_hidden_layers", least=1)
 
-    def layer(index: int) -> Layer:
-        at = reader.at(f"layers.{index}")
-        found = _layer(at, sizes, rotary, biased)
-        attention = dataclasses.replace(
-            found.attention, causal=causal, window=None if windows is None else windows[index]
+    causal: bool
+    biased: Collection[str] = ()
+    windows: Sequence[int | None] | None = None
+    rotations: Sequence[Rotary] | None = None
+    norms_heads: bool = False
+    norms_parts: bool = False
+    weights_from_one: bool = False
+    activation: str = "hidden_act"
+    scale: float | None = None
+    factor: float = 1.0
+
+    def read(self, reader: Reader) -> Encoder:
+        """Read a model."""
+        config, sizes = reader.config, sizes_of(reader)
+        limit = config.integer("max_position_embeddings", least=1)
+        rotations = self.rotations
+        if rotations is None:
+            rotary = read_rotation(config, sizes.head, limit, rope_parameters(config))
+            rotations = [rotary] * config.integer("num_hidden_layers", least=1)
+        windows = self.windows or [None] * len(rotations)
+        layers = (
+            self._layer(reader.at(f"layers.{index}"), sizes, rotary, window)
+            for index, (rotary, window) in enumerate(zip(rotations, windows, strict=True))
         )
-        if norms_heads:
-            query_norm, key_norm = (
-                _norm(at, f"self_attn.{name}_norm", sizes.head, sizes) for name in ("q", "k")
-            )
-            attention = dataclasses.replace(
-                attention, query_norm=query_norm, key_norm=key_norm, norms_each_head=True
-            )
-        return dataclasses.replace(found, attention=attention)
-
-    return Encoder(
-        embeddings=Embeddings(
-            words=reader.table("embed_tokens", rows="vocab_size", width=sizes.hidden)
-        ),
-        layers=tuple(map(layer, range(count))),
-        limit=limit,
-        final_norm=_norm(reader, "norm", sizes.hidden, sizes),
-    )
-
-
-def _norm(at: Reader, name: str, size: int, sizes: Sizes) -> Norm:
-    found = at.norm(name, size=size, epsilon=sizes.epsilon, has_bias=False)
-    return dataclasses.replace(found, subtracts_mean=False)
-
-
-def _layer(at: Reader, sizes: Sizes, rotary: Rotary, biased: Collection[str]) -> Layer:
-    hidden, width = sizes.hidden, sizes.heads * sizes.head
-    shared = at.config.integer("num_key_value_heads", null=sizes.heads, least=1)
-    if sizes.heads % shared:
-        raise at.config.refuse("num_key_value_heads", f"{sizes.heads} is not a multiple of it.")
-
-    def linear(path: str, inputs: int, outputs: int) -> Linear:
-        has_bias = path.rpartition(".")[2] in biased
-        return at.linear(path, inputs=inputs, outputs=outputs, has_bias=has_bias)
-
-    def spread(name: str) -> Linear:
-        """Return keys or values, repeated for each head of their group."""
-        found = linear(f"self_attn.{name}", hidden, shared * sizes.head)
-        weight = found.weight.reshape(shared, sizes.head, hidden)
-        times = sizes.heads // shared
-        return dataclasses.replace(
-            found,
-            weight=weight.repeat(times, axis=0).reshape(width, hidden),
-            bias=found.bias.reshape(shared, sizes.head).repeat(times, axis=0).ravel(),
+        return Encoder(
+            embeddings=Embeddings(
+                words=reader.table("embed_tokens", rows="vocab_size", width=sizes.hidden),
+                factor=self.factor,
+            ),
+            layers=tuple(layers),
+            limit=limit,
+            final_norm=self._norm(reader, "norm", sizes.hidden, sizes),
         )
 
-    return Layer(
-        attention_norm=_norm(at, "input_layernorm", hidden, sizes),
-        attention=Attention(
+    def _norm(self, at: Reader, name: str, size: int, sizes: Sizes) -> Norm:
+        found = at.norm(name, size=size, epsilon=sizes.epsilon, has_bias=False)
+        weight = found.weight + np.float32(1) if self.weights_from_one else found.weight
+        return dataclasses.replace(found, weight=weight, subtracts_mean=False)
+
+    def _layer(self, at: Reader, sizes: Sizes, rotary: Rotary, window: int | None) -> Layer:
+        hidden = sizes.hidden
+        norms: dict[str, Norm | None] = {
+            name: self._norm(at, path, hidden, sizes)
+            for name, path in (_FOUR_NORMS if self.norms_parts else _TWO_NORMS).items()
+        }
+
+        def linear(path: str, inputs: int, outputs: int) -> Linear:
+            has_bias = path.rpartition(".")[2] in self.biased
+            return at.linear(path, inputs=inputs, outputs=outputs, has_bias=has_bias)
+
+        return Layer(
+            attention_norm=norms["attention"],
+            attention=self._attention(at, sizes, linear, rotary, window),
+            attention_residual=Residual(local_norm=norms.get("after_attention")),
+            up_norm=norms["up"],
+            up=linear("mlp.gate_proj", hidden, sizes.inner),
+            gate=linear("mlp.up_proj", hidden, sizes.inner),
+            activation=at.config.activation(self.activation),
+            down=linear("mlp.down_proj", sizes.inner, hidden),
+            residual=Residual(local_norm=norms.get("after_down")),
+        )
+
+    def _attention(
+        self,
+        at: Reader,
+        sizes: Sizes,
+        linear: Callable[[str, int, int], Linear],
+        rotary: Rotary,
+        window: int | None,
+    ) -> Attention:
+        hidden, width = sizes.hidden, sizes.heads * sizes.head
+        shared = at.config.integer("num_key_value_heads", null=sizes.heads, least=1)
+        if sizes.heads % shared:
+            raise at.config.refuse("num_key_value_heads", f"{sizes.heads} is not a multiple of it.")
+
+        def spread(name: str) -> Linear:
+            """Return keys or values, repeated for each head of their group."""
+            found = linear(f"self_attn.{name}", hidden, shared * sizes.head)
+            weight = found.weight.reshape(shared, sizes.head, hidden)
+            times = sizes.heads // shared
+            return dataclasses.replace(
+                found,
+                weight=weight.repeat(times, axis=0).reshape(width, hidden),
+                bias=found.bias.reshape(shared, sizes.head).repeat(times, axis=0).ravel(),
+            )
+
+        query_norm, key_norm = (
+            self._norm(at, f"self_attn.{name}_norm", sizes.head, sizes)
+            if self.norms_heads
+            else None
+            for name in ("q", "k")
+        )
+        return Attention(
             query=linear("self_attn.q_proj", hidden, width),
             key=spread("k_proj"),
             value=spread("v_proj"),
             output=linear("self_attn.o_proj", width, hidden),
             heads=sizes.heads,
-            scale=float(sizes.head) ** -0.5,
+            scale=self.scale or float(sizes.head) ** -0.5,
+            causal=self.causal,
+            window=window,
             rotary=rotary,
-        ),
-        attention_residual=Residual(),
-        up_norm=_norm(at, "post_attention_layernorm", hidden, sizes),
-        up=linear("mlp.gate_proj", hidden, sizes.inner),
-        gate=linear("mlp.up_proj", hidden, sizes.inner),
-        activation=at.config.activation("hidden_act"),
-        down=linear("mlp.down_proj", sizes.inner, hidden),
-        residual=Residual(),
-    )
+            query_norm=query_norm,
+            key_norm=key_norm,
+            norms_each_head=self.norms_heads,
+        )
+
+
+# Norms of a layer, before its parts, and of their outputs before they are added.
+_TWO_NORMS = {"attention": "input_layernorm", "up": "post_attention_layernorm"}
+_FOUR_NORMS = {
+    "attention": "input_layernorm",
+    "after_attention": "post_attention_layernorm",
+    "up": "pre_feedforward_layernorm",
+    "after_down": "post_feedforward_layernorm",
+}
+
+
+def sizes_of(reader: Reader) -> Sizes:
+    """Return the sizes of a model with `LLAMA_DEFAULTS`."""
+    size = reader.config.integer("head_dim", null=0) or None
+    return Sizes.of(reader, epsilon="rms_norm_eps", size=size)
 
 
 def windows_of_kinds(config: Config, *, causal: bool) -> list[int | None]:
@@ -206,7 +254,7 @@ def read_llama(reader: Reader) -> Encoder:
     config = reader.config
     biased = [*(ATTENTION if config.flag("attention_bias") else ())]
     biased += MLP if config.flag("mlp_bias") else ()
-    return read_llama_like(reader, causal=is_causal(config), biased=biased)
+    return LlamaLike(causal=is_causal(config), biased=biased).read(reader)
 
 
 LLAMA = Family(

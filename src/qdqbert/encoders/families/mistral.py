@@ -6,8 +6,8 @@ from qdqbert.encoders.families.llama import (
     LLAMA_CONVERSION,
     LLAMA_DEFAULTS,
     LLAMA_HEADS,
+    LlamaLike,
     is_causal,
-    read_llama_like,
     window_of,
 )
 from qdqbert.encoders.family import Encoder, Family
@@ -19,7 +19,7 @@ def read_mistral(reader: Reader) -> Encoder:
     config = reader.config
     causal = is_causal(config)
     windows = [window_of(config, causal=causal)] * config.integer("num_hidden_layers", least=1)
-    return read_llama_like(reader, causal=causal, windows=windows)
+    return LlamaLike(causal=causal, windows=windows).read(reader)
 
 
 MISTRAL = Family(

@@ -9,8 +9,8 @@ from qdqbert.encoders.families.llama import (
     LLAMA_CONVERSION,
     LLAMA_DEFAULTS,
     LLAMA_HEADS,
+    LlamaLike,
     is_causal,
-    read_llama_like,
     windows_of_kinds,
 )
 from qdqbert.encoders.family import Encoder, Family
@@ -33,12 +33,11 @@ QWEN2_DEFAULTS: Mapping[str, Any] = {
 def read_qwen2(reader: Reader) -> Encoder:
     """Read a model of transformers' class."""
     causal = is_causal(reader.config)
-    return read_llama_like(
-        reader,
+    return LlamaLike(
         causal=causal,
         biased=("q_proj", "k_proj", "v_proj"),
         windows=windows_of_kinds(reader.config, causal=causal),
-    )
+    ).read(reader)
 
 
 QWEN2 = Family(

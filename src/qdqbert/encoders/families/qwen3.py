@@ -6,8 +6,8 @@ from qdqbert.encoders.families.llama import (
     ATTENTION,
     LLAMA_CONVERSION,
     LLAMA_HEADS,
+    LlamaLike,
     is_causal,
-    read_llama_like,
     windows_of_kinds,
 )
 from qdqbert.encoders.families.qwen2 import QWEN2_DEFAULTS
@@ -25,13 +25,12 @@ def read_qwen3(reader: Reader) -> Encoder:
     causal = is_causal(config) and _VOYAGE not in str(config.values.get("auto_map"))
     # The width of heads has a default of its own.
     config.integer("head_dim", least=1)
-    return read_llama_like(
-        reader,
+    return LlamaLike(
         causal=causal,
         biased=ATTENTION if config.flag("attention_bias") else (),
         windows=windows_of_kinds(config, causal=causal),
         norms_heads=True,
-    )
+    ).read(reader)
 
 
 QWEN3 = Family(

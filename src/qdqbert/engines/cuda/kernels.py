@@ -159,6 +159,8 @@ def add_norm(
     count,
     states,
     local,
+    local_weight,
+    local_bias,
     weight,
     bias,
     again_weight,
@@ -170,9 +172,12 @@ def add_norm(
     scales,
     width,
     stride,
+    local_epsilon,
     epsilon,
     again_epsilon,
     adds: tl.constexpr,
+    normalizes_local: tl.constexpr,
+    local_subtracts_mean: tl.constexpr,
     normalizes: tl.constexpr,
     subtracts_mean: tl.constexpr,
     adds_again: tl.constexpr,
@@ -187,6 +192,7 @@ def add_norm(
 ):
     """Add rows to states, normalize them, and write states and codes of the next linear layer.
 
+    With `normalizes_local`, the rows are normalized by themselves before they are added.
     With `keeps_sum`, states are the sum itself, and its norm is only read by that layer.
     """
     token = tl.program_id(0)
@@ -195,7 +201,19 @@ def add_norm(
     before = tl.load(states + row + place, mask=exists, other=0.0).to(tl.float32)
     total = before
     if adds:
-        total += tl.load(local + row + place, mask=exists, other=0.0).to(tl.float32)
+        added = tl.load(local + row + place, mask=exists, other=0.0).to(tl.float32)
+        if normalizes_local:
+            added = normalized(
+                added,
+                place,
+                exists,
+                local_weight,
+                local_bias,
+                width,
+                local_epsilon,
+                local_subtracts_mean,
+            )
+        total += added
     x = total
     if normalizes:
         x = normalized(x, place, exists, weight, bias, width, epsilon, subtracts_mean)

@@ -303,6 +303,7 @@ class _Builder:
         reader: LinearTensors | None,
         *,
         norm: NormTensors | None,
+        local_norm: NormTensors | None = None,
         again: NormTensors | None = None,
         adds: bool = True,
         keeps_sum: bool = False,
@@ -316,6 +317,11 @@ class _Builder:
             count=self._counts,
             states=self._states,
             local=self._local,
+            local_weight=self._none if local_norm is None else local_norm.weight,
+            local_bias=self._none if local_norm is None else local_norm.bias,
+            local_epsilon=0.0 if local_norm is None else local_norm.epsilon,
+            normalizes_local=local_norm is not None,
+            local_subtracts_mean=local_norm is not None and local_norm.subtracts_mean,
             again_weight=self._none if again is None else again.weight,
             again_bias=self._none if again is None else again.bias,
             again_epsilon=0.0 if again is None else again.epsilon,
@@ -400,6 +406,7 @@ class _Builder:
         self._add_norm(
             layer.up,
             norm=norms["up_input_norm" if self._features.norms_first else "attention_norm"],
+            local_norm=norms.get("attention_local_norm"),
             again=norms.get("attention_again"),
             keeps_sum=self._features.norms_first,
         )
@@ -421,6 +428,7 @@ class _Builder:
         self._add_norm(
             None if following is None else following.projections,
             norm=norm,
+            local_norm=layer.norms.get("local_norm"),
             keeps_sum=self._features.norms_first and not is_last,
             is_last=is_last,
         )

@@ -72,6 +72,9 @@ class Scratch:
             "kept": zeros(
                 (block if program.features.adds_twice else 0, program.hidden), np.float32
             ),
+            "local": zeros(
+                (block if program.features.norms_parts else 0, program.hidden), np.float32
+            ),
             "row_scales": zeros(rows_of_block, np.float32),
             "inner_float": zeros(
                 (program.float_rows if has_floats else 0, program.up_columns), np.float32

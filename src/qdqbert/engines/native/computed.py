@@ -125,6 +125,11 @@ def _check_norms(layer: Layer, index: int) -> None:
             "The native engine adds states a second time only after an attention that is followed "
             f"by a LayerNorm; layer {index} differs."
         )
+    if (layer.attention_residual.local_norm is None) != (layer.residual.local_norm is None):
+        raise GraphError(
+            "The native engine normalizes either the outputs of both parts of a layer before they "
+            f"are added, or none; layer {index} differs."
+        )
     # The first attention may read the normalized embeddings.
     is_first = after == (None, None) and layer.up_norm is not None
     if not is_first and (before != (None, None) or None in after):
@@ -143,6 +148,7 @@ def _common(layer: Layer) -> tuple[Any, ...]:
         attention.norms_each_head,
         layer.attention_residual.again is None,
         layer.residual.norm is None,
+        layer.residual.local_norm is None,
         layer.gate is None,
         attention.rotary is None,
         attention.relative is None,

@@ -16,7 +16,7 @@ from qdqbert.quantization.hadamard import Hadamard
 SPREAD = {"spread_states": "hidden", "spread_inner": "inner"}
 """Settings that are matrices, and the settings with the numbers of their channels."""
 _STORED = (
-    *("floats", "dynamic", "norms_first", "gated", "adds_twice"),
+    *("floats", "dynamic", "norms_first", "gated", "adds_twice", "norms_parts"),
     *("normalizes_heads", "norms_each_head"),
 )
 
@@ -32,6 +32,7 @@ class Features:
         spread_states: Matrix that hidden states are multiplied by before they become codes.
         spread_inner: Matrix that the input of the last linear layer is multiplied by.
         norms_first: Whether LayerNorms are before the parts of a layer instead of after them.
+        norms_parts: Whether the output of each part is normalized before it is added to the states.
         gated: Whether the activation is multiplied by a gate.
         adds_twice: Whether states are added again after the LayerNorm that follows an attention.
         normalizes_heads: Whether queries and keys are normalized.
@@ -54,6 +55,7 @@ class Features:
     spread_states: Hadamard | None = None
     spread_inner: Hadamard | None = None
     norms_first: bool = False
+    norms_parts: bool = False
     gated: bool = False
     adds_twice: bool = False
     normalizes_heads: bool = False

@@ -108,6 +108,7 @@ class _Packer:
             "activation": model.layers[0].activation,
             "norms_first": model.layers[0].residual.norm is None,
             "adds_twice": model.layers[0].attention_residual.again is not None,
+            "norms_parts": model.layers[0].residual.local_norm is not None,
             "normalizes_heads": attention.query_norm is not None,
             "norms_each_head": attention.query_norm is not None and attention.norms_each_head,
             "gated": model.layers[0].gate is not None,
@@ -139,10 +140,13 @@ class _Packer:
 
     def _embeddings(self) -> dict[str, Any]:
         tables = self._model.embeddings
-        width = padded(tables.words.rows.shape[1])
-        self._arrays["words"] = _wide(tables.words.rows, width)
-        if tables.words.scale is not None:
-            self._arrays["word_scale"] = _wide(tables.words.scale, width)
+        rows, scale, factor = tables.words.rows, tables.words.scale, np.float32(tables.factor)
+        width = padded(rows.shape[1])
+        if scale is not None:
+            self._arrays["word_scale"] = _wide(scale * factor, width)
+        elif factor != 1:
+            rows = rows.astype(np.float32) * factor
+        self._arrays["words"] = _wide(rows, width)
         # The first row is for padding tokens inside texts.
         first = tables.first_position
         used = slice(first, first + self._model.limit + (tables.padding_id is not None))
@@ -344,6 +348,8 @@ class _Packer:
     def _shares_words(self, weight: Floats) -> bool:
         """Return whether weights equal the table of words, and add the rest of its codes."""
         words = self._model.embeddings.words
+        if self._model.embeddings.factor != 1:
+            return False
         if words.scale is None or words.rows.shape != weight.shape:
             return np.array_equal(words.rows, weight)
         rest = rest_of(weight, codes := words.rows.astype(np.int8, copy=False), words.scale)

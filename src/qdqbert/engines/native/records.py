@@ -202,6 +202,7 @@ THREAD = Record(
     embedded=PTR,  # float32 (block, embedding_width)
     codes=PTR,  # u8 (block + 32, hidden), a line between rows
     kept=PTR,  # float32 (block, hidden), if states are added twice
+    local=PTR,  # float32 (block, hidden): the output of a part, if it is normalized by itself
     inner=PTR,  # u8 (block + 32, inner or width), a line between rows
     row_scales=PTR,  # float32 (block + 32,): see `ROW_SCALE`
     spread=PTR,  # float32 (4, hidden or inner), if channels are spread

@@ -116,12 +116,16 @@ LINEARS: Mapping[str, LinearPart] = {
 NORMS: Mapping[str, NormPart] = {
     # Before the projections; the first layer may read the normalized embeddings.
     "attention_input_norm": NormPart("attention_norm", {"norms_first": True}, is_optional=True),
+    # Of the output of attention, before the residual add.
+    "attention_local_norm": NormPart("attention_residual.local_norm", {"norms_parts": True}),
     # After the residual add of attention.
     "attention_norm": NormPart("attention_residual.norm", {"norms_first": False}),
     # After the states are added a second time.
     "attention_again": NormPart("attention_residual.again", {"adds_twice": True}),
     # Before the feed-forward part.
     "up_input_norm": NormPart("up_norm", {"norms_first": True}),
+    # Of the output of the feed-forward part, before the residual add.
+    "local_norm": NormPart("residual.local_norm", {"norms_parts": True}),
     # After the residual add of the feed-forward part.
     "norm": NormPart("residual.norm", {"norms_first": False}),
     "query_norm": NormPart("attention.query_norm", {"normalizes_heads": True}, "normed"),

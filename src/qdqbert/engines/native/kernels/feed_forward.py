@@ -69,11 +69,13 @@ class _FeedForward:
         if features.adds_twice:
             kept = THREAD.read(f.thread, "kept")
             f.call("keep_rows", kept, self.x, f.rows * self.hidden)
-        self.add("output", context, self.record["attention_add"])
+        norm = self.record["attention_local_norm"]
+        self.add("output", context, self.record["attention_add"], norm)
         self.normalize()
         in_float = features.dynamic or features.gated
         inner = self.up_in_float() if in_float else self.up_in_codes()
-        self.add("down", (inner, self.inner_stride), self.record["add"])
+        source, norm = (inner, self.inner_stride), self.record["local_norm"]
+        self.add("down", source, self.record["add"], norm)
         f.call("end_layer", **f.own(f"{RECORDS}, reader, row, rows"))
 
     def normalize(self) -> None:
@@ -146,17 +148,19 @@ class _FeedForward:
                 quantize_rows(f, "inner", features.spread_inner, spread, *read, *out)
         return self.inner_codes
 
-    def add(self, name: str, source: tuple[Value, Value], rounding: Value) -> None:
-        """Write a linear layer and its residual add."""
-        f, rounds = self.f, self.features.rounds_adds
-        if not self.by_columns:
+    def add(self, name: str, source: tuple[Value, Value], rounding: Value, norm: Value) -> None:
+        """Write a linear layer and its residual add, before which `norm` may be."""
+        f, rounds, norms = self.f, self.features.rounds_adds, self.features.norms_parts
+        if not self.by_columns and not norms:
             kernel = "linear_add_rounded" if rounds else "linear_add"
             self.linear(kernel, name, source, (self.x, self.stride), extra=rounding)
             return
-        sums = self.sums_of[name]
+        sums = self.sums_of[name] if self.by_columns else THREAD.read(f.thread, "local")
         self.linear("linear_float", name, source, (sums, self.stride))
         self.wait()
-        if rounds:
+        if norms:
+            f.call("add_normed_rows", norm, self.x, sums, self.hidden, f.rows, rounding)
+        elif rounds:
             f.call("add_rounded_rows", rounding, self.x, sums, self.hidden, f.rows)
         else:
             f.call("add_rows", self.x, sums, f.rows * self.hidden)

@@ -26,6 +26,7 @@ from qdqbert.engines.native.ir import (
 )
 from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dynamic_codes import quantize_dynamically
+from qdqbert.engines.native.kernels.round_trip import rounded_sum
 from qdqbert.engines.native.records import CODES, NORM, THREAD
 from qdqbert.quantization.hadamard import Hadamard
 
@@ -42,6 +43,7 @@ def emit_norms(module: Module, isa: InstructionSet, features: Features) -> None:
     """Write `layer_norm`, `quantize_rows`, and `quantize_normed` or `layer_norm_codes`.
 
     `norm_heads` is `layer_norm` of each head of queries or keys.
+    `add_normed_rows` adds the LayerNorm of other rows to rows.
     `quantize_normed` is for layers that normalize first, and `layer_norm_codes` for the others.
     `quantize_tokens` is `quantize_rows` with dynamic scales, for a head that scores words.
     `spread_states` and `spread_inner` are `quantize_rows` of channels that are spread.
@@ -52,6 +54,11 @@ def emit_norms(module: Module, isa: InstructionSet, features: Features) -> None:
     if features.norms_each_head:
         with module.function("norm_heads", "norm*, x*, stride, rows, heads, size") as f:
             _norm_heads(f)
+    if features.norms_parts:
+        with module.function(
+            "add_normed_rows", "norm*, x*, other*, channels, rows, roundings*"
+        ) as f:
+            _add_normed_rows(f, features)
     with _codes_function(module, "quantize_rows") as f:
         _quantize_rows(f, isa, features)
     if features.scores_words:
@@ -146,6 +153,33 @@ def _norm_heads(f: Function) -> None:
     with f.loop(0, f.rows) as row:
         first = f.x + row * f.stride
         in_blocks(f, f.heads, _ROWS, block)
+
+
+def _add_normed_rows(f: Function, features: Features) -> None:
+    """Write `add_normed_rows`, which adds the LayerNorm of other rows to rows in place.
+
+    Its arguments are a `NORM` record, the rows, the other rows, the numbers of channels and rows,
+    which follow each other, and two `ROUND_TRIP` records, of what is added and of the rows, which
+    are read if the model has some.
+    """
+    floats = vector(F32, LANES)
+
+    def block(row: Value, height: int) -> None:
+        offsets = [(row + each) * f.channels * 4 for each in range(height)]
+
+        def write(channel: Value, values: Sequence[Value]) -> None:
+            add = rounded_sum(f, f.roundings, channel, floats) if features.rounds_adds else _sum
+            for offset, value in zip(offsets, values, strict=True):
+                place = f.x + (offset + channel * 4)
+                f.store(add(value, f.load(floats, place)), place)
+
+        _normalize(f, [f.other + each for each in offsets], f.channels, write)
+
+    in_blocks(f, f.rows, _ROWS, block)
+
+
+def _sum(value: Value, state: Value) -> Value:
+    return state + value
 
 
 def _layer_norm_codes(f: Function, isa: InstructionSet, features: Features) -> None:
