@@ -19,13 +19,12 @@ import torch
 import transformers
 
 import encoder_reference
-from encoders.test_families import SIZES
+from encoders.test_families import SIZES, auto_class
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.families.bert import BERT_DEFAULTS
 from qdqbert.encoders.of_checkpoint import read_encoder
-from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.encoders.weights import Weights
 
 GONE = object()
@@ -50,6 +49,15 @@ DEBERTA_V2 = {
     "share_att_key": True,
     "conv_kernel_size": 3,
     "conv_act": "relu",
+}
+T5 = {
+    **BERT,
+    "d_ff": 56,
+    "d_kv": 6,
+    "feed_forward_proj": "gated-silu",
+    "layer_norm_epsilon": 0.03,
+    "relative_attention_max_distance": 16,
+    "relative_attention_num_buckets": 12,
 }
 SUMMARY = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "relu"}
 KINDS = [["full_attention"] * 3, ["sliding_attention"] * 3, ["full_attention"], ["x"] * 3, None]
@@ -178,6 +186,10 @@ BASES: Mapping[str, tuple[str, Change]] = {
     "roberta-prelayernorm": ("roberta-prelayernorm", {**BERT, "pad_token_id": 3}),
     "roformer": ("roformer", {**BERT, **SUMMARY, "embedding_size": 24}),
     "roformer, plain": ("roformer", {**BERT, "summary_type": "first"}),
+    "t5": ("t5", T5),
+    "t5, plain": ("t5", {**BERT, "d_ff": 56}),
+    "mt5": ("mt5", {**T5, "feed_forward_proj": "gated-relu"}),
+    "umt5": ("umt5", T5),
     "xlm-roberta": ("xlm-roberta", {**BERT, "pad_token_id": 3}),
     "xlm-roberta-xl": ("xlm-roberta-xl", {**BERT, "pad_token_id": 3}),
 }
@@ -312,6 +324,23 @@ HEAD_DIM = (
     *("esm", "eurobert", "gte", "jina_embeddings_v3", "modernbert", "nomic_bert"),
     *DECODERS,
 )
+T5_FIELDS = [
+    *({"feed_forward_proj": kind} for kind in ("gated-gelu", "gelu", "x-relu", "gated-x-y", None)),
+    *(
+        {"feed_forward_proj": kind, "dense_act_fn": GONE, "is_gated_act": GONE}
+        for kind in ("gated-gelu", "gelu", "relu", "gated-tanh", "x-relu", "gated-gelu-new")
+    ),
+    {"dense_act_fn": "relu"},
+    {"dense_act_fn": None},
+    {"is_gated_act": False},
+    {"is_gated_act": None},
+    *({"relative_attention_max_distance": distance} for distance in (2, 3, 5, 70, 0)),
+    *({"num_layers": number} for number in (1, 2, 0)),
+    {"hidden_size": 48},
+    {"num_decoder_layers": 1},
+    {"is_encoder_decoder": True},
+    {"n_positions": 5},
+]
 CHANGES: Mapping[str, list[dict[str, Any]]] = {
     "albert": [{"num_hidden_groups": 3}, {"num_hidden_groups": 5}, {"inner_group_num": 0}],
     "bert": [
@@ -451,6 +480,7 @@ CHANGES: Mapping[str, list[dict[str, Any]]] = {
         {"num_key_value_heads": 3},
         {"mlp_bias": True},
     ],
+    **dict.fromkeys(("mt5", "t5", "umt5"), T5_FIELDS),
     "rembert": [{"embedding_size": 3}, {"tie_word_embeddings": True}],
     "roformer": [
         {"summary_use_proj": True},
@@ -497,7 +527,7 @@ class Folder:
         config.num_labels = 2 if task == "question-answering" else 3
         torch.manual_seed(0)
         self.kind, self.task, self.path = kind, task, path
-        self.automatic: Any = getattr(transformers, TASK_KINDS[task].auto_class)  # type: ignore[index]
+        self.automatic = auto_class(kind, task)
         if kind == "dpr":
             self.automatic = transformers.DPRContextEncoder
         model = self.automatic.from_config(config) if kind != "dpr" else self.automatic(config)

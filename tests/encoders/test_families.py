@@ -50,6 +50,8 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 24,
 }
+# All heads together are narrower than the states, and some distances are the farthest.
+T5 = {"d_kv": 6, "d_ff": 56, "relative_attention_max_distance": 16}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20}
 SHARED = {"num_attention_heads": 4, "num_key_value_heads": 2}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
@@ -194,6 +196,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "summary_activation": "tanh",
         },
     ),
+    "t5": ("t5", T5),
+    "t5, gated": ("t5", {**T5, "feed_forward_proj": "gated-gelu", "num_layers": 2}),
+    "mt5": ("mt5", {**T5, "relative_attention_num_buckets": 12}),
+    "umt5": ("umt5", {**T5, "feed_forward_proj": "gated-silu", "d_kv": 16}),
     "xlm-roberta-xl": ("xlm-roberta-xl", {"type_vocab_size": 1}),
     "xlm-roberta": ("xlm-roberta", {"type_vocab_size": 1}),
 }
@@ -205,11 +211,17 @@ def config_of(variant: str) -> Any:
     return transformers.AutoConfig.for_model(kind, **{**SIZES, **special, **own})
 
 
+def auto_class(kind: str, task: str) -> Any:
+    """Return transformers' class of a task, or of the encoder alone."""
+    alone = FAMILIES[kind].encoder_class if task == "feature-extraction" else None
+    return getattr(transformers, alone or TASK_KINDS[task].auto_class)
+
+
 def save_model(variant: str, task: str, folder: Path, *, seed: int = 0) -> Any:
     config = config_of(variant)
     config.num_labels = 2 if task == "question-answering" else 3
     torch.manual_seed(seed)
-    automatic = getattr(transformers, TASK_KINDS[task].auto_class)  # type: ignore[index]
+    automatic = auto_class(config.model_type, task)
     model = automatic.from_config(config).eval()
     for parameter in model.parameters():
         # Biases and LayerNorms start as zeros and ones, with which mistakes could hide.

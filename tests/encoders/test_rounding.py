@@ -35,6 +35,8 @@ RUN = (
     "roberta, third token is padding",
     "roberta-prelayernorm",
     "roformer",
+    "t5",
+    "umt5",
 )
 # Values near the middle of two codes are rounded to either. In such narrow layers each counts.
 LEAST_DB = 30.0

@@ -115,6 +115,7 @@ class Family:
     Attributes:
         model_type: transformers' name of the family, as in `config.json`.
         prefix: Name of the encoder in classes with a head: "bert" in `BertForMaskedLM`.
+        encoder_class: transformers' auto class of the encoder alone.
         first: A tensor of the encoder, by which its place in the file is found.
         code: Names of classes outside of transformers that compute the same, which checkpoints name
             in `auto_map`. They are not run.
@@ -147,6 +148,7 @@ class Family:
     encoder: Callable[[Reader], Encoder]
     heads: Heads = Heads()
     embedding: ReadHead | None = None
+    encoder_class: str = "AutoModel"
     first: str = "embeddings.word_embeddings.weight"
     code: tuple[str, ...] = ()
     code_config: str | None = None

@@ -35,11 +35,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "megatron-bert": {},
     "mistral": {"num_key_value_heads": 2, "sliding_window": 5},
+    "mt5": {"d_kv": 12, "d_ff": 56, "num_layers": 2},
     "nomic_bert": {},
     "qwen2": {"num_key_value_heads": 2},
     "qwen3": {"head_dim": 12, "num_key_value_heads": 2},
     "rembert": {"input_embedding_size": 16},
     "roberta-prelayernorm": {},
+    "t5": {"d_ff": 56, "num_layers": 2},
+    "umt5": {"d_ff": 56, "num_layers": 2},
     "roformer": {"embedding_size": 16},
     "xlm-roberta-xl": {},
 }
@@ -65,7 +68,8 @@ def save(tmp_path):
         )
         torch.manual_seed(0)
         folder = tmp_path / family
-        spread(transformers.AutoModel.from_config(config)).save_pretrained(folder)
+        auto = getattr(transformers, READ[family].encoder_class)
+        spread(auto.from_config(config)).save_pretrained(folder)
         make_tokenizer(BERT_SPECIAL).save_pretrained(folder)
         return folder
 

@@ -114,7 +114,9 @@ def _tensors(
 
 
 def _model_class(task: TaskName, config: Any) -> Any:
-    mapping = getattr(transformers, TASK_KINDS[task].auto_class)._model_mapping
+    kind = TASK_KINDS[task]
+    auto = kind.auto_class if kind.has_head else FAMILIES[config.model_type].encoder_class
+    mapping = getattr(transformers, auto)._model_mapping
     if type(config) not in mapping:
         raise UserInputError(
             f"`task={task!r}`: transformers has no such head for `{config.model_type}`.",

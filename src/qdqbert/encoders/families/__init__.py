@@ -33,6 +33,7 @@ from qdqbert.encoders.families.rembert import REMBERT
 from qdqbert.encoders.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from qdqbert.encoders.families.roberta_prelayernorm import ROBERTA_PRELAYERNORM
 from qdqbert.encoders.families.roformer import ROFORMER
+from qdqbert.encoders.families.t5 import MT5, T5, UMT5
 from qdqbert.encoders.families.xlm_roberta_xl import XLM_ROBERTA_XL
 from qdqbert.encoders.family import Family, family_name
 
@@ -62,6 +63,7 @@ FAMILIES = {
         MISTRAL,
         MODERNBERT,
         MPNET,
+        MT5,
         NEW,
         NOMIC_BERT,
         QDQBERT,
@@ -71,6 +73,8 @@ FAMILIES = {
         ROBERTA,
         ROBERTA_PRELAYERNORM,
         ROFORMER,
+        T5,
+        UMT5,
         XLM_ROBERTA,
         XLM_ROBERTA_XL,
     )

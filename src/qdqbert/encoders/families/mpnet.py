@@ -6,13 +6,12 @@ Its table of relative positions stays in float: 32 rows of a bias that is added 
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qdqbert.encoders.families.bert import BERT_DEFAULTS, read_embeddings
 from qdqbert.encoders.families.roberta import ROBERTA_HEADS
+from qdqbert.encoders.families.t5 import buckets_of
 from qdqbert.encoders.family import Encoder, Family, longest_text
 from qdqbert.encoders.layer_sites import LayerSites, TrainingSites
 from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layers
@@ -57,21 +56,9 @@ def _position_bias(reader: Reader, heads: int, limit: int) -> Floats:
     buckets = 32
     if len(table) < buckets:
         raise reader.config.refuse(rows, f"needs {buckets}.")
-    return np.ascontiguousarray(table[buckets_of(np.arange(1 - limit, limit), buckets)].T)
-
-
-def buckets_of(distances: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:
-    """Return T5's bucket of each distance `key - query`.
-
-    Source: `relative_position_bucket` of transformers' MPNet.
-    """
-    half = buckets // 2
-    exact = half // 2
-    distance = np.abs(distances)
-    far = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
-    far = far / np.float32(math.log(_FARTHEST / exact)) * np.float32(half - exact)
-    far = np.minimum(exact + far.astype(np.int64), half - 1)
-    return np.asarray(half * (distances > 0) + np.where(distance < exact, distance, far))
+    return np.ascontiguousarray(
+        table[buckets_of(np.arange(1 - limit, limit), buckets, _FARTHEST)].T
+    )
 
 
 MPNET = Family(
