@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -116,12 +117,18 @@ def imported(node: ast.AST, *, types: bool) -> Iterator[str]:
             yield from (name.name for name in child.names if not types)
         elif isinstance(child, ast.ImportFrom):
             yield from (f"{child.module}.{name.name}" for name in child.names if not types)
-        else:
+        elif not isinstance(child, ast.expr):
             yield from imported(child, types=types)
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports_of(path: Path, *, types: bool = False) -> set[str]:
-    names = imported(ast.parse(path.read_text()), types=types)
+    names = imported(tree_of(path), types=types)
     return {name for name in names if name.split(".")[0] == "qdqbert"}
 
 

@@ -56,7 +56,7 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
             if isinstance(node, Function):
                 yield name, node
             yield from functions(node, f"{name}.")
-        else:
+        elif not isinstance(node, ast.expr):
             yield from functions(node, prefix)
 
 
@@ -101,11 +101,11 @@ def changed_globals(tree: ast.Module) -> Iterator[str]:
         for node in nodes:
             if isinstance(node, ast.Global):
                 yield from node.names
-            # `np.insert` and `torch.add` are functions of a module and change nothing.
-            yield from names_in(mutated_by(node), ast.Load) & (values - local)
-            yield from names_in(assigned_by(node), ast.Load) & (
-                (values | modules) - local | {"cls"}
-            )
+        # `np.insert` and `torch.add` are functions of a module and change nothing.
+        mutated = (each for node in nodes for each in mutated_by(node))
+        yield from names_in(mutated, ast.Load) & (values - local)
+        assigned = (each for node in nodes for each in assigned_by(node))
+        yield from names_in(assigned, ast.Load) & ((values | modules) - local | {"cls"})
 
 
 def mutated_by(node: ast.AST) -> Iterator[ast.expr]:

@@ -1,6 +1,6 @@
 """Compile the launches of a program for GPUs, on a machine without one.
 
-    python triton_compiled.py 90        # one model and size
+    python triton_compiled.py 90        # each kernel of one model and size
     python triton_compiled.py 80 all    # all sizes of all models
 
 Writes a line of JSON for each launch.
@@ -143,16 +143,19 @@ def _of_heads() -> Iterator[Launch]:
 
 
 def launches(capability: int, *, is_short: bool) -> Iterator[Launch]:
-    """Yield all different launches of some models, or those of one model and size."""
-    seen = set()
-    yield from _of_heads()
+    """Yield all different launches of some models, or one of each kernel of one model and size."""
+    seen: set[Any] = set()
+    if not is_short:
+        yield from _of_heads()
     for shape in _SHAPES[:1] if is_short else _SHAPES:
         model = Model(Tensors(packed_model(shape), torch.device("cpu")), capability)
         least = sorted({least for least, _ in TILES[capability]})
         for tokens in least[-1:] if is_short else [max(each, 16) for each in least]:
             for launch in model.program(tokens).launches:
                 source, options = source_of(launch)
-                key = repr((source.fn.fn, source.signature, source.constants, options))
+                key: Any = (launch.kernel, "*i8" in source.signature.values())
+                if not is_short:
+                    key = repr((source.fn.fn, source.signature, source.constants, options))
                 if key not in seen:
                     seen.add(key)
                     yield launch

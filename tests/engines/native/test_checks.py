@@ -330,16 +330,14 @@ def _runs(packed: Packed, *, examples: int) -> Any:
 
 
 def test_random_settings_are_taken_or_refused(packed, modern, disentangled, in_float) -> None:
-    _runs(packed, examples=100)()
-    _runs(modern, examples=40)()
-    _runs(disentangled, examples=20)()
-    _runs(in_float, examples=20)()
+    for model in (packed, modern, disentangled, in_float):
+        _runs(model, examples=8)()
 
 
 @pytest.mark.slow
-def test_many_random_settings_are_taken_or_refused(packed, modern) -> None:
-    _runs(packed, examples=10_000)()
-    _runs(modern, examples=5_000)()
+def test_many_random_settings_are_taken_or_refused(packed, modern, disentangled, in_float) -> None:
+    for model in (packed, modern, disentangled, in_float):
+        _runs(model, examples=5_000)()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])

@@ -226,7 +226,7 @@ def test_a_layer_in_float_computes_what_numpy_does(save, name, kernel) -> None:
 
 
 @pytest.mark.parametrize("name", [*LAYERS, *PARTS])
-@pytest.mark.usual("dynamic")
+@pytest.mark.usual("dynamic gate")
 def test_all_kernels_with_the_same_products_have_the_same_bits(save, name) -> None:
     sets = [each for each in usable_sets() if isinstance(each.products, ShortProducts)]
     path, inputs = save({**LAYERS, **PARTS}[name]), random_batch(LENGTHS)
@@ -238,7 +238,7 @@ def test_all_kernels_with_the_same_products_have_the_same_bits(save, name) -> No
 
 
 @pytest.mark.parametrize("name", [*LAYERS, *PARTS])
-@pytest.mark.usual("narrow")
+@pytest.mark.usual("dynamic gate")
 def test_all_kernels_that_fuse_products_have_the_same_bits_in_float(save, name) -> None:
     shape = dataclasses.replace({**LAYERS, **PARTS}[name], floats=True, dynamic=False)
     path, inputs = save(shape), random_batch(LENGTHS)
@@ -315,6 +315,7 @@ def test_outputs_that_are_not_wanted_are_left_out(tmp_path) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("shape", [DEEP, MODERN, TWICE, ROUNDING, SANDWICH])
+@pytest.mark.usual("shape0-False", "shape1-True", "shape3-True", "shape4-False")
 def test_first_tokens_have_the_same_bits_if_nothing_else_is_read(tmp_path, shape, dynamic) -> None:
     shape, path = dataclasses.replace(shape, dynamic=dynamic), tmp_path / "model"
     first = Head(poolings=("first",), steps=("tanh",), outputs=(HeadOutput(name="first"),))

@@ -100,7 +100,7 @@ def test_words_have_the_weights_of_float32_in_any_company(tmp_path, kind) -> Non
 
 
 @pytest.mark.parametrize("kind", ["tied to codes", "tied to floats", "own"])
-@pytest.mark.usual("own")
+@pytest.mark.slow
 def test_words_have_the_same_bits_on_all_sets_with_the_same_products(tmp_path, kind) -> None:
     # So many texts that some score is next to 0.
     path, inputs = save(pack_model(model_of(kind)[0]), tmp_path), random_batch((17,) * 40)
