@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import math
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,11 +146,24 @@ def is_utf8(path: str) -> bool:
 
 def is_within(path: Path, place: Path) -> bool:
     """Return whether a path is a place or inside it, whatever links and dots lead there."""
+    return inside_of(place)(path)
+
+
+def inside_of(place: Path) -> Callable[[Path], bool]:
+    """Return what `is_within` is for a place, for many paths: their folders are resolved once."""
     real = os.path.realpath(place)
-    names = (os.path.realpath(path), os.path.join(os.path.realpath(path.parent), path.name))
-    return any(Path(name).is_relative_to(real) for name in names) or (
-        path.exists() and place.exists() and path.samefile(place)
-    )
+    status = place.stat() if place.exists() else None
+    resolved = functools.cache(os.path.realpath)
+
+    def holds(path: Path) -> bool:
+        names = [os.path.join(resolved(path.parent), path.name)]
+        if path.is_symlink() or path.name in ("", ".."):
+            names.append(os.path.realpath(path))
+        if any(Path(name).is_relative_to(real) for name in names):
+            return True
+        return status is not None and path.exists() and os.path.samestat(path.stat(), status)
+
+    return holds
 
 
 def followed(path: Path) -> Path:

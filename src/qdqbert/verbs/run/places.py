@@ -15,12 +15,12 @@ import datetime
 import importlib.util
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from qdqbert.common.errors import OutputExistsError, UserInputError
-from qdqbert.common.files import check_output_place, followed, is_within
+from qdqbert.common.files import check_output_place, followed, inside_of
 from qdqbert.common.options.declared import overwrites
 from qdqbert.common.storage import Place, RemotePath, place_of, remove_tree
 from qdqbert.data.tables.inputs import Source, is_partition
@@ -167,21 +167,22 @@ def find_places(
             f"`output={output!r}`.",
             argument="shard",
         )
+    are_written = [_inside_of(each) for each in (places.output, places.errors)]
     for file in source.files:
-        if any(_is_inside(file.place, each) for each in (places.output, places.errors)):
+        if any(holds(file.place) for holds in are_written):
             raise overwrites("output", output, f"the input file {file.name!r}")
     folder = place_of(model) if model else None
-    if folder is not None and places.output.is_file() and _is_inside(places.output, folder):
+    if folder is not None and places.output.is_file() and _inside_of(folder)(places.output):
         raise overwrites("output", output, f"a file of `model={model!r}`")
     return places
 
 
-def _is_inside(path: Place, place: Place) -> bool:
-    if isinstance(path, Path) and isinstance(place, Path):
-        return is_within(path, place)
-    if isinstance(path, RemotePath) and isinstance(place, RemotePath):
-        return path.is_within(place)
-    return False
+def _inside_of(place: Place) -> Callable[[Place], bool]:
+    """Return a function that says whether a path is a place or inside it."""
+    if isinstance(place, RemotePath):
+        return lambda path: isinstance(path, RemotePath) and path.is_within(place)
+    holds = inside_of(place)
+    return lambda path: isinstance(path, Path) and holds(path)
 
 
 def is_finished(places: Places, read: Iterable[Path], identity: Mapping[str, Any]) -> bool:
