@@ -149,11 +149,12 @@ class Heads:
 
     def _normalize(self, norm: NormTensors, rows: torch.Tensor, width: int) -> torch.Tensor:
         out, spread = torch.zeros_like(rows), spread_of(width, None, rows.device)
+        of_norms = ("local_weight", "local_bias", "again_weight", "again_bias")
         tensors = dict.fromkeys(
-            ("local", "again_weight", "again_bias", "multiplier", "matrix", "codes", "scales"),
-            self._none,
+            ("local", *of_norms, "multiplier", "matrix", "codes", "scales"), self._none
         )
-        flags = dict.fromkeys(("adds", "adds_again", "keeps_sum", "writes_codes"), False)
+        of_local = ("normalizes_local", "local_subtracts_mean")
+        flags = dict.fromkeys(("adds", *of_local, "adds_again", "keeps_sum", "writes_codes"), False)
         Launch(
             kernel=kernels.add_norm,
             grid=(len(rows),),
@@ -167,6 +168,7 @@ class Heads:
                 "sums": out,
                 "width": width,
                 "stride": rows.shape[1],
+                "local_epsilon": 0.0,
                 "again_epsilon": 0.0,
                 "normalizes": True,
                 "writes_states": True,
