@@ -32,7 +32,7 @@ from qdqbert.encoders.model import (
 )
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.storage import Packed
-from qdqbert.quantization.hadamard import hadamard_of
+from qdqbert.quantization.hadamard import Hadamard, hadamard_of
 
 VOCABULARY = 97
 LIMIT = 80
@@ -318,7 +318,7 @@ def _observed(inputs: dict[int, list[Any]]) -> Iterator[None]:
 
 
 def _quantized(
-    linear: Linear, inputs: list[Any], shape: Shape, *, smoothed: bool, spreads: bool
+    linear: Linear, inputs: list[Any], shape: Shape, *, smoothed: bool, matrix: Hadamard | None
 ) -> Linear:
     """Return a linear layer in int8, with the range of its inputs unless that is dynamic."""
     x = np.concatenate(inputs)
@@ -328,12 +328,12 @@ def _quantized(
     low, high = min((x * factor).min(), 0.0), max((x * factor).max(), 0.0)
     scale = float(np.float32((high - low) / 255))
     zero_point = round(-low / scale)
-    weight, matrix = linear.weight / factor, None
+    weight = linear.weight / factor
     if shape.dynamic:
         scale, zero_point = 1.0, 128
-        # Contexts are not spread.
-        matrix = hadamard_of(x.shape[1]) if spreads else None
         weight = weight if matrix is None else matrix.spread_weight(weight)
+    else:
+        matrix = None
     weight_scale = (np.abs(weight).max(axis=1) / shape.largest_code).astype(np.float32)
     multiplier = (factor / scale).astype(np.float32)
     codes = Codes(
@@ -353,8 +353,11 @@ def _quantized(
 
 def _with_codes(layer: Layer, inputs: dict[int, list[Any]], shape: Shape) -> Layer:
     def quantized(linear: Linear, smoothed: bool = False) -> Linear:
-        spreads = linear is not layer.attention.output
-        return _quantized(linear, inputs[id(linear)], shape, smoothed=smoothed, spreads=spreads)
+        gated = linear is layer.down and layer.gate is not None
+        # Contexts are not spread.
+        is_output = linear is layer.attention.output
+        matrix = None if is_output else hadamard_of(linear.weight.shape[1], gated=gated)
+        return _quantized(linear, inputs[id(linear)], shape, smoothed=smoothed, matrix=matrix)
 
     attention = layer.attention
     query, key, value = (

@@ -23,10 +23,11 @@ def test_products_of_spread_inputs_and_weights_are_the_same(channels) -> None:
     np.testing.assert_allclose(matrix.spread(matrix.spread_weight(x)), x, atol=1e-12)
 
 
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("channels", WIDTHS)
-def test_kernels_can_add_vectors_of_members_and_lanes_of_blocks(channels) -> None:
-    matrix = hadamard_of(channels)
-    assert matrix.order <= 64
+def test_kernels_can_add_vectors_of_members_and_lanes_of_blocks(channels, gated) -> None:
+    matrix = hadamard_of(channels, gated=gated)
+    assert matrix.order <= (128 if gated else 64)
     assert matrix.block <= 16
     assert channels % matrix.order == 0
     assert matrix.members == 1 or channels // matrix.members % 16 == 0
@@ -35,6 +36,9 @@ def test_kernels_can_add_vectors_of_members_and_lanes_of_blocks(channels) -> Non
 def test_widths_that_people_use_have_groups_of_64() -> None:
     assert {hadamard_of(each) for each in (384, 768, 1024, 1536, 3072)} == {
         Hadamard(members=8, block=8)
+    }
+    assert {hadamard_of(each, gated=True) for each in (1024, 1536, 3072)} == {
+        Hadamard(members=8, block=16)
     }
     # 576 = 4 * 9 * 16; 312 = 8 * 39.
     assert (hadamard_of(576).order, hadamard_of(312).order, hadamard_of(35).order) == (64, 8, 1)

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 Array = TypeVar("Array", bound=Any)
 """An array of numpy or a tensor of torch."""
 
-_GROUP = 64
+# Channels of a group, and of one of products with a gate, whose outliers are larger.
+_GROUP, _GATE_GROUP = 64, 128
 _MOST_MEMBERS = 8
 # Vectors of kernels have up to 16 lanes.
 _LANES = 16
@@ -93,14 +94,16 @@ class Hadamard:
         return f"{self.members} x {self.block}"
 
 
-def hadamard_of(channels: int) -> Hadamard:
+def hadamard_of(channels: int, *, gated: bool = False) -> Hadamard:
     """Return the matrix for a number of channels, with groups of 64 where the number has them.
 
-    Members lie a multiple of 16 channels apart, so that kernels add whole vectors.
+    Channels that are products with a gate have groups of 128. Members lie a multiple of 16 channels
+    apart, so that kernels add whole vectors.
     """
     members = block = 1
+    group = _GATE_GROUP if gated else _GROUP
     while members < _MOST_MEMBERS and channels % (2 * members * _LANES) == 0:
         members *= 2
-    while block < _LANES and members * block < _GROUP and channels // members % (2 * block) == 0:
+    while block < _LANES and members * block < group and channels // members % (2 * block) == 0:
         block *= 2
     return Hadamard(members=members, block=block)

@@ -214,8 +214,10 @@ def linear_sites(
     they are known.
     """
     # Weighted sums of values have no outlier channels to spread.
-    matrix = None if channels is None or source == "attention" else hadamard_of(channels)
-    matrix = None if matrix is None or matrix.order == 1 else matrix
+    matrix = None
+    if channels is not None and source != "attention":
+        found = hadamard_of(channels, gated=source == "gate")
+        matrix = found if found.order > 1 else None
     return (
         Site(
             name=f"{path}._input_quantizer",

@@ -138,6 +138,7 @@ def test_float16_takes_its_largest_value_instead_of_infinity() -> None:
         (20, Hadamard(members=1, block=4)),
         (64, hadamard_of(64)),
         (72, hadamard_of(72)),
+        (256, hadamard_of(256, gated=True)),
         (192, hadamard_of(192)),
         (320, Hadamard(members=2, block=8)),
     ],

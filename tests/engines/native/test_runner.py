@@ -69,7 +69,7 @@ PARTS = {
     "norms first": Shape(hidden=40, heads=5, head=8, inner=72, layers=1, norms_first=True),
     "gate": Shape(hidden=96, heads=2, head=64, inner=72, layers=1, gated=True, activation="silu"),
     "dynamic gate": Shape(
-        hidden=40, inner=72, layers=1, gated=True, dynamic=True, norms_first=True
+        hidden=40, inner=256, layers=1, gated=True, dynamic=True, norms_first=True
     ),
     "rotation": Shape(hidden=40, heads=5, head=8, layers=1, rotary=True, has_positions=False),
     "rotation of large heads": Shape(heads=2, head=64, layers=1, rotary=True),
