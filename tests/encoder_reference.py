@@ -255,6 +255,11 @@ def run_encoder(model: EncoderModel, inputs: Mapping[str, Any]) -> dict[str, Arr
     tokens = shape[-1]
     ids = inputs["input_ids"].reshape(-1, tokens)
     lengths = inputs["attention_mask"].reshape(-1, tokens).sum(axis=1)
+    if model.filled_id is not None:
+        room = [(0, 0), (0, model.limit - tokens)]
+        ids = np.where(inputs["attention_mask"].reshape(-1, tokens), ids, model.filled_id)
+        ids = np.pad(ids, room, constant_values=model.filled_id)
+        lengths = np.full(len(ids), model.limit)
     types = np.zeros_like(ids)
     if "token_type_ids" in model.input_names:
         types = inputs["token_type_ids"].reshape(-1, tokens)

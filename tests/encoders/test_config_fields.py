@@ -68,6 +68,8 @@ BASES: Mapping[str, tuple[str, Change]] = {
     "bert, untied": ("bert", {**BERT, "tie_word_embeddings": False}),
     "bert-generation": ("bert-generation", BERT),
     "camembert": ("camembert", {**BERT, "pad_token_id": 3}),
+    "clip_text_model": ("clip_text_model", {**BERT, "projection_dim": 24}),
+    "clip_text_model, quick": ("clip_text_model", {**BERT, "hidden_act": "quick_gelu"}),
     "data2vec-text": ("data2vec-text", {**BERT, "pad_token_id": 3}),
     "deberta": ("deberta", {**DEBERTA, "legacy": False, "tie_word_embeddings": False}),
     "deberta, narrow embeddings": ("deberta", {**DEBERTA, "embedding_size": 24}),
@@ -186,6 +188,7 @@ BASES: Mapping[str, tuple[str, Change]] = {
     "roberta-prelayernorm": ("roberta-prelayernorm", {**BERT, "pad_token_id": 3}),
     "roformer": ("roformer", {**BERT, **SUMMARY, "embedding_size": 24}),
     "roformer, plain": ("roformer", {**BERT, "summary_type": "first"}),
+    "siglip_text_model": ("siglip_text_model", {**BERT, "projection_size": 24}),
     "t5": ("t5", T5),
     "t5, plain": ("t5", {**BERT, "d_ff": 56}),
     "mt5": ("mt5", {**T5, "feed_forward_proj": "gated-relu"}),
@@ -347,6 +350,16 @@ CHANGES: Mapping[str, list[dict[str, Any]]] = {
         {"position_embedding_type": "absolute"},
         {"hidden_size": 40.0},
         {"type_vocab_size": 0},
+    ],
+    "clip_text_model": [
+        *({"hidden_act": name} for name in ("gelu", "quick_gelu", "silu")),
+        {"projection_dim": 12},
+        {"projection_dim": None},
+    ],
+    "siglip_text_model": [
+        *({"projection_size": size} for size in (12, None, 40)),
+        *({"pad_token_id": token} for token in (0, 5, None)),
+        {"max_position_embeddings": 20},
     ],
     "deberta": [
         {"pos_att_type": "P2C"},
@@ -518,6 +531,15 @@ def changes_of(kind: str, *, known: bool) -> list[dict[str, Any]]:
     ]
 
 
+# Classes of models whose embedding is their own.
+CLASSES = {
+    "clip_text_model": transformers.CLIPTextModelWithProjection,
+    "dpr": transformers.DPRContextEncoder,
+    "siglip_text_model": transformers.SiglipTextModel,
+}
+WITHOUT_TYPES = ("bert-generation", "clip_text_model", "esm", "siglip_text_model")
+
+
 class Folder:
     """A checkpoint that transformers wrote, whose config.json is changed."""
 
@@ -527,10 +549,9 @@ class Folder:
         config.num_labels = 2 if task == "question-answering" else 3
         torch.manual_seed(0)
         self.kind, self.task, self.path = kind, task, path
-        self.automatic = auto_class(kind, task)
-        if kind == "dpr":
-            self.automatic = transformers.DPRContextEncoder
-        model = self.automatic.from_config(config) if kind != "dpr" else self.automatic(config)
+        self.automatic = CLASSES.get(kind) or auto_class(kind, task)
+        make = self.automatic if kind in CLASSES else self.automatic.from_config
+        model = make(config)
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.data += 0.3 * torch.randn_like(parameter)
@@ -541,8 +562,12 @@ class Folder:
         padding = config.pad_token_id
         inputs["input_ids"] = np.where(inputs["attention_mask"], inputs["input_ids"], padding)
         inputs["input_ids"][..., :1] = 7
-        if getattr(config, "type_vocab_size", 0) < 2 or kind in ("esm", "bert-generation"):
+        if getattr(config, "type_vocab_size", 0) < 2 or kind in WITHOUT_TYPES:
             del inputs["token_type_ids"]
+        if kind == "clip_text_model":
+            # transformers finds the end of a text by this token.
+            ends = inputs["attention_mask"].sum(axis=1) - 1
+            inputs["input_ids"][np.arange(len(ends)), ends] = config.eos_token_id
         self.inputs = inputs
 
         self._expected: dict[str, tuple[dict[str, Any] | None, bool]] = {}
@@ -574,14 +599,20 @@ class Folder:
             ):
                 return None, False
             inputs = {name: torch.from_numpy(each) for name, each in self.inputs.items()}
+            if self.kind == "siglip_text_model":
+                room = (0, model.config.max_position_embeddings - inputs["input_ids"].shape[1])
+                token, mask = model.config.pad_token_id, inputs.pop("attention_mask") != 0
+                ids = torch.where(mask, inputs["input_ids"], token)
+                inputs["input_ids"] = torch.nn.functional.pad(ids, room, value=token)
             with torch.no_grad():
                 found = model.eval()(**inputs, return_dict=True)
         except Exception:
             # Errors of all classes.
             return None, False
         outputs = {name: each.numpy() for name, each in found.items() if torch.is_tensor(each)}
-        if self.kind == "dpr":
-            outputs["sentence_embedding"] = outputs["pooler_output"]
+        if self.kind in CLASSES:
+            embedding = "text_embeds" if "text_embeds" in outputs else "pooler_output"
+            outputs["sentence_embedding"] = outputs[embedding]
         return outputs, bool(info["unexpected_keys"])
 
     def read(self, values: Change) -> dict[str, Any]:
@@ -638,6 +669,7 @@ def _shown(change: Change) -> str:
 def fields_of(folder: Folder) -> list[str]:
     """Return the fields of a config that say something about the model."""
     names = {"architectures", "model_type", "transformers_version"}
+    names |= {"eos_token_id"} if folder.kind == "clip_text_model" else set()
     return [name for name in folder.values if name not in names]
 
 

@@ -133,6 +133,10 @@ class Family:
             of their own to make it; `None` if it is the user's choice.
         projects_states: Whether embedders may have a linear layer next to the encoder, on the state
             of each token.
+        nested: Field of the config with the fields of this model, in files of a larger one.
+        others: First parts of the names of tensors of a larger model's other parts.
+        fills_texts: Whether texts are filled up to the longest length with the padding token, which
+            tokens attend to.
         masks_queries: Whether a token that no token attends to attends to no token itself.
         skips_padding: Whether its text classifiers read the last token other than the padding
             token, which can differ from the last token.
@@ -158,6 +162,9 @@ class Family:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     conversion: Conversion | None = None
     projects_states: bool = False
+    nested: str | None = None
+    others: tuple[str, ...] = ()
+    fills_texts: bool = False
     masks_queries: bool = False
     skips_padding: bool = False
     positions_follow: int | Literal["padding"] | None = None
@@ -206,9 +213,19 @@ class Family:
             raise config.refuse("per_layer_config", "all layers need the same settings.")
         if "quantization_config" in config:
             raise config.refuse("quantization_config", "float weights are needed.")
-        own = config.values
+        own = config.values if self.nested is None else self._inner(config, self.nested)
         old, other = self.of_own_code(own), _renamed(own, self.aliases)
         return dataclasses.replace(config, values={**self.defaults, **old, **own, **other})
+
+    def _inner(self, config: Config, name: str) -> dict[str, Any]:
+        """Return the values of a config with those of a field in it, which count first."""
+        own, older = (config.values.get(each) or {} for each in (name, f"{name}_dict"))
+        if not isinstance(own, Mapping) or not isinstance(older, Mapping):
+            raise config.refuse(name, "expected an object with the fields of the text model.")
+        # transformers fills the older field with defaults.
+        inner = {**own, **({**self.defaults, **older} if older else {})}
+        outer = ("architectures", "model_type", "projection_dim")
+        return {**config.values, **{key: inner[key] for key in inner if key not in outer}}
 
     def of_own_code(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the fields of the family's own code say, under transformers' names.

@@ -381,6 +381,8 @@ class EncoderModel:
         tail: Operations for further outputs; `None` if the heads compute all.
         expansion_id: Id of the token that expands queries, if its states are needed where the mask
             is 0: it attends to the tokens of the query, and no token attends to it.
+        filled_id: Id of the token that each text is filled with up to `limit`, and that tokens
+            attend to; `None` if texts have any length.
     """
 
     embeddings: Embeddings
@@ -393,3 +395,4 @@ class EncoderModel:
     convolution: Convolution | None = None
     tail: Tail | None = None
     expansion_id: int | None = None
+    filled_id: int | None = None

@@ -114,9 +114,12 @@ def read_encoder(
         name = PROJECTION.removesuffix(".weight")
         projection = parts.root.linear(name, inputs=parts.hidden, has_bias=False)
     width = parts.hidden if projection is None else len(projection.bias)
-    _check_widths(steps, width * max(1, len(poolings)), path)
     is_inner = _inner_names(parts)
     heads = _heads(family, parts, task, poolings, steps, projection)
+    if kind.vectors == "sentence" and family.embedding is not None:
+        _check_widths(heads[-1].steps, parts.hidden, path)
+    else:
+        _check_widths(steps, width * max(1, len(poolings)), path)
     left_out = check_left_out(
         path,
         tensors.unused,
@@ -124,7 +127,9 @@ def read_encoder(
         model=f"a model of type `{family.model_type}`",
         is_inner=is_inner,
         without_head=lambda names: [
-            each for each in names if root_of(each.removeprefix(parts.body.path)) not in _HEADS
+            each
+            for each in names
+            if root_of(each.removeprefix(parts.body.path)) not in {*_HEADS, *family.others}
         ],
         has_quantizers="quantizers" in config,
     )
@@ -140,6 +145,7 @@ def read_encoder(
         final_norm=parts.encoder.final_norm,
         has_choices=kind.has_choices,
         convolution=parts.encoder.convolution,
+        filled_id=config.integer("pad_token_id") if family.fills_texts else None,
     )
 
 
@@ -187,7 +193,8 @@ def _heads(
     kind = TASK_KINDS[task]
     if kind.vectors == "sentence":
         if family.embedding is not None:
-            return family.embedding(parts)
+            *others, last = family.embedding(parts)
+            return (*others, dataclasses.replace(last, steps=(*last.steps, *steps)))
         return states(poolings, *steps, projection=projection)
     if kind.has_classes and poolings:
         return scores(poolings, steps)

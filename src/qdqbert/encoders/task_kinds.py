@@ -126,8 +126,11 @@ class TaskSettings:
 TASK_KINDS: Mapping[str, TaskKind] = {
     "feature-extraction": TaskKind(
         auto_class="AutoModel",
-        # The last two are DPR's.
-        architectures=("Model", "GenerationEncoder", "ContextEncoder", "QuestionEncoder"),
+        # The last three are DPR's and CLIP's.
+        architectures=(
+            *("Model", "GenerationEncoder", "ContextEncoder", "QuestionEncoder"),
+            "ModelWithProjection",
+        ),
         outputs=("last_hidden_state",),
         of_tokens=True,
         rank=3,

@@ -46,10 +46,22 @@ def read_inputs(inputs: Mapping[str, NDArray[Any]], settings: Mapping[str, Any])
         name: np.ascontiguousarray(each, np.int64).reshape(-1, shape[-1])
         for name, each in arrays.items()
     }
+    if settings["filled_id"] is not None:
+        flat = _filled(flat, settings["filled_id"], settings["limit"])
     kept, expansion = flat["attention_mask"], settings["expansion_id"]
     if expansion is not None:
         kept = ((kept != 0) | (flat["input_ids"] == expansion)).astype(np.int64)
     return TokenInputs(arrays=flat, kept=kept, shape=shape)
+
+
+def _filled(arrays: Mapping[str, Integers], token: int, limit: int) -> dict[str, Integers]:
+    """Return texts `(texts, limit)` in which a token is where the mask is 0, and is attended to."""
+    ids, mask = arrays["input_ids"], arrays["attention_mask"]
+    check_lengths((mask != 0).sum(axis=1), limit)
+    room = max(limit - ids.shape[1], 0)
+    found = np.pad(np.where(mask != 0, ids, token), [(0, 0), (0, room)], constant_values=token)
+    found = np.ascontiguousarray(found[:, :limit])
+    return {"input_ids": found, "attention_mask": np.ones_like(found)}
 
 
 def _checked(

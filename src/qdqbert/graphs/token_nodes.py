@@ -35,7 +35,22 @@ class Tokens:
             inputs = {name: add("Reshape", name, flat) for name in inputs}
         self.ids, self.mask = inputs["input_ids"], inputs["attention_mask"]
         self.types = inputs.get("token_type_ids", "")
+        self.axes: list[str | None]
         self.axes = [None, None] if model.has_choices else ["batch", "sequence"]
+        if model.filled_id is not None:
+            self._fill(model.filled_id, model.limit)
+
+    def _fill(self, token: int, limit: int) -> None:
+        """Put a token where the mask is 0, and after it up to a length, and attend to it."""
+        add = self._add
+        room = add("Sub", integers(limit), self.length)
+        del self.length
+        kept = add("Where", add("Equal", self.mask, np.array(0)), np.array(token), self.ids)
+        pads = add("Concat", integers(0, 0, 0), room, axis=0)
+        output = ir.DataType.INT64, [self.axes[0], limit]
+        self.ids = add("Pad", kept, pads, np.array(token), output=output)
+        self.mask = add("Expand", np.array(1), add("Shape", self.ids), output=output)
+        self.axes = [self.axes[0], None]
 
     @functools.cached_property
     def length(self) -> str:

@@ -259,6 +259,24 @@ def test_two_layers_that_normalize_first_compute_what_numpy_does(save) -> None:
     assert sqnr_db(expected[mask], found[mask]) >= 40
 
 
+def test_texts_are_filled_up_with_a_token(tmp_path) -> None:
+    last = Head(poolings=("last",), steps=(), outputs=(HeadOutput(name="last"),))
+    shape = Shape(dynamic=True, has_types=False)
+    model = save_with(path := tmp_path / "model", shape, (last,), filled_id=3)
+    runner, batch = NativeRunner(path, threads=2), random_batch(LENGTHS)
+    del batch["token_type_ids"]
+    found = runner.run(batch)["last"]
+    assert sqnr_db(run_encoder(model, batch)["last"], found) >= 40
+    alone = [
+        runner.run({name: each[i : i + 1, :length] for name, each in batch.items()})["last"]
+        for i, length in enumerate(LENGTHS)
+    ]
+    assert np.concatenate(alone).tobytes() == found.tobytes()
+    longer = {name: np.pad(each, [(0, 0), (0, 1)], mode="edge") for name, each in batch.items()}
+    with pytest.raises(UserInputError, match="81 tokens; the model takes up to 80"):
+        runner.run(longer)
+
+
 def text_bits(runner: NativeRunner, inputs: dict[str, Any]) -> list[bytes]:
     """Return the hidden states of each text without padding, as bytes."""
     states = states_of(runner, inputs)

@@ -18,8 +18,12 @@ from qdqbert.encoders.families import FAMILIES as READ
 from qdqbert.encoders.families import quantized_family
 
 # The layers of ALBERT share their weights, which ONNX Runtime refuses in INT8 on some CPUs. DPR has
-# no model of one text, and transformers has no classes of the others.
-LEFT_OUT = {"albert", "dpr", "jina-bert", "new"}
+# no model of one text, transformers has no classes of the others, and towers of texts are read by
+# `load` alone.
+LEFT_OUT = {
+    *("albert", "clip", "clip_text_model", "dpr", "jina-bert", "new"),
+    *("siglip", "siglip_text_model"),
+}
 ROTARY = {"position_embedding_type": "rotary", "emb_layer_norm_before": False}
 VARIANTS: dict[str, dict[str, Any]] = {
     "bert-generation": {},

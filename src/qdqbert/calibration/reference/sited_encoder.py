@@ -201,6 +201,7 @@ class SitedEncoder(nn.Module):
         """
         ids, mask = (each.reshape(-1, each.shape[-1]) for each in (input_ids, attention_mask))
         types = None if token_type_ids is None else token_type_ids.reshape(ids.shape)
+        ids, mask = self._filled(ids, mask)
         return self._embed(self._model.embeddings, ids, mask, types), mask
 
     def with_states(self, input_ids: Tensor, attention_mask: Tensor, **others: Tensor) -> Tensor:
@@ -210,9 +211,19 @@ class SitedEncoder(nn.Module):
         """
         del others
         ids, mask = (each.reshape(-1, each.shape[-1]) for each in (input_ids, attention_mask))
+        ids, mask = self._filled(ids, mask)
         if self._model.expansion_id is None:
             return mask
         return ((mask != 0) | (ids == self._model.expansion_id)).to(mask.dtype)
+
+    def _filled(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ids and mask of texts that are filled up, if the model needs that."""
+        token = self._model.filled_id
+        if token is None:
+            return ids, mask
+        room = (0, self._model.limit - ids.shape[1])
+        ids = functional.pad(torch.where(mask != 0, ids, token), room, value=token)
+        return ids, torch.ones_like(ids)
 
     def run_layer(self, index: int, x: Tensor, masks: Masks) -> Tensor:
         """Return the states after a layer, `(texts, seq, hidden)`."""

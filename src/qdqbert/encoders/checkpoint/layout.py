@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,7 +45,7 @@ _OLD_SETTINGS = tuple(
 )
 # Arguments of the tokenizer that batches need, and that do not change the text.
 _PLAIN_ARGUMENTS: Mapping[str, tuple[object, ...]] = {
-    "padding": (True, "longest"),
+    "padding": (True, "longest", "max_length"),
     "truncation": (True, "longest_first"),
     "return_tensors": ("pt",),
 }
@@ -55,13 +55,17 @@ _TRANSFORMERS: Mapping[Returned, tuple[str, str]] = {
     "states": ("feature-extraction", "last_hidden_state"),
     "words": ("fill-mask", "logits"),
     "classes": ("sequence-classification", "logits"),
+    "features": ("feature-extraction", "pooler_output"),
 }
+# Methods of transformers' classes that are not `forward`.
+_METHODS: Mapping[Returned, str] = {"features": "get_text_features"}
 
 # Settings may name a length without a limit.
 _LONGEST = 2**63
 
-Returned = Literal["states", "words", "classes"]
-"""Output of an encoder: states of tokens, scores of words for each token, or of classes."""
+Returned = Literal["states", "words", "classes", "features"]
+"""Output of an encoder: states of tokens, scores of words for each token, or of classes, or the
+vector of a text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,8 +185,18 @@ def prompt_notices(layout: Layout) -> list[str]:
 
 def begins_with_pooling(kinds: Sequence[str]) -> bool:
     """Return whether modules are an encoder, its pooling, and known modules after it."""
-    known = {*MODULES_AFTER_POOLING, *MODULES_WITHOUT_EFFECT}
-    return [*kinds[:2]] == ["Transformer", "Pooling"] and {*kinds[2:]} <= known
+    return [*kinds[:2]] == ["Transformer", "Pooling"] and knows_modules(kinds[2:])
+
+
+def knows_modules(kinds: Iterable[str]) -> bool:
+    """Return whether modules after the vector of a text are known."""
+    return {*kinds} <= {*MODULES_AFTER_POOLING, *MODULES_WITHOUT_EFFECT}
+
+
+def with_effect(modules: Iterable[tuple[str, str]]) -> list[tuple[ModuleName, str]]:
+    """Return the modules after the vector of a text that act outside of training, too."""
+    names = {str(name): name for name in MODULES_AFTER_POOLING}
+    return [(names[kind], path) for kind, path in modules if kind in names]
 
 
 def read_pooling(files: SentenceFiles) -> tuple[dict[str, Any], list[tuple[ModuleName, str]]]:
@@ -198,8 +212,7 @@ def read_pooling(files: SentenceFiles) -> tuple[dict[str, Any], list[tuple[Modul
     fields = read_layout_fields(files, encoder_path, "states")
     fields["files"] = {POOLING_CONFIG: pooling, **fields["files"]}
     fields["poolings"] = _pooling_modes(parse_object(pooling, POOLING_CONFIG))
-    kept: Any = [each for each in rest if each[0] not in MODULES_WITHOUT_EFFECT]
-    return fields, kept
+    return fields, with_effect(rest)
 
 
 def read_layout_fields(files: SentenceFiles, subfolder: str, returned: Returned) -> dict[str, Any]:
@@ -210,7 +223,8 @@ def read_layout_fields(files: SentenceFiles, subfolder: str, returned: Returned)
     names = [join(subfolder, name) for name in (SETTINGS, *_OLD_SETTINGS)]
     text = next((text for name in names if (text := files.read(name)) is not None), None)
     fields = Fields.of_text(text or "{}", SETTINGS)
-    _check_transformer(fields, *_TRANSFORMERS[returned])
+    method = _METHODS.get(returned, "forward")
+    _check_transformer(fields, *_TRANSFORMERS[returned], method)
     copied = {SETTINGS: text, MODEL_SETTINGS: files.read(MODEL_SETTINGS)}
     return {
         "max_length": _longest_input(fields),
@@ -221,7 +235,7 @@ def read_layout_fields(files: SentenceFiles, subfolder: str, returned: Returned)
     }
 
 
-def _check_transformer(fields: Fields, task: str, output: str) -> None:
+def _check_transformer(fields: Fields, task: str, output: str, method: str) -> None:
     """Refuse a transformer that returns something else, or reads texts as messages of a chat."""
     named = fields.optional(fields.text, "transformer_task")
     if named not in (None, task):
@@ -238,7 +252,7 @@ def _check_transformer(fields: Fields, task: str, output: str) -> None:
             "which is not supported. Remove it in a copy of the folder if it does not matter."
         )
     text = given.child("text").values
-    expected = {"method": "forward", "method_output_name": output}
+    expected = {"method": method, "method_output_name": output}
     if text != expected:
         raise CheckpointError(
             f"`modality_config` in {SETTINGS} has text={dict(text)}, which is not supported; "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from qdqbert.common.choices import PoolingMode
 from qdqbert.common.errors import CheckpointError
@@ -16,12 +17,15 @@ from qdqbert.encoders.checkpoint.layout import (
     POOLING_FOLDER,
     PooledHead,
     begins_with_pooling,
+    knows_modules,
     read_layout_fields,
     read_pooling,
+    with_effect,
 )
 from qdqbert.encoders.checkpoint.sentence_files import FindFile, SentenceFiles, write_files
 from qdqbert.encoders.checkpoint.sentence_modules import (
     MODULES_AFTER_POOLING,
+    ModuleName,
     head_module,
     write_modules,
 )
@@ -30,7 +34,8 @@ from qdqbert.encoders.checkpoint.token_heads import (
     read_token_heads,
     token_head_files,
 )
-from qdqbert.encoders.family import is_jina_v5
+from qdqbert.encoders.families import FAMILIES
+from qdqbert.encoders.family import family_name, is_jina_v5
 from qdqbert.encoders.model import Head, Step
 from qdqbert.encoders.task_kinds import ENCODER, TaskName
 
@@ -112,6 +117,10 @@ def read_sentence_head(files: SentenceFiles) -> SentenceHead | None:
         )
     if files.modules is None or files.is_cross_encoder:
         return None
+    if _embeds_itself(files):
+        (_, path), *others = files.modules
+        fields = {**read_layout_fields(files, path, "features"), "poolings": ()}
+        return _with_modules(fields, with_effect(others), files)
     if not begins_with_pooling(kinds):
         raise CheckpointError(
             f"modules.json lists {', '.join(kinds) or 'none'}; only Transformer, Pooling and then "
@@ -120,13 +129,30 @@ def read_sentence_head(files: SentenceFiles) -> SentenceHead | None:
             "folder."
         )
     fields, rest = read_pooling(files)
+    return _with_modules(fields, rest, files)
+
+
+def _with_modules(
+    fields: Mapping[str, Any], rest: Sequence[tuple[ModuleName, str]], files: SentenceFiles
+) -> SentenceHead:
+    """Return a head with modules after the vector, of which the last may be Normalize."""
     normalize = bool(rest) and rest[-1][0] == "Normalize"
     return SentenceHead(
         normalize=normalize,
-        token_head_files=token_heads,
+        token_head_files=token_head_files(files.find),
         modules=tuple(
             head_module(kind, path, files.fields(path, CONFIG))
             for kind, path in (rest[:-1] if normalize else rest)
         ),
         **fields,
     )
+
+
+def _embeds_itself(files: SentenceFiles) -> bool:
+    """Return whether the encoder makes the vector of a text, as CLIP's do, and no pooling does."""
+    first, *rest = files.modules or [("", "")]
+    if first[0] not in ("CLIPModel", "Transformer") or not knows_modules(name for name, _ in rest):
+        return False
+    family = FAMILIES.get(str(family_name(files.fields(first[1], CONFIG).values)))
+    # Of a larger model.
+    return family is not None and bool(family.others)

@@ -7,6 +7,7 @@ from qdqbert.encoders.config import Config
 from qdqbert.encoders.families.albert import ALBERT
 from qdqbert.encoders.families.bert import BERT, QDQBERT
 from qdqbert.encoders.families.bert_generation import BERT_GENERATION
+from qdqbert.encoders.families.clip import CLIP, CLIP_TEXT, SIGLIP, SIGLIP_TEXT
 from qdqbert.encoders.families.data2vec_text import DATA2VEC_TEXT
 from qdqbert.encoders.families.deberta import DEBERTA
 from qdqbert.encoders.families.deberta_v2 import DEBERTA_V2
@@ -44,6 +45,8 @@ FAMILIES = {
         BERT,
         BERT_GENERATION,
         CAMEMBERT,
+        CLIP,
+        CLIP_TEXT,
         DATA2VEC_TEXT,
         DEBERTA,
         DEBERTA_V2,
@@ -73,6 +76,8 @@ FAMILIES = {
         ROBERTA,
         ROBERTA_PRELAYERNORM,
         ROFORMER,
+        SIGLIP,
+        SIGLIP_TEXT,
         T5,
         UMT5,
         XLM_ROBERTA,

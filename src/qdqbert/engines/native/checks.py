@@ -112,7 +112,7 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     has_padding = settings.get("padding_id") is not None
     if has_padding:
         settings.integer("padding_id", 0, 2**31 - 1)
-    for name in ("dropped_id", "expansion_id"):
+    for name in ("dropped_id", "expansion_id", "filled_id"):
         if settings.get(name) is not None:
             settings.integer(name, 0, 2**31 - 1)
     words = _words(settings, packed)

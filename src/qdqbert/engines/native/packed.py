@@ -126,6 +126,7 @@ class _Packer:
             "padding_id": model.embeddings.padding_id,
             "dropped_id": model.embeddings.dropped_id,
             "expansion_id": model.expansion_id,
+            "filled_id": model.filled_id,
             "embeddings": self._embeddings(),
             "convolution": self._convolution(),
             "layers": layers,

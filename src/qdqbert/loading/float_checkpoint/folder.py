@@ -178,7 +178,11 @@ def write_folder(
 def _expanding(
     checkpoint: FloatCheckpoint, model: EncoderModel, settings: Mapping[str, Any], backend: Any
 ) -> EncoderModel:
-    """Return a model that knows the token that expands queries, if it has one."""
+    """Return a model that knows the token that expands queries or fills texts, if it has one."""
+    if model.filled_id is not None:
+        # The tokenizer's is the one of training, whatever the config says.
+        padding = backend.token_to_id(token_text(settings.get("pad_token")) or "")
+        return model if padding is None else dataclasses.replace(model, filled_id=padding)
     if not isinstance(checkpoint.head, MultiVectorHead):
         return model
     unattended = checkpoint.head.rules.unattended_id(
