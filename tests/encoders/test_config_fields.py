@@ -59,6 +59,10 @@ T5 = {
     "relative_attention_max_distance": 16,
     "relative_attention_num_buckets": 12,
 }
+TWO_ROTATIONS = {
+    "full_attention": {"rope_type": "default", "rope_theta": 77.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 33.0},
+}
 SUMMARY = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "relu"}
 KINDS = [["full_attention"] * 3, ["sliding_attention"] * 3, ["full_attention"], ["x"] * 3, None]
 BASES: Mapping[str, tuple[str, Change]] = {
@@ -90,6 +94,7 @@ BASES: Mapping[str, tuple[str, Change]] = {
         "esm",
         {**BERT, "emb_layer_norm_before": True, "token_dropout": True, "mask_token_id": 7},
     ),
+    "esmc": ("esmc", {**ROTATED, "attention_bias": True, "mlp_bias": True}),
     "eurobert": (
         "eurobert",
         {
@@ -117,10 +122,7 @@ BASES: Mapping[str, tuple[str, Change]] = {
             "hidden_activation": "relu",
             "layer_types": KINDS[4],
             "query_pre_attn_scalar": 20,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "default", "rope_theta": 77.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 33.0},
-            },
+            "rope_parameters": TWO_ROTATIONS,
             "sliding_window": 6,
             "sliding_window_pattern": 2,
         },
@@ -159,15 +161,28 @@ BASES: Mapping[str, tuple[str, Change]] = {
             "mlp_bias": True,
             "norm_bias": True,
             "norm_eps": 0.03,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "default", "rope_theta": 77.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 33.0},
-            },
+            "rope_parameters": TWO_ROTATIONS,
         },
     ),
     "modernbert, plain": (
         "modernbert",
         {**SIZES, "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+    ),
+    "modernbert-decoder": (
+        "modernbert-decoder",
+        {
+            **SIZES,
+            "attention_bias": True,
+            "classifier_activation": "relu",
+            "classifier_bias": True,
+            "hidden_activation": "relu",
+            "local_attention": 12,
+            "mlp_bias": True,
+            "norm_bias": True,
+            "norm_eps": 0.03,
+            "pad_token_id": 119,
+            "rope_parameters": TWO_ROTATIONS,
+        },
     ),
     "mpnet": ("mpnet", {**BERT, "relative_attention_num_buckets": 40}),
     "nomic_bert": ("nomic_bert", ROTATED),
@@ -193,6 +208,19 @@ BASES: Mapping[str, tuple[str, Change]] = {
     "t5, plain": ("t5", {**BERT, "d_ff": 56}),
     "mt5": ("mt5", {**T5, "feed_forward_proj": "gated-relu"}),
     "umt5": ("umt5", T5),
+    "ultrabert": (
+        "ultrabert",
+        {
+            **{name: each for name, each in DECODER.items() if name != "rope_parameters"},
+            "attention_bias": True,
+            "classifier_pooling": "mean",
+            "head_dim": 12,
+            "mlp_bias": True,
+            "prediction_head_size": 24,
+            "rope_parameters": TWO_ROTATIONS,
+            "sliding_window": 4,
+        },
+    ),
     "xlm-roberta": ("xlm-roberta", {**BERT, "pad_token_id": 3}),
     "xlm-roberta-xl": ("xlm-roberta-xl", {**BERT, "pad_token_id": 3}),
 }
@@ -314,6 +342,7 @@ MODERNBERT = [
         )
     ),
 ]
+MODERNBERT_DECODER = [each for each in MODERNBERT if "local_attention" not in each]
 # Functions that transformers has, and that are not computed here.
 OTHER_FUNCTIONS = {
     *("gelu_10", "hardswish", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu"),
@@ -323,7 +352,9 @@ HEAD_SIZES = [{"head_dim": size} for size in (8, 10, None, 0)]
 # Causal unless a field says otherwise.
 CAUSAL = [{"is_causal": value} for value in (True, False, None)]
 DECODERS = ("gemma", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+OWN_ROTATIONS = ("esm", "gemma3_text", "modernbert", "ultrabert")
 HEAD_DIM = (
+    *("esmc", "ultrabert"),
     *("esm", "eurobert", "gte", "jina_embeddings_v3", "modernbert", "nomic_bert"),
     *DECODERS,
 )
@@ -409,6 +440,37 @@ CHANGES: Mapping[str, list[dict[str, Any]]] = {
         {"pad_token_id": None},
         {"mask_token_id": None},
         {"is_folding_model": False, "esmfold_config": None},
+    ],
+    "esmc": [
+        {"num_key_value_heads": None},
+        {"num_key_value_heads": 4},
+        {"num_hidden_layers": 1},
+        {"layer_norm_eps": 0.5},
+        {"rms_norm_eps": 0.5},
+    ],
+    "modernbert-decoder": [
+        *CAUSAL,
+        *MODERNBERT_DECODER,
+        {"head_dim": 8},
+        {"classifier_pooling": "mean"},
+    ],
+    "ultrabert": [
+        *({"layer_types": kinds} for kinds in KINDS),
+        {"layer_types": GONE},
+        {"layer_types": GONE, "attention_windows": [3, 0]},
+        {"layer_types": GONE, "attention_windows": [0, 9], "rope_parameters": GONE},
+        {"layer_types": GONE, "attention_windows": [0, 0]},
+        {"rope_parameters": GONE, "rope_theta": [44.0, 22.0]},
+        *({"sliding_window": size} for size in (1, 9, 0, None)),
+        {"num_key_value_heads": None},
+        {"num_key_value_heads": 3},
+        {"classifier_pooling": "late"},
+        {"is_causal": False},
+        {"rope_parameters": GONE},
+        {"rope_parameters": None},
+        {"rope_parameters": {"full_attention": SINGLE, "sliding_attention": None}},
+        {"rope_parameters": {"full_attention": SINGLE}},
+        {"rope_parameters": {"full_attention": SINGLE, "sliding_attention": LINEAR}},
     ],
     "eurobert": [
         {"num_key_value_heads": None},
@@ -518,7 +580,7 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
 
 def changes_of(kind: str, *, known: bool) -> list[dict[str, Any]]:
     """Return the changes of a type of models, which are read here or not."""
-    is_rotated = kind in HEAD_DIM and kind not in ("esm", "gemma3_text", "modernbert")
+    is_rotated = kind in HEAD_DIM and kind not in OWN_ROTATIONS
     if not known:
         return [*FOREIGN, *REFUSED.get(kind, []), *(REFUSED_ROTATIONS if is_rotated else [])]
     return [
@@ -767,7 +829,7 @@ def test_defaults_are_those_of_the_class(kind: str) -> None:
     own = transformers.CONFIG_MAPPING[kind]
     known = {field.name: field.default for field in dataclasses.fields(own)}
     theta = own.default_theta
-    if kind == "modernbert":
+    if kind in ("modernbert", "modernbert-decoder"):
         known["global_rope_theta"], known["local_rope_theta"] = theta["global"], theta["local"]
     elif kind == "gemma3_text":
         known["rope_theta"], known["rope_local_base_freq"] = theta["global"], theta["local"]

@@ -115,6 +115,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "token_dropout": True,
         },
     ),
+    "esmc": ("esmc", {"attention_bias": True, "mlp_bias": True, "rope_theta": 250.0}),
     "eurobert": ("eurobert", {"classifier_pooling": "bos"}),
     "eurobert, shared keys": (
         "eurobert",
@@ -166,6 +167,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"local_attention": 6, "global_attn_every_n_layers": 2, "norm_bias": True},
     ),
     "modernbert, mean": ("modernbert", {"classifier_pooling": "mean", "hidden_activation": "silu"}),
+    "modernbert-decoder": (
+        "modernbert-decoder",
+        {"local_attention": 12, "global_attn_every_n_layers": 2, "norm_bias": True},
+    ),
+    "modernbert-decoder, both ways": (
+        "modernbert-decoder",
+        {"local_attention": 8, "is_causal": False, "classifier_bias": True},
+    ),
     "mpnet": ("mpnet", {}),
     "nomic_bert": ("nomic_bert", {}),
     "qwen2": ("qwen2", {**SHARED, **WINDOWS}),
@@ -200,6 +209,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5, gated": ("t5", {**T5, "feed_forward_proj": "gated-gelu", "num_layers": 2}),
     "mt5": ("mt5", {**T5, "relative_attention_num_buckets": 12}),
     "umt5": ("umt5", {**T5, "feed_forward_proj": "gated-silu", "d_kv": 16}),
+    "ultrabert": (
+        "ultrabert",
+        {**SHARED, "sliding_window": 4, "prediction_head_size": 24, "attention_bias": True},
+    ),
+    "ultrabert, mean": (
+        "ultrabert",
+        {"head_dim": 6, "classifier_pooling": "mean", "tie_word_embeddings": True},
+    ),
     "xlm-roberta-xl": ("xlm-roberta-xl", {"type_vocab_size": 1}),
     "xlm-roberta": ("xlm-roberta", {"type_vocab_size": 1}),
 }

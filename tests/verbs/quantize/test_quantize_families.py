@@ -31,6 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
     "ernie": {},
     "esm": {**ROTARY, "mask_token_id": 4, "token_dropout": True},
+    "esmc": {},
     "eurobert": {"num_key_value_heads": 2},
     "gemma": {"head_dim": 12, "num_key_value_heads": 2},
     "gemma3_text": {"head_dim": 12, "num_key_value_heads": 2, "sliding_window": 5},
@@ -39,6 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "megatron-bert": {},
     "mistral": {"num_key_value_heads": 2, "sliding_window": 5},
+    "modernbert-decoder": {"local_attention": 12},
     "mt5": {"d_kv": 12, "d_ff": 56, "num_layers": 2},
     "nomic_bert": {},
     "qwen2": {"num_key_value_heads": 2},
@@ -48,6 +50,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "t5": {"d_ff": 56, "num_layers": 2},
     "umt5": {"d_ff": 56, "num_layers": 2},
     "roformer": {"embedding_size": 16},
+    "ultrabert": {"num_key_value_heads": 2, "sliding_window": 5},
     "xlm-roberta-xl": {},
 }
 # The others take the same paths.

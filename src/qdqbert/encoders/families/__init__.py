@@ -16,6 +16,7 @@ from qdqbert.encoders.families.dpr import DPR
 from qdqbert.encoders.families.electra import ELECTRA
 from qdqbert.encoders.families.ernie import ERNIE
 from qdqbert.encoders.families.esm import ESM
+from qdqbert.encoders.families.esmc import ESMC
 from qdqbert.encoders.families.eurobert import EUROBERT
 from qdqbert.encoders.families.gemma import GEMMA
 from qdqbert.encoders.families.gemma3 import GEMMA3_TEXT
@@ -26,6 +27,7 @@ from qdqbert.encoders.families.llama import LLAMA
 from qdqbert.encoders.families.megatron_bert import MEGATRON_BERT
 from qdqbert.encoders.families.mistral import MISTRAL
 from qdqbert.encoders.families.modernbert import MODERNBERT
+from qdqbert.encoders.families.modernbert_decoder import MODERNBERT_DECODER
 from qdqbert.encoders.families.mpnet import MPNET
 from qdqbert.encoders.families.nomic_bert import NOMIC_BERT
 from qdqbert.encoders.families.qwen2 import QWEN2
@@ -35,6 +37,7 @@ from qdqbert.encoders.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from qdqbert.encoders.families.roberta_prelayernorm import ROBERTA_PRELAYERNORM
 from qdqbert.encoders.families.roformer import ROFORMER
 from qdqbert.encoders.families.t5 import MT5, T5, UMT5
+from qdqbert.encoders.families.ultrabert import ULTRABERT
 from qdqbert.encoders.families.xlm_roberta_xl import XLM_ROBERTA_XL
 from qdqbert.encoders.family import Family, family_name
 
@@ -55,6 +58,7 @@ FAMILIES = {
         ELECTRA,
         ERNIE,
         ESM,
+        ESMC,
         EUROBERT,
         GEMMA,
         GEMMA3_TEXT,
@@ -65,6 +69,7 @@ FAMILIES = {
         MEGATRON_BERT,
         MISTRAL,
         MODERNBERT,
+        MODERNBERT_DECODER,
         MPNET,
         MT5,
         NEW,
@@ -79,6 +84,7 @@ FAMILIES = {
         SIGLIP,
         SIGLIP_TEXT,
         T5,
+        ULTRABERT,
         UMT5,
         XLM_ROBERTA,
         XLM_ROBERTA_XL,

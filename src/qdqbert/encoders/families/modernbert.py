@@ -6,7 +6,7 @@ The rotation of query and key, and the multiplication by the gate, stay in float
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qdqbert.encoders.config import Config
@@ -35,24 +35,44 @@ _THETAS = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
 _POOLINGS: Mapping[str, Pooling] = {"cls": "first", "mean": "mean"}
 
 
+ReadProjections = Callable[[Reader, Sizes], Sequence[Linear]]
+"""Reads the linear layers of queries, keys and values of a layer."""
+
+
 def read_modernbert(reader: Reader) -> Encoder:
-    """Read a model, whose layers normalize first, rotate queries and keys, and have gates."""
-    config = reader.config
+    """Read a model of transformers' class."""
     sizes = Sizes.of(reader, epsilon="norm_eps", head="head_dim")
+    return read_like(reader, sizes, projections=_projections, window=_window(reader.config))
+
+
+def read_like(
+    reader: Reader,
+    sizes: Sizes,
+    *,
+    projections: ReadProjections,
+    window: int,
+    causal: bool = False,
+) -> Encoder:
+    """Read a model whose layers normalize first, rotate queries and keys, and have gates.
+
+    `window` and `causal` are as in `Attention`, the window for some of the layers.
+    """
+    config = reader.config
     limit = config.integer("max_position_embeddings", least=1)
     kinds = _kinds_of_layers(config)
     rotations = {
         kind: read_rotation(config, sizes.head, limit, _rope_parameters(config, kind))
         for kind in set(kinds)
     }
-    window = _window(config)
     layers = tuple(
         _layer(
             reader.at(f"layers.{index}"),
             sizes,
+            projections,
             is_first=index == 0,
             rotary=rotations[kind],
             window=window if kind == SLIDING else None,
+            causal=causal,
         )
         for index, kind in enumerate(kinds)
     )
@@ -102,8 +122,21 @@ def _norm(at: Reader, name: str, sizes: Sizes) -> Norm:
     return at.norm(name, size=sizes.hidden, epsilon=sizes.epsilon, has_bias=has_bias)
 
 
+def _projections(at: Reader, sizes: Sizes) -> Sequence[Linear]:
+    hidden, has_bias = sizes.hidden, at.config.flag("attention_bias")
+    both = at.linear("attn.Wqkv", inputs=hidden, outputs=3 * hidden, has_bias=has_bias)
+    return _split(both, 3)
+
+
 def _layer(
-    at: Reader, sizes: Sizes, *, is_first: bool, rotary: Rotary, window: int | None
+    at: Reader,
+    sizes: Sizes,
+    projections: ReadProjections,
+    *,
+    is_first: bool,
+    rotary: Rotary,
+    window: int | None,
+    causal: bool,
 ) -> Layer:
     hidden, inner = sizes.hidden, sizes.inner
 
@@ -111,7 +144,7 @@ def _layer(
         has_bias = at.config.flag(flag)
         return at.linear(name, inputs=inputs, outputs=outputs, has_bias=has_bias)
 
-    query, key, value = _split(linear("attn.Wqkv", "attention_bias", hidden, 3 * hidden), 3)
+    query, key, value = projections(at, sizes)
     up, gate = _split(linear("mlp.Wi", "mlp_bias", hidden, 2 * inner), 2)
     attention = Attention(
         query=query,
@@ -120,6 +153,7 @@ def _layer(
         output=linear("attn.Wo", "attention_bias", hidden, hidden),
         heads=sizes.heads,
         scale=float(sizes.head) ** -0.5,
+        causal=causal,
         rotary=rotary,
         window=window,
     )
@@ -149,13 +183,13 @@ def _split(linear: Linear, parts: int) -> list[Linear]:
     ]
 
 
-def _transform(parts: Parts) -> tuple[Step, ...]:
+def transform(parts: Parts) -> tuple[Step, ...]:
     """Return the first steps of all heads."""
     config, hidden = parts.config, parts.hidden
     has_bias = config.flag("classifier_bias")
     at = parts.root.at("head")
     dense = at.linear("dense", inputs=hidden, outputs=hidden, has_bias=has_bias)
-    sizes = Sizes.of(parts.body, epsilon="norm_eps", head="head_dim")
+    sizes = Sizes.of(parts.body, epsilon="norm_eps")
     return dense, config.activation("classifier_activation"), _norm(at, "norm", sizes)
 
 
@@ -172,29 +206,29 @@ def _classifier(parts: Parts, outputs: int | None = None) -> Linear:
 
 def classify(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `ModernBertForSequenceClassification`."""
-    return logits(_pooling(parts), *_transform(parts), _classifier(parts))
+    return logits(_pooling(parts), *transform(parts), _classifier(parts))
 
 
 def choose(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `ModernBertForMultipleChoice`."""
-    return scored_choice(_pooling(parts), *_transform(parts), _classifier(parts, 1))
+    return scored_choice(_pooling(parts), *transform(parts), _classifier(parts, 1))
 
 
 def classify_tokens(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `ModernBertForTokenClassification`."""
-    return logits("none", *_transform(parts), _classifier(parts))
+    return logits("none", *transform(parts), _classifier(parts))
 
 
 def answer(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `ModernBertForQuestionAnswering`."""
-    return answer_spans(*_transform(parts), _classifier(parts, 2))
+    return answer_spans(*transform(parts), _classifier(parts, 2))
 
 
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
     """Return the head of `ModernBertForMaskedLM`."""
     has_bias = parts.config.flag("decoder_bias")
     scores = decoder(parts.root, "decoder", "", parts.encoder.embeddings, has_bias=has_bias)
-    return logits("none", *_transform(parts), scores)
+    return logits("none", *transform(parts), scores)
 
 
 MODERNBERT = Family(
