@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import gc
+import itertools
 import os
 import signal
 import threading
@@ -331,19 +332,27 @@ def test_outputs_that_are_not_wanted_are_left_out(tmp_path) -> None:
             np.testing.assert_array_equal(values, every[name])
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("shape", [DEEP, MODERN, TWICE, ROUNDING, SANDWICH])
-@pytest.mark.usual("shape0-False", "shape1-True", "shape3-True", "shape4-False")
-def test_first_tokens_have_the_same_bits_if_nothing_else_is_read(tmp_path, shape, dynamic) -> None:
+@pytest.mark.parametrize(
+    ("shape", "pooling", "dynamic"),
+    [
+        *itertools.product((DEEP, MODERN, TWICE, ROUNDING, SANDWICH), ["first"], [False, True]),
+        (MODERN, "last", False),
+        (DECODER, "last", True),
+    ],
+)
+@pytest.mark.usual("shape0-first-False", "shape3-first-True", "shape7-*", "*-last-*")
+def test_a_token_has_the_same_bits_if_nothing_else_is_read(
+    tmp_path, shape, pooling, dynamic
+) -> None:
     shape, path = dataclasses.replace(shape, dynamic=dynamic), tmp_path / "model"
-    first = Head(poolings=("first",), steps=("tanh",), outputs=(HeadOutput(name="first"),))
+    first = Head(poolings=(pooling,), steps=("tanh",), outputs=(HeadOutput(name="token"),))
     states = Head(poolings=("none",), steps=(), outputs=(HeadOutput(name="states"),))
     batches = [random_batch(each) for each in (LENGTHS, (LIMIT,) * 9, (LIMIT,), (3, 1), (1,) * 150)]
     found = []
     for own, threads in (((first, states), 1), *(((first,), each) for each in (1, 2, 3))):
         save_with(path, shape, own)
         runner = NativeRunner(path, threads=threads)
-        found.append([runner.run(each)["first"].tobytes() for each in batches])
+        found.append([runner.run(each)["token"].tobytes() for each in batches])
     assert found[1:] == found[:1] * 3
 
 

@@ -24,9 +24,9 @@ _PAIR = 2
 # Columns of a tile of AVX-512, and two tiles of AMX.
 _TILE_COLUMNS = 64
 # Where a job's record has its texts.
-_OF_TEXTS = ("word_factors", "starts", "attended", "texts", "threads", "by_columns", "first_only")
+_OF_TEXTS = ("word_factors", "starts", "attended", "texts", "threads", "by_columns", "tokens_read")
 _IDS, _POSITIONS, _TYPES = (JOB.index(name) for name in ("ids", "positions", "token_types"))
-_FACTORS, _STARTS, _ATTENDED, _TEXTS, _THREADS, _BY_COLUMNS, _FIRST_ONLY = (
+_FACTORS, _STARTS, _ATTENDED, _TEXTS, _THREADS, _BY_COLUMNS, _TOKENS_READ = (
     JOB.index(name) for name in _OF_TEXTS
 )
 
@@ -139,14 +139,17 @@ class Job:
         self._sleep = sleep
         self._capacity = 0
         self._texts: Texts | None = None
+        self._tokens_read: NDArray[np.int64] | None = None
         self._buffers: dict[str, Array] = {}
         self._states: dict[str, Any] = {}
         self.record = np.zeros(JOB.size // 8, np.int64)
 
-    def take(self, texts: Texts, shares: Shares, *, first_only: bool = False) -> None:
+    def take(
+        self, texts: Texts, shares: Shares, tokens_read: NDArray[np.int64] | None = None
+    ) -> None:
         """Set the texts of the next forward pass, and the share of each thread.
 
-        With `first_only`, only the last states of the first token of each text are defined.
+        With `tokens_read`, only the last states of these tokens are defined, one of each text.
         """
         if (tokens := int(texts.starts[-1])) > self._capacity:
             self._allocate(tokens)
@@ -158,7 +161,10 @@ class Job:
         record[_STARTS], record[_TEXTS] = address(texts.starts), len(texts.starts) - 1
         record[_ATTENDED] = address(texts.attended)
         record[_THREADS] = len(shares.rows) if shares.is_shared else 1
-        record[_BY_COLUMNS], record[_FIRST_ONLY] = int(shares.by_columns), int(first_only)
+        record[_BY_COLUMNS] = int(shares.by_columns)
+        # The record has its address.
+        self._tokens_read = tokens_read
+        record[_TOKENS_READ] = 0 if tokens_read is None else address(tokens_read)
 
     def record_for(self, scratch: Scratch) -> NDArray[np.int64]:
         """Return the record for another thread that computes all rows, with its own states."""

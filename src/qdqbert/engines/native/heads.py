@@ -56,13 +56,23 @@ class Heads:
                 elif step["kind"] == "norm":
                     self._records[name] = program.norm(name, step)
 
-    def read_first_only(self, wanted: Collection[str]) -> bool:
-        """Return whether some outputs depend on the states of first tokens only."""
-        return all(
-            head["poolings"] == ["first"]
+    def tokens_read(
+        self, wanted: Collection[str], starts: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """Return the index of the only token of each text that outputs depend on, if there is one.
+
+        Args:
+            wanted: Names of the outputs.
+            starts: Index of the first token of each text, and of the end.
+        """
+        poolings = {
+            tuple(head["poolings"])
             for head in self._heads
             if any(each["name"] in wanted for each in head["outputs"])
-        )
+        }
+        if poolings <= {("first",)}:
+            return starts[:-1]
+        return starts[1:] - 1 if poolings == {("last",)} else None
 
     def run(
         self,
@@ -71,7 +81,7 @@ class Heads:
         wanted: Collection[str],
         threads: Threads,
         *,
-        first_only: bool,
+        tokens_read: NDArray[np.int64] | None,
     ) -> dict[str, tuple[bool, Rows]]:
         """Return outputs, and whether each has a row for each token or for each text.
 
@@ -80,12 +90,12 @@ class Heads:
             starts: Index of the first token of each text, and of the end.
             wanted: Names of the outputs.
             threads: The threads that score words.
-            first_only: `read_first_only` of these outputs.
+            tokens_read: `tokens_read` of these outputs.
         """
         found: dict[str, tuple[bool, Rows]] = {}
-        if first_only:
+        if tokens_read is not None:
             # Steps before pooling depend on the token's own row only.
-            states, starts = np.ascontiguousarray(states[starts[:-1]]), np.arange(len(starts))
+            states, starts = np.ascontiguousarray(states[tokens_read]), np.arange(len(starts))
         if self._final_norm is not None:
             self._program.normalize_(self._final_norm, states := states.copy())
         for index, head in enumerate(self._heads):

@@ -44,8 +44,8 @@ class LayerRunner(NativeRunner):
                 given = np.asarray(inputs[f"{name}.forced"], np.float32)[batch.mask != 0]
                 self._run_part(stream, range(index, index + 1), batch.texts, given)
             names = self._heads.output_names
-            first_only = self._heads.read_first_only(names)
-            outputs = self._outputs(stream, batch, inputs, names, first_only=first_only)
+            tokens_read = self._heads.tokens_read(names, batch.texts.starts)
+            outputs = self._outputs(stream, batch, inputs, names, tokens_read)
             return found | outputs
 
     def _run_part(self, stream: Stream, layers: range, texts: Texts, states: Rows | None) -> None:

@@ -181,7 +181,8 @@ JOB = Record(
     barrier=PTR,
     threads=I64,  # how many threads wait for each other; 1 if each has its own texts
     by_columns=I64,  # 1 if threads share few rows: each computes some heads and columns of them
-    first_only=I64,  # 1 if only the last states of the first token of each text are read
+    # i64 per text: index of the only token whose last states are read; null if all are
+    tokens_read=PTR,
     sleep=PTR,  # function of an i32: microseconds to sleep
 )
 """Texts that are run together. Buffers have 32 rows more than tokens."""

@@ -121,10 +121,10 @@ class NativeRunner:
         batch, names = self._batch(inputs), self._heads.output_names
         if wanted is not None and self._tail is None:
             names = tuple(each for each in names if each in wanted)
-        first_only = self._heads.read_first_only(names)
+        tokens_read = self._heads.tokens_read(names, batch.texts.starts)
         with self._stream() as stream:
-            self._forward(stream, batch.texts, first_only=first_only)
-            return self._outputs(stream, batch, inputs, names, first_only=first_only)
+            self._forward(stream, batch.texts, tokens_read)
+            return self._outputs(stream, batch, inputs, names, tokens_read)
 
     def _batch(self, inputs: Mapping[str, NDArray[Any]]) -> Batch:
         found = read_inputs(inputs, self._program.settings)
@@ -136,8 +136,7 @@ class NativeRunner:
         batch: Batch,
         inputs: Mapping[str, NDArray[Any]],
         wanted: Collection[str],
-        *,
-        first_only: bool,
+        tokens_read: NDArray[np.int64] | None,
     ) -> Outputs:
         """Return outputs of the heads and of the tail, in the shape of the inputs."""
         outputs = {}
@@ -147,13 +146,13 @@ class NativeRunner:
             records=[each.record for each in stream.scratch],
             is_busy=stream.calls_alone > 0,
         )
-        found = self._heads.run(states, starts, wanted, threads, first_only=first_only)
+        found = self._heads.run(states, starts, wanted, threads, tokens_read=tokens_read)
         for name, (is_token, rows) in found.items():
             whole = self._with_padding(rows, batch.mask) if is_token else rows
             outputs[name] = whole.reshape(batch.shape[:-1] + whole.shape[1:])
         return outputs if self._tail is None else self._tail.add_outputs(inputs, outputs)
 
-    def _forward(self, stream: Stream, texts: Texts, *, first_only: bool) -> None:
+    def _forward(self, stream: Stream, texts: Texts, tokens_read: NDArray[np.int64] | None) -> None:
         heads = self._program.settings["heads"]
         # Without all heads, a thread cannot normalize over them, and columns are of whole models.
         has_columns = not (self._program.features.joins_heads or self._convolution)
@@ -165,8 +164,9 @@ class NativeRunner:
         part_rows = self._program.part_rows
         shares = divide(texts.starts, heads, threads, has_columns=has_columns, part_rows=part_rows)
         # Each part of a model with a convolution would take its last layer for the model's.
-        first_only = first_only and not (shares.by_columns or self._convolution)
-        stream.job.take(texts, shares, first_only=first_only)
+        if shares.by_columns or self._convolution:
+            tokens_read = None
+        stream.job.take(texts, shares, tokens_read)
         used = stream.scratch[: len(shares.rows)]
         for thread, scratch in enumerate(used):
             scratch.take(shares, thread)

@@ -75,12 +75,13 @@ def run_attention(
     causal: bool = False,
     window: int | None = None,
     multiplier: Any = None,
-    most: int = 10 * LIMIT,
+    tokens_read: Any = None,
     rounding: Any = 0,
 ) -> Any:
     """Return the contexts `(tokens, width)`: float32, or codes if there is a multiplier.
 
-    `rounding` is the record that rounds weights.
+    `tokens_read` are the only tokens that get a context, one of each text. `rounding` is the record
+    that rounds weights.
     """
     tokens, heads, size = texts.parts[0].shape
     longest = max(LIMIT, int(np.diff(texts.starts).max()))
@@ -109,12 +110,14 @@ def run_attention(
     rows = np.full((3, tokens + SPARE_ROWS, width), np.nan, np.float32)
     for own, part in zip(rows, texts.parts, strict=True):
         own[:tokens, : heads * size] = part.reshape(tokens, -1)
-    given = {"starts": texts.starts, "attended": texts.attended}
+    given = {"starts": texts.starts, "attended": texts.attended, "tokens_read": tokens_read}
     job = JOB.make(**given)
     shapes = attention_buffers(kernels.isa.products.rows_together, longest, size)
     buffers = {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()}
     thread = THREAD.make(**buffers)
-    items = itertools.product(range(len(texts.starts) - 1), range(heads), [most])
+    items = itertools.product(
+        range(len(texts.starts) - 1), range(heads), [int(tokens_read is not None)]
+    )
     places = (*rows, bytes_of_row(rows[0]), context)
     kernels.for_each("attention", model, layer, job, thread, 0, 0, *places, last=items)
     assert (context[:, heads * size :] == 77).all()
@@ -222,15 +225,19 @@ def test_contexts_are_codes_if_scales_are_static(kernels) -> None:
     check_codes(found, contexts(texts) * multiplier[:96].reshape(3, 32), _ZERO_POINT, 0.01)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize("window", [None, 9])
-def test_the_first_tokens_of_a_text_may_be_computed_alone(windowed_kernels, window) -> None:
-    texts = make_texts((5, 33, 1), 2, 32, 0)
-    every = run_attention(windowed_kernels, texts, window=window)
-    found = run_attention(windowed_kernels, texts, window=window, most=1)
-    firsts = texts.starts[:-1]
-    np.testing.assert_array_equal(found[firsts], every[firsts])
+def test_a_token_of_each_text_may_be_computed_alone(
+    windowed_kernels, window, place, causal
+) -> None:
+    texts = make_texts((5, 33, 1, 70), 2, 32, 0)
+    every = run_attention(windowed_kernels, texts, window=window, causal=causal)
+    read = texts.starts[:-1] if place == 0 else texts.starts[1:] - 1
+    found = run_attention(windowed_kernels, texts, window=window, causal=causal, tokens_read=read)
+    np.testing.assert_array_equal(found[read], every[read])
     # Nothing is written to the others.
-    assert (np.delete(found, firsts, axis=0) == 77).all()
+    assert (np.delete(found, read, axis=0) == 77).all()
 
 
 def test_masked_scores_of_any_size_leave_finite_contexts(dynamic_kernels) -> None:

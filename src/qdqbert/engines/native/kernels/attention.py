@@ -20,6 +20,7 @@ from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.packing import DEPTH, padded_to
 from qdqbert.engines.native.kernels.product import WIDEST
+from qdqbert.engines.native.kernels.read_tokens import token_read
 from qdqbert.engines.native.kernels.relative import emit_add_positions, relative_positions
 from qdqbert.engines.native.kernels.round_trip import rounding
 from qdqbert.engines.native.records import CODES, JOB, LAYER, MODEL, RECORDS, THREAD
@@ -38,7 +39,7 @@ def emit_attention(module: Module, isa: InstructionSet, features: Features) -> N
 
     Its arguments are the records, a row and a head, where the queries, keys and values of this row
     and head are, the bytes from one of their rows to the next, where the contexts of this row
-    start, which text and head to compute, and how many tokens of the text get a context at most.
+    start, which text and head to compute, and 1 if only the token that is read gets a context.
     Contexts are float32 if scales are dynamic, as codes of a row need all heads, and in float.
     """
     isa.products.emit_pack(module, windowed=features.windowed)
@@ -47,7 +48,7 @@ def emit_attention(module: Module, isa: InstructionSet, features: Features) -> N
     _emit_softmax(module, isa, features)
     _emit_context(module, isa.lanes, in_float=features.contexts_are_floats)
     rows = "first_row, first_head, queries*, keys*, values*, stride, context*"
-    with module.function("attention", f"{RECORDS}, {rows}, text_index, head, most") as f:
+    with module.function("attention", f"{RECORDS}, {rows}, text_index, head, one") as f:
         _attention(f, isa, features)
 
 
@@ -78,9 +79,11 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
         relative = relative_positions(f, features, head, size, length, zeros)
         relative.multiply_keys(keys, stride)
     together = products.rows_together
-    count_of_queries = length.minimum(f.most)
-    with f.loop(0, count_of_queries, together) as row:
-        rows = (count_of_queries - row).minimum(together)
+    one = f.one.differs(0)
+    query = f.load(I64, one.select(token_read(f, f.text_index), starts)) - first
+    queries_end = one.select(query + 1, length)
+    with f.loop(query, queries_end, together) as row:
+        rows = (queries_end - row).minimum(together)
         first_key, end = _keys_read(f, row, rows, attended, windowed=features.windowed)
         count = end - first_key
         columns = padded_to(count, products.columns)
@@ -147,7 +150,7 @@ def _keys_read(
     return first, (row + rows + after).minimum(attended)
 
 
-def attend(f: Function, layer: Value, text: Value, head: Value, most: Value) -> None:
+def attend(f: Function, layer: Value, text: Value, head: Value, one: Value) -> None:
     """Write the attention of a head within a text, in the buffers of a job."""
     width = MODEL.read(f.model, "width")
     places = {name: JOB.read(f.job, name) for name in ("queries", "keys", "values", "context")}
@@ -161,7 +164,7 @@ def attend(f: Function, layer: Value, text: Value, head: Value, most: Value) -> 
         stride=width * 4,
         text_index=text,
         head=head,
-        most=most,
+        one=one,
     )
 
 

@@ -15,9 +15,9 @@ some columns in the last one (`feed_forward`). No result depends on how the work
 Each linear layer gets the address of the weights that are read after its own, and brings their
 start into the cache.
 
-If only first tokens are read after the last layer, it computes keys and values of all rows, and
-everything else of first tokens. Threads that share columns compute all rows there, too: few rows
-take the time in which weights are read.
+If only the first or the last token of each text is read after the last layer, it computes keys and
+values of all rows, and everything else of these tokens. Threads that share columns compute all rows
+there, too: few rows take the time in which weights are read.
 """
 
 from __future__ import annotations
@@ -31,11 +31,6 @@ from qdqbert.engines.native.ir import I64, Function, Module, Value
 from qdqbert.engines.native.kernels.attention import attend, emit_attention
 from qdqbert.engines.native.kernels.embedding import emit_embedding
 from qdqbert.engines.native.kernels.feed_forward import emit_feed_forward, weights_after_attention
-from qdqbert.engines.native.kernels.first_tokens import (
-    emit_first_tokens,
-    most_queries,
-    reads_first_only,
-)
 from qdqbert.engines.native.kernels.gate import emit_gate
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
 from qdqbert.engines.native.kernels.norm import emit_norms
@@ -44,6 +39,7 @@ from qdqbert.engines.native.kernels.padding import emit_padding
 from qdqbert.engines.native.kernels.pooling import emit_pooling
 from qdqbert.engines.native.kernels.product import emit_product
 from qdqbert.engines.native.kernels.projections import emit_projections, project_all
+from qdqbert.engines.native.kernels.read_tokens import emit_read_tokens, reads_one, token_read
 from qdqbert.engines.native.kernels.rotation import emit_rotation
 from qdqbert.engines.native.kernels.round_trip import emit_round_trips
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
@@ -78,7 +74,7 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
     emit_barrier(module, isa)
     emit_activations(module, floats=floats)
     emit_padding(module, isa)
-    emit_first_tokens(module)
+    emit_read_tokens(module)
     emit_pooling(module)
     emit_projections(module, features)
     emit_feed_forward(module, isa, features)
@@ -146,8 +142,7 @@ def _emit_texts(module: Module, features: Features) -> None:
         context = JOB.read(f.job, "context") + own * _bytes_of_context(features)
         stride, records = group * size * 4, f.own(RECORDS)
         output = weights_after_attention(f)
-        is_first = reads_first_only(f, f.reader)
-        most = most_queries(f, is_first)
+        one = reads_one(f, f.reader)
         with f.loop(0, heads, group) as head:
             count = (heads - head).minimum(group)
             again, others = (first_weights(f, f.layer, each) for each in (head, head + count))
@@ -177,9 +172,9 @@ def _emit_texts(module: Module, features: Features) -> None:
                     context=context,
                     text_index=text,
                     head=each,
-                    most=most,
+                    one=one.cast("zext", I64),
                 )
-        _rest_of_layer(f, features, is_first, first_row, rows, context, f.first, f.last)
+        _rest_of_layer(f, features, one, first_row, rows, context, f.first, f.last)
 
 
 def _emit_rows(module: Module, features: Features) -> None:
@@ -199,18 +194,17 @@ def _emit_rows(module: Module, features: Features) -> None:
             following = (row + rows < last).select(again, output)
             project_all(f, f.layer, row, rows, f.constant(I64, 0), heads, following)
         f.call("wait", f.job)
-        is_first = reads_first_only(f, f.reader)
-        most = most_queries(f, is_first)
+        one = reads_one(f, f.reader)
         with f.loop(first_item, last_item) as item:
-            attend(f, f.layer, item // heads, item % heads, most)
+            attend(f, f.layer, item // heads, item % heads, one.cast("zext", I64))
         f.call("wait", f.job)
         width, element = MODEL.read(f.model, "width"), _bytes_of_context(features)
-        context = JOB.read(f.job, "context")
-        text, end = (_texts_before(f, each) for each in (first, last))
-        # First tokens of this thread may be later than its first row.
-        first = is_first.select(_start(f, text).minimum(last), first)
-        context = context + first * width * element
-        _rest_of_layer(f, features, is_first, first, last - first, context, text, end)
+        context = JOB.read(f.job, "context") + first * width * element
+        text, end = f.variable(f.constant(I64, 0)), f.variable(f.constant(I64, 0))
+        with f.when(one):
+            text.set(_texts_before(f, first))
+            end.set(_texts_before(f, last))
+        _rest_of_layer(f, features, one, first, last - first, context, text.get(), end.get())
 
 
 def _emit_columns(module: Module) -> None:
@@ -227,7 +221,7 @@ def _emit_columns(module: Module) -> None:
         project_all(f, f.layer, start, rows, first, last - first, output)
         texts = JOB.read(f.job, "texts")
         with f.loop(0, texts) as text, f.loop(first, last) as head:
-            attend(f, f.layer, text, head, MODEL.read(f.model, "limit"))
+            attend(f, f.layer, text, head, start)
         f.call("wait", f.job)
         f.call(
             "feed_forward_columns",
@@ -252,16 +246,12 @@ def _blocks(f: Function, first: Value, last: Value) -> Iterator[tuple[Value, Val
         yield row, (last - row).minimum(each)
 
 
-def _start(f: Function, text: Value) -> Value:
-    """Return the index of the first token of a text, or the end of all texts."""
-    return f.load(I64, JOB.read(f.job, "starts") + text * 8)
-
-
 def _texts_before(f: Function, row: Value) -> Value:
-    """Return the number of texts that start before a row."""
+    """Return the number of texts whose token that is read is before a row."""
     count = f.variable(f.constant(I64, 0))
     with f.loop(0, JOB.read(f.job, "texts")) as text:
-        count.set(count.get() + (_start(f, text) < row).cast("zext", I64))
+        is_before = f.load(I64, token_read(f, text)) < row
+        count.set(count.get() + is_before.cast("zext", I64))
     return count.get()
 
 
@@ -272,27 +262,29 @@ def _bytes_of_context(features: Features) -> int:
 def _rest_of_layer(
     f: Function,
     features: Features,
-    is_first: Value,
+    one: Value,
     first_row: Value,
     rows: Value,
     context: Value,
     text: Value,
     end: Value,
 ) -> None:
-    """Write the part of a layer after attention, for some rows or their first tokens.
+    """Write the part of a layer after attention, for some rows, whose contexts start at `context`.
 
-    With `is_first`, `first_row` is the row of the first text. The texts from `text` to `end` start
-    in these rows, whose contexts start at `context`.
+    With `one`, it is for the tokens of the texts from `text` to `end` that are read, among these
+    rows.
     """
     hidden, width = MODEL.each(f.model, "hidden", "width")
     context_bytes = width * _bytes_of_context(features)
-    x, starts = JOB.read(f.job, "x"), JOB.read(f.job, "starts")
-    own = (starts + text * 8, end - text)
-    states = (x + first_row * hidden * 4, hidden * 4, *own)
-    with f.when(is_first):
-        f.call("gather_first", *states)
-        f.call("gather_first", context, context_bytes, *own)
-    count = is_first.select(end - text, rows)
+    x, own = JOB.read(f.job, "x"), (token_read(f, text), end - text)
+    first, place = f.variable(first_row), f.variable(context)
+    with f.when(one & (end > text)):
+        first.set(f.load(I64, own[0]))
+        place.set(context + (first.get() - first_row) * context_bytes)
+        f.call("gather_read", x + first.get() * hidden * 4, hidden * 4, *own)
+        f.call("gather_read", place.get(), context_bytes, *own)
+    first_row, context = first.get(), place.get()
+    count = one.select(end - text, rows)
     output = weights_after_attention(f)
     with _blocks(f, f.constant(I64, 0), count) as (row, some):
         following = (row + some < count).select(output, f.following)
@@ -304,5 +296,5 @@ def _rest_of_layer(
             context=context + row * context_bytes,
             following=following,
         )
-    with f.when(is_first):
-        f.call("return_first", *states)
+    with f.when(one):
+        f.call("return_read", x + first_row * hidden * 4, hidden * 4, *own)
