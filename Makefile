@@ -42,11 +42,13 @@ docs: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs,llama-index]'
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 
+# pip compiles on one core, for a minute. A few files are for other versions of Python.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[datasets,demo,dev,openvino,tensorboard,train]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[datasets,demo,dev,openvino,tensorboard,train]'
+	$(BIN)/python -m compileall -qq --workers 0 $(VENV)/lib || true
 	touch $(STAMP)
 
 clean:

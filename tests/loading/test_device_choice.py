@@ -26,8 +26,12 @@ CARD = Device(name="cpu", card="Interpreter", capability=80)
 
 @pytest.fixture
 def gpu(monkeypatch) -> None:
-    """A GPU that is Triton's interpreter, in which the comparison of 16 texts takes a minute."""
+    """A GPU that is Triton's interpreter, in which the comparison of 16 texts takes a minute.
+
+    It runs each row of a program, used or not.
+    """
     monkeypatch.setattr(device_choice, "find_device", lambda name: CARD)
+    monkeypatch.setattr("qdqbert.engines.cuda.runner._CAPACITIES", (8, 16))
     monkeypatch.setattr(comparison, "_TEXTS", 1)
     monkeypatch.setattr(comparison, "_LONGEST_TEXT", 4)
 

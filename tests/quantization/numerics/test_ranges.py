@@ -199,7 +199,7 @@ def widest_best(thresholds: np.ndarray, divergences: np.ndarray, largest: float)
     ],
     ids=["normal", "outlier-on-an-edge", "gelu", "mass-at-a-power-of-two"],
 )
-@pytest.mark.usual("normal", "mass-*")
+@pytest.mark.usual("mass-*")
 def test_entropy_is_pytorch_quantizations(x) -> None:
     histogram = summarize(x)
     chosen = choose_range(histogram, Entropy())
