@@ -5,7 +5,8 @@ import torch
 import transformers
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.families import FAMILIES, quantized_family
+from qdqbert.encoders.config import Config
+from qdqbert.encoders.families import FAMILIES, LACKING, family_of, quantized_family
 
 
 @pytest.mark.parametrize(
@@ -24,11 +25,22 @@ def test_layers_are_recognized_by_their_path(path, expected) -> None:
 
 
 def test_an_unknown_family_lists_the_known_ones() -> None:
-    with pytest.raises(CheckpointError, match=r"`t5` are not supported.*: bert, .* nomic_bert, "):
-        quantized_family("t5")
+    with pytest.raises(
+        CheckpointError, match=r"`bloom` are not supported.*: bert, .* nomic_bert, "
+    ):
+        quantized_family("bloom")
 
 
-@pytest.mark.parametrize("family", ["albert", "dpr", "new"])
+def test_what_a_known_family_lacks_is_named() -> None:
+    for kind in LACKING:
+        assert kind in transformers.CONFIG_MAPPING
+        assert kind not in FAMILIES
+    match = "`xmod` are not supported: they have a part of each layer for each language, which no"
+    with pytest.raises(CheckpointError, match=match):
+        family_of(Config(values={"model_type": "xmod"}))
+
+
+@pytest.mark.parametrize("family", ["albert", "clip", "dpr", "new", "siglip_text_model"])
 def test_families_that_load_runs_alone_are_named(family) -> None:
     with pytest.raises(CheckpointError, match=rf"`{family}`. `qdqbert.load` runs them in INT8"):
         quantized_family(family)

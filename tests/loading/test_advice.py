@@ -52,7 +52,7 @@ def means_of(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "`t5` are not"),
+        ({"model_type": "bloom", "architectures": ["BloomForCausalLM"]}, "`bloom` are not"),
         ({"model_type": "bart", "architectures": ["BartModel"]}, "`bart` are not supported"),
         ({"model_type": None}, "names no `model_type`"),
     ],

@@ -188,7 +188,7 @@ def test_half_precision_weights_are_loaded_in_float32(checkpoints, tmp_path) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "t5"}, "`t5` are not supported. Supported families: bert"),
+        ({"model_type": "bloom"}, "`bloom` are not supported. Supported families: bert"),
         ({"position_embedding_type": "relative_key"}, "`position_embedding_type='relative_key'`"),
         (
             {"is_decoder": True},

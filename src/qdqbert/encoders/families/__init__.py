@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families.albert import ALBERT
@@ -93,6 +95,44 @@ FAMILIES = {
 """The families by `model_type`."""
 
 
+_CROSS = "a decoder that reads an encoder"
+_EXPERTS = "experts, of which each token takes some"
+_INEXACT = "an approximation of attention"
+
+LACKING: Mapping[str, str] = {
+    **dict.fromkeys(("bart", "bigbird_pegasus", "led", "longt5", "mbart", "pegasus"), _CROSS),
+    **dict.fromkeys(("mra", "nystromformer", "reformer", "yoso"), _INEXACT),
+    **dict.fromkeys(("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"), _EXPERTS),
+    "big_bird": "attention to blocks of tokens, some of them random",
+    "canine": "convolutions of characters",
+    "convbert": "convolutions next to attention",
+    "embedding_gemma2": "heads whose size depends on the layer, and three parts in each layer",
+    "fnet": "Fourier transforms in place of attention",
+    "funnel": "layers that shorten a text",
+    "gemma2": "scores that are limited by tanh (`attn_logit_softcapping`)",
+    "layoutlm": "the place of each word on a page",
+    "lfm2": "convolutions between layers with attention",
+    "longformer": "tokens that attend to all others, by linear layers of their own",
+    "luke": "entities among the tokens",
+    "mobilebert": "narrow parts of layers, and several feed-forward parts in each",
+    "openai_privacy_filter": _EXPERTS,
+    "squeezebert": "linear layers in groups",
+    "xlnet": "two streams of states",
+    "xmod": "a part of each layer for each language",
+}
+"""What models have that are not read and that people ask for, by `model_type`."""
+
+
+def _unknown(kind: object, families: Iterable[str]) -> str:
+    """Return the sentences about a model type that is not known."""
+    lacking = LACKING.get(str(kind))
+    why = "" if lacking is None else f": they have {lacking}, which no engine here computes"
+    named = ", ".join(sorted(families))
+    return (
+        f"Checkpoints of type `{kind!s:.80}` are not supported{why}. Supported families: {named}."
+    )
+
+
 def family_of(config: Config) -> Family:
     """Return the family of a config.
 
@@ -107,10 +147,7 @@ def family_of(config: Config) -> Family:
         )
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
-        raise CheckpointError(
-            f"Checkpoints of type `{kind!s:.80}` are not supported. Supported families: "
-            f"{', '.join(sorted(FAMILIES))}."
-        )
+        raise CheckpointError(_unknown(kind, FAMILIES))
     if family.other_code(config.values.get("auto_map")) is not None:
         raise config.refuse(
             "auto_map",
@@ -130,10 +167,7 @@ def quantized_family(model_type: str) -> Family:
     family = FAMILIES.get(model_type)
     if family is None:
         known = {name for name, each in FAMILIES.items() if each.is_quantized}
-        raise CheckpointError(
-            f"Checkpoints of type `{model_type}` are not supported. "
-            f"Supported families: {', '.join(sorted(known - {QDQBERT.model_type}))}."
-        )
+        raise CheckpointError(_unknown(model_type, known - {QDQBERT.model_type}))
     if not family.is_quantized:
         raise CheckpointError(
             f"`quantize` does not support checkpoints of type `{model_type}`. `qdqbert.load` runs "
