@@ -64,14 +64,21 @@ def save_t5(folder: Path, auto: Any, model_type: str = "t5", **changes: Any) -> 
     return model
 
 
-def save_embedder(folder: Path, **changes: Any) -> Path:
+def save_embedder(
+    folder: Path, *, pooling: str = "mean", include_prompt: bool = True, **changes: Any
+) -> Path:
     """Write a folder as sentence-transformers saves gtr-t5."""
     save_t5(folder / "states", transformers.AutoModelForTextEncoding, **changes)
     modules = sentence_transformers.sentence_transformer.modules
     torch.manual_seed(0)
     dense = modules.Dense(48, 72, bias=False, activation_function=torch.nn.Identity())
     states = modules.Transformer(str(folder / "states"), max_seq_length=64)
-    every = [states, modules.Pooling(48, "mean"), dense, modules.Normalize()]
+    every = [
+        states,
+        modules.Pooling(48, pooling, include_prompt=include_prompt),
+        dense,
+        modules.Normalize(),
+    ]
     sentence_transformers.SentenceTransformer(modules=every, device="cpu").save(
         str(folder / "whole")
     )
@@ -89,6 +96,30 @@ def test_an_embedder_is_that_of_sentence_transformers(kind, tmp_path) -> None:
         alone = [model.encode([text])[0] for text in LONG]
     assert np.stack(alone).tobytes() == found.tobytes()
     assert (found * expected).sum(axis=1).min() > 0.97
+
+
+PROMPT = "Represent the sentence for retrieval: "
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max"])
+def test_tokens_of_a_prompt_are_not_pooled(pooling, tmp_path) -> None:
+    folder = save_embedder(tmp_path, include_prompt=False, pooling=pooling)
+    reference = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    assert not reference[1].include_prompt
+    long = [text for text in LONG if text]
+    expected = [reference.encode(long, prompt=PROMPT), reference.encode(long)]
+    assert np.abs(expected[0] - expected[1]).max() > 0.05
+    with qdqbert.load(folder, precision="float") as model:
+        found = [model.encode(long, prompt=PROMPT), model.encode(long)]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    with qdqbert.load(folder) as model:
+        one = model.encode(long, prompt=PROMPT)
+        alone = [model.encode([text], prompt=PROMPT)[0] for text in long]
+        # A part of a long text has the prompt, too.
+        model.encode(long, prompt=PROMPT, chunk_overlap=3)
+    assert np.stack(alone).tobytes() == one.tobytes()
+    with pytest.raises(CheckpointError, match="Pass `engine='native'`"):
+        qdqbert.load(folder, precision="float", engine="onnxruntime")
 
 
 def test_the_decoder_of_a_whole_model_is_left_out(tmp_path) -> None:

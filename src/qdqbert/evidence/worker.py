@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from qdqbert.common.input_names import POOLED
 from qdqbert.engines.cuda.device import Device, open_on
 from qdqbert.engines.registry import open_runner
 from qdqbert.evidence.processes import serve
@@ -40,6 +41,7 @@ def answers(requests: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         known = {
             "input_ids": rng.integers(5, load["vocab_size"], shape),
             "attention_mask": np.ones(shape, np.int64),
+            POOLED: np.ones(shape, np.int64),
             "token_type_ids": np.zeros(shape, np.int64),
         }
         inputs = {name: known[name] for name in runner.input_names}

@@ -106,7 +106,7 @@ class EmbedInChunks(Embed):
         encodings = self.tokenizer.cutting(None).encode_batch(
             [self.prompt + check_text(item) for item in items], offsets=bool(self.prompt)
         )
-        return [self._chunks(each) for each in encodings]
+        return [self._without_prompt(self._chunks(each)) for each in encodings]
 
     def split(self, results: Results) -> Sequence[Embedding]:
         """Return the embedding of each feature as the graph computes it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import (
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.file_names import MODEL_SETTINGS
 from qdqbert.common.forks import repair_in_child
+from qdqbert.common.input_names import POOLED
 from qdqbert.data.tokenizing.chunks import in_chunks
 from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.encoders.checkpoint.model_settings import Kind, ModelSettings, choose_prompt
@@ -60,8 +62,28 @@ class Prompted(TextEncoder):
     def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
         """Return the model inputs of each text, or of its token ids."""
         texts = [self.prompt + check_text(item) for item in items if not isinstance(item, TokenIds)]
-        made = iter(super().encode(texts))
+        made = map(self._without_prompt, super().encode(texts))
         return [self._of_ids(item) if isinstance(item, TokenIds) else next(made) for item in items]
+
+    def _without_prompt(self, item: EncodedItem) -> EncodedItem:
+        """Return the inputs of a text, whose prompt is not pooled if the model says so.
+
+        As in sentence-transformers, these are as many as the prompt alone has.
+        """
+        if POOLED not in self.input_names or not self.prompt:
+            return item
+        features = []
+        for feature in item.features:
+            pooled = feature[POOLED].copy()
+            pooled[: self._length_of_prompt] = 0
+            features.append({**feature, POOLED: pooled})
+        return item._replace(features=tuple(features))
+
+    @functools.cached_property
+    def _length_of_prompt(self) -> int:
+        """The number of tokens of the prompt alone, without a special token at its end."""
+        (encoding,) = self.tokenizer.cutting(None).encode_batch([self.prompt])
+        return len(encoding.ids) - (encoding.special_tokens_mask[-1:] == [1])
 
     def _of_ids(self, ids: TokenIds) -> EncodedItem:
         kept = self.tokenizer.keep_ids(ids)

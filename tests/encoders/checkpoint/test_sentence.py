@@ -15,6 +15,7 @@ import flat
 import qdqbert
 from conftest import TEXTS
 from qdqbert.common.errors import CheckpointError
+from qdqbert.encoders.checkpoint.layout import refuse_skipped_prompts
 from qdqbert.encoders.checkpoint.sentence import (
     SentenceHead,
     read_sentence_head,
@@ -136,9 +137,13 @@ def test_a_missing_pooling_is_named() -> None:
         read_sentence_head(SentenceFiles({"modules.json": json.dumps([TRANSFORMER, POOLING])}.get))
 
 
-def test_a_pooling_that_leaves_out_prompts_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="leaves out the tokens of a prompt"):
-        head_of([TRANSFORMER, POOLING], flags("mean_tokens") | {"include_prompt": False})
+def test_a_pooling_that_leaves_out_prompts_is_for_load_alone() -> None:
+    head = head_of([TRANSFORMER, POOLING], flags("mean_tokens") | {"include_prompt": False})
+    assert head.skips_prompt
+    with pytest.raises(
+        CheckpointError, match=r"leaves out the tokens of a prompt.* `qdqbert.load`"
+    ):
+        refuse_skipped_prompts(head)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from native_models import (
     random_model,
 )
 from qdqbert.common.errors import UserInputError
+from qdqbert.common.input_names import POOLED
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.native import schedule
 from qdqbert.engines.native.buffers import Job
@@ -276,6 +277,28 @@ def test_texts_are_filled_up_with_a_token(tmp_path) -> None:
     longer = {name: np.pad(each, [(0, 0), (0, 1)], mode="edge") for name, each in batch.items()}
     with pytest.raises(UserInputError, match="81 tokens; the model takes up to 80"):
         runner.run(longer)
+
+
+def test_tokens_that_are_not_pooled_are_left_out(tmp_path) -> None:
+    poolings = ("none", "first", "last", "mean", "max", "weightedmean")
+    heads = tuple(
+        Head(poolings=(each,), steps=(), outputs=(HeadOutput(name=each),)) for each in poolings
+    )
+    names = ("input_ids", "attention_mask", "token_type_ids", POOLED)
+    save_with(path := tmp_path / "model", Shape(), heads, input_names=names)
+    runner, batch = NativeRunner(path, threads=2), random_batch((7, 20, 3))
+    batch[POOLED] = batch["attention_mask"].copy()
+    batch[POOLED][:, :2] = 0
+    found, kept = runner.run(batch), batch[POOLED] == 1
+    for text, mask in enumerate(kept):
+        own = run_head(found["none"][text][mask].astype(np.float64), heads[0])["none"]
+        for head in heads[1:]:
+            name = head.poolings[0]
+            wanted = run_head(own, head)[name]
+            np.testing.assert_allclose(found[name][text], wanted, rtol=1e-5, atol=1e-5)
+    batch[POOLED][2] = 0
+    with pytest.raises(UserInputError, match="Text 2 of the batch has only tokens of its prompt"):
+        runner.run(batch)
 
 
 def text_bits(runner: NativeRunner, inputs: dict[str, Any]) -> list[bytes]:

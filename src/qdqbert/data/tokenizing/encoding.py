@@ -11,6 +11,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from qdqbert.common.input_names import POOLED
 from qdqbert.data.tokenizing.long_texts import Kept
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 
@@ -91,6 +92,8 @@ def feature_of(
     if "attention_mask" in input_names:
         # The tokenizer does not pad.
         feature["attention_mask"] = _constant(1, ids.size)
+    if POOLED in input_names:
+        feature[POOLED] = _constant(1, ids.size)
     if "token_type_ids" in input_names:
         types = encoding.type_ids
         is_second = any(types)

@@ -19,6 +19,7 @@ from tokenizers import pre_tokenizers
 
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.file_names import TOKENIZER, TOKENIZER_CONFIG
+from qdqbert.common.input_names import POOLED
 from qdqbert.common.json_files import Fields, damaged, read_json
 from qdqbert.data.tokenizing.long_texts import Kept, StartTokenizer
 from qdqbert.data.tokenizing.tokenizer_files import (
@@ -84,6 +85,7 @@ class Tokenizer:
         self.padding = {
             "input_ids": self.special_id("pad_token") or 0,
             "attention_mask": 0,
+            POOLED: 0,
             "token_type_ids": int(config.get("pad_token_type_id") or 0),
         }
 

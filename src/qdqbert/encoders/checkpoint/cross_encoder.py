@@ -23,6 +23,7 @@ from qdqbert.encoders.checkpoint.layout import (
     begins_with_pooling,
     read_layout_fields,
     read_pooling,
+    refuse_skipped_prompts,
 )
 from qdqbert.encoders.checkpoint.model_settings import ModelSettings
 from qdqbert.encoders.checkpoint.sentence_files import FindFile, SentenceFiles, write_files
@@ -112,7 +113,9 @@ def _read_score_head(files: SentenceFiles) -> ScoreHead:
         )
         for index, (kind, path) in enumerate(rest)
     )
-    return ScoreHead(modules=found, **fields)
+    head = ScoreHead(modules=found, **fields)
+    refuse_skipped_prompts(head)
+    return head
 
 
 def used_files(

@@ -26,7 +26,7 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
 )
 from qdqbert.encoders.checkpoint.folder import check_name, read_known_config, refuse_old_pickles
 from qdqbert.encoders.checkpoint.hub import download_weights
-from qdqbert.encoders.checkpoint.layout import prompt_notices
+from qdqbert.encoders.checkpoint.layout import prompt_notices, refuse_skipped_prompts
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
@@ -269,6 +269,7 @@ def _choose_head(
     name: str, layout: object, task: TaskName, pooling: str | None
 ) -> tuple[TextHead | None, tuple[str, ...]]:
     """Return the head after the model, if it has one, and notices about it."""
+    refuse_skipped_prompts(layout)
     stored = layout if isinstance(layout, SentenceHead) else None
     if TASK_KINDS[task].vectors != "sentence":
         if pooling is not None:

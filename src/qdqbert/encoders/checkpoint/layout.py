@@ -162,10 +162,12 @@ class PooledHead(Modular, Layout):
         poolings: How token states become one vector; [PAD] is always ignored. The vectors of
             several poolings are joined.
         modules: Modules that change the vector, in order.
+        skips_prompt: Whether the tokens of a prompt are not pooled.
     """
 
     poolings: tuple[PoolingMode, ...]
     modules: tuple[HeadModule, ...] = ()
+    skips_prompt: bool = False
 
     @property
     def row_poolings(self) -> tuple[Pooling, ...]:
@@ -181,6 +183,17 @@ def prompt_notices(layout: Layout) -> list[str]:
         f"sentence-transformers puts the prompt {layout.default_prompt!r} before each text. "
         "Examples that INT8 and float are compared on do not get it: add it to the data."
     ]
+
+
+def refuse_skipped_prompts(layout: object) -> None:
+    """Refuse a pooling that leaves out prompts, which graphs of other tools cannot tell."""
+    if isinstance(layout, PooledHead) and layout.skips_prompt:
+        raise CheckpointError(
+            "The pooling leaves out the tokens of a prompt (`include_prompt: false` in "
+            f"{POOLING_CONFIG}), but a graph cannot tell them from the text. `qdqbert.load` runs "
+            "such an embedder. To run the model without prompts, set it to true in a copy of the "
+            "folder."
+        )
 
 
 def begins_with_pooling(kinds: Sequence[str]) -> bool:
@@ -211,7 +224,9 @@ def read_pooling(files: SentenceFiles) -> tuple[dict[str, Any], list[tuple[Modul
         raise damaged(place, "it is missing")
     fields = read_layout_fields(files, encoder_path, "states")
     fields["files"] = {POOLING_CONFIG: pooling, **fields["files"]}
-    fields["poolings"] = _pooling_modes(parse_object(pooling, POOLING_CONFIG))
+    content = parse_object(pooling, POOLING_CONFIG)
+    fields["poolings"] = _pooling_modes(content)
+    fields["skips_prompt"] = not content.get("include_prompt", True)
     return fields, with_effect(rest)
 
 
@@ -281,12 +296,6 @@ def _longest_input(fields: Fields) -> int | None:
 
 
 def _pooling_modes(config: dict[str, Any]) -> tuple[PoolingMode, ...]:
-    if not config.get("include_prompt", True):
-        raise CheckpointError(
-            "The pooling leaves out the tokens of a prompt (`include_prompt: false` in "
-            f"{POOLING_CONFIG}), but a graph cannot tell them from the text. To run the model "
-            "without prompts, set it to true in a copy of the folder."
-        )
     # sentence-transformers 5 and earlier write a flag for each mode, version 6 writes names.
     named = config.get("pooling_mode")
     if named is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qdqbert.common.errors import GraphError
+from qdqbert.common.input_names import POOLED
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.storage import Packed
@@ -26,6 +27,8 @@ def check_supported(packed: Packed) -> Features:
     parts = [words for name, words in _UNSUPPORTED.items() if settings.get(name) is not None]
     if features.rounds_attention or features.rounds_adds:
         parts.append("fake quantization of attention or residual adds")
+    if POOLED in settings["input_names"]:
+        parts.append("poolings that leave out prompts")
     if not (features.floats or features.dynamic):
         parts.append("stored ranges of activations (target 'native')")
     if not all(layer["shares_codes"] for layer in settings["layers"]):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import UserInputError
 from qdqbert.engines.native.features import scores_words
 from qdqbert.engines.native.memory import address, padded, zeros
 from qdqbert.engines.native.program import Program
@@ -82,6 +83,7 @@ class Heads:
         threads: Threads,
         *,
         tokens_read: NDArray[np.int64] | None,
+        pooled: NDArray[np.bool_] | None = None,
     ) -> dict[str, tuple[bool, Rows]]:
         """Return outputs, and whether each has a row for each token or for each text.
 
@@ -91,6 +93,10 @@ class Heads:
             wanted: Names of the outputs.
             threads: The threads that score words.
             tokens_read: `tokens_read` of these outputs.
+            pooled: Which tokens poolings read, `(tokens,)`; `None` for all.
+
+        Raises:
+            UserInputError: A text has no token that poolings read.
         """
         found: dict[str, tuple[bool, Rows]] = {}
         if tokens_read is not None:
@@ -98,6 +104,8 @@ class Heads:
             states, starts = np.ascontiguousarray(states[tokens_read]), np.arange(len(starts))
         if self._final_norm is not None:
             self._program.normalize_(self._final_norm, states := states.copy())
+        every = (states, starts)
+        some = every if pooled is None else _some_rows(states, starts, pooled)
         for index, head in enumerate(self._heads):
             outputs = [each for each in head["outputs"] if each["name"] in wanted]
             if not outputs:
@@ -105,6 +113,7 @@ class Heads:
             steps = [(f"heads.{index}.{n}", step) for n, step in enumerate(head["steps"])]
             count, width = head["token_steps"], self._program.settings["hidden"]
             poolings = head["poolings"]
+            states, starts = every if poolings == ["none"] else some
             if index in self._words:
                 before = functools.partial(self._take_steps, steps[: count - 1])
                 rows = self._words[index].largest(before, states, starts, threads)
@@ -225,3 +234,16 @@ class Heads:
             address(states), states.strides[0], address(starts), len(found), address(found)
         )
         return found
+
+
+def _some_rows(
+    states: Rows, starts: NDArray[np.int64], pooled: NDArray[np.bool_]
+) -> tuple[Rows, NDArray[np.int64]]:
+    """Return the rows of some tokens, and where those of each text start."""
+    counts = np.append(0, np.cumsum(pooled))[starts]
+    if (empty := np.flatnonzero(np.diff(counts) == 0)).size:
+        raise UserInputError(
+            f"Text {int(empty[0])} of the batch has only tokens of its prompt, which are not "
+            "pooled. Pass a shorter prompt, or a longer text."
+        )
+    return np.ascontiguousarray(states[: len(pooled)][pooled]), counts

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.common.input_names import POOLED
 from qdqbert.common.machine import usable_cores
 from qdqbert.encoders.model import TAIL_STATES
 from qdqbert.engines.index_limits import check_ids
@@ -51,11 +52,13 @@ class Batch:
         texts: The texts.
         mask: `(texts, seq)`, 0 where a token has no states, which is padding.
         shape: Shape of the inputs.
+        pooled: `(tokens,)`, whether poolings read a token; `None` if they read all.
     """
 
     texts: Texts
     mask: Integers
     shape: tuple[int, ...]
+    pooled: NDArray[np.bool_] | None = None
 
 
 class Stream:
@@ -121,14 +124,22 @@ class NativeRunner:
         batch, names = self._batch(inputs), self._heads.output_names
         if wanted is not None and self._tail is None:
             names = tuple(each for each in names if each in wanted)
-        tokens_read = self._heads.tokens_read(names, batch.texts.starts)
+        tokens_read = None
+        if batch.pooled is None:
+            tokens_read = self._heads.tokens_read(names, batch.texts.starts)
         with self._stream() as stream:
             self._forward(stream, batch.texts, tokens_read)
             return self._outputs(stream, batch, inputs, names, tokens_read)
 
     def _batch(self, inputs: Mapping[str, NDArray[Any]]) -> Batch:
         found = read_inputs(inputs, self._program.settings)
-        return Batch(texts=self._texts(found), mask=found.kept, shape=found.shape)
+        pooled = found.arrays.get(POOLED)
+        return Batch(
+            texts=self._texts(found),
+            mask=found.kept,
+            shape=found.shape,
+            pooled=None if pooled is None else pooled[found.kept != 0] != 0,
+        )
 
     def _outputs(
         self,
@@ -146,7 +157,9 @@ class NativeRunner:
             records=[each.record for each in stream.scratch],
             is_busy=stream.calls_alone > 0,
         )
-        found = self._heads.run(states, starts, wanted, threads, tokens_read=tokens_read)
+        found = self._heads.run(
+            states, starts, wanted, threads, tokens_read=tokens_read, pooled=batch.pooled
+        )
         for name, (is_token, rows) in found.items():
             whole = self._with_padding(rows, batch.mask) if is_token else rows
             outputs[name] = whole.reshape(batch.shape[:-1] + whole.shape[1:])

@@ -13,6 +13,7 @@ from qdqbert.common.errors import CalibrationError, CheckpointError, GraphError
 from qdqbert.common.extras import require
 from qdqbert.common.file_names import CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.files import write_json
+from qdqbert.common.input_names import POOLED
 from qdqbert.common.machine import usable_cores
 from qdqbert.data.tokenizing.tokenizer_files import (
     TokenizerFile,
@@ -26,6 +27,7 @@ from qdqbert.data.tokenizing.tokenizer_files import (
     with_named_tokens,
 )
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
+from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.sentence_files import file_finder
 from qdqbert.encoders.families import family_of
 from qdqbert.encoders.model import EncoderModel, Pooling
@@ -103,6 +105,8 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
         reads_token_types=_reads_token_types(checkpoint),
         notices=notices,
     )
+    if isinstance(head, SentenceHead) and head.skips_prompt:
+        model = dataclasses.replace(model, input_names=(*model.input_names, POOLED))
     if notices and checkpoint.is_guess:
         raise CheckpointError(
             f"{checkpoint.config.path} names no `architectures`, and its task cannot be guessed. "
@@ -219,6 +223,11 @@ def _packed(checkpoint: FloatCheckpoint, weights: Weights, model: EncoderModel) 
 
 
 def _write_graph(model: EncoderModel, path: Path) -> None:
+    if POOLED in model.input_names:
+        raise CheckpointError(
+            "The pooling leaves out the tokens of a prompt (`include_prompt: false`), which only "
+            "the native engine does. Pass `engine='native'`."
+        )
     require("The float graph of a checkpoint", "onnxruntime")
     # It loads onnx, which the native engine does not need.
     from qdqbert.graphs.writer import write_graph
