@@ -14,6 +14,7 @@ from pathlib import Path
 from qdqbert.common.cache import kept_folder
 from qdqbert.common.choices import EngineName, Precision
 from qdqbert.common.file_names import CONFIG, MODULES
+from qdqbert.common.machine import release_memory
 from qdqbert.encoders.checkpoint.folder import refuse_old_pickles
 from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.encoders.tensor_files import has_weights_below
@@ -98,6 +99,7 @@ def open_float_checkpoint(
         from qdqbert.loading.float_checkpoint.folder import write_folder
 
         write_folder(checkpoint, new, key=key, precision=precision, engine=engine)
+        release_memory()
 
     settings = _VERSIONS[precision, engine]
     if precision == "int8":
