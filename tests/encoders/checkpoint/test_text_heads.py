@@ -117,6 +117,14 @@ def test_each_module_is_run_or_refused_by_name(model: str) -> None:
     assert run == RUN[model]
 
 
+def test_padding_to_the_longest_input_changes_nothing() -> None:
+    files = files_of("SentenceTransformer", ["Transformer", "Pooling"])
+    expected = read_layout(SentenceFiles(files.get))
+    settings = {"processing_kwargs": {"text": {"padding": "max_length"}}}
+    files["0/sentence_bert_config.json"] = json.dumps(settings)
+    assert read_layout(SentenceFiles(files.get)) == expected
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -133,7 +141,7 @@ def test_each_module_is_run_or_refused_by_name(model: str) -> None:
             },
             "'method_output_name': 'pooler_output'",
         ),
-        ({"processing_kwargs": {"text": {"padding": "max_length"}}}, "padding='max_length'"),
+        ({"processing_kwargs": {"text": {"padding": False}}}, "padding=False"),
     ],
     ids=["task", "chat", "output", "padding"],
 )
