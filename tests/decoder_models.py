@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ _PIECES = (
 )
 
 
-def make_byte_tokenizer(*, ends: bool = True) -> tokenizers.Tokenizer:
+def make_byte_tokenizer(
+    *, ends: bool = True, added_tokens: Sequence[str] = ()
+) -> tokenizers.Tokenizer:
     """Return a tokenizer of pieces of bytes as Qwen3-Embedding's, which ends texts with a token."""
     made = tokenizers.Tokenizer(models.BPE())
     made.normalizer = normalizers.NFC()
@@ -38,6 +41,7 @@ def make_byte_tokenizer(*, ends: bool = True) -> tokenizers.Tokenizer:
     )
     made.train_from_iterator(TEXTS, trainer)
     made.add_special_tokens([END, "<|im_end|>"])
+    made.add_tokens([*added_tokens])
     last = made.token_to_id(END)
     own = processors.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
     template = processors.TemplateProcessing(
@@ -53,10 +57,11 @@ def save_decoder(
     *,
     auto: Any = transformers.AutoModel,
     ends: bool = True,
+    added_tokens: Sequence[str] = (),
     **changes: Any,
 ) -> Any:
     """Write a random model and its tokenizer, and return the model."""
-    tokenizer = make_byte_tokenizer(ends=ends)
+    tokenizer = make_byte_tokenizer(ends=ends, added_tokens=added_tokens)
     fields = {
         "vocab_size": tokenizer.get_vocab_size() + 3,
         "hidden_size": 48,

@@ -52,6 +52,7 @@ from qdqbert.graphs.writer import IR_VERSION
 from qdqbert.runtime.artifact import QUANTIZATION_FORMAT, TRAINING_FORMAT
 from qdqbert.serving.metrics import Metrics
 from qdqbert.verbs.export.run import EXPORT_FORMAT
+from rerankers import save_reranker
 from task_files import TAGS, plain, questions, sentence, tagged
 
 ROOT = Path(__file__).parent.parent
@@ -189,6 +190,7 @@ def add_tutorial_files(folder: Path, save_tiny: Callable[..., Path]) -> None:
     settings = folder / "my-splade" / "config_sentence_transformers.json"
     settings.write_text('{"model_type": "SparseEncoder"}')
     save_multi_vector(folder / "my-colbert", mask={})
+    save_reranker(folder / "my-language-model-reranker")
     # As FlagEmbedding's training saves it.
     save_tiny(folder / "my-bge-m3", "xlm-roberta")
     size = SIZES["hidden_size"]

@@ -428,6 +428,12 @@ def test_status_routes_describe_the_server(client, models) -> None:
     assert {each["name"]: each["task"] for each in info} == {
         name: each.task for name, each in models.items()
     }
+    facts = {each["name"]: {name: each.get(name) for name in FACTS} for each in info}
+    embedder = {"pooling": "mean", "normalize": True, "prompt": ""}
+    reranker = {"activation": "sigmoid", "prompt": "", "template": False}
+    assert facts["embedder"] == dict.fromkeys(FACTS) | embedder
+    assert facts["reranker"] == dict.fromkeys(FACTS) | reranker
+    assert facts["classifier"] == dict.fromkeys(FACTS)
     assert client.head("/health").status_code == 200
 
 
@@ -516,6 +522,7 @@ def test_a_server_none_of_whose_processes_is_ready_is_not_healthy(models) -> Non
         assert ready.json() == {"status": "ok", "workers": 2}
 
 
+FACTS = ("pooling", "normalize", "prompt", "activation", "template")
 WRONG = ("Bearer wrong", "secret", "Basic secret", "Bearer", "Bearersecret", "Bearer Secret")
 
 

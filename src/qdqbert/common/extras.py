@@ -35,6 +35,7 @@ EXTRAS: Mapping[str, Extra] = {
     "parquet": Extra(modules=("pyarrow",), purpose="`run` on .parquet files"),
     "ray": Extra(modules=("ray", "pyarrow"), purpose="`run` and `quantize` on a Ray cluster"),
     "cuda": Extra(modules=("torch", "triton"), purpose="kernels for NVIDIA GPUs: `device='cuda'`"),
+    "templates": Extra(modules=("jinja2",), purpose="rerankers that are language models"),
     "serve": Extra(modules=_SERVE, purpose="`serve`"),
     "ray-serve": Extra(modules=("ray", "aiohttp", *_SERVE[2:]), purpose="servers on a cluster"),
     "export": Extra(

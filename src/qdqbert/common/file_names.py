@@ -7,6 +7,7 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 ADDED_TOKENS = "added_tokens.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 
 # Of sentence-transformers: its modules, the settings of the model, and those of its encoder.
 MODULES = "modules.json"

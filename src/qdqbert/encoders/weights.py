@@ -168,6 +168,14 @@ class Weights:
         check_largest(largest, name, str(self.path))
         return found
 
+    def read_row(self, name: str, index: int) -> Floats:
+        """Return a row of a tensor in float32, which counts as read; see `read`."""
+        kind, array = self._find(name)
+        self._used.add(name)
+        found = copy.copy(self)
+        found._stored, found._used = {name: (kind, array[index : index + 1])}, set()
+        return found.read(name).reshape(-1)
+
     def _divided(self, name: str, array: NDArray[Any], parts: int) -> list[NDArray[Any]]:
         """Return equal parts of an array along its first axis."""
         if array.ndim == 0 or len(array) % parts:

@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 Outputs = dict[str, NDArray[np.float32]]
+
+
+@runtime_checkable
+class SharesPrefixes(Protocol):
+    """A `Runner` that can compute once what several texts begin with.
+
+    The results have the bits of those without sharing.
+    """
+
+    def shares_prefixes(self, wanted: Collection[str] | None = None) -> bool:
+        """Return whether the model's outputs `wanted` can be computed after a prefix."""
+        ...
+
+    def read_prefix(self, ids: NDArray[np.int32]) -> Any:
+        """Return what the model knows of the token ids `(tokens,)` that texts begin with."""
+        ...
+
+    def run_after(
+        self,
+        prefix: Any,
+        inputs: Mapping[str, NDArray[Any]],
+        wanted: Collection[str] | None = None,
+    ) -> Outputs:
+        """Return the outputs of texts that go on after a prefix, whose tokens `inputs` lack.
+
+        `prefix` is what `read_prefix` returned.
+        """
+        ...
 
 
 class Runner(Protocol):

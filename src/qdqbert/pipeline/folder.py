@@ -12,6 +12,7 @@ from qdqbert.common.file_names import CARD
 from qdqbert.common.files import write_bytes, write_json
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.common.storage import Place
+from qdqbert.data.tokenizing.pair_template import FILE as PAIR_TEMPLATE
 from qdqbert.encoders.checkpoint.calls import finder_of
 from qdqbert.encoders.checkpoint.card import read_card_data
 from qdqbert.encoders.checkpoint.configuration import config_of_graph
@@ -78,6 +79,8 @@ def write_model(
     source = ready.source
     config_of_graph(source.config).save_pretrained(folder)
     write_tokenizer(source.tokenizer, folder, max_length=ready.inputs.max_length)
+    if source.pair_template is not None:
+        write_json(folder / PAIR_TEMPLATE, source.pair_template.content())
     for each in filter(None, (source.head, source.cross_encoder)):
         each.write(folder, hidden=source.config.hidden_size, find=finder_of(source.name))
     write_ranges(ready.calibration, folder / RANGES)

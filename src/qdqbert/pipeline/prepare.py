@@ -229,7 +229,7 @@ def encode_inputs(source: Source, examples: ChosenExamples, call: BatchCall) -> 
         call.max_length, trained.get("max_length") or task.max_length, source.max_length
     )
     task_options = task_options_of(task, call.task_options, trained.get("task_options", {}))
-    tokenizer = runtime_tokenizer(source.tokenizer)
+    tokenizer = runtime_tokenizer(source.tokenizer, source.pair_template)
 
     how = Tokenization(
         tokenizer=tokenizer,

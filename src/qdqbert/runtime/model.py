@@ -20,10 +20,12 @@ from qdqbert.common.keywords import plain
 from qdqbert.common.progress import Progress, Silent, progress_of
 from qdqbert.data.rows.lines import cut_notice
 from qdqbert.data.tokenizing.encoding import Encoded, Inputs, feature_of, make_batch, padding_of
+from qdqbert.data.tokenizing.long_texts import Kept
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.engines.runner import Outputs
 from qdqbert.runtime.artifact import Artifact
 from qdqbert.runtime.inputs import check_device, check_whole, listed, located, text_or_pair
+from qdqbert.runtime.prefixes import Prefixes
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import Done, EncodedItem, Job, Scheduler
@@ -283,10 +285,19 @@ class Model:
             found += [name for name, each in vars(kind).items() if getattr(each, "fset", None)]
         return _reopened, (self._loaded.reopen, {name: getattr(self, name) for name in found})
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What answers depend on besides the weights, by name: the pooling, the prompt and so on.
+
+        It is printed with the model, and a server shows it, because nothing else does if it is
+        wrong.
+        """
+        return {}
+
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.name!r}, engine={self.engine!r}, target={self.target!r})"
-        )
+        shown = {"engine": self.engine, "target": self.target, **self.facts}
+        named = "".join(f", {name}={value!r:.80}" for name, value in shown.items())
+        return f"{type(self).__name__}({self.name!r}{named})"
 
     def stream(
         self,
@@ -370,6 +381,7 @@ class Model:
         items: Sequence[_I],
         *,
         pause: Callable[[], None] = lambda: None,
+        prefixes: Prefixes | None = None,
     ) -> list[_A | UserInputError]:
         """Return the answer to each input or the error about it, computed on one core.
 
@@ -379,9 +391,11 @@ class Model:
             job: The job for the inputs: the result of the model's `job`.
             items: The inputs; all are in memory together.
             pause: Called between batches. What it raises ends the call.
+            prefixes: What texts of the same request begin with, if the inputs are a part of one.
         """
         with self._using():
-            return self._scheduler(job).run_in_stream(job, items, pause=pause)
+            scheduler = self._scheduler(job)
+            return scheduler.run_in_stream(job, items, pause=pause, prefixes=prefixes)
 
     def _scheduler(self, job: Job[Any, Any]) -> Scheduler:
         """Return what runs a job."""
@@ -503,9 +517,13 @@ class TextEncoder:
 
     def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
         """Return the model inputs of each item."""
+        return self.encode_kept(self.tokenizer.encode_start(items))
+
+    def encode_kept(self, kept: Sequence[Kept]) -> list[EncodedItem]:
+        """Return the model inputs of items that were tokenized."""
         return [
             EncodedItem(features=(feature_of(each, self.input_names),), truncated=each.truncated)
-            for each in self.tokenizer.encode_start(items)
+            for each in kept
         ]
 
     def answer(self, _: Any, __: EncodedItem, values: Sequence[Any], /) -> Any:

@@ -18,8 +18,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkabl
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.forks import repair_in_child
-from qdqbert.engines.runner import Runner
+from qdqbert.engines.runner import Runner, SharesPrefixes
 from qdqbert.runtime.batches import BatchPlan, Feature, Results, chunks, stack
+from qdqbert.runtime.prefixes import Prefixes, SharedPrefix
 from qdqbert.runtime.runners import Runners
 
 Item = TypeVar("Item", contravariant=True)
@@ -138,6 +139,12 @@ class _Chunk(Generic[_I]):
     features: list[Feature]
     places: list[Any]
     batches: list[tuple[Sequence[int], Future[Sequence[Any]]]]
+    prefix: SharedPrefix | None = None
+
+    def lengths(self) -> list[int]:
+        """Return the number of tokens of each feature, after what all of them begin with."""
+        shared = 0 if self.prefix is None else self.prefix.tokens
+        return [_length(feature) - shared for feature in self.features]
 
 
 class Scheduler:
@@ -190,7 +197,8 @@ class Scheduler:
             yield from self._run_here(job, chunk, advance)
             return
         tokenizing, streams = self._threads()
-        running = collections.deque([self._submit(job, chunk, streams)])
+        prefixes = Prefixes()
+        running = collections.deque([self._submit(job, chunk, streams, prefixes)])
 
         def tokenize_next() -> Future[_Chunk[_I]] | None:
             following = next(source, None)
@@ -205,7 +213,7 @@ class Scheduler:
                         "Call `stream` after the fork."
                     )
                 if upcoming is not None and len(running) < _RUNNING_CHUNKS:
-                    running.append(self._submit(job, upcoming.result(), streams))
+                    running.append(self._submit(job, upcoming.result(), streams, prefixes))
                     upcoming = tokenize_next()
                 else:
                     yield from _answers(job, running.popleft(), advance)
@@ -220,6 +228,7 @@ class Scheduler:
         items: Sequence[_I],
         *,
         pause: Callable[[], None] = lambda: None,
+        prefixes: Prefixes | None = None,
     ) -> list[_A | UserInputError]:
         """Return the answer to each item or its error, computed in this thread on one core.
 
@@ -229,12 +238,12 @@ class Scheduler:
             job: The task.
             items: The items; all are in memory together. Without any, the graph is loaded only.
             pause: Called between batches. What it raises ends the call.
+            prefixes: What texts of the same call begin with, if the items are a part of one.
         """
         self._has_tokenized = True
         runner = self._runners.many
         chunk = _encode(job, items)
-        lengths = [_length(feature) for feature in chunk.features]
-        groups = self._schedule.plan.group(lengths, streams=1, limit=self._limit)
+        groups = self._groups(job, runner, chunk, prefixes or Prefixes(), streams=1)
         for number, (indices, length) in enumerate(groups):
             if number:
                 pause()
@@ -287,6 +296,8 @@ class Scheduler:
         values: Sequence[Any] = ()
         everything = range(len(chunk.features))
         if everything:
+            runner = self._runners.single
+            chunk.prefix = Prefixes().of(runner, chunk.features, outputs_read(job))
             longest = max(_length(feature) for feature in chunk.features)
             length = self._schedule.plan.rounded(longest, limit=self._limit)
             values = self._run_batch(job, self._runners.single, chunk, everything, length)
@@ -296,19 +307,38 @@ class Scheduler:
         yield from _answers(job, chunk, advance)
 
     def _submit(
-        self, job: Job[_I, _A], chunk: _Chunk[_I], streams: ThreadPoolExecutor
+        self,
+        job: Job[_I, _A],
+        chunk: _Chunk[_I],
+        streams: ThreadPoolExecutor,
+        prefixes: Prefixes,
     ) -> _Chunk[_I]:
         """Sort the features of a chunk into batches, and let the streams run them."""
         runner = self._runners.many
-        groups = self._schedule.plan.group(
-            [_length(feature) for feature in chunk.features],
-            streams=self._runners.streams,
-            limit=self._limit,
-        )
+        groups = self._groups(job, runner, chunk, prefixes, streams=self._runners.streams)
         for indices, length in groups:
             future = streams.submit(self._run_batch, job, runner, chunk, indices, length)
             chunk.batches.append((indices, future))
         return chunk
+
+    def _groups(
+        self,
+        job: Job[Any, Any],
+        runner: Runner,
+        chunk: _Chunk[Any],
+        prefixes: Prefixes,
+        *,
+        streams: int,
+    ) -> list[tuple[list[int], int]]:
+        """Return the features of each batch of a chunk, and its length in tokens.
+
+        What they begin with is kept with the chunk.
+        """
+        chunk.prefix = prefixes.of(runner, chunk.features, outputs_read(job))
+        shared = 0 if chunk.prefix is None else chunk.prefix.tokens
+        limit = self._limit - shared
+        groups = self._schedule.plan.group(chunk.lengths(), streams=streams, limit=limit)
+        return [(indices, length + shared) for indices, length in groups]
 
     def _run_batch(
         self,
@@ -324,9 +354,13 @@ class Scheduler:
         def run(some: Sequence[int]) -> Sequence[Any]:
             features = [chunk.features[index] for index in some]
             inputs = stack(features, self._padding, length)
+            if chunk.prefix is not None and isinstance(runner, SharesPrefixes):
+                outputs = chunk.prefix.run(runner, inputs, wanted)
+            else:
+                outputs = runner.run(inputs, wanted)
             return job.split(
                 Results(
-                    outputs=runner.run(inputs, wanted),
+                    outputs=outputs,
                     inputs=inputs,
                     features=features,
                     places=[chunk.places[index] for index in some],

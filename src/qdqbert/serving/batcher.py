@@ -19,6 +19,7 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.common.forks import repair_in_child
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.model import Model
+from qdqbert.runtime.prefixes import Prefixes
 from qdqbert.runtime.scheduler import EncodedItem, Job, adapter_of, outputs_read
 
 # Characters of the texts that a thread takes together: about a thousand tokens. Larger batches gain
@@ -113,6 +114,8 @@ class _Request(NamedTuple):
     characters: int
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[list[Any]]
+    # Parts of a request have the same, which nobody else's texts are compared with.
+    prefixes: Prefixes
 
 
 class Batcher:
@@ -184,6 +187,7 @@ class Batcher:
             UserInputError: An input is not what the task needs.
         """
         loop = asyncio.get_running_loop()
+        prefixes = Prefixes()
         # All cores work on a large request.
         requests = [
             _Request(
@@ -193,6 +197,7 @@ class Batcher:
                 characters=characters,
                 loop=loop,
                 future=loop.create_future(),
+                prefixes=prefixes,
             )
             for part, characters in _parts(items)
         ]
@@ -279,9 +284,12 @@ class Batcher:
                 if taken:
                     self._answer(taken, is_within=True)
 
+        # Those of several requests are forgotten with the batch.
+        own = requests[0].prefixes
+        prefixes = own if all(each.prefixes is own for each in requests) else None
         try:
             job = _Counted(job=requests[0].job(), max_length=self._model.max_length)
-            answers = self._model.run_in_stream(job, items, pause=pause)
+            answers = self._model.run_in_stream(job, items, pause=pause, prefixes=prefixes)
         except _GoneError:
             return
         except Exception as error:

@@ -34,6 +34,12 @@ class ServedInfo(TypedDict):
     max_input_length: int
     max_client_batch_size: int
     vectors: NotRequired[list[VectorKind]]
+    # `Model.facts`, as far as the task has them.
+    pooling: NotRequired[str]
+    normalize: NotRequired[bool]
+    prompt: NotRequired[str]
+    activation: NotRequired[str]
+    template: NotRequired[bool]
 
 
 class Usage(TypedDict):
@@ -88,16 +94,20 @@ class Served:
     @property
     def described(self) -> ServedInfo:
         """The answer of `/info` about the model: `vectors` if it makes several of a text."""
-        found: ServedInfo = {
+        found: Any = {
             "name": self.name,
             "task": self.model.task,
             "engine": self.model.engine,
             "target": self.model.target,
             "max_input_length": self.model.max_length,
             "max_client_batch_size": self.limits.max_texts,
+            **self.model.facts,
         }
         kinds = self.model.vector_kinds if isinstance(self.model, Embedder) else ()
-        return {**found, "vectors": list(kinds)} if len(kinds) > 1 else found
+        if len(kinds) > 1:
+            found["vectors"] = list(kinds)
+        made: ServedInfo = found
+        return made
 
     async def run(
         self,

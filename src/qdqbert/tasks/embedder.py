@@ -139,6 +139,29 @@ class Embedder(PromptedModel[SmallEmbedding]):
         stored = loaded.artifact.embedding_ranges
         self._stored_ranges = None if stored is None else VectorRanges.of_json(stored)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How a text gets one vector: `pooling`, `normalize` and `prompt`; see `Model.facts`.
+
+        The pooling is one of sentence-transformers' names, several with commas between them, or
+        "model" if the model itself makes the vector.
+        """
+        artifact = self._loaded.artifact
+        head = artifact.checkpoint.get("sentence_head")
+        if isinstance(head, Mapping):
+            pooling = ", ".join(map(str, head.get("poolings") or ("model",)))
+            normalize = bool(head.get("normalize"))
+        else:
+            # All families are read, which takes longer than to load a model from the cache.
+            from qdqbert.encoders.families import FAMILIES
+
+            family = FAMILIES.get(artifact.model_type or "")
+            # Graphs of checkpoints without a known pooling return states. Existing graphs may pool.
+            is_graph = EMBEDDING in artifact.output_names and "key" not in artifact.checkpoint
+            is_own = is_graph or (family is not None and family.embedding is not None)
+            pooling, normalize = "model" if is_own else "mean", False
+        return {"pooling": pooling, "normalize": normalize, **super().facts}
+
     @overload
     def encode(
         self,

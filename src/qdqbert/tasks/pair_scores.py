@@ -76,14 +76,18 @@ class _Score(Classify):
 
     def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
         """Return the model inputs of each pair."""
-        return TextEncoder.encode(self, [self._prompted(text_or_pair(item)) for item in items])
+        pairs = [_checked(text_or_pair(item)) for item in items]
+        if self.tokenizer.template is not None:
+            return self.encode_kept(self.tokenizer.encode_start(pairs, prompt=self.prompt))
+        return TextEncoder.encode(self, [(self.prompt + first, second) for first, second in pairs])
 
-    def _prompted(self, item: Text) -> Text:
-        if isinstance(item, str):
-            raise UserInputError(
-                f"Each input has to be a pair of texts, as (first, second); got {described(item)}."
-            )
-        return self.prompt + item[0], item[1]
+
+def _checked(item: Text) -> tuple[str, str]:
+    if isinstance(item, str):
+        raise UserInputError(
+            f"Each input has to be a pair of texts, as (first, second); got {described(item)}."
+        )
+    return item
 
 
 class PredictOptions(CallOptions, total=False):

@@ -211,6 +211,11 @@ class HasPrompts(Model):
             )
         self._default_prompt_name = name
 
+    @property
+    def default_prompt(self) -> str:
+        """Prompt of texts that get no other; empty for none."""
+        return self.prompts.get(self.default_prompt_name or "", "")
+
     def _prompt(self, name: str | None, text: str | None) -> str:
         """Return the prompt that a call asks for; see `choose_prompt`."""
         return choose_prompt(self.prompts, self.default_prompt_name, name=name, text=text)
@@ -238,6 +243,11 @@ class PromptedModel(HasPrompts, Generic[_Vectors]):
         self._adapted: dict[str, Model] = {}
         self._unlock()
         repair_in_child(self, PromptedModel._unlock)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The prompt before texts that get no other, as `prompt`; see `Model.facts`."""
+        return {"prompt": self.default_prompt}
 
     def _unlock(self) -> None:
         # Another thread may have the lock when a process is forked.

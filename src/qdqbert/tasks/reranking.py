@@ -193,6 +193,16 @@ class Reranker(TextClassifier):
         values=lambda answer, _: (float(answer[0]),),
     )
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How a pair becomes a score: `activation`, `prompt` and `template`; see `Model.facts`.
+
+        `template` is whether pairs are put into a chat template.
+        """
+        has_template = self._loaded.tokenizer.template is not None
+        prompt = self.default_prompt
+        return {"activation": self.activation, "prompt": prompt, "template": has_template}
+
     @suggest_keywords
     def rank(
         self,

@@ -172,7 +172,7 @@ LAST = {"in_features": 4, "out_features": 1, "module_output_name": "scores"}
 @pytest.mark.parametrize(
     ("kinds", "last", "message"),
     [
-        (("LogitScore",), LAST, "token that a causal language model predicts next"),
+        (("Pooling", "LogitScore"), LAST, "LogitScore; of cross-encoders only Transformer alone"),
         (("Dense",), LAST, "lists Transformer, Dense; of cross-encoders only Transformer alone"),
         (("Pooling", "Normalize"), LAST, "Normalize; of cross-encoders only"),
         (("Pooling", "CNN", "Dense"), LAST, "lists Transformer, Pooling, CNN, Dense; of cross"),

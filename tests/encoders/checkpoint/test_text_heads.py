@@ -67,7 +67,7 @@ OF_EMBEDDERS = {"Dense", "Dropout", "LayerNorm", "Normalize", "Pooling", "Transf
 # have Router, which needs a file.
 RUN = {
     "SentenceTransformer": {*OF_EMBEDDERS, "MultiVectorMask", "SpladePooling"},
-    "CrossEncoder": OF_EMBEDDERS,
+    "CrossEncoder": {*OF_EMBEDDERS, "LogitScore"},
     "SparseEncoder": {"MLMTransformer", "MultiVectorMask", "SpladePooling", "Transformer"},
     "MultiVectorEncoder": {"Dense", "MultiVectorMask", "Normalize", "Transformer"},
 }

@@ -74,6 +74,9 @@ def encode(
         max_length: Longest input in tokens, special tokens included.
     """
     cutting = tokenizer.cutting(max_length)
+    if pairs is None and tokenizer.template is not None:
+        # Plain texts, which models can be calibrated on.
+        pairs = texts
     items: Sequence[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
     kept = cutting.encode_start(items)
     return Encoded(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -22,6 +23,7 @@ from qdqbert.common.file_names import TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.input_names import POOLED
 from qdqbert.common.json_files import Fields, damaged, read_json
 from qdqbert.data.tokenizing.long_texts import Kept, StartTokenizer
+from qdqbert.data.tokenizing.pair_template import PairTemplate
 from qdqbert.data.tokenizing.tokenizer_files import (
     ROLES,
     Side,
@@ -36,6 +38,9 @@ _LARGEST_ID = 2**31 - 1
 _VARIANTS = 16
 # Tokens that lose their spaces in decoded texts.
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+
+# Texts whose tokens differ from the first to the last one, as in sentence-transformers.
+_FILLERS = ("0", "1 2 3 4")
 
 Strategy = Literal["longest_first", "only_second"]
 Texts = Sequence[str] | Sequence[tuple[str, str]] | Sequence[Sequence[str]]
@@ -62,10 +67,18 @@ class Tokenizer:
         largest_id: The largest token id that it gives.
         max_length: Longest input in tokens, special tokens included; `None` for no limit.
         padding: Value that pads each kind of input, by the input's name.
+        template: The text around the two texts of a pair, for models that read no text alone;
+            `None` for none.
     """
 
     def __init__(
-        self, file: TokenizerFile, config: Mapping[str, Any], path: Path, *, max_length: int | None
+        self,
+        file: TokenizerFile,
+        config: Mapping[str, Any],
+        path: Path,
+        *,
+        max_length: int | None,
+        template: PairTemplate | None = None,
     ) -> None:
         """Take the tokenizer of a file.
 
@@ -78,7 +91,7 @@ class Tokenizer:
         self.path = path
         self.backend, self.largest_id = file.tokenizer, file.largest_id
         self.backend.encode_special_tokens = bool(config.get("split_special_tokens"))
-        self.max_length = max_length
+        self.max_length, self.template = max_length, template
         self._variant = functools.lru_cache(_VARIANTS)(self._with)
         self._start: StartTokenizer | None = None
         self._truncate(_Cut(max_length, "longest_first", 0, self.truncation_side))
@@ -93,7 +106,8 @@ class Tokenizer:
     def from_folder(cls, folder: Path, *, max_length: int | None) -> Self:
         """Read the files of a folder."""
         file, config = _read(folder)
-        return cls(file, config, folder / TOKENIZER, max_length=max_length)
+        template = PairTemplate.of_folder(folder)
+        return cls(file, config, folder / TOKENIZER, max_length=max_length, template=template)
 
     def cutting(
         self,
@@ -113,7 +127,15 @@ class Tokenizer:
             side: The end of a text that is cut off. The folder's by default.
             words: Whether inputs are lists of words. Byte-level tokenizers then put a space before
                 each word, as before the words of a text.
+
+        Raises:
+            UserInputError: The start of pairs would be cut off, and the model has a template.
         """
+        if side == "left" and self.template is not None:
+            raise UserInputError(
+                "Texts cannot be cut on the left: the model puts each pair into a chat template, "
+                "whose start would be lost. Leave the option out, and the document's end is cut."
+            )
         cut = _Cut(max_length, strategy, stride, side or self.truncation_side, words)
         return self._variant(cut)
 
@@ -129,7 +151,7 @@ class Tokenizer:
         return made
 
     def _truncate(self, cut: _Cut) -> None:
-        self._start = None
+        self._start, self._ends = None, dict[str | None, list[int]]()
         if cut.max_length is None:
             self.backend.no_truncation()
             return
@@ -143,7 +165,7 @@ class Tokenizer:
             added = self.backend.get_added_tokens_decoder().values()
             flag = "lstrip" if cut.side == "right" else "rstrip"
             self._start = StartTokenizer(
-                self.encode_batch,
+                self.encode_batch if self.template is None else self._encode_plain,
                 max_length=cut.max_length,
                 side=cut.side,
                 strips=[each.content for each in added if getattr(each, flag)],
@@ -177,15 +199,56 @@ class Tokenizer:
         # `encode` of the library would hold the interpreter's lock, however long the text is.
         return self.encode_batch([text])[0]
 
-    def encode_start(self, texts: Texts) -> list[Kept]:
+    def encode_start(self, texts: Texts, *, prompt: str | None = None) -> list[Kept]:
         """Tokenize and cut texts or pairs, at a cost that does not grow with their length.
 
-        It is their end if the tokenizer cuts on the left.
+        It is their end if the tokenizer cuts on the left. With a template, only the second text of
+        a pair is cut, and `prompt` is the prompt in it: `None` for its default one.
+
+        Raises:
+            UserInputError: There is a template, and it takes no text alone or no prompt.
         """
+        if self.template is not None:
+            return self._of_template(self.template, texts, prompt)
         if self._start is not None:
             with raising(self.path):
                 return self._start.encode(texts)
         return [Kept(each.ids, each.type_ids, truncated=False) for each in self.encode_batch(texts)]
+
+    def _of_template(self, template: PairTemplate, pairs: Texts, prompt: str | None) -> list[Kept]:
+        """Return the tokens of pairs in a template, as sentence-transformers makes them."""
+        texts = [template.render(each, prompt) for each in pairs]
+        if self._start is None:
+            found = self.encode_batch(texts, special=False)
+            return [Kept(each.ids, each.type_ids, truncated=False) for each in found]
+        with raising(self.path):
+            kept = self._start.encode(texts)
+            if any(each.truncated for each in kept):
+                end = self._end_of(template, prompt)
+                kept = [_ended(each, end) if each.truncated else each for each in kept]
+        return kept
+
+    def _end_of(self, template: PairTemplate, prompt: str | None) -> list[int]:
+        """Return the tokens after the second text of a pair in a template.
+
+        They are those that two pairs have in common at their ends.
+        """
+        if prompt not in self._ends:
+            whole = self.cutting(None)
+            texts = [template.render((each, each), prompt) for each in _FILLERS]
+            first, second = (each.ids for each in whole.encode_batch(texts, special=False))
+            pairs = zip(reversed(first), reversed(second), strict=False)
+            equal = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+            end = [token for token, _ in equal][::-1]
+            if len(self._ends) >= _VARIANTS:
+                self._ends.clear()
+            self._ends[prompt] = end
+        return self._ends[prompt]
+
+    def _encode_plain(self, texts: Any, *, special: bool) -> list[tokenizers.Encoding]:
+        """Tokenize texts that have their special tokens."""
+        del special
+        return self.encode_batch(texts, special=False)
 
     def keep_ids(self, ids: Sequence[int]) -> Kept:
         """Cut token ids that this tokenizer made, with special tokens.
@@ -248,6 +311,13 @@ class Tokenizer:
         decoder = self.backend.decoder
         with raising(self.path):
             return " ".join(tokens) if decoder is None else str(decoder.decode(list(tokens)))
+
+
+def _ended(kept: Kept, end: Sequence[int]) -> Kept:
+    """Return tokens that were cut with those of an end in place of their last ones."""
+    count = min(len(end), len(kept.ids))
+    first = kept.ids[: len(kept.ids) - count]
+    return kept._replace(ids=[*first, *end[len(end) - count :]])
 
 
 def _read(folder: Path) -> tuple[TokenizerFile, dict[str, Any]]:

@@ -14,6 +14,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from qdqbert.common.choices import POOLING_MODES, PoolingMode
 from qdqbert.common.errors import CheckpointError, UserInputError, showing
 from qdqbert.common.file_names import CONFIG, TOKENIZER
+from qdqbert.data.tokenizing.pair_template import PairTemplate
 from qdqbert.data.tokenizing.tokenizer_files import check_end, no_tokenizer
 from qdqbert.encoders.adapters import check_adapter
 from qdqbert.encoders.checkpoint.calls import call, files_of, finder_of
@@ -21,12 +22,17 @@ from qdqbert.encoders.checkpoint.configuration import register_config
 from qdqbert.encoders.checkpoint.cross_encoder import (
     CrossEncoderFiles,
     ScoreHead,
+    generator_head,
     task_of_files,
     used_files,
 )
 from qdqbert.encoders.checkpoint.folder import check_name, read_known_config, refuse_old_pickles
 from qdqbert.encoders.checkpoint.hub import download_weights
-from qdqbert.encoders.checkpoint.layout import prompt_notices, refuse_skipped_prompts
+from qdqbert.encoders.checkpoint.layout import (
+    pair_template_of,
+    prompt_notices,
+    refuse_skipped_prompts,
+)
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
@@ -61,6 +67,7 @@ class Described:
         tokenizer: Its tokenizer of transformers.
         head: The modules of sentence-transformers after the model, if they are known.
         cross_encoder: Files of a cross-encoder of sentence-transformers; `None` for other models.
+        pair_template: The text around the two texts of a pair; `None` if they are read as they are.
         max_length: Longest input in tokens.
         input_names: Its inputs, out of `input_ids`, `attention_mask`, `token_type_ids`.
         notices: Sentences for the user.
@@ -71,6 +78,7 @@ class Described:
     tokenizer: Any
     head: TextHead | None = None
     cross_encoder: CrossEncoderFiles | None
+    pair_template: PairTemplate | None = None
     max_length: int
     input_names: tuple[str, ...]
     notices: tuple[str, ...]
@@ -163,7 +171,7 @@ def describe_checkpoint(
         UserInputError: The task is unknown or not supported, or `pooling` cannot be used.
     """
     check_name(name)
-    stored, config = _read_configs(name)
+    stored, config = _read_configs(name, task)
     check_adapter(Config(values=config.to_dict()), adapter, name)
     subfolder = stored.subfolder if stored else ""
     family = quantized_family(config.model_type)
@@ -199,6 +207,7 @@ def describe_checkpoint(
         max_length=int(min(filter(None, limits))),
         input_names=_input_names(tokenizer, config),
         cross_encoder=cross_encoder,
+        pair_template=pair_template_of(layout, files_of(name), name),
         notices=(*head_notices, *pair_notices, *token_notices),
         adapter=adapter,
     )
@@ -353,13 +362,16 @@ def _input_names(tokenizer: Any, config: Any) -> tuple[str, ...]:
     return tuple(name for name in known if name in tokenizer.model_input_names)
 
 
-def _read_configs(name: str) -> tuple[TextHead | CrossEncoderFiles | None, Any]:
+def _read_configs(
+    name: str, task: str | None = None
+) -> tuple[TextHead | CrossEncoderFiles | None, Any]:
     """Return the layout in sentence-transformers' files, if any, and the encoder's config."""
     files = files_of(name)
     stored: TextHead | CrossEncoderFiles | None = call(name, read_layout, files)
     subfolder = stored.subfolder if stored else ""
     known = read_known_config(name, files.read, subfolder)
     names = known.class_names()
+    stored = stored or generator_head(files, known.values.get("architectures"), task, name)
     register_config()
     make = transformers.CONFIG_MAPPING[known.values["model_type"]].from_dict
     config = call(name, make, dict(known.values))

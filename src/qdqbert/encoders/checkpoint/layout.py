@@ -11,9 +11,19 @@ import tokenizers
 
 from qdqbert.common.choices import POOLING_MODES, PoolingMode
 from qdqbert.common.errors import CheckpointError
-from qdqbert.common.file_names import CONFIG, MODEL_SETTINGS, SETTINGS
+from qdqbert.common.file_names import (
+    ADDED_TOKENS,
+    CHAT_TEMPLATE,
+    CONFIG,
+    MODEL_SETTINGS,
+    SETTINGS,
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+)
 from qdqbert.common.json_files import Fields, damaged, parse_object
-from qdqbert.data.tokenizing.tokenizer_files import put_lower_case_first_
+from qdqbert.data.tokenizing.pair_template import PairTemplate
+from qdqbert.data.tokenizing.tokenizer_files import merged_settings, put_lower_case_first_
+from qdqbert.encoders.checkpoint.chat_template import Chat, read_chat, read_pair_template
 from qdqbert.encoders.checkpoint.model_settings import ModelSettings
 from qdqbert.encoders.checkpoint.sentence_files import FindFile, SentenceFiles, join
 from qdqbert.encoders.checkpoint.sentence_modules import (
@@ -56,6 +66,7 @@ _TRANSFORMERS: Mapping[Returned, tuple[str, str]] = {
     "words": ("fill-mask", "logits"),
     "classes": ("sequence-classification", "logits"),
     "features": ("feature-extraction", "pooler_output"),
+    "next": ("text-generation", "logits"),
 }
 # Methods of transformers' classes that are not `forward`.
 _METHODS: Mapping[Returned, str] = {"features": "get_text_features"}
@@ -63,9 +74,9 @@ _METHODS: Mapping[Returned, str] = {"features": "get_text_features"}
 # Settings may name a length without a limit.
 _LONGEST = 2**63
 
-Returned = Literal["states", "words", "classes", "features"]
-"""Output of an encoder: states of tokens, scores of words for each token, or of classes, or the
-vector of a text."""
+Returned = Literal["states", "words", "classes", "features", "next"]
+"""Output of an encoder: states of tokens, scores of words for each token, of classes, or of the
+next token, or the vector of a text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,6 +88,7 @@ class Layout:
         subfolder: Folder of the encoder in the checkpoint; empty for its root.
         lower_case: Whether texts are converted to lower case before they are tokenized.
         default_prompt: Prompt that sentence-transformers puts before each text; empty for none.
+        chat: How pairs are put into the tokenizer's chat template; `None` if they are not.
         files: Files of the checkpoint to copy, with their texts by path in the new folder.
     """
 
@@ -84,6 +96,7 @@ class Layout:
     subfolder: str = ""
     lower_case: bool = False
     default_prompt: str = ""
+    chat: Chat | None = None
     files: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -137,6 +150,28 @@ class Layout:
 
         `find` finds files of the checkpoint.
         """
+
+
+def pair_template_of(layout: Layout | None, files: SentenceFiles, name: str) -> PairTemplate | None:
+    """Return the text around the pairs of a checkpoint, which is rendered now; `None` for none.
+
+    `name` is the user's name for it. For errors see `read_pair_template`.
+    """
+    if layout is None or layout.chat is None:
+        return None
+    folder = layout.subfolder
+    stored = (
+        parse_object(files.read(join(folder, each)) or "{}", join(folder, each))
+        for each in (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
+    )
+    return read_pair_template(
+        layout.chat,
+        files.read,
+        folder,
+        merged_settings(*stored),
+        default_prompt=layout.default_prompt,
+        name=name,
+    )
 
 
 class Modular:
@@ -212,7 +247,9 @@ def with_effect(modules: Iterable[tuple[str, str]]) -> list[tuple[ModuleName, st
     return [(names[kind], path) for kind, path in modules if kind in names]
 
 
-def read_pooling(files: SentenceFiles) -> tuple[dict[str, Any], list[tuple[ModuleName, str]]]:
+def read_pooling(
+    files: SentenceFiles, *, chats: bool = False
+) -> tuple[dict[str, Any], list[tuple[ModuleName, str]]]:
     """Return the fields of a `PooledHead` but for `modules`, and the modules after the pooling.
 
     The modules must be an encoder, its pooling, and known modules after it.
@@ -222,7 +259,7 @@ def read_pooling(files: SentenceFiles) -> tuple[dict[str, Any], list[tuple[Modul
     pooling = files.read(place)
     if pooling is None:
         raise damaged(place, "it is missing")
-    fields = read_layout_fields(files, encoder_path, "states")
+    fields = read_layout_fields(files, encoder_path, "states", chats=chats)
     fields["files"] = {POOLING_CONFIG: pooling, **fields["files"]}
     content = parse_object(pooling, POOLING_CONFIG)
     fields["poolings"] = _pooling_modes(content)
@@ -230,28 +267,40 @@ def read_pooling(files: SentenceFiles) -> tuple[dict[str, Any], list[tuple[Modul
     return fields, with_effect(rest)
 
 
-def read_layout_fields(files: SentenceFiles, subfolder: str, returned: Returned) -> dict[str, Any]:
+def read_layout_fields(
+    files: SentenceFiles, subfolder: str, returned: Returned, *, chats: bool = False
+) -> dict[str, Any]:
     """Return the fields of a `Layout`.
 
-    `returned` is the output that the encoder must have.
+    `returned` is the output that the encoder must have. With `chats`, texts may be put into a chat
+    template.
     """
     names = [join(subfolder, name) for name in (SETTINGS, *_OLD_SETTINGS)]
     text = next((text for name in names if (text := files.read(name)) is not None), None)
     fields = Fields.of_text(text or "{}", SETTINGS)
     method = _METHODS.get(returned, "forward")
-    _check_transformer(fields, *_TRANSFORMERS[returned], method)
+    chat = _check_transformer(fields, *_TRANSFORMERS[returned], method, chats=chats)
     copied = {SETTINGS: text, MODEL_SETTINGS: files.read(MODEL_SETTINGS)}
+    if chat is not None:
+        copied[CHAT_TEMPLATE] = files.read(join(subfolder, CHAT_TEMPLATE))
     return {
         "max_length": _longest_input(fields),
         "subfolder": subfolder,
         "lower_case": bool(fields.optional(fields.truth, "do_lower_case")),
         "default_prompt": ModelSettings.of_text(copied[MODEL_SETTINGS]).default_prompt,
+        "chat": chat,
         "files": {path: text for path, text in copied.items() if text is not None},
     }
 
 
-def _check_transformer(fields: Fields, task: str, output: str, method: str) -> None:
-    """Refuse a transformer that returns something else, or reads texts as messages of a chat."""
+def _check_transformer(
+    fields: Fields, task: str, output: str, method: str, *, chats: bool
+) -> Chat | None:
+    """Refuse a transformer that returns something else.
+
+    Returns:
+        How it makes messages of a chat of texts; `None` if it does not.
+    """
     named = fields.optional(fields.text, "transformer_task")
     if named not in (None, task):
         raise CheckpointError(
@@ -260,19 +309,22 @@ def _check_transformer(fields: Fields, task: str, output: str, method: str) -> N
         )
     given = fields.optional(fields.child, "modality_config")
     if given is None:
-        return
-    if given.has("message"):
+        return None
+    has_messages = given.has("message")
+    if has_messages and not chats:
         raise CheckpointError(
             f"`modality_config` in {SETTINGS} has 'message': texts are put into a chat template, "
             "which is not supported. Remove it in a copy of the folder if it does not matter."
         )
-    text = given.child("text").values
     expected = {"method": method, "method_output_name": output}
-    if text != expected:
-        raise CheckpointError(
-            f"`modality_config` in {SETTINGS} has text={dict(text)}, which is not supported; "
-            f"expected {expected}."
-        )
+    for kind in ("message",) if has_messages else ("text",):
+        found = {each: given.child(kind).values.get(each) for each in expected}
+        if found != expected:
+            raise CheckpointError(
+                f"`modality_config` in {SETTINGS} has {kind}={found}, which is not supported; "
+                f"expected {expected}."
+            )
+    return read_chat(fields, given.child("message")) if has_messages else None
 
 
 def _longest_input(fields: Fields) -> int | None:

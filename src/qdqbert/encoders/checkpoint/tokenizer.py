@@ -22,6 +22,7 @@ from qdqbert.common.errors import CheckpointError, showing
 from qdqbert.common.file_names import TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.files import refuse_pointer, write_json
 from qdqbert.common.json_files import read_json
+from qdqbert.data.tokenizing.pair_template import PairTemplate
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.data.tokenizing.tokenizer_files import (
     TokenizerFile,
@@ -98,10 +99,11 @@ def load_tokenizer(name: str, *, subfolder: str = "") -> LoadedTokenizer:
     return LoadedTokenizer(stored, (notice,) if differing else ())
 
 
-def runtime_tokenizer(tokenizer: Any) -> Tokenizer:
+def runtime_tokenizer(tokenizer: Any, template: PairTemplate | None = None) -> Tokenizer:
     """Return the runtime's tokenizer, with the same ids as a tokenizer of transformers.
 
-    transformers converts most tokenizers that have only a vocabulary. Others run Python code.
+    `template` is the text around pairs. transformers converts most tokenizers that have only a
+    vocabulary. Others run Python code.
 
     Raises:
         CheckpointError: The tokenizer runs Python code.
@@ -123,7 +125,8 @@ def runtime_tokenizer(tokenizer: Any) -> Tokenizer:
         "split_special_tokens": tokenizer.split_special_tokens,
     }
     file = TokenizerFile(tokenizer=backend, largest_id=largest)
-    return Tokenizer(file, config, Path(name) / TOKENIZER, max_length=None)
+    path = Path(name) / TOKENIZER
+    return Tokenizer(file, config, path, max_length=None, template=template)
 
 
 def check_vocabulary(name: str, tokenizer: Any, embeddings: int) -> tuple[str, ...]:

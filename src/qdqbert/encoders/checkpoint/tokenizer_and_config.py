@@ -14,6 +14,7 @@ from qdqbert.encoders.checkpoint.calls import files_of
 from qdqbert.encoders.checkpoint.cross_encoder import CrossEncoderFiles, task_of_files, used_files
 from qdqbert.encoders.checkpoint.description import Described, known_task, set_classes_
 from qdqbert.encoders.checkpoint.hub import check_hub_model
+from qdqbert.encoders.checkpoint.layout import pair_template_of
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.text_heads import TextHead, read_layout
 from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, lacking_tokens, load_tokenizer
@@ -183,6 +184,7 @@ def load_tokenizer_and_config(
         model_type=model_type,
         max_length=min(filter(None, lengths)),
         cross_encoder=cross_encoder,
+        pair_template=pair_template_of(layout, files_of(tokenizer or str(path.parent)), path.name),
         notices=(*notices, *pooling_notices, *pair_notices, *token_notices, *lacking),
     )
 

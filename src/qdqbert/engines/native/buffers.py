@@ -25,6 +25,9 @@ _PAIR = 2
 _TILE_COLUMNS = 64
 # Where a job's record has its texts.
 _OF_TEXTS = ("word_factors", "starts", "attended", "texts", "threads", "by_columns", "tokens_read")
+_PREFIX, _PREFIX_STATES, _SAVED = (
+    JOB.index(name) for name in ("prefix", "prefix_states", "saved_states")
+)
 _IDS, _POSITIONS, _TYPES = (JOB.index(name) for name in ("ids", "positions", "token_types"))
 _FACTORS, _STARTS, _ATTENDED, _TEXTS, _THREADS, _BY_COLUMNS, _TOKENS_READ = (
     JOB.index(name) for name in _OF_TEXTS
@@ -84,6 +87,9 @@ class Scratch:
             "query_positions": zeros(
                 (rows if program.features.relative_keys else 0, program.relative_columns),
                 np.float32,
+            ),
+            "joined": zeros(
+                (limit + SPARE_ROWS if program.features.shares_prefixes else 0, size), np.float32
             ),
             "key_positions": zeros(
                 (limit if program.features.relative_queries else 0, program.relative_columns),
@@ -160,6 +166,10 @@ class Job:
             record[_FACTORS] = texts.word_factors.ctypes.data
         record[_STARTS], record[_TEXTS] = address(texts.starts), len(texts.starts) - 1
         record[_ATTENDED] = address(texts.attended)
+        prefix, saved = texts.prefix, texts.saved
+        record[_PREFIX] = 0 if prefix is None else prefix.tokens
+        record[_PREFIX_STATES] = 0 if prefix is None else address(prefix.states)
+        record[_SAVED] = 0 if saved is None else address(saved)
         record[_THREADS] = len(shares.rows) if shares.is_shared else 1
         record[_BY_COLUMNS] = int(shares.by_columns)
         # The record has its address.

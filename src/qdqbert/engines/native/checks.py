@@ -24,7 +24,7 @@ from qdqbert.engines.native.storage import Packed
 # Sums of this number of products of 8-bit codes fit in 32 bits.
 _LARGEST = 65_536
 # Arrays of scales, and of their inverses. Only padding has zeros.
-_SCALES = ("word_scale", ".factor", ".multiplier", ".step")
+_SCALES = ("word_scale", ".factor", ".multiplier", ".step", ".value_bounds")
 # A convolution is over a few tokens.
 _MOST_TOKENS = 63
 # There are fewer layers.
@@ -104,8 +104,12 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
         raise _wrong("setting 'floats' does not fit dynamic=True")
     if settings.truth("norms_each_head") and not settings.truth("normalizes_heads"):
         raise _wrong("setting 'norms_each_head' does not fit normalizes_heads=False")
-    for name in ("causal", "fits_16_bits", "has_choices"):
+    for name in ("causal", "bounds_values", "fits_16_bits", "has_choices"):
         settings.truth(name)
+    if settings.truth("bounds_values") and (
+        settings.truth("floats") or not settings.truth("causal")
+    ):
+        raise _wrong("setting 'bounds_values' fits causal models in int8 only")
     names = settings.names("input_names")
     if missing := [each for each in _INPUTS if each not in names]:
         raise _wrong(f"the inputs {names} have no {missing[0]!r}")
@@ -131,6 +135,8 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     for index, layer in enumerate(layers):
         name = f"layers.{index}"
         yield from _layer(settings, layer, name)
+        if settings.truth("bounds_values"):
+            yield f"{name}.value_bounds", np.float32, (padded(heads * size),)
         for part, rows in tables.items():
             yield f"{name}.{part}", np.float32, (heads, rows // PANEL, size, PANEL)
         # Either all layers are rotated or none.

@@ -17,7 +17,7 @@ SPREAD = {"spread_states": "hidden", "spread_inner": "inner"}
 """Settings that are matrices, and the settings with the numbers of their channels."""
 _STORED = (
     *("floats", "dynamic", "norms_first", "gated", "adds_twice", "norms_parts"),
-    *("normalizes_heads", "norms_each_head"),
+    *("normalizes_heads", "norms_each_head", "bounds_values"),
 )
 
 
@@ -40,6 +40,9 @@ class Features:
         rotary: Whether queries and keys are rotated.
         windowed: Whether some tokens attend to a part of the text only: to near tokens, or to those
             before them.
+        is_causal: Whether tokens attend only to themselves and those before them.
+        has_windows: Whether some layers attend only to near tokens.
+        bounds_values: Whether values are rounded by scales that do not depend on the text.
         relative_keys: Whether queries are multiplied by a table of relative positions.
         relative_queries: Whether keys are multiplied by a table of relative positions.
         positions: Whether there is a table of positions.
@@ -62,6 +65,9 @@ class Features:
     norms_each_head: bool = False
     rotary: bool = False
     windowed: bool = False
+    is_causal: bool = False
+    has_windows: bool = False
+    bounds_values: bool = False
     relative_keys: bool = False
     relative_queries: bool = False
     positions: bool = True
@@ -74,6 +80,15 @@ class Features:
     def relative(self) -> bool:
         """Whether scores depend on tables of relative positions."""
         return self.relative_keys or self.relative_queries
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a text can go on where another one ends, with the same bits as the whole text.
+
+        No state of a token depends on later tokens, and neither does how values are rounded.
+        """
+        is_exact = self.floats or self.bounds_values
+        return self.is_causal and is_exact and not (self.has_windows or self.relative)
 
     @property
     def joins_heads(self) -> bool:
@@ -111,6 +126,8 @@ class Features:
             spread_inner=_matrix(settings, "spread_inner"),
             rotary=settings.integer("rotations", 0) > 0,
             windowed=settings.truth("causal") or any(layer.has("window") for layer in layers),
+            is_causal=settings.truth("causal"),
+            has_windows=any(layer.has("window") for layer in layers),
             relative_keys=relative is not None and relative.truth("keys"),
             relative_queries=relative is not None and relative.truth("queries"),
             positions=settings.child("embeddings").truth("has_positions"),

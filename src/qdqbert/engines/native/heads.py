@@ -66,14 +66,21 @@ class Heads:
             wanted: Names of the outputs.
             starts: Index of the first token of each text, and of the end.
         """
-        poolings = {
+        if self._poolings(wanted) <= {("first",)}:
+            return starts[:-1]
+        return starts[1:] - 1 if self.read_last_only(wanted) else None
+
+    def read_last_only(self, wanted: Collection[str]) -> bool:
+        """Return whether some outputs depend on the states of last tokens only."""
+        return self._poolings(wanted) == {("last",)}
+
+    def _poolings(self, wanted: Collection[str]) -> set[tuple[str, ...]]:
+        """Return the poolings of the heads with these outputs."""
+        return {
             tuple(head["poolings"])
             for head in self._heads
             if any(each["name"] in wanted for each in head["outputs"])
         }
-        if poolings <= {("first",)}:
-            return starts[:-1]
-        return starts[1:] - 1 if poolings == {("last",)} else None
 
     def run(
         self,

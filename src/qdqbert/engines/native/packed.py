@@ -44,6 +44,7 @@ from qdqbert.engines.native.schema import (
     with_gate,
 )
 from qdqbert.engines.native.storage import Packed
+from qdqbert.engines.native.value_bounds import value_bounds
 
 Array = NDArray[Any]
 
@@ -73,6 +74,7 @@ class _Packer:
         self._hidden = len(first.down.bias)
         self._inner = len(first.up.bias)
         self._rotations: list[Rotary] = []
+        self._bounds = value_bounds(model)
         self._heads = first.attention.heads
         self._head = len(first.attention.query.bias) // self._heads
         # Both halves of a rotated head are whole panels.
@@ -100,6 +102,9 @@ class _Packer:
         model = self._model
         attention = model.layers[0].attention
         layers = [self._layer(f"layers.{index}", layer) for index, layer in enumerate(model.layers)]
+        for index, bounds in enumerate(self._bounds or ()):
+            name, width = f"layers.{index}.value_bounds", self._sizes["width"]
+            self._arrays[name] = _placed(bounds, self._places["heads"], width)
         settings = {
             "floats": model.layers[0].up.codes is None,
             "dynamic": model.layers[0].up.codes is not None and model.layers[0].up.codes.dynamic,
@@ -119,6 +124,7 @@ class _Packer:
             "head_size": self._size,
             "score_scale": attention.scale * math.log2(math.e),
             "causal": attention.causal,
+            "bounds_values": self._bounds is not None,
             "fits_16_bits": self._fits_16_bits,
             "limit": model.limit,
             "input_names": list(model.input_names),

@@ -192,8 +192,9 @@ class Program:
         parts = ("query", "key", "value")
         linears = {part: self._linear(f"{name}.{part}", layer[part]) for part in LINEARS}
         codes = {part: self._codes(name, part, layer[part]) for part in LINEARS}
-        optional = ("position_bias", "relative_keys", "relative_queries")
+        optional = ("position_bias", "relative_keys", "relative_queries", "value_bounds")
         return LAYER.make(
+            index=int(name.rpartition(".")[2]),
             projections=self._keep(np.concatenate([linears.pop(part) for part in parts])),
             projection_codes=self._keep(np.concatenate([codes[part] for part in parts])),
             shares_codes=int(layer["shares_codes"]),

@@ -114,6 +114,8 @@ LAYER = Record(
     down_codes=PTR,  # CODES
     down=PTR,  # LINEAR
     **dict.fromkeys(NORMS, PTR),  # NORM records of the schema; null for those that are not there
+    index=I64,  # number of the layer in the model
+    value_bounds=PTR,  # float32 (width,): the largest values; null if scales are those of a text
     position_bias=PTR,  # float32 (heads, 2 * limit - 1), times log2(e); null if there is none
     window=I64,  # tokens on each side that a token attends to; `limit` for all
     relative_keys=PTR,  # float32, panels of a table for each head; null if there is none
@@ -163,6 +165,11 @@ JOB = Record(
     starts=PTR,  # i64 per text and the end: index of its first token
     attended=PTR,  # i64 per text: how many tokens at its start are attended to
     texts=I64,  # number of texts
+    # Tokens before each text whose keys and values are known, and these: float32 (layers, 2, heads,
+    # prefix, head_size).
+    prefix=I64,
+    prefix_states=PTR,
+    saved_states=PTR,  # null, or where keys and values of the only text go, in the same order
     x=PTR,  # float32 (tokens, hidden)
     # u8 (copies, code_rows, hidden) with a line between rows: what the next layer projects; three
     # copies if query, key and value read different codes. In float, all codes are float32.
@@ -213,6 +220,7 @@ THREAD = Record(
     queries=PTR,  # float32 (queries, head_size), or as codes
     keys=PTR,  # float32, panels of keys: limit * head_size
     values=PTR,  # float32, panels of values: limit * head_size
+    joined=PTR,  # float32 (limit + 32, head_size): keys or values of a prefix and a text
     scores=PTR,  # float32 (queries, limit): scores of some queries, then weights
     query_positions=PTR,  # float32 (queries, relative_panels * 16), if there is such a table
     key_positions=PTR,  # float32 (limit, relative_panels * 16), if there is such a table

@@ -31,7 +31,7 @@ from qdqbert.engines.native.schedule import (
 from qdqbert.engines.native.storage import Packed, load_packed
 from qdqbert.engines.native.tail import TailRunner
 from qdqbert.engines.native.team import Team
-from qdqbert.engines.native.texts import Rows, Texts
+from qdqbert.engines.native.texts import Prefix, Rows, Texts
 from qdqbert.engines.native.words import Threads
 from qdqbert.engines.runner import Outputs
 from qdqbert.engines.token_inputs import (
@@ -121,9 +121,19 @@ class NativeRunner:
             UserInputError: An input is missing or has a wrong dtype or shape, a token id is outside
                 of the vocabulary, or a text is empty or longer than the model takes.
         """
-        batch, names = self._batch(inputs), self._heads.output_names
-        if wanted is not None and self._tail is None:
-            names = tuple(each for each in names if each in wanted)
+        return self.run_after(None, inputs, wanted)
+
+    def run_after(
+        self,
+        prefix: Prefix | None,
+        inputs: Mapping[str, NDArray[Any]],
+        wanted: Collection[str] | None = None,
+    ) -> Outputs:
+        """Return the outputs of texts that go on after a prefix, whose tokens `inputs` lack.
+
+        Not before `shares_prefixes` says so. Otherwise as `run`.
+        """
+        batch, names = self._batch(inputs, prefix), self._names(wanted)
         tokens_read = None
         if batch.pooled is None:
             tokens_read = self._heads.tokens_read(names, batch.texts.starts)
@@ -131,11 +141,54 @@ class NativeRunner:
             self._forward(stream, batch.texts, tokens_read)
             return self._outputs(stream, batch, inputs, names, tokens_read)
 
-    def _batch(self, inputs: Mapping[str, NDArray[Any]]) -> Batch:
+    def shares_prefixes(self, wanted: Collection[str] | None = None) -> bool:
+        """Return whether texts can go on after a prefix, for the outputs `wanted`.
+
+        They get the bits of whole texts. No token depends on later ones, and outputs are of the
+        last token alone.
+        """
+        settings = self._program.settings
+        is_plain = not (settings["has_choices"] or settings["embeddings"]["has_types"])
+        has_ids = any(settings[each] is not None for each in ("padding_id", "dropped_id"))
+        return (
+            self._program.features.shares_prefixes
+            and is_plain
+            and not has_ids
+            and settings["expansion_id"] is None
+            and self._convolution is None
+            and self._tail is None
+            and self._heads.read_last_only(self._names(wanted))
+        )
+
+    def read_prefix(self, ids: NDArray[np.int32]) -> Prefix:
+        """Return what layers know of the token ids `(tokens,)` that texts begin with.
+
+        Raises:
+            UserInputError: A token id is outside of the vocabulary, or there are too many.
+        """
+        settings, tokens = self._program.settings, len(ids)
+        shape = (len(settings["layers"]), 2, settings["heads"], tokens, settings["head_size"])
+        states = np.empty(shape, np.float32)
+        row = np.asarray(ids, np.int64)[None]
+        batch = self._batch({"input_ids": row, "attention_mask": np.ones_like(row)})
+        with self._stream() as stream:
+            saving = dataclasses.replace(batch.texts, saved=states)
+            # Of the last layer, nothing but keys and values is needed.
+            self._forward(stream, saving, saving.starts[1:] - 1)
+        return Prefix(tokens=tokens, states=states)
+
+    def _names(self, wanted: Collection[str] | None) -> tuple[str, ...]:
+        """Return the names of the outputs of heads that are computed."""
+        names = self._heads.output_names
+        if wanted is None or self._tail is not None:
+            return names
+        return tuple(each for each in names if each in wanted)
+
+    def _batch(self, inputs: Mapping[str, NDArray[Any]], prefix: Prefix | None = None) -> Batch:
         found = read_inputs(inputs, self._program.settings)
         pooled = found.arrays.get(POOLED)
         return Batch(
-            texts=self._texts(found),
+            texts=self._texts(found, prefix),
             mask=found.kept,
             shape=found.shape,
             pooled=None if pooled is None else pooled[found.kept != 0] != 0,
@@ -199,8 +252,8 @@ class NativeRunner:
         convolution.add_(stream.job.states, embedded, texts.starts)
         stream.team.run(jobs, records, model=rest)
 
-    def _texts(self, found: TokenInputs) -> Texts:
-        """Return the tokens that are kept, without padding."""
+    def _texts(self, found: TokenInputs, prefix: Prefix | None) -> Texts:
+        """Return the tokens that are kept, without padding, which follow those of a prefix."""
         inputs, kept = found.arrays, found.kept
         settings, ids = self._program.settings, inputs["input_ids"]
         has_types = settings["embeddings"]["has_types"] and "token_type_ids" in inputs
@@ -222,7 +275,9 @@ class NativeRunner:
             *(out, out + stride, out + 2 * stride, place, place + starts.nbytes),
         )
         lengths = starts[1:] - starts[:-1]
-        check_lengths(lengths, settings["limit"])
+        before = 0 if prefix is None else prefix.tokens
+        check_lengths(lengths + before, settings["limit"])
+        numbers[1] += before
         limits = {"input_ids": self._program.vocabulary, "token_type_ids": self._program.type_count}
         extremes = ends.tolist()
         for name, low, high in zip(limits, extremes[::2], extremes[1::2], strict=True):
@@ -236,6 +291,7 @@ class NativeRunner:
             word_factors=factors,
             starts=starts,
             attended=attended_tokens(found, lengths),
+            prefix=prefix,
         )
 
     def _with_padding(self, rows: Rows, mask: Integers) -> Rows:

@@ -22,7 +22,7 @@ from qdqbert.common.files import refuse_pointer, write_parts
 from qdqbert.common.safetensors_header import are_sizes, read_header
 from qdqbert.engines.native.memory import LINE
 
-FORMAT = 11
+FORMAT = 12
 """Number of the layout of arrays and settings."""
 
 _NAMES = {"int8": "I8", "int32": "I32", "float32": "F32"}

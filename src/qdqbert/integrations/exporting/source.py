@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from qdqbert.common.choices import EngineName, ExportedOutputs, TargetName
 from qdqbert.common.errors import UserInputError
+from qdqbert.data.tokenizing.pair_template import PairTemplate
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.cross_encoder import Activation
 from qdqbert.encoders.checkpoint.model_settings import ModelSettings
@@ -202,14 +203,20 @@ def open_source(
 
     Raises:
         CheckpointError: `quantize` did not write the folder.
-        UserInputError: The folder has no such graph or output, or another task, or is an embedder
-            and has to take pairs.
+        UserInputError: The folder has no such graph or output, or another task, or a chat template,
+            or is an embedder and has to take pairs.
     """
     artifact = open_artifact(folder)
     if artifact.task not in tasks:
         raise UserInputError(
             f"{str(folder)!r} was quantized for task {artifact.task!r}. `export` writes models for "
             f"{', '.join(tasks)} in this format.",
+            argument="model",
+        )
+    if PairTemplate.of_folder(folder) is not None:
+        raise UserInputError(
+            f"{str(folder)!r} puts pairs of texts into a chat template, which no format of "
+            "`export` has a place for. Run it with `load` or `serve`.",
             argument="model",
         )
     if pairs and (

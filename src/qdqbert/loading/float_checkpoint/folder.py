@@ -15,6 +15,7 @@ from qdqbert.common.file_names import CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.files import write_json
 from qdqbert.common.input_names import POOLED
 from qdqbert.common.machine import usable_cores
+from qdqbert.data.tokenizing.pair_template import FILE as PAIR_TEMPLATE
 from qdqbert.data.tokenizing.tokenizer_files import (
     TokenizerFile,
     check_end,
@@ -156,6 +157,8 @@ def write_folder(
     if checkpoint.layout is not None:
         checkpoint.layout.prepare_tokenizer_(backend)
     backend.save(str(folder / TOKENIZER))
+    if (template := checkpoint.read_pair_template()) is not None:
+        write_json(folder / PAIR_TEMPLATE, template.content())
     length = _max_length(checkpoint, model)
     tokenizer_settings = _tokenizer_settings(checkpoint, tokenizer, length)
     model = _expanding(checkpoint, model, tokenizer_settings, backend)

@@ -18,6 +18,7 @@ from qdqbert.common.file_names import (
     TOKENIZER_CONFIG,
 )
 from qdqbert.common.json_files import parse_object, read_json
+from qdqbert.data.tokenizing.pair_template import PairTemplate
 from qdqbert.data.tokenizing.tokenizer import check_settings
 from qdqbert.data.tokenizing.tokenizer_files import merged_settings
 from qdqbert.encoders.adapters import (
@@ -27,8 +28,8 @@ from qdqbert.encoders.adapters import (
     has_adapter_weights,
     merged,
 )
-from qdqbert.encoders.checkpoint.cross_encoder import ScoreHead, task_of_files
-from qdqbert.encoders.checkpoint.layout import Layout
+from qdqbert.encoders.checkpoint.cross_encoder import ScoreHead, generator_head, task_of_files
+from qdqbert.encoders.checkpoint.layout import Layout, pair_template_of
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles, join
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
@@ -103,6 +104,11 @@ class FloatCheckpoint:
             )
         return own_head(None, name, self.task)[1]
 
+    def read_pair_template(self) -> PairTemplate | None:
+        """Return the text around pairs, which is rendered now; `None` if there is none."""
+        files, name = SentenceFiles.of_folder(self.folder), str(Path(self.config.path).parent)
+        return pair_template_of(self.layout, files, name)
+
     @property
     def head(self) -> TextHead | None:
         """The modules of sentence-transformers after the model, if they are known."""
@@ -132,7 +138,7 @@ def read_checkpoint(
     """
     name = name or str(folder)
     files = SentenceFiles.of_folder(folder)
-    layout = read_layout(files)
+    layout: Any = read_layout(files)
     subfolder = layout.subfolder if layout else ""
     path = folder / join(subfolder, CONFIG)
     if any((folder / join(each, ADAPTER_CONFIG)).is_file() for each in ("", subfolder)):
@@ -141,6 +147,7 @@ def read_checkpoint(
             "with PEFT's `merge_and_unload()`, and save the whole model."
         )
     values = read_json(path)
+    layout = layout or generator_head(files, values.get("architectures"), task, name)
     if isinstance(layout, ScoreHead):
         values["num_labels"] = layout.outputs
     config = Config(values=values, path=f"{name}/{join(subfolder, CONFIG)}")

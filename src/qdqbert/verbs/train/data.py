@@ -216,7 +216,7 @@ def encode_data(
         task, options.task_options, trained.get("task_options", {}), seed=options.optimization.seed
     )
     how = Tokenization(
-        tokenizer=runtime_tokenizer(checkpoint.tokenizer),
+        tokenizer=runtime_tokenizer(checkpoint.tokenizer, checkpoint.pair_template),
         input_names=checkpoint.input_names,
         max_length=max_length,
         settings=task_options,

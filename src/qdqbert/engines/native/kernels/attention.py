@@ -42,7 +42,9 @@ def emit_attention(module: Module, isa: InstructionSet, features: Features) -> N
     start, which text and head to compute, and 1 if only the token that is read gets a context.
     Contexts are float32 if scales are dynamic, as codes of a row need all heads, and in float.
     """
-    isa.products.emit_pack(module, windowed=features.windowed)
+    isa.products.emit_pack(module, windowed=features.windowed, bounded=features.bounds_values)
+    if features.shares_prefixes:
+        _emit_join(module)
     if features.relative:
         emit_add_positions(module, features)
     _emit_softmax(module, isa, features)
@@ -67,8 +69,20 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
         f.thread, "queries", "keys", "values", "scores", "sums"
     )
     scale = MODEL.read(f.model, "score_scale")
-    f.call("pack_keys", keys, stride, attended, size, scale, packed_keys)
-    f.call("pack_values", values, stride, attended, size, 1.0, packed_values)
+    bounds = LAYER.read(f.layer, "value_bounds") + head * size * 4
+    prefix, own_length = f.constant(I64, 0), attended
+    if features.shares_prefixes:
+        prefix = JOB.read(f.job, "prefix")
+        attended = attended + prefix
+
+    def of_head(number: int, source: Value) -> tuple[Value, Value]:
+        if not features.shares_prefixes:
+            return source, stride
+        return _joined(f, number, source, own_length, prefix)
+
+    # A buffer has the keys first, and then the values.
+    f.call("pack_keys", *of_head(0, keys), attended, size, scale, packed_keys, bounds)
+    f.call("pack_values", *of_head(1, values), attended, size, 1.0, packed_values, bounds)
     zeros = f.allocate(F32, WIDEST)
     f.store(f.constant(vector(F32, WIDEST), 0.0), zeros)
     products = isa.products
@@ -80,11 +94,12 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
         relative.multiply_keys(keys, stride)
     together = products.rows_together
     one = f.one.differs(0)
-    query = f.load(I64, one.select(token_read(f, f.text_index), starts)) - first
-    queries_end = one.select(query + 1, length)
-    with f.loop(query, queries_end, together) as row:
+    first_query = f.load(I64, one.select(token_read(f, f.text_index), starts)) - first
+    queries_end = one.select(first_query + 1, length)
+    with f.loop(first_query, queries_end, together) as row:
         rows = (queries_end - row).minimum(together)
-        first_key, end = _keys_read(f, row, rows, attended, windowed=features.windowed)
+        query = prefix + row
+        first_key, end = _keys_read(f, query, rows, attended, windowed=features.windowed)
         count = end - first_key
         columns = padded_to(count, products.columns)
         score_stride = products.bytes_of_scores(columns)
@@ -111,7 +126,7 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
         f.call(
             "softmax",
             **f.own("model, layer, thread, head"),
-            query=row,
+            query=query,
             rows=rows,
             first=first_key,
             length=count,
@@ -136,6 +151,45 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
         with f.loop(0, rows) as each:
             own = context + (row + each) * width * element
             f.call("context", f.layer, f.thread, head * size, each, size, own)
+
+
+def _joined(
+    f: Function, number: int, source: Value, length: Value, prefix: Value
+) -> tuple[Value, Value]:
+    """Return the keys or values, number 0 or 1, of a head, and the bytes from a row to the next.
+
+    Those of a prefix are copied in front of the text's own. Those of a text that is a prefix of
+    others are saved.
+    """
+    size, heads = MODEL.each(f.model, "head_size", "heads")
+    kind = (LAYER.read(f.layer, "index") * 2 + number) * heads + f.head
+    saved = JOB.read(f.job, "saved_states")
+    with f.when(saved.differs(0)):
+        place = saved + kind * length * size * 4
+        f.call("join_rows", source, f.stride, length, size * 4, place)
+    joined = THREAD.read(f.thread, "joined")
+    is_shared = prefix > 0
+    with f.when(is_shared):
+        known = JOB.read(f.job, "prefix_states") + kind * prefix * size * 4
+        f.call("join_rows", known, size * 4, prefix, size * 4, joined)
+        f.call("join_rows", source, f.stride, length, size * 4, joined + prefix * size * 4)
+    return is_shared.select(joined, source), is_shared.select(size * 4, f.stride)
+
+
+def _emit_join(module: Module) -> None:
+    """Write `join_rows`, which copies rows one after another.
+
+    Its arguments are the first row and the bytes from one row to the next, the number of rows, the
+    bytes of a row, a multiple of 64, and where they go.
+    """
+    line = vector(F32, PANEL)
+    with (
+        module.function("join_rows", "source*, stride, rows, bytes, out*") as f,
+        f.loop(0, f.rows) as row,
+        f.loop(0, f.bytes, 4 * PANEL) as byte,
+    ):
+        found = f.load(line, f.source + (row * f.stride + byte))
+        f.store(found, f.out + (row * f.bytes + byte))
 
 
 def _keys_read(

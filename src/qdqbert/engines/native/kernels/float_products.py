@@ -25,7 +25,7 @@ class FloatProducts(Products):
         """Return the bytes of some tokens in a panel of values."""
         return tokens * (4 * PANEL)
 
-    def emit_pack(self, module: Module, *, windowed: bool) -> None:
+    def emit_pack(self, module: Module, *, windowed: bool, bounded: bool) -> None:
         """Write `pack_keys` and `pack_values`, which read rows up to a multiple of 32."""
         floats = vector(F32, PANEL)
         with pack_function(module, "pack_keys") as f:

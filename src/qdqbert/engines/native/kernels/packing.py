@@ -12,7 +12,8 @@ DEPTH = 64
 
 def pack_function(module: Module, name: str) -> contextlib.AbstractContextManager[Function]:
     """Return the function `pack_keys` or `pack_values`; see `instruction_set.Products`."""
-    return module.function(name, "source*, stride, length, size", factor=F32, out=PTR)
+    arguments = "source*, stride, length, size"
+    return module.function(name, arguments, factor=F32, out=PTR, bounds=PTR)
 
 
 def padded_to(count: Value, multiple: int) -> Value:

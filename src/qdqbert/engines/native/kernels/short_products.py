@@ -94,20 +94,24 @@ class ShortProducts(FloatProducts):
                 _emit_tile(module, isa.lanes, rows, vectors, self.add_pairs)
         _emit_product(module, isa)
 
-    def emit_pack(self, module: Module, *, windowed: bool) -> None:
+    def emit_pack(self, module: Module, *, windowed: bool, bounded: bool) -> None:
         """Write `pack_keys` and `pack_values`."""
         with pack_function(module, "pack_keys") as f:
             _pack_keys(f)
         with pack_function(module, "pack_values") as f:
-            self._pack_values(f, _middle(f, f.length, windowed=windowed))
+            middle = _middle(f, f.length, windowed=windowed)
+            self._pack_values(f, middle, bounded=bounded)
 
-    def _pack_values(self, f: Function, middle: Value) -> None:
+    def _pack_values(self, f: Function, middle: Value, *, bounded: bool) -> None:
         """Write `pack_values`, for codes of weights minus `middle`."""
         end, size = self.bytes_of_values(f.length), self.panel_of_values(f.length)
         middles = f.splat(middle.cast("trunc", I32), PANEL)
         with f.loop(0, f.size, PANEL) as channel:
             source, panel = f.source + channel * 4, f.out + channel // PANEL * size
-            scale, inverse = _value_scale(f, source)
+            if bounded:
+                scale, inverse = _scale_of(f.load(_FLOATS, f.bounds + channel * 4))
+            else:
+                scale, inverse = _value_scale(f, source)
             sums = self.pack_panel(f, source, panel, inverse)
             f.store(scale * f.splat(f.factor, PANEL), panel + end)
             f.store(sums * middles, panel + (end + 4 * PANEL))
@@ -280,7 +284,13 @@ def _value_scale(f: Function, source: Value) -> tuple[Value, Value]:
             largest.set(bits.maximum(largest.get()))
 
     in_blocks(f, f.length, (4, 2, 1), compare)
-    scale = f.constant(_FLOATS, _SMALLEST).maximum(largest.get().bits(_FLOATS) * (1 / _VALUE))
+    return _scale_of(largest.get().bits(_FLOATS))
+
+
+def _scale_of(largest: Value) -> tuple[Value, Value]:
+    """Return the scales of channels with these largest values, and their inverses."""
+    smallest = largest.function.constant(_FLOATS, _SMALLEST)
+    scale = smallest.maximum(largest * (1 / _VALUE))
     return scale, 1.0 / scale
 
 
