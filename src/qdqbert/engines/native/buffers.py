@@ -88,9 +88,6 @@ class Scratch:
                 (rows if program.features.relative_keys else 0, program.relative_columns),
                 np.float32,
             ),
-            "joined": zeros(
-                (limit + SPARE_ROWS if program.features.shares_prefixes else 0, size), np.float32
-            ),
             "key_positions": zeros(
                 (limit if program.features.relative_queries else 0, program.relative_columns),
                 np.float32,

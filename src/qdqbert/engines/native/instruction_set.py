@@ -166,14 +166,18 @@ class Products(Protocol):
         """Return the bytes from the scores of a query to the next."""
         return columns * 4
 
-    def emit_pack(self, module: Module, *, windowed: bool, bounded: bool) -> None:
+    def emit_pack(self, module: Module, *, windowed: bool, bounded: bool, shared: bool) -> None:
         """Write `pack_keys` and `pack_values`.
 
         They copy rows of a head to panels of 16 columns. Their arguments are the first row and the
         bytes from one row to the next, the number of tokens, the channels of the head, a factor of
-        all numbers, where the panels go, and bounds of the values of each channel. `pack_keys`
-        packs columns of keys. If it is `windowed`, queries read some of the keys only. If it is
-        `bounded`, scales of values are those of their bounds, where values are rounded.
+        all numbers, where the panels go, and bounds of the values of each channel. The last two are
+        the rows of a prefix, one after another, and their number, which is a part of the number of
+        tokens.
+
+        `pack_keys` packs columns of keys. If it is `windowed`, queries read some of the keys only.
+        If it is `bounded`, scales of values are those of their bounds, where values are rounded. If
+        it is not `shared`, there is no prefix.
         """
         ...
 

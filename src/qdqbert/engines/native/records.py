@@ -220,7 +220,6 @@ THREAD = Record(
     queries=PTR,  # float32 (queries, head_size), or as codes
     keys=PTR,  # float32, panels of keys: limit * head_size
     values=PTR,  # float32, panels of values: limit * head_size
-    joined=PTR,  # float32 (limit + 32, head_size): keys or values of a prefix and a text
     scores=PTR,  # float32 (queries, limit): scores of some queries, then weights
     query_positions=PTR,  # float32 (queries, relative_panels * 16), if there is such a table
     key_positions=PTR,  # float32 (limit, relative_panels * 16), if there is such a table

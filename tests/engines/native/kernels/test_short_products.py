@@ -38,7 +38,7 @@ def scores(kernels, queries: Any, keys: Any) -> Any:
     packed_rows = np.full((padded(rows, _ROWS), deep * 2 + LINE), 77, np.uint8)
     packed_keys = np.full((columns // PANEL, PANEL * (deep * 2 + 8)), 77, np.uint8)
     kernels("short_rows", x, bytes_of_row(x), rows, size, packed_rows)
-    kernels("pack_keys", other, bytes_of_row(other), count, size, _FACTOR, packed_keys, 0)
+    kernels("pack_keys", other, bytes_of_row(other), count, size, _FACTOR, packed_keys, 0, 0, 0)
     out = np.full((rows + 1, columns + 3), 9, np.float32)
     end = packed_keys.shape[1]
     sizes = (end, len(packed_keys), end - 8 * PANEL, out[:rows, :columns], bytes_of_row(out))

@@ -21,7 +21,12 @@ from qdqbert.engines.native.ir import F32, I32, I64, VOID, Function, Module, Val
 from qdqbert.engines.native.kernels.amx_tiles import move_tile
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.packing import DEPTH, padded_to
-from qdqbert.engines.native.kernels.short_products import TOGETHER, CodesOf, ShortProducts
+from qdqbert.engines.native.kernels.short_products import (
+    TOGETHER,
+    CodesOf,
+    Place,
+    ShortProducts,
+)
 from qdqbert.engines.native.memory import LINE
 
 _TILE = 16 * LINE
@@ -54,19 +59,22 @@ class AmxProducts(ShortProducts):
         """Return the bytes from the scores of a query to the next: with a line for a scale."""
         return _place_of_scale(columns) + LINE
 
-    def pack_panel(self, f: Function, source: Value, panel: Value, inverse: Value) -> Value:
-        """Write the bytes of 16 channels of all values, and return the sums of their codes."""
+    def pack_panel(self, f: Function, row: Place, panel: Value, inverse: Value) -> Value:
+        """Write the bytes of 16 channels of all values, and return the sums of their codes.
+
+        `row` returns the place of these channels of a token.
+        """
         sums = f.variable(f.constant(_INTEGERS, 0))
-        with f.loop(0, f.length, DEPTH) as token, f.loop(0, PANEL) as row:
+        with f.loop(0, f.length, DEPTH) as token, f.loop(0, PANEL) as line:
             codes = []
             for each in range(4):
-                own = token + row + PANEL * each
+                own = token + line + PANEL * each
                 is_there = own < f.length
-                x = f.load(_FLOATS, source + is_there.select(own, 0) * f.stride)
+                x = f.load(_FLOATS, row(is_there.select(own, 0)))
                 code = f.fma(x, inverse, ROUNDING).bits(_INTEGERS)
                 codes.append(is_there.select(code, 0))
                 sums.set(sums.get() + ((codes[-1] << 16) >> 16))
-            tile = panel + (token * (2 * PANEL) + row * LINE)
+            tile = panel + (token * (2 * PANEL) + line * LINE)
             for part, bytes_ in enumerate(_bytes(f, codes)):
                 f.store(bytes_, tile + _TILE * part)
         return sums.get()

@@ -42,7 +42,12 @@ def emit_attention(module: Module, isa: InstructionSet, features: Features) -> N
     start, which text and head to compute, and 1 if only the token that is read gets a context.
     Contexts are float32 if scales are dynamic, as codes of a row need all heads, and in float.
     """
-    isa.products.emit_pack(module, windowed=features.windowed, bounded=features.bounds_values)
+    isa.products.emit_pack(
+        module,
+        windowed=features.windowed,
+        bounded=features.bounds_values,
+        shared=features.shares_prefixes,
+    )
     if features.shares_prefixes:
         _emit_join(module)
     if features.relative:
@@ -71,18 +76,18 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
     scale = MODEL.read(f.model, "score_scale")
     bounds = LAYER.read(f.layer, "value_bounds") + head * size * 4
     prefix, own_length = f.constant(I64, 0), attended
+    packed = (
+        ("pack_keys", keys, scale, packed_keys),
+        ("pack_values", values, f.constant(F32, 1.0), packed_values),
+    )
     if features.shares_prefixes:
         prefix = JOB.read(f.job, "prefix")
         attended = attended + prefix
-
-    def of_head(number: int, source: Value) -> tuple[Value, Value]:
-        if not features.shares_prefixes:
-            return source, stride
-        return _joined(f, number, source, own_length, prefix)
-
-    # A buffer has the keys first, and then the values.
-    f.call("pack_keys", *of_head(0, keys), attended, size, scale, packed_keys, bounds)
-    f.call("pack_values", *of_head(1, values), attended, size, 1.0, packed_values, bounds)
+    for number, (pack, source, factor, out) in enumerate(packed):
+        known = bounds
+        if features.shares_prefixes:
+            known = _known(f, number, source, own_length, prefix)
+        f.call(pack, source, stride, attended, size, factor, out, bounds, known, prefix)
     zeros = f.allocate(F32, WIDEST)
     f.store(f.constant(vector(F32, WIDEST), 0.0), zeros)
     products = isa.products
@@ -153,13 +158,10 @@ def _attention(f: Function, isa: InstructionSet, features: Features) -> None:
             f.call("context", f.layer, f.thread, head * size, each, size, own)
 
 
-def _joined(
-    f: Function, number: int, source: Value, length: Value, prefix: Value
-) -> tuple[Value, Value]:
-    """Return the keys or values, number 0 or 1, of a head, and the bytes from a row to the next.
+def _known(f: Function, number: int, source: Value, length: Value, prefix: Value) -> Value:
+    """Return the place of the keys or values, number 0 or 1, of a prefix in a head.
 
-    Those of a prefix are copied in front of the text's own. Those of a text that is a prefix of
-    others are saved.
+    Those of a text that is a prefix of others are saved.
     """
     size, heads = MODEL.each(f.model, "head_size", "heads")
     kind = (LAYER.read(f.layer, "index") * 2 + number) * heads + f.head
@@ -167,13 +169,7 @@ def _joined(
     with f.when(saved.differs(0)):
         place = saved + kind * length * size * 4
         f.call("join_rows", source, f.stride, length, size * 4, place)
-    joined = THREAD.read(f.thread, "joined")
-    is_shared = prefix > 0
-    with f.when(is_shared):
-        known = JOB.read(f.job, "prefix_states") + kind * prefix * size * 4
-        f.call("join_rows", known, size * 4, prefix, size * 4, joined)
-        f.call("join_rows", source, f.stride, length, size * 4, joined + prefix * size * 4)
-    return is_shared.select(joined, source), is_shared.select(size * 4, f.stride)
+    return JOB.read(f.job, "prefix_states") + kind * prefix * size * 4
 
 
 def _emit_join(module: Module) -> None:

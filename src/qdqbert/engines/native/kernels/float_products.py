@@ -7,7 +7,7 @@ import dataclasses
 from qdqbert.engines.native.instruction_set import Operands, Products
 from qdqbert.engines.native.ir import F32, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.dot import PANEL
-from qdqbert.engines.native.kernels.packing import pack_function, transposed
+from qdqbert.engines.native.kernels.packing import pack_function, place_of, transposed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +25,14 @@ class FloatProducts(Products):
         """Return the bytes of some tokens in a panel of values."""
         return tokens * (4 * PANEL)
 
-    def emit_pack(self, module: Module, *, windowed: bool, bounded: bool) -> None:
+    def emit_pack(self, module: Module, *, windowed: bool, bounded: bool, shared: bool) -> None:
         """Write `pack_keys` and `pack_values`, which read rows up to a multiple of 32."""
         floats = vector(F32, PANEL)
         with pack_function(module, "pack_keys") as f:
             factor = f.splat(f.factor, PANEL)
             with f.loop(0, f.length, PANEL) as token, f.loop(0, f.size, PANEL) as channel:
-                place = f.source + (token * f.stride + channel * 4)
-                keys = [f.load(floats, place + f.stride * each) * factor for each in range(PANEL)]
+                rows = [place_of(f, token + each, shared=shared) for each in range(PANEL)]
+                keys = [f.load(floats, row + channel * 4) * factor for row in rows]
                 panel = f.out + (token * f.size * 4 + channel * (4 * PANEL))
                 for each, column in enumerate(transposed(keys)):
                     f.store(column, panel + 4 * PANEL * each)
@@ -41,7 +41,8 @@ class FloatProducts(Products):
             with f.loop(0, f.size, PANEL) as channel:
                 panel = f.out + channel * f.length * 4
                 with f.loop(0, f.length) as token:
-                    values = f.load(floats, f.source + (token * f.stride + channel * 4)) * factor
+                    place = place_of(f, token, shared=shared) + channel * 4
+                    values = f.load(floats, place) * factor
                     f.store(values, panel + token * (4 * PANEL))
 
     def multiply(self, f: Function, operands: Operands) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from qdqbert.engines.native.ir import F32, PTR, Function, Module, Value
+from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Value
 
 DEPTH = 64
 """Buffers of attention have a multiple of so many tokens and channels: a tile of AMX."""
@@ -13,7 +13,18 @@ DEPTH = 64
 def pack_function(module: Module, name: str) -> contextlib.AbstractContextManager[Function]:
     """Return the function `pack_keys` or `pack_values`; see `instruction_set.Products`."""
     arguments = "source*, stride, length, size"
-    return module.function(name, arguments, factor=F32, out=PTR, bounds=PTR)
+    return module.function(name, arguments, factor=F32, out=PTR, bounds=PTR, known=PTR, prefix=I64)
+
+
+def place_of(f: Function, token: Value, *, shared: bool) -> Value:
+    """Return the place of the row of a token, in a function of `pack_function`.
+
+    If it is `shared`, rows before those at `source` may be those of a prefix, at `known`.
+    """
+    if not shared:
+        return f.source + token * f.stride
+    own = f.source + (token - f.prefix) * f.stride
+    return (token < f.prefix).select(f.known + token * (f.size * 4), own)
 
 
 def padded_to(count: Value, multiple: int) -> Value:

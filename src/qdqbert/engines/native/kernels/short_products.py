@@ -32,7 +32,12 @@ from qdqbert.engines.native.ir import F32, I16, I32, I64, Function, Module, Valu
 from qdqbert.engines.native.kernels.blocks import in_blocks, in_tiles
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.float_products import FloatProducts
-from qdqbert.engines.native.kernels.packing import pack_function, padded_to, transposed
+from qdqbert.engines.native.kernels.packing import (
+    pack_function,
+    padded_to,
+    place_of,
+    transposed,
+)
 from qdqbert.engines.native.memory import LINE
 
 # Numbers of a row that are padded with zeros.
@@ -54,6 +59,9 @@ _FLOATS, _INTEGERS = vector(F32, PANEL), vector(I32, PANEL)
 
 CodesOf = Callable[[Value, Value, Value], Value]
 """Writes the codes of the weights of a row with a factor, for 16 keys from the given one."""
+
+Place = Callable[[Value], Value]
+"""Returns the place of some channels of a token."""
 
 
 def _vpdpwssd(f: Function, total: Value, one: Value, other: Value) -> Value:
@@ -94,34 +102,41 @@ class ShortProducts(FloatProducts):
                 _emit_tile(module, isa.lanes, rows, vectors, self.add_pairs)
         _emit_product(module, isa)
 
-    def emit_pack(self, module: Module, *, windowed: bool, bounded: bool) -> None:
+    def emit_pack(self, module: Module, *, windowed: bool, bounded: bool, shared: bool) -> None:
         """Write `pack_keys` and `pack_values`."""
         with pack_function(module, "pack_keys") as f:
-            _pack_keys(f)
+            _pack_keys(f, shared=shared)
         with pack_function(module, "pack_values") as f:
             middle = _middle(f, f.length, windowed=windowed)
-            self._pack_values(f, middle, bounded=bounded)
+            self._pack_values(f, middle, bounded=bounded, shared=shared)
 
-    def _pack_values(self, f: Function, middle: Value, *, bounded: bool) -> None:
+    def _pack_values(self, f: Function, middle: Value, *, bounded: bool, shared: bool) -> None:
         """Write `pack_values`, for codes of weights minus `middle`."""
         end, size = self.bytes_of_values(f.length), self.panel_of_values(f.length)
         middles = f.splat(middle.cast("trunc", I32), PANEL)
         with f.loop(0, f.size, PANEL) as channel:
-            source, panel = f.source + channel * 4, f.out + channel // PANEL * size
+            panel = f.out + channel // PANEL * size
+
+            def row(token: Value, channel: Value = channel) -> Value:
+                return place_of(f, token, shared=shared) + channel * 4
+
             if bounded:
                 scale, inverse = _scale_of(f.load(_FLOATS, f.bounds + channel * 4))
             else:
-                scale, inverse = _value_scale(f, source)
-            sums = self.pack_panel(f, source, panel, inverse)
+                scale, inverse = _value_scale(f, row)
+            sums = self.pack_panel(f, row, panel, inverse)
             f.store(scale * f.splat(f.factor, PANEL), panel + end)
             f.store(sums * middles, panel + (end + 4 * PANEL))
 
-    def pack_panel(self, f: Function, source: Value, panel: Value, inverse: Value) -> Value:
-        """Write the codes of 16 channels of all values, and return their sums."""
+    def pack_panel(self, f: Function, row: Place, panel: Value, inverse: Value) -> Value:
+        """Write the codes of 16 channels of all values, and return their sums.
+
+        `row` returns the place of these channels of a token.
+        """
         sums = f.variable(f.constant(_INTEGERS, 0))
 
         def pack(token: Value, count: int) -> None:
-            numbers = [f.load(_FLOATS, source + (token + each) * f.stride) for each in range(count)]
+            numbers = [f.load(_FLOATS, row(token + each)) for each in range(count)]
             one, *others = [f.fma(x, inverse, ROUNDING).bits(_INTEGERS) << 16 for x in numbers]
             other = others[0] if others else f.constant(_INTEGERS, 0)
             sums.set(sums.get() + (one >> 16) + (other >> 16))
@@ -256,12 +271,12 @@ def _emit_rows(module: Module) -> None:
                     f.store(pair, place + channel * 2)
 
 
-def _pack_keys(f: Function) -> None:
+def _pack_keys(f: Function, *, shared: bool) -> None:
     """Write `pack_keys`, which reads rows up to a multiple of 16."""
     inverses = f.allocate(F32, PANEL)
     deep = padded_to(f.size, _DEPTH)
     with f.loop(0, f.length, PANEL) as token:
-        rows = [f.source + (token + each) * f.stride for each in range(PANEL)]
+        rows = [place_of(f, token + each, shared=shared) for each in range(PANEL)]
         panel = f.out + token * (deep * 2 + 8)
         scale, inverse = _scales(f, rows)
         f.store(inverse, inverses)
@@ -273,14 +288,14 @@ def _pack_keys(f: Function) -> None:
                 f.store(column, panel + (channel * (2 * PANEL) + 4 * PANEL * each))
 
 
-def _value_scale(f: Function, source: Value) -> tuple[Value, Value]:
+def _value_scale(f: Function, row: Place) -> tuple[Value, Value]:
     """Return the scale of each of 16 channels of values, and its inverse."""
     largest = f.variable(f.constant(_INTEGERS, 0))
 
     def compare(token: Value, count: int) -> None:
         # Bits of floats without their signs have the order of the floats, and NaN is largest.
         for each in range(count):
-            bits = f.load(_INTEGERS, source + (token + each) * f.stride) & 0x7FFFFFFF
+            bits = f.load(_INTEGERS, row(token + each)) & 0x7FFFFFFF
             largest.set(bits.maximum(largest.get()))
 
     in_blocks(f, f.length, (4, 2, 1), compare)
