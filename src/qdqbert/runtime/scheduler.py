@@ -337,7 +337,13 @@ class Scheduler:
         chunk.prefix = prefixes.of(runner, chunk.features, outputs_read(job))
         shared = 0 if chunk.prefix is None else chunk.prefix.tokens
         limit = self._limit - shared
-        groups = self._schedule.plan.group(chunk.lengths(), streams=streams, limit=limit)
+        plan, lengths = self._schedule.plan, chunk.lengths()
+        if chunk.prefix is not None:
+            # Documents of a query are a few batches: as many for each stream, or one would wait.
+            total = sum(lengths)
+            count = -(-total // (plan.tokens * streams)) * streams
+            plan = dataclasses.replace(plan, tokens=-(-total // count))
+        groups = plan.group(lengths, streams=streams, limit=limit)
         return [(indices, length + shared) for indices, length in groups]
 
     def _run_batch(
