@@ -50,6 +50,7 @@ from qdqbert.encoders.checkpoint.sentence_modules import (
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import Linear, Step
 from qdqbert.encoders.task_kinds import (
+    TASK_KINDS,
     TaskName,
     architectures_of,
     head_of,
@@ -205,7 +206,8 @@ def generator_head(
         CheckpointError: The tokenizer lacks these tokens, or has no chat template.
     """
     named = architectures_of(architectures)
-    if task != "reranking" or not named or task_of_architecture(named[0]) != "text-generation":
+    found = task_of_architecture(named[0]) if named else None
+    if task != "reranking" or found is None or not TASK_KINDS[found].is_causal:
         return None
     tokenizer = files.find(TOKENIZER)
     known = None if tokenizer is None else read_tokenizer(tokenizer).tokenizer.token_to_id
