@@ -49,7 +49,7 @@ class FakeModel:
         self.may_run.set()
         self.started = threading.Semaphore(0)
 
-    def run_in_stream(self, job: Any, items: Any, *, pause: Any) -> list[Any]:
+    def run_in_stream(self, job: Any, items: Any, *, pause: Any, prefixes: Any) -> list[Any]:
         self.calls.append([item.value for item in items])
         self.started.release()
         self.may_run.wait()
@@ -81,7 +81,7 @@ async def hold(model, batcher) -> list[asyncio.Task[Any]]:
     tasks = []
     for text in ("one", "two"):
         tasks.append(asyncio.ensure_future(run(batcher, text, key=text)))
-        await asyncio.to_thread(model.started.acquire)
+        assert await asyncio.to_thread(model.started.acquire, timeout=60)
     return tasks
 
 
