@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import hashlib
 import json
 import math
@@ -103,8 +104,10 @@ def guarded(guard: Guard) -> Iterator[None]:
 
     texts = runner.Texts
 
-    def guarded_texts(**arrays: Any) -> Any:
-        return texts(**{name: guard.copy(each) for name, each in arrays.items()})
+    def guarded_texts(*, prefix: Any, **arrays: Any) -> Any:
+        if prefix is not None:
+            prefix = dataclasses.replace(prefix, states=guard.copy(prefix.states))
+        return texts(prefix=prefix, **{name: guard.copy(each) for name, each in arrays.items()})
 
     with (
         mock.patch.object(program, "zeros", guard.zeros_apart),
