@@ -14,8 +14,8 @@ The ways are
 - "sentence-transformers, float32" and "sentence-transformers, bfloat16".
 
 Each way runs in a process, and they take turns with the same texts. Loading and a first turn are
-not timed. Memory is the largest that a process had, with what it maps of files; for qdqbert it is
-that of a process that loads the packed model of the one before.
+not timed. Memory is what a process has after a turn, with what it has read of mapped files. The
+model of qdqbert is packed by another process before.
 
 Needs `pip install 'qdqbert[benchmarks]'`.
 """
@@ -26,7 +26,6 @@ import argparse
 import contextlib
 import json
 import os
-import resource
 import shutil
 import statistics
 import sys
@@ -36,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from decoders import save_modules
 from engines import worker
@@ -134,7 +134,6 @@ def compare(name: str, folder: Path, texts: list[str], arguments: argparse.Names
     """Print a row for each way."""
     import qdqbert
 
-    # It packs the model, which takes more memory than running it.
     qdqbert.load(folder, check=False).close()
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     found, memory = {}, {}
@@ -177,8 +176,8 @@ def serve(way: dict[str, Any]) -> None:
         vectors = encode(request["texts"])
         seconds = time.perf_counter() - begin
         np.save(request["file"], np.asarray(vectors, np.float32))
-        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        Path(f"{request['file']}.memory").write_text(str(largest))
+        used = psutil.Process().memory_full_info().pss // 2**20
+        Path(f"{request['file']}.memory").write_text(str(used))
         print(json.dumps(seconds), flush=True)
 
 
