@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import CalibrationError, GraphError
-from qdqbert.common.machine import release_memory_after
 from qdqbert.encoders.affine import Bools, clipped, parameters_of, quantize_weight, rounding_shift
 from qdqbert.encoders.model import (
     Codes,
@@ -186,7 +185,6 @@ class _Quantizer:
         linears = [linear for linear, _ in linear_layers_of(layer)]
         made = {id(each): new for each, new in zip(linears, self._linears(linears), strict=True)}
         path = parent_of(attention.query)
-        release_memory_after(4 * sum(each.weight.size for each in linears))
 
         def matmul(letter: str, factor: float = 1.0) -> RoundTrip | None:
             return self._round_trip(f"{path}.matmul_{letter}_input_quantizer", factor)

@@ -23,7 +23,7 @@ class SharesPrefixes(Protocol):
         ...
 
     def read_prefix(self, ids: NDArray[np.int32]) -> Any:
-        """Return what the model knows of the token ids `(tokens,)` that texts begin with."""
+        """Return the keys and values of token ids `(tokens,)` that several texts begin with."""
         ...
 
     def run_after(

@@ -23,7 +23,7 @@ from qdqbert.serving.options import ServerOptions
 _ONGOING_REQUESTS = 1024
 # A gateway holds the requests of all replicas.
 _ONGOING_IN_GATEWAY = 65_536
-# What of a request's scope a replica reads. The rest may have no bytes.
+# The keys of an ASGI scope that a replica reads. Others may have values that cannot be sent.
 _OF_SCOPE = ("type", "http_version", "method", "path", "root_path", "query_string", "headers")
 
 # As the server counts them.

@@ -141,10 +141,10 @@ class _Chunk(Generic[_I]):
     batches: list[tuple[Sequence[int], Future[Sequence[Any]]]]
     prefix: SharedPrefix | None = None
 
-    def lengths(self) -> list[int]:
-        """Return the number of tokens of each feature, after what all of them begin with."""
-        shared = 0 if self.prefix is None else self.prefix.tokens
-        return [_length(feature) - shared for feature in self.features]
+    @property
+    def shared(self) -> int:
+        """The number of tokens that all features begin with and that are computed once."""
+        return 0 if self.prefix is None else self.prefix.tokens
 
 
 class Scheduler:
@@ -300,7 +300,7 @@ class Scheduler:
             chunk.prefix = Prefixes().of(runner, chunk.features, outputs_read(job))
             longest = max(_length(feature) for feature in chunk.features)
             length = self._schedule.plan.rounded(longest, limit=self._limit)
-            values = self._run_batch(job, self._runners.single, chunk, everything, length)
+            values = self._run_batch(job, runner, chunk, everything, length)
         future: Future[Sequence[Any]] = Future()
         future.set_result(values)
         chunk.batches = [(everything, future)]
@@ -335,15 +335,14 @@ class Scheduler:
         What they begin with is kept with the chunk.
         """
         chunk.prefix = prefixes.of(runner, chunk.features, outputs_read(job))
-        shared = 0 if chunk.prefix is None else chunk.prefix.tokens
-        limit = self._limit - shared
-        plan, lengths = self._schedule.plan, chunk.lengths()
+        plan, shared = self._schedule.plan, chunk.shared
+        lengths = [_length(feature) - shared for feature in chunk.features]
         if chunk.prefix is not None:
             # Documents of a query are a few batches: as many for each stream, or one would wait.
             total = sum(lengths)
             count = -(-total // (plan.tokens * streams)) * streams
             plan = dataclasses.replace(plan, tokens=-(-total // count))
-        groups = plan.group(lengths, streams=streams, limit=limit)
+        groups = plan.group(lengths, streams=streams, limit=self._limit - shared)
         return [(indices, length + shared) for indices, length in groups]
 
     def _run_batch(
