@@ -34,6 +34,7 @@ import numpy as np
 
 from mixed_texts import sentences_of_stsb, texts_of_squad
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.evidence.fidelity import all_cosines, sqnr_db
 
 POOLINGS = {"last token": "lasttoken", "mean": "mean_tokens"}
 PIECE = re.compile(r"(?P<name>[^/]+)\.gguf(\.part\d+)?$")
@@ -107,16 +108,14 @@ def compare(folder: Path, pooling: str, texts: Sequence[str]) -> None:
 
     save_modules(folder, POOLINGS[pooling])
     with qdqbert.load(folder, precision="float", check=False) as model:
-        wanted = np.asarray(model.encode(list(texts)), np.float64)
+        wanted = np.asarray(model.encode(list(texts)))
     with qdqbert.load(folder, check=False) as model:
-        given = np.asarray(model.encode(list(texts)), np.float64)
-    lengths = np.linalg.norm(wanted, axis=1) * np.linalg.norm(given, axis=1)
-    cosines = (wanted * given).sum(axis=1) / lengths
-    ratio = 10 * np.log10(np.square(wanted).sum() / np.square(wanted - given).sum())
+        given = np.asarray(model.encode(list(texts)))
+    cosines = all_cosines([wanted], [given])
     off = difference(folder, texts[:COMPARED], wanted[:COMPARED])
     print(
-        f"| {folder.name} | {pooling} | {ratio:.1f} | {cosines.mean():.4f} | {cosines.min():.4f} "
-        f"| {off:.0e} |",
+        f"| {folder.name} | {pooling} | {sqnr_db(wanted, given):.1f} | {cosines.mean():.4f} "
+        f"| {cosines.min():.4f} | {off:.0e} |",
         flush=True,
     )
 

@@ -40,6 +40,7 @@ import psutil
 from decoders import save_modules
 from engines import worker
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.evidence.fidelity import all_cosines
 
 WAYS = ("qdqbert, native", "sentence-transformers, float32", "sentence-transformers, bfloat16")
 WORDS = 64
@@ -153,13 +154,12 @@ def compare(name: str, folder: Path, texts: list[str], arguments: argparse.Names
                 seconds = ask[way]({"texts": texts, "file": str(file)})
                 if turn:
                     times[way].append(seconds)
-                found[way] = np.load(file).astype(np.float64)
+                found[way] = np.load(file)
                 memory[way] = int((folder / f"{file.name}.memory").read_text())
     own, float32 = times[WAYS[0]], found[WAYS[1]]
     for way in WAYS:
         ratio = statistics.median(b / a for a, b in zip(own, times[way], strict=True))
-        lengths = np.linalg.norm(found[way], axis=1) * np.linalg.norm(float32, axis=1)
-        cosines = (found[way] * float32).sum(axis=1) / lengths
+        cosines = all_cosines([float32], [found[way]])
         print(
             f"| {name} | {way} | {len(texts) / statistics.median(times[way]):.1f} | {ratio:.2f} "
             f"| {cosines.min():.4f} | {memory[way]:,} |",

@@ -310,6 +310,16 @@ ROTATIONS = [
 PROPORTIONAL = {"rope_type": "proportional", "factor": 2.0, "rope_theta": 50.0}
 REFUSED_ROTATIONS = [{"rope_scaling": PROPORTIONAL}, {"rope_parameters": PROPORTIONAL}]
 SINGLE = {"rope_type": "default", "rope_theta": 44.0}
+# Scalings of all layers next to settings of some kinds of layers.
+SCALINGS_OF_KINDS = [
+    {"rope_scaling": scaling, "rope_parameters": own}
+    for scaling in (LINEAR, THETA, {"type": "linear", "factor": 4.0}, {}, None, "linear")
+    for own in (
+        GONE,
+        None,
+        {"full_attention": SINGLE, "sliding_attention": {"type": "linear", "factor": 2.0}},
+    )
+]
 MODERNBERT = [
     *({"layer_types": kinds} for kinds in KINDS),
     *({"layer_types": GONE, "global_attn_every_n_layers": number} for number in (1, 2, 5, 0, None)),
@@ -332,15 +342,7 @@ MODERNBERT = [
     {"rope_parameters": {"full_attention": SINGLE}, "rope_scaling": LINEAR},
     {"rope_parameters": {"full_attention": SINGLE, "sliding_attention": 3.0}},
     {"rope_parameters": SINGLE},
-    *(
-        {"rope_scaling": scaling, "rope_parameters": own}
-        for scaling in (LINEAR, THETA, {"type": "linear", "factor": 4.0}, {}, None, "linear")
-        for own in (
-            GONE,
-            None,
-            {"full_attention": SINGLE, "sliding_attention": {"type": "linear", "factor": 2.0}},
-        )
-    ),
+    *SCALINGS_OF_KINDS,
 ]
 MODERNBERT_DECODER = [each for each in MODERNBERT if "local_attention" not in each]
 # Functions that transformers has, and that are not computed here.
@@ -520,15 +522,7 @@ CHANGES: Mapping[str, list[dict[str, Any]]] = {
         {"rope_parameters": {"sliding_attention": SINGLE}},
         {"rope_parameters": {"full_attention": SINGLE, "sliding_attention": 3.0}},
         {"rope_parameters": SINGLE},
-        *(
-            {"rope_scaling": scaling, "rope_parameters": own}
-            for scaling in (LINEAR, THETA, {"type": "linear", "factor": 4.0}, {}, None, "linear")
-            for own in (
-                GONE,
-                None,
-                {"full_attention": SINGLE, "sliding_attention": {"type": "linear", "factor": 2.0}},
-            )
-        ),
+        *SCALINGS_OF_KINDS,
     ],
     "llama": [
         *CAUSAL,

@@ -97,7 +97,7 @@ def modern_kernels(request: pytest.FixtureRequest) -> Any:
         norms_first=True,
         gated=True,
         rotary=True,
-        windowed=True,
+        has_windows=True,
         relative_keys=True,
         relative_queries=True,
         positions=False,
@@ -119,7 +119,7 @@ def windowed_kernels(request: pytest.FixtureRequest) -> Any:
     """Kernels for dynamic scales of models with sliding windows."""
     from native_kernels import kernels_of
 
-    return kernels_of(request.param, Features(activation="gelu", dynamic=True, windowed=True))
+    return kernels_of(request.param, Features(activation="gelu", dynamic=True, has_windows=True))
 
 
 @pytest.fixture(scope="session", params=SOME)

@@ -38,8 +38,6 @@ class Features:
         normalizes_heads: Whether queries and keys are normalized.
         norms_each_head: Whether they are over the channels of each head instead of all heads.
         rotary: Whether queries and keys are rotated.
-        windowed: Whether some tokens attend to a part of the text only: to near tokens, or to those
-            before them.
         is_causal: Whether tokens attend only to themselves and those before them.
         has_windows: Whether some layers attend only to near tokens.
         bounds_values: Whether values are rounded by scales that do not depend on the text.
@@ -64,7 +62,6 @@ class Features:
     normalizes_heads: bool = False
     norms_each_head: bool = False
     rotary: bool = False
-    windowed: bool = False
     is_causal: bool = False
     has_windows: bool = False
     bounds_values: bool = False
@@ -80,6 +77,11 @@ class Features:
     def relative(self) -> bool:
         """Whether scores depend on tables of relative positions."""
         return self.relative_keys or self.relative_queries
+
+    @property
+    def windowed(self) -> bool:
+        """Whether some tokens attend to near tokens only, or only to those before them."""
+        return self.has_windows or self.is_causal
 
     @property
     def shares_prefixes(self) -> bool:
@@ -125,7 +127,6 @@ class Features:
             spread_states=_matrix(settings, "spread_states"),
             spread_inner=_matrix(settings, "spread_inner"),
             rotary=settings.integer("rotations", 0) > 0,
-            windowed=settings.truth("causal") or any(layer.has("window") for layer in layers),
             is_causal=settings.truth("causal"),
             has_windows=any(layer.has("window") for layer in layers),
             relative_keys=relative is not None and relative.truth("keys"),

@@ -311,7 +311,7 @@ def test_contexts_have_the_same_bits_on_all_sets_with_the_same_products(size, wi
     texts.parts[2][:] *= np.float32(10) ** np.arange(-8, size - 8, dtype=np.float32).clip(-8, 8)
     found = {
         each.name: run_attention(
-            kernels_of(each.name, Features(activation="gelu", dynamic=True, windowed=True)),
+            kernels_of(each.name, Features(activation="gelu", dynamic=True, has_windows=True)),
             texts,
             window=window,
         ).tobytes()
