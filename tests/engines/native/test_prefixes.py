@@ -92,7 +92,13 @@ def test_what_depends_on_later_tokens_is_not_shared(decoder) -> None:
         return NativeRunner(packed, threads=1).shares_prefixes()
 
     assert shares(decoder)
-    assert not shares(changed(causal=False))
-    assert not shares(changed(window=8))
     mean = tuple(dataclasses.replace(each, poolings=("mean",)) for each in decoder.heads)
-    assert not shares(dataclasses.replace(decoder, heads=mean))
+    others = (
+        changed(causal=False),
+        changed(window=8),
+        dataclasses.replace(decoder, heads=mean),
+    )
+    for model in others:
+        assert not shares(model)
+        # Their values are rounded by scales of a text, which are finer.
+        assert value_bounds(round_encoder(model)) is None

@@ -26,12 +26,19 @@ def value_bounds(model: EncoderModel) -> list[Floats] | None:
     """Return the largest value of each channel in each layer, `(width,)` float32.
 
     Returns:
-        The bounds; `None` if tokens attend to later ones, if a layer reads states that are not
-        normalized, or if values are not rounded by a scale of the text.
+        The bounds; `None` if texts of the model can share no prefix, because tokens attend to later
+        ones, or near ones only, or by relative positions, or no head reads the last token alone; if
+        a layer reads states that are not normalized, or if values are not rounded by a scale of the
+        text.
     """
-    if not all(layer.attention.causal for layer in model.layers):
+    if not any(head.poolings == ("last",) for head in model.heads):
         return None
-    if any(layer.attention.value.codes is None for layer in model.layers):
+    attentions = [layer.attention for layer in model.layers]
+    if not all(each.causal for each in attentions):
+        return None
+    if any(each.window is not None or each.relative is not None for each in attentions):
+        return None
+    if any(each.value.codes is None for each in attentions):
         return None
     norms = [_input_norm(model, index) for index in range(len(model.layers))]
     if None in norms:
