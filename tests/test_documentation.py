@@ -71,7 +71,7 @@ WORDS = ("good", "great", "last", "little", "river", "night", "music", "was", "t
 LABELS = ("negative", "positive")
 # Each tutorial quantizes a model of its own and starts a server, one guide needs Ray Serve, and
 # three take long. The other pages run all kinds of calls.
-SLOW = {"token-classification", "question-answering", "reranking", "fill-mask"}
+SLOW = {"token-classification", "question-answering", "reranking", "fill-mask", "zero-shot"}
 SLOW |= {"serve", "export", "migrate", "onnx", "embeddings", "text-classification", "settings"}
 SLOW |= {"run", "deploy", "kubernetes", "qat", "targets"}
 # Guides each of whose steps also runs in a process of its own, as the README's and the tutorials'.
@@ -142,6 +142,7 @@ def real_files(reader_files, demo_package, tmp_path_factory) -> Path:
         "my-tagger": transformers.AutoModelForTokenClassification,
         "my-reader": transformers.AutoModelForQuestionAnswering,
         "my-reranker": transformers.AutoModelForSequenceClassification,
+        "my-nli": transformers.AutoModelForSequenceClassification,
         "my-masked-model": transformers.AutoModelForMaskedLM,
         "my-splade": transformers.AutoModelForMaskedLM,
     }
@@ -177,12 +178,14 @@ def sentences(count: int) -> list[str]:
 def add_tutorial_files(folder: Path, save_tiny: Callable[..., Path]) -> None:
     """Add models of further tasks, and their data."""
     tags = {"id2label": dict(enumerate(TAGS))}
+    nli = {"id2label": dict(enumerate(("contradiction", "neutral", "entailment")))}
     # As long as the windows of question answering.
     window = {"max_position_embeddings": 384}
     for name, auto_class, changes in (
         ("my-tagger", transformers.AutoModelForTokenClassification, tags),
         ("my-reader", transformers.AutoModelForQuestionAnswering, window),
         ("my-reranker", transformers.AutoModelForSequenceClassification, {"num_labels": 1}),
+        ("my-nli", transformers.AutoModelForSequenceClassification, nli),
         ("my-masked-model", transformers.AutoModelForMaskedLM, {}),
         ("my-splade", transformers.AutoModelForMaskedLM, {}),
     ):

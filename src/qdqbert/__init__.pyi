@@ -83,6 +83,7 @@ from .tasks.sparse_vectors import SparseEmbeddings as SparseEmbeddings
 from .tasks.task import Metric as Metric
 from .tasks.text_classification import TextClassifier as TextClassifier
 from .tasks.token_classification import TokenClassifier as TokenClassifier
+from .tasks.zero_shot_classification import ZeroShotClassifier as ZeroShotClassifier
 from .training.models.calibrate import calibrate as calibrate
 from .training.models.modeling import (
     QDQBertForMaskedLM as QDQBertForMaskedLM,

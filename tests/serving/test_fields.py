@@ -360,14 +360,14 @@ def of_entailment(tiny_artifact, tmp_path_factory):
         qdqbert.load(made[1], engine="onnxruntime") as model,
         TestClient(build_app({"nli": model})) as client,
     ):
-        yield transformers.pipeline("zero-shot-classification", str(made[0])), client
+        yield transformers.pipeline("zero-shot-classification", str(made[0])), client, made[1]
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"multi_label": True}, {"hypothesis_template": "It is about {}."}]
 )
 def test_labels_of_a_request_get_the_scores_of_the_pipeline(of_entailment, options) -> None:
-    pipeline, client = of_entailment
+    pipeline, client, _ = of_entailment
     labels = ["music", "a dog", "rain"]
     body = {"inputs": TEXTS[0], "parameters": {"candidate_labels": labels, **options}}
     expected = pipeline(TEXTS[0], candidate_labels=labels, **options)
@@ -380,4 +380,16 @@ def test_labels_of_a_request_need_a_class_of_entailment(client) -> None:
     body = {"inputs": "a", "parameters": {"candidate_labels": ["b"]}}
     response = post(client, "/models/classifier/zero-shot-classification", body)
     assert response.status_code == 422
-    assert "has no class of entailment" in response.text
+    assert "Name the one of entailment" in response.text
+
+
+def test_a_model_of_the_task_answers_at_its_address_too(of_entailment) -> None:
+    _, client, folder = of_entailment
+    body = {"inputs": TEXTS[:2], "parameters": {"candidate_labels": "music, rain"}}
+    expected = answer(client, "/zero-shot-classification", body)
+    with (
+        qdqbert.load(folder, engine="onnxruntime", task="zero-shot-classification") as model,
+        TestClient(build_app({"nli": model})) as own,
+    ):
+        for path in ("/zero-shot-classification", "/", "/models/nli", "/invocations"):
+            assert answer(own, path, body) == expected

@@ -224,7 +224,7 @@ def _help_text(option: Declared, command: Command, options: Sequence[Declared]) 
     text = _IN_PYTHON.sub("", in_flags(option.help, options))
     if option.is_mapping:
         text = f"{text.partition(':')[0].rstrip('.')}."
-    if option.is_sequence and (option.choices or option.item_type is int):
+    if _has_commas(option):
         text = f"{text} Separate several with commas."
     elif option.is_mapping or (option.is_sequence and option.name not in command.positional):
         text = f"{text} Repeat it for several."
@@ -258,7 +258,13 @@ def _value(option: Declared, value: Any) -> Any:
         if option.is_sequence:
             return tuple(_number(option, word) for word in _split(value))
         return _number(option, value)
-    return _split(value) if option.is_sequence and option.choices else value
+    return _split(value) if _has_commas(option) else value
+
+
+def _has_commas(option: Declared) -> bool:
+    """Return whether commas separate the values of an option."""
+    is_plain = bool(option.choices) or option.item_type is int
+    return option.is_sequence and (is_plain or bool(option.settings.get("commas")))
 
 
 def _number(option: Declared, word: str) -> Any:
@@ -272,7 +278,7 @@ def _number(option: Declared, word: str) -> Any:
 
 
 def _split(words: Sequence[str]) -> tuple[str, ...]:
-    return tuple(part for word in words for part in word.split(","))
+    return tuple(part.strip() for word in words for part in word.split(","))
 
 
 def _refusal(option: Declared, words: str, expected: str) -> UserInputError:

@@ -6,8 +6,9 @@ Imports no library.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from qdqbert.common.errors import CheckpointError, UserInputError
 
@@ -23,6 +24,7 @@ TaskName = Literal[
     "text-classification",
     "text-generation",
     "token-classification",
+    "zero-shot-classification",
 ]
 Vectors = Literal["sentence", "sparse", "tokens"]
 
@@ -34,9 +36,17 @@ ENCODER: TaskName = "feature-extraction"
 CHOICES = 4
 """Choices of an example input of a multiple-choice model, which takes any number."""
 
+HYPOTHESIS = "This example is {}."
+"""Sentence about a label, as transformers writes it."""
+
 
 # Numbers of classes that an error lists.
 _MOST_SHOWN = 20
+# Start of the name of a class, in any case.
+_ENTAILMENT = "entail"
+
+NO_NAME = re.compile("label_([0-9]+)", re.IGNORECASE)
+"""transformers' name of a class without a name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +66,7 @@ class TaskKind:
         outputs_of_head: Number of outputs of the head, if all models have as many.
         counts_classes: Whether the head has an output for each class that the config counts.
         takes_pairs: Whether an input is always a pair of texts.
+        names_labels: Whether a call names the labels that the model chooses among.
         has_choices: Whether a feature is several texts, of which one is chosen.
         vectors: What the models embed texts as. "sentence": there is no head, and the outputs are
             states and embeddings. "sparse": a weight for each word of the vocabulary, which the
@@ -78,6 +89,7 @@ class TaskKind:
     outputs_of_head: int | None = None
     counts_classes: bool = False
     takes_pairs: bool = False
+    names_labels: bool = False
     has_choices: bool = False
     vectors: Vectors | None = None
     is_causal: bool = False
@@ -112,6 +124,9 @@ class TaskSettings:
         null_score_diff_threshold: "No answer" is returned if its score exceeds the best answer's by
             more than this. Question answering with unanswerable questions.
         mlm_probability: Share of the tokens that are masked. Masked language models.
+        hypothesis_template: Sentence about a label, whose place is `{}`. Zero-shot classification.
+        entailment_label: Name of the class that says that a text entails a sentence; empty for the
+            one whose name begins with "entail". Zero-shot classification.
         seed: Seed of the choice of masked tokens.
     """
 
@@ -120,6 +135,8 @@ class TaskSettings:
     max_answer_length: int = 30
     null_score_diff_threshold: float = 0.0
     mlm_probability: float = 0.15
+    hypothesis_template: str = HYPOTHESIS
+    entailment_label: str = ""
     seed: int = 0
 
 
@@ -231,6 +248,15 @@ TASK_KINDS: Mapping[str, TaskKind] = {
         counts_classes=True,
         call='model("Ada Lovelace lived in London.", aggregation_strategy="simple")',
     ),
+    "zero-shot-classification": TaskKind(
+        auto_class="AutoModelForSequenceClassification",
+        head="text-classification",
+        has_classes=True,
+        counts_classes=True,
+        takes_pairs=True,
+        names_labels=True,
+        call='model("A fine film.", candidate_labels=["praise", "complaint"])',
+    ),
 }
 
 
@@ -255,7 +281,8 @@ def check_classes(
         outputs: Number of outputs of the model's head, if it is known.
 
     Raises:
-        UserInputError: The task is "reranking", and there are several classes.
+        UserInputError: The task is "reranking", and there are several classes; or it is
+            "zero-shot-classification", and none of them is entailment.
         CheckpointError: The numbers have a gap or start above 0, there is no class, or the task
             or the head has another number of outputs.
     """
@@ -282,12 +309,78 @@ def check_classes(
             f"The number of outputs of the model's head is {outputs}, and for `{task}` it has to "
             f"be {wanted}. Pass the task that it was trained for."
         )
+    if task == "zero-shot-classification":
+        entailment_of(names, where=where)
     if kind.has_classes and (not names or names.keys() != set(range(count))):
         found = ", ".join(map(str, sorted(names)[:_MOST_SHOWN])) or "none"
         raise CheckpointError(
             f"`id2label` in {where!r} names the classes {found}: expected each number from 0 to "
             "one less than the number of classes. Correct it in a copy of the folder."
         )
+
+
+class Entailment(NamedTuple):
+    """The numbers of the classes of entailment and of contradiction."""
+
+    own: int
+    opposite: int
+
+
+def names_entailment(names: Mapping[int, str]) -> bool:
+    """Return whether one of several classes is called entailment."""
+    return len(names) > 1 and any(each.lower().startswith(_ENTAILMENT) for each in names.values())
+
+
+def entailment_of(
+    names: Mapping[int, str], *, where: str, named: str | None = None
+) -> Entailment | None:
+    """Return the classes of a model that says whether a text entails another one.
+
+    As in transformers, entailment is the first class whose name begins so. The other one is the
+    first class, or the last one if entailment is the first.
+
+    Args:
+        names: Names of the classes by number.
+        where: What has them, for messages.
+        named: Name of the class of entailment, if the user names it.
+
+    Returns:
+        The classes; `None` if they have no names, as LABEL_0, and none is named.
+
+    Raises:
+        UserInputError: The classes have other names, or there is one class only, or none has the
+            name.
+    """
+    ordered = [names[number] for number in sorted(names)]
+    known = [name.lower() for name in ordered]
+    if named:
+        own = known.index(named.lower()) if named.lower() in known else None
+    else:
+        own = next(
+            (place for place, name in enumerate(known) if name.startswith(_ENTAILMENT)), None
+        )
+    if own is not None and len(known) > 1:
+        return Entailment(own, len(known) - 1 if own == 0 else 0)
+    if not named and len(known) > 1 and all(map(NO_NAME.fullmatch, known)):
+        return None
+    shown = ", ".join(map(repr, ordered[:_MOST_SHOWN]))
+    if named and own is None:
+        raise UserInputError(
+            f"`entailment_label={named!r}` is not a class of {where!r}. It has: {shown}.",
+            argument="entailment_label",
+        )
+    raise UserInputError(
+        "`task='zero-shot-classification'` needs a model that was trained for natural language "
+        f"inference, with a class of entailment. {where!r} has: {shown}. If one of several classes "
+        "means it, rename it 'entailment' in `id2label` of a copy of its config.json.",
+        argument="task",
+    )
+
+
+def is_use_of(wanted: str | None, task: str) -> bool:
+    """Return whether a task uses models of another one as they are: with labels of a call."""
+    kind = TASK_KINDS.get(wanted or "")
+    return kind is not None and kind.names_labels and kind.head == task
 
 
 def head_of(task: str) -> str:

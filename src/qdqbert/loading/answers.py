@@ -54,8 +54,12 @@ def _texts(fields: Mapping[str, Any], names: tuple[str, ...]) -> Texts:
 
 
 def entry_of(model: Model, options: RowOptions) -> RowFormat:
-    """Return the entry of a model."""
-    entry = model.rows
+    """Return the entry of a model.
+
+    Raises:
+        UserInputError: An option does not apply to the model, or it needs one that is missing.
+    """
+    entry = model.row_format(options)
     unused = {
         field.name
         for field in dataclasses.fields(AnswerOptions)
@@ -71,6 +75,12 @@ def entry_of(model: Model, options: RowOptions) -> RowFormat:
             f"`model={options.model!r}` is. Leave it out.",
             argument=name,
         )
+    for name in entry.needs:
+        if not getattr(options, name):
+            raise UserInputError(
+                f"`{name}` is missing: `model={options.model!r}` is {entry.name}. Pass it.",
+                argument=name,
+            )
     return entry
 
 
@@ -128,7 +138,7 @@ def answer_columns(
     Raises:
         DataFileError: The rows have columns of both names.
     """
-    entry = model.rows
+    entry = model.row_format(options)
     first, *others = entry.columns(options)
     columns = tuple(
         dataclasses.replace(each, name=(_PREFIX if each.name in names else "") + each.name)

@@ -19,6 +19,7 @@ from qdqbert.common.objects import ModelLike, SavedModel, saved
 from qdqbert.common.options.functions import taking
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.peft import ADAPTER_CONFIG
+from qdqbert.encoders.task_kinds import names_entailment
 from qdqbert.engines.cuda.device import Device, open_on
 from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.native.storage import load_packed
@@ -119,6 +120,8 @@ def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking
         artifact = open_folder(source, options, place.device)
     with showing(str(source), artifact.directory):
         config, kind = _kind_of(artifact, str(source), options.task)
+        if options.task is None and artifact.task == "text-classification":
+            _name_other_use(str(source), config["id2label"])
         engine, target, device = _graph_of(artifact, str(source), options, place)
         runners, scheduler, tokenizer = open_graph(artifact, engine, target, options, device)
         adapters: tuple[str, ...] = ()
@@ -159,6 +162,16 @@ def _kind_of(
             argument="task",
         )
     return config, kind
+
+
+def _name_other_use(name: str, labels: Mapping[int, str]) -> None:
+    """Say so if a classifier can choose among labels of a call."""
+    if names_entailment(labels):
+        _LOGGER.info(
+            "%s is a classifier of entailment, and can choose among labels that a call names: pass "
+            "the task zero-shot-classification to `load`, or `labels` to `run`.",
+            name,
+        )
 
 
 def _graph_of(

@@ -14,7 +14,9 @@ class LoadOptions(EngineOptions):
     Attributes:
         task: The task that the model must have, as a check. Type checkers know the class of the
             returned object by it. With "sparse-embedding", a masked language model is run as
-            SPLADE, and with "feature-extraction" the encoder of a float checkpoint is an embedder.
+            SPLADE, with "feature-extraction" the encoder of a float checkpoint is an embedder, and
+            with "zero-shot-classification" a classifier of entailment chooses among labels of a
+            call.
         precision: How a float checkpoint runs: in "int8", or in "float", to compare with, which
             the engine "onnxruntime" runs, too. "float" is the same as the target "float". On a GPU,
             "float16" instead of "float".

@@ -18,6 +18,7 @@ from qdqbert.tasks.reranking import Reranker
 from qdqbert.tasks.sparse_embedding import SparseEmbedder
 from qdqbert.tasks.text_classification import TextClassifier
 from qdqbert.tasks.token_classification import TokenClassifier
+from qdqbert.tasks.zero_shot_classification import ZeroShotClassifier
 
 class LoadOptions(TypedDict, total=False):
     """Options of `load`."""
@@ -75,6 +76,10 @@ def load(
 ) -> TokenClassifier: ...
 @overload
 def load(
+    path: ModelLike, *, task: Literal["zero-shot-classification"], **options: Unpack[LoadOptions]
+) -> ZeroShotClassifier: ...
+@overload
+def load(
     path: ModelLike,
     *,
     task: TaskName | None = None,
@@ -106,7 +111,9 @@ def load(
             `SentenceTransformer` or a `CrossEncoder`.
         task: The task that the model must have, as a check. Type checkers know the class of the
             returned object by it. With "sparse-embedding", a masked language model is run as
-            SPLADE, and with "feature-extraction" the encoder of a float checkpoint is an embedder.
+            SPLADE, with "feature-extraction" the encoder of a float checkpoint is an embedder, and
+            with "zero-shot-classification" a classifier of entailment chooses among labels of a
+            call.
         precision: How a float checkpoint runs: in "int8", or in "float", to compare with, which the
             engine "onnxruntime" runs, too. "float" is the same as the target "float". On a GPU,
             "float16" instead of "float".

@@ -128,7 +128,9 @@ def read_task_options(fields: Fields) -> TaskSettings:
     options = fields.child("task_options")
     for each in dataclasses.fields(TaskSettings):
         if each.name in options.values:
-            if isinstance(each.default, float):
+            if isinstance(each.default, str):
+                options.text(each.name)
+            elif isinstance(each.default, float):
                 options.number(each.name)
             else:
                 options.integer(each.name, 0, _LARGEST_SEED)

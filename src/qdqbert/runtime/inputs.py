@@ -62,6 +62,30 @@ def listed_texts(inputs: Any, argument: str, *, takes_one: bool = True) -> list[
     return texts
 
 
+def listed_labels(labels: Any, argument: str = "candidate_labels") -> list[str]:
+    """Return the labels of a call, which may be one text with commas between them.
+
+    Raises:
+        UserInputError: There is none, one is blank or no text, or one is there twice.
+    """
+    if isinstance(labels, str):
+        labels = [each.strip() for each in labels.split(",") if each.strip()]
+    found = list(labels) if isinstance(labels, Iterable) else [labels]
+    wrong = next((each for each in found if not is_text(each) or not each.strip()), None)
+    if not found or wrong is not None:
+        raise UserInputError(
+            f"`{argument}` has to be labels, as a list of texts or one text with commas, got "
+            f"{described(labels if wrong is None else wrong)}.",
+            argument=argument,
+        )
+    twice = next((each for place, each in enumerate(found) if each in found[:place]), None)
+    if twice is not None:
+        raise UserInputError(
+            f"`{argument}` has {twice!r} twice. Name each label once.", argument=argument
+        )
+    return found
+
+
 def is_indexed(value: Any) -> bool:
     """Return whether a value has a length and items, as a dataset of PyTorch."""
     return isinstance(value, Sized) and hasattr(type(value), "__getitem__")

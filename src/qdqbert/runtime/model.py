@@ -25,6 +25,7 @@ from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.engines.runner import Outputs
 from qdqbert.runtime.artifact import Artifact
 from qdqbert.runtime.inputs import check_device, check_whole, listed, located, text_or_pair
+from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.prefixes import Prefixes
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.runners import Runners
@@ -284,6 +285,11 @@ class Model:
         for kind in type(self).__mro__:
             found += [name for name, each in vars(kind).items() if getattr(each, "fset", None)]
         return _reopened, (self._loaded.reopen, {name: getattr(self, name) for name in found})
+
+    def row_format(self, options: AnswerOptions) -> RowFormat:
+        """Return the columns that the model reads and adds with these options of a call."""
+        del options
+        return self.rows
 
     @property
     def facts(self) -> dict[str, Any]:

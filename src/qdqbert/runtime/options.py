@@ -61,6 +61,12 @@ class AnswerOptions(Options):
             for models with any number of classes for each text.
         aggregation_strategy: How tokens are joined to entities; "simple" by default. See
             `TokenClassifier`.
+        labels: Labels to choose among, for models that take them in the call. In Python also a list
+            of texts, which can have commas.
+        multi_label: Score each label alone, so that any number of them can fit a text.
+        hypothesis_template: Sentence about a label, whose place is `{}`, which a text entails if
+            the label fits it. By default the folder's, or "This example is {}."
+        entailment_label: Name of the class of entailment, for models that do not name it so.
     """
 
     normalize: bool = False
@@ -73,6 +79,10 @@ class AnswerOptions(Options):
     top_k: int | None = option(default=None, at_least=1)
     threshold: float | None = option(default=None, at_least=0, below=1)
     aggregation_strategy: AggregationStrategy | None = None
+    labels: Several[str] = option(default=(), commas=True)
+    multi_label: bool = False
+    hypothesis_template: str | None = None
+    entailment_label: str | None = None
 
 
 class EngineChoice(Options):

@@ -34,6 +34,7 @@ class RowFormat:
         values: Returns the values of the columns, in their order, from an answer of the job.
         pair: Whether a row has a second text.
         options: Names of the options that apply.
+        needs: Names of those that cannot be left out.
         item: Returns an input of the job from the texts of a row.
         read: Returns an input of the job from the fields of a row, for tasks whose columns have
             fixed names. Raises `DataFileError`.
@@ -46,6 +47,7 @@ class RowFormat:
     length: Callable[[Any, AnswerOptions], int | None] = lambda model, options: None
     pair: Literal["never", "optional", "required"] = "never"
     options: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     item: Callable[[Texts], Any] = text_or_pair_of
     read: Callable[[Mapping[str, Any]], Any] | None = None
 

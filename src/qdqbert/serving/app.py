@@ -40,7 +40,6 @@ from qdqbert.serving.service import Models, Served, ServedInfo
 from qdqbert.serving.tasks import task_routes
 from qdqbert.serving.text_embeddings_inference import TEXT_EMBEDDINGS_INFERENCE, TOKENIZING
 from qdqbert.serving.vllm import VLLM
-from qdqbert.serving.zero_shot import ZERO_SHOT
 
 # Time after which a request watches whether its client is still there.
 _WATCH_SECONDS = 0.2
@@ -112,7 +111,6 @@ def build_app(
         *OLLAMA,
         *of_hugging_face,
         *VLLM,
-        *ZERO_SHOT,
         *TOKENIZING,
         own_route([*of_tasks, *TEXT_EMBEDDINGS_INFERENCE]),
         *sagemaker_routes(list(models.values()), of_hugging_face),

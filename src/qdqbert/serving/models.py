@@ -43,7 +43,7 @@ def open_models(options: ServerOptions, progress: Progress) -> Iterator[dict[str
         for name, model in models.items():
             with progress.stage(f"Loading {name}"):
                 # Loads the graph.
-                model.run_in_stream(model.job(), [])
+                model.run_in_stream(model.tokenizing_job(), [])
         yield models
 
 

@@ -40,6 +40,8 @@ class ServedInfo(TypedDict):
     prompt: NotRequired[str]
     activation: NotRequired[str]
     template: NotRequired[bool]
+    hypothesis_template: NotRequired[str]
+    entailment_label: NotRequired[str | None]
 
 
 class Usage(TypedDict):

@@ -45,7 +45,7 @@ def _route(name: str, kind: type[Model], route: TaskRoute) -> Route:
         items = [body.inputs] if is_one else body.inputs
         # Jobs take texts, and mappings with the fields of the other inputs.
         inputs = [each if isinstance(each, str) else dataclasses.asdict(each) for each in items]
-        found = await served.run("job", given, inputs)
+        found = await served.run(route.method, given, inputs)
         answers = [route.answer(each, given) for each in found.each]
         return found.response(answers[0] if is_one and not route.wraps_one else answers)
 
@@ -55,15 +55,18 @@ def _route(name: str, kind: type[Model], route: TaskRoute) -> Route:
         tag="tasks",
         run=run,
         body=_body(name, kind, route),
-        kinds=(kind,),
-        example={"inputs": route.example},
+        kinds=(kind, *route.also),
+        example={
+            "inputs": route.example,
+            **({"parameters": route.example_parameters} if route.example_parameters else {}),
+        },
     )
 
 
 def _body(name: str, kind: Any, route: TaskRoute) -> type[Body]:
     """Return the type of a request."""
     title = "".join(part.title() for part in name.split("-"))
-    types = typing.get_type_hints(kind.job) if route.parameters else {}
+    types = typing.get_type_hints(getattr(kind, route.method)) if route.parameters else {}
     fields: dict[str, Any] = {
         name: (types[name], default) for name, default in route.parameters.items()
     }
@@ -72,8 +75,9 @@ def _body(name: str, kind: Any, route: TaskRoute) -> type[Body]:
     one: Any = typing.Union[*(each if each is str else strict(each) for each in route.inputs)]
     several: Any = Annotated[list[one], Field(min_length=1)]
     inputs: Any = one | several
+    default: Any = ... if ... in route.parameters.values() else parameters()
     made = create_model(
-        f"{title}Body", __base__=Body, inputs=(inputs, ...), parameters=(parameters, parameters())
+        f"{title}Body", __base__=Body, inputs=(inputs, ...), parameters=(parameters, default)
     )
     made.renamed = in_parameters(parameters)
     return made

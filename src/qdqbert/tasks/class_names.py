@@ -15,6 +15,7 @@ from typing import Any
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.columns import is_number
 from qdqbert.data.rows.data import Dataset, check_each, labels_place
+from qdqbert.encoders.task_kinds import NO_NAME
 
 # Number of classes that an error lists, and of labels that a notice lists.
 _MOST_NAMES = 40
@@ -22,8 +23,6 @@ _MOST_LABELS = 5
 
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _NUMBER_IN_NAME = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-# transformers' name of a class without a name.
-_GENERIC = re.compile(r"label_([0-9]+)", re.IGNORECASE)
 _TRUTH = {"false": 0.0, "true": 1.0}
 
 # What programs write where a value is missing: always, and where the other values are numbers.
@@ -68,7 +67,7 @@ def name_classes(
         label: int(found[1])
         for label in given
         if label not in named
-        and (found := _GENERIC.fullmatch(label)) is not None
+        and (found := NO_NAME.fullmatch(label)) is not None
         and int(found[1]) in id2label
     }
     way = _BY_NUMBER
@@ -190,7 +189,7 @@ def _value(text: str) -> float | None:
 def _number_of(label: str, id2label: Mapping[int, str]) -> float | None:
     """Return the number that a label is. Truth values are 0 and 1 if no class has another name."""
     has_no_names = all(
-        _GENERIC.fullmatch(name) or _value(name) is not None for name in id2label.values()
+        NO_NAME.fullmatch(name) or _value(name) is not None for name in id2label.values()
     )
     if len(id2label) == 2 and has_no_names and label.lower() in _TRUTH:
         return _TRUTH[label.lower()]

@@ -281,7 +281,7 @@ class QuestionAnswerer(Model):
         }
         for name, value in given.items():
             check_whole(name, value, at_least=0 if name == "doc_stride" else 1)
-        changes = {"doc_stride": doc_stride, "max_answer_length": max_answer_len}
+        changes: dict[str, Any] = {"doc_stride": doc_stride, "max_answer_length": max_answer_len}
         artifact = self._loaded.artifact
         if handle_impossible_answer is None:
             handle_impossible_answer = artifact.unanswerable

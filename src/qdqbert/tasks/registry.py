@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from qdqbert.encoders.task_kinds import TASK_NAMES
+from qdqbert.encoders.task_kinds import TASK_NAMES, is_use_of
 from qdqbert.runtime.model import Model
 from qdqbert.tasks.task import Task
 
@@ -66,8 +66,11 @@ def model_for(
     Args:
         name: Name of the task.
         config: Content of its config.json, with a name for each class.
-        wanted: The task that was asked for. A regression can be a reranker, too.
+        wanted: The task that was asked for. A regression can be a reranker, too, and a classifier
+            choose among labels of a call.
     """
+    if wanted is not None and is_use_of(wanted, name):
+        return wanted, TASKS[wanted].model
     if name == "text-classification" and len(config["id2label"]) == 1:
         if config.get("problem_type") == "regression" and wanted != "reranking":
             return name, _imported("regression").model

@@ -23,6 +23,7 @@ from qdqbert.runtime.routes import Pair, TaskRoute
 from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, classes, is_one
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.class_names import class_of, name_classes, new_names, plain_number, sorted_names
+from qdqbert.tasks.hypotheses import LABELED_ROWS, ScoreLabels, hypotheses_job
 from qdqbert.tasks.logits import (
     check_function,
     class_answers,
@@ -270,6 +271,32 @@ class TextClassifier(PairScorer):
             id2label=self._loaded.id2label,
             top_k=top_k,
             threshold=threshold,
+        )
+
+    def row_format(self, options: AnswerOptions) -> RowFormat:
+        """Return the columns of a model that chooses among `labels`, if there are some."""
+        return LABELED_ROWS if options.labels else self.rows
+
+    @suggest_keywords
+    def zero_shot_job(
+        self,
+        *,
+        candidate_labels: str | Sequence[str],
+        multi_label: bool = False,
+        hypothesis_template: str | None = None,
+        entailment_label: str | None = None,
+    ) -> ScoreLabels:
+        """Return the job of zero-shot classification, for `stream`; see `ZeroShotClassifier`.
+
+        Raises:
+            UserInputError: The model has no class of entailment.
+        """
+        return hypotheses_job(
+            self._loaded,
+            candidate_labels=candidate_labels,
+            multi_label=multi_label,
+            hypothesis_template=hypothesis_template,
+            entailment_label=entailment_label,
         )
 
 

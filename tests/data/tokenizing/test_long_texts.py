@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
+from qdqbert.common.errors import UserInputError
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 
 PIECES = [
@@ -72,6 +73,30 @@ def test_kept_ids_are_those_of_the_whole_text(tokenizer, side) -> None:
     assert [list(each.ids) for each in together] == [
         list(cut.encode_start([each])[0].ids) for each in texts
     ]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.usual("*-right", "bert-left")
+def test_only_the_first_text_is_cut(tokenizer, side) -> None:
+    cut = tokenizer.cutting(LIMIT, side=side)
+    whole = tokenizer.cutting(None).backend
+    whole.enable_truncation(LIMIT, strategy="only_first", direction=side)
+    generator = random.Random(0)
+    texts = [make_text(generator, length) for length in (0, 5, 200, 2047, 2600, 20_000)]
+    seconds = ["the cat", "", "a book in the night"]
+    found = cut.encode_each(texts, seconds)
+    for text, pairs in zip(texts, found, strict=True):
+        for second, pair in zip(seconds, pairs, strict=True):
+            (expected,) = whole.encode_batch_fast([(text, second)])
+            assert list(pair.ids) == expected.ids
+            if tokenizer.backend.post_processor is not None:
+                assert list(pair.type_ids) == expected.type_ids
+            assert pair.truncated == bool(expected.overflowing)
+
+
+def test_a_second_text_leaves_room_for_the_first(tokenizer) -> None:
+    with pytest.raises(UserInputError, match="Pass a shorter one"):
+        tokenizer.encode_each(["the cat"], ["the cat " * LIMIT])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

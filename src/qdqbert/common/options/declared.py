@@ -59,6 +59,7 @@ def option(
     takes_dash: bool | None = None,
     python_only: bool | None = None,
     writes: Literal["replaced", "filled"] | None = None,
+    commas: bool | None = None,
     without: tuple[str, ...] | None = None,
     at_least: Number | None = None,
     above: Number | None = None,
@@ -77,6 +78,7 @@ def option(
         python_only: Whether the command line does not have it.
         writes: What becomes of the path if it exists: a file or folder is "replaced", or files are
             written into a folder, which is "filled".
+        commas: Whether a text with commas is several values.
         without: Fields of a group that the function does not take.
         at_least: Smallest value.
         above: Bound that the value has to exceed.
@@ -377,6 +379,8 @@ def _converted(option: Declared, value: Any) -> Any:
     if Rows in get_args(option.type):
         return as_rows(value) or value
     if option.is_sequence and value is not None:
+        if option.settings.get("commas") and isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
         is_item = isinstance(value, str) or not isinstance(value, Iterable)
         items = (value,) if is_item else value
         return tuple(str(item) if isinstance(item, Path) else plain(item) for item in items)

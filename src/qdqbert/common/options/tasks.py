@@ -24,6 +24,10 @@ class TaskOptions(Options):
         null_score_diff_threshold: Margin by which the score of "no answer" has to exceed the best
             answer's, in question answering with unanswerable questions; 0 by default.
         mlm_probability: Fraction of tokens that are masked, in fill-mask; 0.15 by default.
+        hypothesis_template: Sentence about a label, whose place is `{}`, in zero-shot
+            classification; "This example is {}." by default.
+        entailment_label: Name of the class of entailment, in zero-shot classification. By default
+            the one whose name begins so.
     """
 
     pooling: PoolingMode | None = None
@@ -33,3 +37,5 @@ class TaskOptions(Options):
     max_answer_length: int | None = option(default=None, at_least=1)
     null_score_diff_threshold: float | None = None
     mlm_probability: float | None = option(default=None, above=0, below=1)
+    hypothesis_template: str | None = None
+    entailment_label: str | None = None

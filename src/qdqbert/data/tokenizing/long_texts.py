@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import tokenizers
 
+from qdqbert.common.errors import UserInputError
 from qdqbert.data.tokenizing.chunks import in_chunks
 from qdqbert.data.tokenizing.tokenizer_files import Side
 
@@ -160,6 +161,43 @@ class StartTokenizer:
             self._recent = {text: known[text] for text in longest}
         return found
 
+    def encode_each(self, texts: Sequence[str], seconds: Sequence[str]) -> list[list[Kept]] | None:
+        """Return the kept tokens of each text in a pair with each second text.
+
+        Second texts are never cut. Each text is tokenized once, however many there are.
+
+        Returns:
+            For each text, a pair with each second text; `None` if the tokenizer has no tokens for
+            pairs.
+
+        Raises:
+            UserInputError: A second text leaves no room for a token of a text.
+        """
+        template = self._template(2)
+        if template is None:
+            return None
+        ends = [self._ids(each) for each in seconds]
+        rooms = [self._max_length - template.count - len(end) for end in ends]
+        for second, room in zip(seconds, rooms, strict=True):
+            if room < 1:
+                raise UserInputError(
+                    f"The label or sentence {second!r:.80} has as many tokens as the model reads, "
+                    f"{self._max_length} with the special ones. Pass a shorter one."
+                )
+        short = [each for each in texts if not self._is_long([each])]
+        made = iter(self._encode(short, special=False)) if short else iter(())
+        found = []
+        for text in texts:
+            part = self._part(text) if self._is_long([text]) else _whole(next(made), self._side)
+            pairs = []
+            for end, room in zip(ends, rooms, strict=True):
+                count = min(room, len(part.ids))
+                own = part.ids[:count] if self._side == "right" else part.ids[-count:]
+                is_cut = count < part.tokens or not part.is_whole
+                pairs.append(template.fill([own, end], truncated=is_cut))
+            found.append(pairs)
+        return found
+
     def keep(self, ids: Sequence[int]) -> Kept | None:
         """Return the kept ids of a text; `None` if they lack the special tokens."""
         template = self._template(1)
@@ -219,10 +257,7 @@ class StartTokenizer:
 
     def _ids(self, text: str) -> list[int]:
         (encoding,) = self._encode([text], special=False)
-        windows = [encoding, *encoding.overflowing]
-        if self._side == "left":
-            windows.reverse()
-        return [token for window in windows for token in window.ids]
+        return _all_ids(encoding, self._side)
 
     def _joined(self, parts: Sequence[_Part], template: Template, room: int) -> Kept:
         counts = _longest_first([each.tokens for each in parts], room)
@@ -235,6 +270,20 @@ class StartTokenizer:
             for each, count in zip(parts, counts, strict=True)
         )
         return template.fill(ids, truncated=truncated)
+
+
+def _all_ids(encoding: tokenizers.Encoding, side: Side) -> list[int]:
+    """Return the ids of a text, of all windows that it was divided into."""
+    windows = [encoding, *encoding.overflowing]
+    if side == "left":
+        windows.reverse()
+    return [token for window in windows for token in window.ids]
+
+
+def _whole(encoding: tokenizers.Encoding, side: Side) -> _Part:
+    """Return the tokens of a text that was tokenized whole."""
+    ids = _all_ids(encoding, side)
+    return _Part(ids, len(ids), is_whole=True, is_counted=True)
 
 
 def _kept(encoding: tokenizers.Encoding) -> Kept:

@@ -215,6 +215,25 @@ class Tokenizer:
                 return self._start.encode(texts)
         return [Kept(each.ids, each.type_ids, truncated=False) for each in self.encode_batch(texts)]
 
+    def encode_each(self, texts: Sequence[str], seconds: Sequence[str]) -> list[list[Kept]]:
+        """Tokenize each text in a pair with each of some second texts, which are never cut.
+
+        Returns:
+            For each text, the pairs with all second texts.
+
+        Raises:
+            CheckpointError: The tokenizer makes no pairs.
+            UserInputError: A second text leaves no room for a text.
+        """
+        assert self._start is not None, "the tokenizer of a model has a limit"
+        with raising(self.path):
+            found = None if self.template else self._start.encode_each(texts, seconds)
+        if found is None:
+            raise CheckpointError(
+                f"{str(self.path)!r} makes no pairs of texts, which labels of a call need."
+            )
+        return found
+
     def _of_template(self, template: PairTemplate, pairs: Texts, prompt: str | None) -> list[Kept]:
         """Return the tokens of pairs in a template, as sentence-transformers makes them."""
         texts = [template.render(each, prompt) for each in pairs]

@@ -41,6 +41,8 @@ from qdqbert.encoders.task_kinds import (
     TASK_KINDS,
     TaskName,
     architectures_of,
+    check_classes,
+    is_use_of,
     unknown_task,
 )
 from qdqbert.encoders.tensor_files import files_of, has_weights
@@ -154,6 +156,8 @@ def read_checkpoint(
     family_of(config)
     chosen = _task(config, layout, task)
     config = config.with_classes(chosen)
+    if task is not None and is_use_of(task, chosen):
+        check_classes(task, config.class_names(), where=config.path)
     check_adapter(config, adapter, name)
     stored = (
         parse_object(files.read(join(subfolder, each)) or "{}", f"{name}/{join(subfolder, each)}")

@@ -1,0 +1,199 @@
+"""Labels of a call for classifiers of entailment: each label is a sentence that a text may entail.
+
+A text with 10 labels is 10 pairs, of which only the text is cut. It is tokenized once, and its
+pairs run together, as they are of similar length. Source: the pipeline "zero-shot-classification"
+of transformers, whose numbers these are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.common.errors import UserInputError
+from qdqbert.data.tables.rows import Column
+from qdqbert.data.tokenizing.encoding import feature_of
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.task_kinds import Entailment, entailment_of
+from qdqbert.runtime.batches import Results
+from qdqbert.runtime.inputs import check_text, listed_labels
+from qdqbert.runtime.model import Loaded
+from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, is_one
+from qdqbert.runtime.scheduler import EncodedItem
+from qdqbert.tasks.logits import apply
+
+_PLACE = "{}"
+
+
+class LabelScores(TypedDict):
+    """A text, and the labels of a call with their scores, the best one first."""
+
+    sequence: str
+    labels: list[str]
+    scores: list[float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreLabels:
+    """The job whose answer is `LabelScores` of each text; see `Job`.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        input_names: Inputs of the graph.
+        labels: The labels.
+        hypotheses: A sentence about each of them.
+        entailment: The classes of the model that are read.
+        multi_label: Whether each label is scored alone.
+    """
+
+    tokenizer: Tokenizer
+    input_names: Sequence[str]
+    labels: Sequence[str]
+    hypotheses: Sequence[str]
+    entailment: Entailment
+    multi_label: bool
+
+    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
+        """Return the model inputs of each text with each sentence."""
+        texts = list(map(check_text, items))
+        return [
+            EncodedItem(
+                features=tuple(feature_of(each, self.input_names) for each in pairs),
+                truncated=any(each.truncated for each in pairs),
+            )
+            for pairs in self.tokenizer.encode_each(texts, self.hypotheses)
+        ]
+
+    def split(self, results: Results) -> Sequence[NDArray[np.float32]]:
+        """Return the logits of each pair, `(classes,)`."""
+        return list(results.outputs["logits"])
+
+    def answer(
+        self, item: str, _: EncodedItem, values: Sequence[NDArray[np.float32]], /
+    ) -> LabelScores:
+        """Return the labels with their scores."""
+        scores = label_scores(np.stack(values), self.entailment, multi_label=self.multi_label)
+        order = np.argsort(-scores, kind="stable").tolist()
+        return LabelScores(
+            sequence=item,
+            labels=[self.labels[index] for index in order],
+            scores=[float(scores[index]) for index in order],
+        )
+
+
+def label_scores(
+    logits: NDArray[Any], entailment: Entailment, *, multi_label: bool
+) -> NDArray[Any]:
+    """Return the score of each label, `(labels,)`, from logits `(labels, classes)`.
+
+    The scores of a single label, and of labels that are scored alone, are probabilities of
+    entailment rather than contradiction. Otherwise they are probabilities of labels.
+    """
+    if multi_label or len(logits) == 1:
+        return apply("softmax", logits[:, [entailment.opposite, entailment.own]])[:, 1]
+    return apply("softmax", logits[:, entailment.own])
+
+
+def hypotheses_job(
+    loaded: Loaded,
+    *,
+    candidate_labels: str | Sequence[str],
+    multi_label: bool = False,
+    hypothesis_template: str | None = None,
+    entailment_label: str | None = None,
+) -> ScoreLabels:
+    """Return the job of a call with these options.
+
+    Settings that the folder stores take the place of those that are `None`.
+
+    Raises:
+        UserInputError: Labels are missing or no texts, the template has no place for them, or the
+            model has no class of entailment.
+    """
+    settings = loaded.artifact.task_options
+    labels = listed_labels(candidate_labels)
+    named = entailment_label or settings.entailment_label
+    found = found_entailment(loaded.id2label, where=loaded.name, named=named)
+    return ScoreLabels(
+        tokenizer=loaded.tokenizer,
+        input_names=loaded.artifact.input_names,
+        labels=labels,
+        hypotheses=hypotheses(labels, hypothesis_template or settings.hypothesis_template),
+        entailment=found,
+        multi_label=multi_label,
+    )
+
+
+def found_entailment(names: Mapping[int, str], *, where: str, named: str | None) -> Entailment:
+    """Return the classes of a model; see `entailment_of`.
+
+    Raises:
+        UserInputError: There is no class of entailment, or it is not known.
+    """
+    found = entailment_of(names, where=where, named=named)
+    if found is None:
+        raise UserInputError(
+            f"The classes of {where!r} have no names: {', '.join(map(str, names.values()))}. Name "
+            "the one of entailment with `entailment_label`.",
+            argument="entailment_label",
+        )
+    return found
+
+
+def hypotheses(labels: Iterable[str], template: str) -> list[str]:
+    """Return a sentence about each label.
+
+    Raises:
+        UserInputError: The template has no place for a label.
+    """
+    # Other braces would be fields of `str.format`, which transformers calls.
+    if _PLACE not in template or {*"{}"} & {*template.replace(_PLACE, "")}:
+        raise UserInputError(
+            f"`hypothesis_template={template!r:.100}` needs `{_PLACE}` in the place of a label, "
+            "and no other braces.",
+            argument="hypothesis_template",
+        )
+    return [template.replace(_PLACE, each) for each in labels]
+
+
+def _columns(options: AnswerOptions) -> tuple[Column, ...]:
+    if _is_one(options):
+        return LABEL, SCORE
+    return Column(name="labels", kind="texts"), Column(name="scores", kind="numbers")
+
+
+def _is_one(options: AnswerOptions) -> bool:
+    return is_one(options) and not options.multi_label
+
+
+def _values(answer: LabelScores, options: AnswerOptions) -> tuple[Any, ...]:
+    if _is_one(options):
+        return answer["labels"][0], answer["scores"][0]
+    count = options.top_k
+    if options.threshold is not None:
+        count = sum(score > options.threshold for score in answer["scores"])
+    return answer["labels"][:count], answer["scores"][:count]
+
+
+LABELED_ROWS = RowFormat(
+    name="a model that chooses among `labels` of the call",
+    options=(
+        *("labels", "multi_label", "hypothesis_template", "entailment_label"),
+        *("top_k", "threshold"),
+    ),
+    needs=("labels",),
+    columns=_columns,
+    job=lambda model, options: model.zero_shot_job(
+        candidate_labels=options.labels,
+        multi_label=options.multi_label,
+        hypothesis_template=options.hypothesis_template,
+        entailment_label=options.entailment_label,
+    ),
+    values=_values,
+)
+"""Columns of a model whose labels a call names."""

@@ -1,0 +1,314 @@
+"""Choosing among labels that a call names, by a classifier of entailment.
+
+The model has the interface of transformers' pipeline "zero-shot-classification". An example is a
+text with its label, and the labels of a data set are what the model chooses among.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, Unpack, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.common.errors import DataFileError
+from qdqbert.common.keywords import suggest_keywords
+from qdqbert.common.objects import Rows
+from qdqbert.data.rows.columns import is_number
+from qdqbert.data.rows.data import Columns, Dataset, Example, read_dataset
+from qdqbert.data.tokenizing.encoding import feature_of
+from qdqbert.encoders.task_kinds import Entailment, entailment_of
+from qdqbert.runtime.inputs import check_whole, listed
+from qdqbert.runtime.model import Loaded, Model
+from qdqbert.runtime.routes import TaskRoute
+from qdqbert.tasks.class_names import sorted_names
+from qdqbert.tasks.hypotheses import (
+    LABELED_ROWS,
+    LabelScores,
+    ScoreLabels,
+    found_entailment,
+    hypotheses,
+    hypotheses_job,
+    label_scores,
+)
+from qdqbert.tasks.logits import extreme_classes, logit_predictions, score_of_pairs
+from qdqbert.tasks.metrics import accuracy, f1_macro
+from qdqbert.tasks.task import Answer, Decisions, Features, Outcome, Score, Task, Tokenization
+from qdqbert.tasks.text_classification import TextClassifier
+from qdqbert.tasks.texts import checking, label_of
+
+_NAME = "zero-shot-classification"
+# Labels of texts that have none, such as the built-in ones: each text is paired with one of them.
+_LABELS = ("politics", "sports", "business", "science")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabeledExample(Example):
+    """A text with its label, and the labels that it is one of.
+
+    Attributes:
+        candidates: The labels of the data set, in order.
+    """
+
+    candidates: tuple[str, ...]
+
+
+def read_labeled(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
+    """Read texts with their labels; see `read_dataset`. Without labels, texts have no candidates.
+
+    Raises:
+        DataFileError: Rows have two texts, or labels are numbers.
+    """
+    dataset = read_dataset(data, columns=columns, max_examples=max_examples)
+    if dataset.columns.text_pair is not None:
+        raise DataFileError(
+            f"The data `{dataset.path}` have two texts per row, and {_NAME} reads one, with a "
+            "label in words. For pairs with the model's own classes, pass "
+            "`task='text-classification'`.",
+            argument="text_pair_column",
+        )
+    labels = {each for example in dataset.examples for each in example.labels or ()}
+    if labels and all(map(is_number, labels)):
+        raise DataFileError(
+            f"The labels of the data `{dataset.path}` are numbers, of which a sentence says "
+            "nothing. Write words in their place, or name another column with `label_column`.",
+            argument="label_column",
+        )
+    candidates = tuple(sorted_names(labels)) if labels else ()
+    examples = tuple(
+        LabeledExample(text=each.text, label=each.label, row=each.row, candidates=candidates)
+        for each in dataset.examples
+    )
+    return dataclasses.replace(dataset, examples=examples)
+
+
+def _encode(examples: Sequence[Any], how: Tokenization) -> Features:
+    """Make a feature of each text with each of its labels."""
+    template = how.settings.hypothesis_template
+    tokenizer = how.tokenizer.cutting(how.max_length)
+    owners: list[int] = []
+    features = []
+    cut = 0
+    for number, example in enumerate(examples):
+        # Texts without labels, such as the built-in ones, are pairs of the same kind.
+        labels = getattr(example, "candidates", ()) or (_LABELS[number % len(_LABELS)],)
+        (pairs,) = tokenizer.encode_each([example.text], hypotheses(labels, template))
+        features += [feature_of(each, how.input_names) for each in pairs]
+        owners += [number] * len(pairs)
+        cut += any(each.truncated for each in pairs)
+    made = how.features(examples, how.encoded(features, cut), len(examples))
+    return dataclasses.replace(made, owners=tuple(owners))
+
+
+def _entailment(outcome: Outcome) -> Entailment:
+    named = outcome.settings.entailment_label
+    return found_entailment(outcome.id2label, where="the model", named=named)
+
+
+def _scored(outcome: Outcome) -> list[NDArray[np.float32]]:
+    """Return the score of each label of each example."""
+    entailment = _entailment(outcome)
+    return [
+        label_scores(
+            np.stack([outcome.predictions[index] for index in own]), entailment, multi_label=False
+        )
+        for own in outcome.features.by_example()
+    ]
+
+
+def _scores(outcome: Outcome) -> list[Score]:
+    candidates = outcome.examples[0].candidates
+    found = [int(each.argmax()) for each in _scored(outcome)]
+    right = [candidates.index(label_of(each)) for each in outcome.examples]
+    extremes = extreme_classes(max(len(candidates), 2))
+    return [
+        score_of_pairs("accuracy", found, right, accuracy, extremes),
+        score_of_pairs("f1_macro", found, right, f1_macro, extremes),
+    ]
+
+
+def _decisions(outcome: Outcome) -> Decisions:
+    """Return the best label of each text, or whether its only one fits."""
+    return [
+        (bool(each[0] > 0.5) if len(each) == 1 else int(each.argmax()),)
+        for each in _scored(outcome)
+    ]
+
+
+def _answers(outcome: Outcome) -> list[Answer]:
+    answers = []
+    for example, scores in zip(outcome.examples, _scored(outcome), strict=True):
+        candidates = getattr(example, "candidates", ())
+        best = int(scores.argmax())
+        named = {"prediction": candidates[best]} if candidates else {}
+        answers.append(
+            Answer(
+                given=example.given,
+                found={**named, "score": float(scores[best])},
+                numbers=scores.astype(np.float64),
+            )
+        )
+    return answers
+
+
+class LabelOptions(TypedDict, total=False):
+    """Options of a call."""
+
+    multi_label: bool
+    hypothesis_template: str | None
+    entailment_label: str | None
+    batch_size: int | None
+
+
+class ZeroShotClassifier(Model):
+    """Chooses among labels that a call names."""
+
+    rows = LABELED_ROWS
+
+    def __init__(self, loaded: Loaded) -> None:
+        """Find the class of entailment.
+
+        Raises:
+            UserInputError: The model has none.
+        """
+        super().__init__(loaded)
+        settings = loaded.artifact.task_options
+        self._entailment = entailment_of(
+            loaded.id2label, where=loaded.name, named=settings.entailment_label
+        )
+
+    @property
+    def task(self) -> str:
+        """Name of the task in transformers."""
+        return _NAME
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How a label becomes a sentence, and the class that scores it; see `Model.facts`."""
+        template = self._loaded.artifact.task_options.hypothesis_template
+        labels, found = self._loaded.labels, self._entailment
+        named = None if found is None else labels[found.own]
+        return {"hypothesis_template": template, "entailment_label": named}
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a text is a sequence of texts
+        self,
+        sequences: str,
+        candidate_labels: str | Sequence[str],
+        **options: Unpack[LabelOptions],
+    ) -> LabelScores: ...
+
+    @overload
+    def __call__(
+        self,
+        sequences: Sequence[str],
+        candidate_labels: str | Sequence[str],
+        **options: Unpack[LabelOptions],
+    ) -> list[LabelScores]: ...
+
+    @suggest_keywords
+    def __call__(
+        self,
+        sequences: Any,
+        candidate_labels: str | Sequence[str],
+        *,
+        multi_label: bool = False,
+        hypothesis_template: str | None = None,
+        entailment_label: str | None = None,
+        batch_size: int | None = None,
+    ) -> Any:
+        """Sort labels by how well they fit texts, as transformers' pipeline does.
+
+        Args:
+            sequences: A text, or a list of them. Longer ones than the model reads are cut, and
+                labels never are.
+            candidate_labels: Labels to choose among: a list, or one text with commas between them.
+            multi_label: Whether each label is scored alone, by entailment rather than
+                contradiction, so that any number of them can fit. Otherwise the scores of all
+                labels add up to 1.
+            hypothesis_template: Sentence about a label, whose place is `{}`. By default the one
+                that the folder stores, or "This example is {}."
+            entailment_label: Name of the class of entailment. By default the one whose name begins
+                so.
+            batch_size: Has no effect. It is there for code that passes it to transformers.
+
+        Returns:
+            `{"sequence": ..., "labels": [...], "scores": [...]}` for each text, the best label
+            first.
+
+        Raises:
+            UserInputError: An input is not a text, a label is missing or twice there, or the model
+                has no class of entailment.
+
+        Example:
+            >>> model("The team won the final.", candidate_labels=["sports", "politics"])
+            {'sequence': 'The team won the final.', 'labels': ['sports', 'politics'], ...}
+        """
+        check_whole("batch_size", batch_size, at_least=1)
+        is_one = isinstance(sequences, str)
+        wanted = "a text or a list of texts"
+        texts = [sequences] if is_one else listed(sequences, "sequences", wanted)
+        job = self.job(
+            candidate_labels=candidate_labels,
+            multi_label=multi_label,
+            hypothesis_template=hypothesis_template,
+            entailment_label=entailment_label,
+        )
+        answers = self._all(job, texts)
+        return answers[0] if is_one else answers
+
+    @suggest_keywords
+    def job(
+        self,
+        *,
+        candidate_labels: str | Sequence[str],
+        multi_label: bool = False,
+        hypothesis_template: str | None = None,
+        entailment_label: str | None = None,
+    ) -> ScoreLabels:
+        """Return the job of a call with these options, for `stream`."""
+        return hypotheses_job(
+            self._loaded,
+            candidate_labels=candidate_labels,
+            multi_label=multi_label,
+            hypothesis_template=hypothesis_template,
+            entailment_label=entailment_label,
+        )
+
+    zero_shot_job = job
+
+
+def _label_scores(answer: LabelScores, _: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return an answer in the form of Hugging Face's API."""
+    pairs = zip(answer["labels"], answer["scores"], strict=True)
+    return [{"label": label, "score": score} for label, score in pairs]
+
+
+ZERO_SHOT_CLASSIFICATION = Task(
+    name=_NAME,
+    read=read_labeled,
+    encode=_encode,
+    check_labels=checking(lambda each, _: label_of(each)),
+    predictions=logit_predictions,
+    scores=_scores,
+    decisions=_decisions,
+    labels=None,
+    answers=_answers,
+    model=ZeroShotClassifier,
+    route=TaskRoute(
+        inputs=(str,),
+        parameters={
+            "candidate_labels": ...,
+            "multi_label": False,
+            "hypothesis_template": None,
+            "entailment_label": None,
+        },
+        answer=_label_scores,
+        method="zero_shot_job",
+        also=(TextClassifier,),
+        example_parameters={"candidate_labels": ["praise", "complaint"]},
+    ),
+    settings=("hypothesis_template", "entailment_label"),
+)
