@@ -1,10 +1,11 @@
 """Compare ways to choose among 10 labels of a call, in texts per second.
 
-    python benchmarks/labels.py [--texts texts.txt] [--rounds 3]
+    python benchmarks/labels.py [--layers 12] [--texts texts.txt] [--rounds 3]
 
 `benchmarks/mixed_texts.py` writes such a file. Texts are cut after 50 words; without a file, they
 are 50 words of the tokenizer. The model has the shape of DeBERTa-v3-base for natural language
-inference, random weights and the tokenizer of all-MiniLM-L6-v2. The ways are
+inference, or of the small one with 6 layers, random weights and the tokenizer of all-MiniLM-L6-v2.
+The ways are
 
 - "qdqbert, native": `load` of the checkpoint, in INT8, without data,
 - "transformers, float32": its pipeline "zero-shot-classification" as it is, a pair at a time,
@@ -49,7 +50,6 @@ DEBERTA: dict[str, Any] = {
     "model_type": "deberta-v2",
     "vocab_size": 128_100,
     "hidden_size": 768,
-    "num_hidden_layers": 12,
     "num_attention_heads": 12,
     "intermediate_size": 3072,
     "max_position_embeddings": 512,
@@ -68,6 +68,7 @@ DEBERTA: dict[str, Any] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--texts", type=Path)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=3)
@@ -77,13 +78,14 @@ def main() -> None:
         serve(json.loads(arguments.worker))
         return
     print(f"{cpu_name()}, {usable_cores()} cores, {' '.join(cpu_features())}")
-    print(f"{arguments.threads} threads, {arguments.rounds} rounds, {TEXTS} texts\n")
+    print(f"{arguments.threads} threads, {arguments.rounds} rounds, {TEXTS} texts, ", end="")
+    print(f"{arguments.layers} layers\n")
     with tempfile.TemporaryDirectory() as root:
         # Folders that `load` makes of checkpoints go with the others.
         os.environ["QDQBERT_CACHE"] = str(Path(root) / "cache")
         print("| way | texts/s | speed of qdqbert | best label |")
         print("|---|---|---|---|")
-        save_model(folder := Path(root) / "nli")
+        save_model(folder := Path(root) / "nli", arguments.layers)
         compare(folder, read_texts(arguments.texts), arguments)
 
 
@@ -97,13 +99,13 @@ def read_texts(path: Path | None) -> list[str]:
     return [" ".join(rng.choice(words, WORDS)) for _ in range(TEXTS)]
 
 
-def save_model(folder: Path) -> None:
+def save_model(folder: Path, layers: int) -> None:
     """Save a model with random weights."""
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(**DEBERTA)
+    config = AutoConfig.for_model(**DEBERTA, num_hidden_layers=layers)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo_checkpoint() / file, folder / file)
@@ -154,18 +156,22 @@ def serve(way: dict[str, Any]) -> None:
 
 
 def open_way(way: dict[str, Any]) -> Callable[[list[str]], Any]:
-    name, task = way["name"], "zero-shot-classification"
+    name = way["name"]
     if name.startswith("qdqbert"):
         import qdqbert
 
         folder = Path(way["folder"])
-        model = qdqbert.load(folder, task=task, check=False, threads=way["threads"])
+        model = qdqbert.load(
+            folder, task="zero-shot-classification", check=False, threads=way["threads"]
+        )
         return lambda texts: model(texts, LABELS)
     import torch
     import transformers
 
     torch.set_num_threads(way["threads"])
-    pipeline = transformers.pipeline(task, way["folder"], device="cpu", dtype=torch.float32)
+    pipeline = transformers.pipeline(
+        "zero-shot-classification", way["folder"], device="cpu", dtype=torch.float32
+    )
     size = len(LABELS) if name.endswith("batches") else 1
     return lambda texts: pipeline(texts, candidate_labels=list(LABELS), batch_size=size)
 
