@@ -127,6 +127,8 @@ class TaskSettings:
         hypothesis_template: Sentence about a label, whose place is `{}`. Zero-shot classification.
         entailment_label: Name of the class that says that a text entails a sentence; empty for the
             one whose name begins with "entail". Zero-shot classification.
+        decision_temperature: What logits of labels are divided by before they become the
+            probabilities of decisions. Zero-shot classification.
         seed: Seed of the choice of masked tokens.
     """
 
@@ -137,6 +139,7 @@ class TaskSettings:
     mlm_probability: float = 0.15
     hypothesis_template: str = HYPOTHESIS
     entailment_label: str = ""
+    decision_temperature: float = 1.0
     seed: int = 0
 
 

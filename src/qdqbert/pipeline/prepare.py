@@ -46,7 +46,7 @@ from qdqbert.pipeline.source import Source
 from qdqbert.quantization.search.units import int8_percent
 from qdqbert.runtime.artifact import Artifact, rows_of
 from qdqbert.tasks.small_vectors import VectorRanges
-from qdqbert.tasks.task import Encode, Prediction, Tokenization
+from qdqbert.tasks.task import Encode, Outcome, Prediction, Tokenization
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -160,6 +160,7 @@ def prepare(
         vectors.update(predictions_of(source.task, inputs.calibration.features, batch, outputs))
 
     is_embedding, batches = source.task.is_embedding, inputs.calibration.batches
+    fits = _fits(source, inputs, call)
     calibration = find_calibration(
         ranges,
         source,
@@ -168,10 +169,14 @@ def prepare(
         plans.made,
         scheme,
         progress,
-        keep if is_embedding else None,
+        keep if is_embedding or fits else None,
     )
+    if fits and is_finite:
+        inputs = _fitted(source, sited, inputs, vectors, progress)
+        baseline = dataclasses.replace(baseline, options=inputs.task_options)
+        baseline = baseline if examples.labeled_data is None else baseline.with_scores()
     embedding_ranges = None
-    if vectors:
+    if vectors and is_embedding:
         embedding_ranges = VectorRanges.of([*vectors.values()])
     elif is_embedding:
         embedding_ranges = find_embedding_ranges(sited, inputs, baseline, ranges, progress)
@@ -199,6 +204,47 @@ def prepare(
         calibration=calibration,
         embedding_ranges=embedding_ranges,
     )
+
+
+def _fits(source: Source, inputs: Inputs, call: BatchCall) -> bool:
+    """Return whether examples of the calibration show a setting that the user does not name."""
+    usual = TaskSettings().decision_temperature
+    is_given = inputs.task_options.decision_temperature != usual or (
+        call.task_options.decision_temperature is not None
+    )
+    is_calibrated = inputs.calibration is not inputs.heldout
+    return source.task.fit is not None and is_calibrated and not is_given
+
+
+def _fitted(
+    source: Source,
+    sited: SitedSource,
+    inputs: Inputs,
+    known: Mapping[int, Prediction],
+    progress: Progress,
+) -> Inputs:
+    """Return the inputs with settings that the float model shows on the calibration data.
+
+    `known` are its predictions by the index of the feature, if the calibration ran it.
+    """
+    encoded, task = inputs.calibration, source.task
+    assert task.fit is not None, "checked before"
+    found = dict(known)
+    if not found:
+        with progress.stage("Fitting the temperature", len(encoded.batches)) as advance:
+            found = predict_batches(task, sited.runner, encoded.batches, encoded.features, advance)
+    outcome = Outcome(
+        [found[index] for index in range(encoded.texts)],
+        encoded.features,
+        source.config.id2label,
+        inputs.task_options,
+        inputs.tokenizer,
+    )
+    fitted = task.fit(outcome)
+    if fitted is None:
+        return inputs
+    settings, notice = fitted
+    return dataclasses.replace(inputs, task_options=settings, notices=(*inputs.notices, notice))
 
 
 def find_embedding_ranges(

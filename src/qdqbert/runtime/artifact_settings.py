@@ -134,6 +134,8 @@ def read_task_options(fields: Fields) -> TaskSettings:
                 options.number(each.name)
             else:
                 options.integer(each.name, 0, _LARGEST_SEED)
+    if options.values.get("decision_temperature", 1) <= 0:
+        raise options.refuse("decision_temperature", options.get("decision_temperature"), "above 0")
     known = {each.name for each in dataclasses.fields(TaskSettings)}
     if unknown := sorted(options.values.keys() - known):
         raise options.refuse(unknown[0], options.get(unknown[0]), "left out: it is unknown")

@@ -37,6 +37,7 @@ from qdqbert.serving.responses import Health, Response, error_response, json_res
 from qdqbert.serving.routing import Found, Route, Router, error_form_of, respond
 from qdqbert.serving.sagemaker import sagemaker_routes
 from qdqbert.serving.service import Models, Served, ServedInfo
+from qdqbert.serving.system_one import SYSTEM_ONE
 from qdqbert.serving.tasks import task_routes
 from qdqbert.serving.text_embeddings_inference import TEXT_EMBEDDINGS_INFERENCE, TOKENIZING
 from qdqbert.serving.vllm import VLLM
@@ -111,6 +112,7 @@ def build_app(
         *OLLAMA,
         *of_hugging_face,
         *VLLM,
+        *SYSTEM_ONE,
         *TOKENIZING,
         own_route([*of_tasks, *TEXT_EMBEDDINGS_INFERENCE]),
         *sagemaker_routes(list(models.values()), of_hugging_face),

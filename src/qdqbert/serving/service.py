@@ -42,6 +42,7 @@ class ServedInfo(TypedDict):
     template: NotRequired[bool]
     hypothesis_template: NotRequired[str]
     entailment_label: NotRequired[str | None]
+    decision_temperature: NotRequired[float]
 
 
 class Usage(TypedDict):

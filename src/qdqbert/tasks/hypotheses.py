@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.task_kinds import Entailment, entailment_of
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_text, listed_labels
+from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, is_one
@@ -38,25 +38,55 @@ class LabelScores(TypedDict):
     scores: list[float]
 
 
+class LabelLogits(NamedTuple):
+    """What a model says about labels, `(labels,)` each.
+
+    Attributes:
+        own: Logits, whose softmax is the probability of each label.
+        alone: Logits, whose sigmoid is the probability that a label fits, whatever the others.
+    """
+
+    own: NDArray[Any]
+    alone: NDArray[Any]
+
+    def scores(self, *, multi_label: bool) -> NDArray[Any]:
+        """Return the score of each label; a single one is scored alone."""
+        if multi_label or len(self.own) == 1:
+            return apply("sigmoid", self.alone)
+        return apply("softmax", self.own)
+
+
+class ReadsLabels(Protocol):
+    """The steps of a job up to what the model says about its labels; see `Job`."""
+
+    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
+        """Return the model inputs of each text with the labels."""
+        ...
+
+    def split(self, results: Results) -> Sequence[Any]:
+        """Return the part of a batch's outputs that is kept of each feature."""
+        ...
+
+    def logits(self, encoded: EncodedItem, values: Sequence[Any]) -> LabelLogits:
+        """Return what the model says about the labels, from the values of a text's features."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoreLabels:
-    """The job whose answer is `LabelScores` of each text; see `Job`.
+class Hypotheses:
+    """Reads labels as sentences that a text may entail; see `ReadsLabels`.
 
     Attributes:
         tokenizer: The tokenizer.
         input_names: Inputs of the graph.
-        labels: The labels.
-        hypotheses: A sentence about each of them.
+        sentences: A sentence about each label.
         entailment: The classes of the model that are read.
-        multi_label: Whether each label is scored alone.
     """
 
     tokenizer: Tokenizer
     input_names: Sequence[str]
-    labels: Sequence[str]
-    hypotheses: Sequence[str]
+    sentences: Sequence[str]
     entailment: Entailment
-    multi_label: bool
 
     def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
         """Return the model inputs of each text with each sentence."""
@@ -66,18 +96,49 @@ class ScoreLabels:
                 features=tuple(feature_of(each, self.input_names) for each in pairs),
                 truncated=any(each.truncated for each in pairs),
             )
-            for pairs in self.tokenizer.encode_each(texts, self.hypotheses)
+            for pairs in self.tokenizer.encode_each(texts, self.sentences)
         ]
 
     def split(self, results: Results) -> Sequence[NDArray[np.float32]]:
         """Return the logits of each pair, `(classes,)`."""
         return list(results.outputs["logits"])
 
-    def answer(
-        self, item: str, _: EncodedItem, values: Sequence[NDArray[np.float32]], /
-    ) -> LabelScores:
+    def logits(self, _: EncodedItem, values: Sequence[NDArray[np.float32]], /) -> LabelLogits:
+        """Return the logits of entailment, alone minus those of contradiction."""
+        return label_logits(np.stack(values), self.entailment)
+
+
+def label_logits(logits: NDArray[Any], entailment: Entailment) -> LabelLogits:
+    """Return what a model says about labels, from its logits `(labels, classes)`."""
+    own = logits[:, entailment.own]
+    return LabelLogits(own, own - logits[:, entailment.opposite])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreLabels:
+    """The job whose answer is `LabelScores` of each text; see `Job`.
+
+    Attributes:
+        reader: Reads the labels.
+        labels: The labels.
+        multi_label: Whether each label is scored alone.
+    """
+
+    reader: ReadsLabels
+    labels: Sequence[str]
+    multi_label: bool
+
+    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
+        """Return the model inputs of each text with the labels."""
+        return self.reader.encode(items)
+
+    def split(self, results: Results) -> Sequence[Any]:
+        """Return the part of a batch's outputs that is kept of each feature."""
+        return self.reader.split(results)
+
+    def answer(self, item: str, encoded: EncodedItem, values: Sequence[Any], /) -> LabelScores:
         """Return the labels with their scores."""
-        scores = label_scores(np.stack(values), self.entailment, multi_label=self.multi_label)
+        scores = self.reader.logits(encoded, values).scores(multi_label=self.multi_label)
         order = np.argsort(-scores, kind="stable").tolist()
         return LabelScores(
             sequence=item,
@@ -86,46 +147,26 @@ class ScoreLabels:
         )
 
 
-def label_scores(
-    logits: NDArray[Any], entailment: Entailment, *, multi_label: bool
-) -> NDArray[Any]:
-    """Return the score of each label, `(labels,)`, from logits `(labels, classes)`.
-
-    The scores of a single label, and of labels that are scored alone, are probabilities of
-    entailment rather than contradiction. Otherwise they are probabilities of labels.
-    """
-    if multi_label or len(logits) == 1:
-        return apply("softmax", logits[:, [entailment.opposite, entailment.own]])[:, 1]
-    return apply("softmax", logits[:, entailment.own])
-
-
-def hypotheses_job(
+def hypotheses_of(
     loaded: Loaded,
+    labels: Sequence[str],
     *,
-    candidate_labels: str | Sequence[str],
-    multi_label: bool = False,
     hypothesis_template: str | None = None,
     entailment_label: str | None = None,
-) -> ScoreLabels:
-    """Return the job of a call with these options.
-
-    Settings that the folder stores take the place of those that are `None`.
+) -> Hypotheses:
+    """Return what reads labels of a call; settings of the folder stand for those left out.
 
     Raises:
-        UserInputError: Labels are missing or no texts, the template has no place for them, or the
-            model has no class of entailment.
+        UserInputError: The template has no place for labels, or the model has no class of
+            entailment.
     """
     settings = loaded.artifact.task_options
-    labels = listed_labels(candidate_labels)
     named = entailment_label or settings.entailment_label
-    found = found_entailment(loaded.id2label, where=loaded.name, named=named)
-    return ScoreLabels(
+    return Hypotheses(
         tokenizer=loaded.tokenizer,
         input_names=loaded.artifact.input_names,
-        labels=labels,
-        hypotheses=hypotheses(labels, hypothesis_template or settings.hypothesis_template),
-        entailment=found,
-        multi_label=multi_label,
+        sentences=hypotheses(labels, hypothesis_template or settings.hypothesis_template),
+        entailment=found_entailment(loaded.id2label, where=loaded.name, named=named),
     )
 
 

@@ -354,6 +354,8 @@ class Task:
         model: Class that `load` returns; `None` for tasks that it does not run.
         route: Route of a server for the task; `None` if it has other routes only.
         settings: Names of the `TaskSettings` that the task reads.
+        fit: Returns settings that labeled examples show, from an outcome of the float model on
+            some that ranges are taken from, and a notice about them; `None` if they show none.
         files: Returns the contents of the files that the task writes, as JSON values by file name.
         queries: Returns the indices of the examples of each query, which have one answer together;
             `None` if each example has one.
@@ -381,6 +383,7 @@ class Task:
     model: type[Model] | None = None
     route: TaskRoute | None = None
     settings: tuple[str, ...] = ()
+    fit: Callable[[Outcome], tuple[TaskSettings, str] | None] | None = None
     files: Callable[[Outcome], dict[str, Any]] = lambda outcome: {}
     queries: Callable[[Sequence[Any]], list[list[int]]] | None = None
 

@@ -23,7 +23,7 @@ from qdqbert.runtime.routes import Pair, TaskRoute
 from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, classes, is_one
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.class_names import class_of, name_classes, new_names, plain_number, sorted_names
-from qdqbert.tasks.hypotheses import LABELED_ROWS, ScoreLabels, hypotheses_job
+from qdqbert.tasks.hypotheses import LABELED_ROWS
 from qdqbert.tasks.logits import (
     check_function,
     class_answers,
@@ -34,6 +34,7 @@ from qdqbert.tasks.logits import (
 )
 from qdqbert.tasks.metrics import accuracy, f1_binary, f1_macro, matthews
 from qdqbert.tasks.pair_scores import Classify, PairScorer, Scored
+from qdqbert.tasks.takes_labels import TakesLabels
 from qdqbert.tasks.task import Outcome, Score, Task
 from qdqbert.tasks.texts import check_label_column, checking, encode_texts, label_of
 
@@ -130,7 +131,7 @@ class ClassifyOptions(TypedDict, total=False):
     batch_size: int | None
 
 
-class TextClassifier(PairScorer):
+class TextClassifier(TakesLabels, PairScorer):
     """Classifies texts or pairs of texts."""
 
     rows = RowFormat(
@@ -276,28 +277,6 @@ class TextClassifier(PairScorer):
     def row_format(self, options: AnswerOptions) -> RowFormat:
         """Return the columns of a model that chooses among `labels`, if there are some."""
         return LABELED_ROWS if options.labels else self.rows
-
-    @suggest_keywords
-    def zero_shot_job(
-        self,
-        *,
-        candidate_labels: str | Sequence[str],
-        multi_label: bool = False,
-        hypothesis_template: str | None = None,
-        entailment_label: str | None = None,
-    ) -> ScoreLabels:
-        """Return the job of zero-shot classification, for `stream`; see `ZeroShotClassifier`.
-
-        Raises:
-            UserInputError: The model has no class of entailment.
-        """
-        return hypotheses_job(
-            self._loaded,
-            candidate_labels=candidate_labels,
-            multi_label=multi_label,
-            hypothesis_template=hypothesis_template,
-            entailment_label=entailment_label,
-        )
 
 
 TEXT_CLASSIFICATION = Task(

@@ -15,33 +15,50 @@ from numpy.typing import NDArray
 
 from qdqbert.common.errors import DataFileError
 from qdqbert.common.keywords import suggest_keywords
-from qdqbert.common.objects import Rows
+from qdqbert.common.objects import Rows as GivenRows
 from qdqbert.data.rows.columns import is_number
 from qdqbert.data.rows.data import Columns, Dataset, Example, read_dataset
 from qdqbert.data.tokenizing.encoding import feature_of
-from qdqbert.encoders.task_kinds import Entailment, entailment_of
+from qdqbert.encoders.task_kinds import Entailment, TaskSettings, entailment_of
 from qdqbert.runtime.inputs import check_whole, listed
 from qdqbert.runtime.model import Loaded, Model
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.tasks.class_names import sorted_names
+from qdqbert.tasks.decisions import (
+    calibration_error,
+    fitted_temperature,
+    rows_of_decisions,
+)
 from qdqbert.tasks.hypotheses import (
     LABELED_ROWS,
+    LabelLogits,
     LabelScores,
     ScoreLabels,
     found_entailment,
     hypotheses,
-    hypotheses_job,
-    label_scores,
+    label_logits,
 )
 from qdqbert.tasks.logits import extreme_classes, logit_predictions, score_of_pairs
 from qdqbert.tasks.metrics import accuracy, f1_macro
-from qdqbert.tasks.task import Answer, Decisions, Features, Outcome, Score, Task, Tokenization
+from qdqbert.tasks.takes_labels import TakesLabels
+from qdqbert.tasks.task import (
+    Answer,
+    Decisions,
+    Features,
+    Outcome,
+    Rows,
+    Score,
+    Task,
+    Tokenization,
+)
 from qdqbert.tasks.text_classification import TextClassifier
 from qdqbert.tasks.texts import checking, label_of
 
 _NAME = "zero-shot-classification"
 # Labels of texts that have none, such as the built-in ones: each text is paired with one of them.
 _LABELS = ("politics", "sports", "business", "science")
+# With fewer labeled examples, a temperature is a matter of chance.
+_FEWEST_FITTED = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +72,7 @@ class LabeledExample(Example):
     candidates: tuple[str, ...]
 
 
-def read_labeled(data: str | Rows, *, columns: Columns, max_examples: int | None) -> Dataset:
+def read_labeled(data: str | GivenRows, *, columns: Columns, max_examples: int | None) -> Dataset:
     """Read texts with their labels; see `read_dataset`. Without labels, texts have no candidates.
 
     Raises:
@@ -107,15 +124,18 @@ def _entailment(outcome: Outcome) -> Entailment:
     return found_entailment(outcome.id2label, where="the model", named=named)
 
 
-def _scored(outcome: Outcome) -> list[NDArray[np.float32]]:
-    """Return the score of each label of each example."""
+def _logits(outcome: Outcome) -> list[LabelLogits]:
+    """Return what the model says about the labels of each example."""
     entailment = _entailment(outcome)
     return [
-        label_scores(
-            np.stack([outcome.predictions[index] for index in own]), entailment, multi_label=False
-        )
+        label_logits(np.stack([outcome.predictions[index] for index in own]), entailment)
         for own in outcome.features.by_example()
     ]
+
+
+def _scored(outcome: Outcome) -> list[NDArray[np.float32]]:
+    """Return the score of each label of each example."""
+    return [each.scores(multi_label=False) for each in _logits(outcome)]
 
 
 def _scores(outcome: Outcome) -> list[Score]:
@@ -123,10 +143,47 @@ def _scores(outcome: Outcome) -> list[Score]:
     found = [int(each.argmax()) for each in _scored(outcome)]
     right = [candidates.index(label_of(each)) for each in outcome.examples]
     extremes = extreme_classes(max(len(candidates), 2))
-    return [
+    scores = [
         score_of_pairs("accuracy", found, right, accuracy, extremes),
         score_of_pairs("f1_macro", found, right, f1_macro, extremes),
     ]
+    if len(candidates) > 1:
+        logits = [each.own for each in _logits(outcome)]
+        # The first one is the error without a temperature.
+        temperature = outcome.settings.decision_temperature
+        named = {"ece": 1.0, **({} if temperature == 1 else {"ece_at_temperature": temperature})}
+        scores += [_error(name, rows_of_decisions(logits, right, t)) for name, t in named.items()]
+    return scores
+
+
+def _error(name: str, rows: Rows) -> Score:
+    """Return the expected calibration error of decisions. The worst ones are sure and wrong."""
+    return Score(
+        name=name,
+        rows=rows,
+        compute=calibration_error,
+        extremes=lambda _: (np.array([[[1.0, 1.0]]]), np.array([[[1.0, 0.0]]])),
+        is_error=True,
+    )
+
+
+def _fit(outcome: Outcome) -> tuple[TaskSettings, str] | None:
+    """Return the settings with the temperature that makes the probabilities of labels true."""
+    logits, right = [], []
+    for example, found in zip(outcome.examples, _logits(outcome), strict=True):
+        label = (example.label or "").strip()
+        candidates = getattr(example, "candidates", ())
+        if len(candidates) > 1 and label in candidates:
+            logits.append(found.own)
+            right.append(candidates.index(label))
+    if len(right) < _FEWEST_FITTED:
+        return None
+    temperature = round(fitted_temperature(logits, right), 4)
+    return dataclasses.replace(outcome.settings, decision_temperature=temperature), (
+        f"The temperature of decisions is {temperature:g}, fitted on {len(right)} labeled examples "
+        "of the calibration data. With labels, `ece` and `ece_at_temperature` are the expected "
+        "calibration errors on the held-out examples before and after it, in percent."
+    )
 
 
 def _decisions(outcome: Outcome) -> Decisions:
@@ -162,7 +219,7 @@ class LabelOptions(TypedDict, total=False):
     batch_size: int | None
 
 
-class ZeroShotClassifier(Model):
+class ZeroShotClassifier(TakesLabels, Model):
     """Chooses among labels that a call names."""
 
     rows = LABELED_ROWS
@@ -190,7 +247,12 @@ class ZeroShotClassifier(Model):
         template = self._loaded.artifact.task_options.hypothesis_template
         labels, found = self._loaded.labels, self._entailment
         named = None if found is None else labels[found.own]
-        return {"hypothesis_template": template, "entailment_label": named}
+        temperature = self._loaded.artifact.task_options.decision_temperature
+        return {
+            "hypothesis_template": template,
+            "entailment_label": named,
+            "decision_temperature": temperature,
+        }
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a text is a sequence of texts
@@ -269,15 +331,12 @@ class ZeroShotClassifier(Model):
         entailment_label: str | None = None,
     ) -> ScoreLabels:
         """Return the job of a call with these options, for `stream`."""
-        return hypotheses_job(
-            self._loaded,
+        return self.zero_shot_job(
             candidate_labels=candidate_labels,
             multi_label=multi_label,
             hypothesis_template=hypothesis_template,
             entailment_label=entailment_label,
         )
-
-    zero_shot_job = job
 
 
 def _label_scores(answer: LabelScores, _: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -310,5 +369,6 @@ ZERO_SHOT_CLASSIFICATION = Task(
         also=(TextClassifier,),
         example_parameters={"candidate_labels": ["praise", "complaint"]},
     ),
-    settings=("hypothesis_template", "entailment_label"),
+    settings=("hypothesis_template", "entailment_label", "decision_temperature"),
+    fit=_fit,
 )

@@ -28,6 +28,9 @@ class TaskOptions(Options):
             classification; "This example is {}." by default.
         entailment_label: Name of the class of entailment, in zero-shot classification. By default
             the one whose name begins so.
+        decision_temperature: What logits of labels are divided by before they become the
+            probabilities of decisions, in zero-shot classification. `quantize` fits it on labeled
+            examples that it calibrates on; else it is 1.
     """
 
     pooling: PoolingMode | None = None
@@ -39,3 +42,4 @@ class TaskOptions(Options):
     mlm_probability: float | None = option(default=None, above=0, below=1)
     hypothesis_template: str | None = None
     entailment_label: str | None = None
+    decision_temperature: float | None = option(default=None, above=0)
