@@ -42,6 +42,7 @@ class FakeModel:
 
     max_length = 9
     streams = 2
+    served_tokens = 1024
 
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
@@ -154,13 +155,16 @@ def test_a_full_queue_refuses_requests_and_says_when_to_come_back(model, batcher
     asyncio.run(main())
 
 
-def test_large_requests_run_in_parts(model, batcher, monkeypatch) -> None:
-    monkeypatch.setattr("qdqbert.serving.batcher._CHARACTERS", 4)
+def test_large_requests_run_in_parts(model) -> None:
+    # Of about four characters each.
+    model.served_tokens = 1
+    batcher = Batcher(model, max_queued=10)
     found = asyncio.run(run(batcher, "abc", "de", "fghij", "k"))
     assert [each.answer for each in found] == [3, 2, 5, 1]
     assert sorted(model.calls) == [["abc", "de"], ["fghij"], ["k"]]
     with pytest.raises(UserInputError, match="bad"):
         asyncio.run(run(batcher, "abcd", "bad", "bad", "efgh"))
+    batcher.close()
 
 
 def test_clients_that_have_gone_are_left_out(model, batcher) -> None:

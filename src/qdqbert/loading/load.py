@@ -66,6 +66,7 @@ _SCHEDULES: dict[str, Schedule] = {
         plan=BatchPlan(tokens=16384, multiple=1, has_few_shapes=False),
         window=8192,
         single_tokens=16384,
+        served_tokens=16384,
         is_invariant=True,
     ),
 }

@@ -427,6 +427,11 @@ class Model:
         """Number of batches that run at once."""
         return self._loaded.scheduler.streams
 
+    @property
+    def served_tokens(self) -> int:
+        """Tokens of requests that a server runs together, about."""
+        return self._loaded.scheduler.served_tokens
+
     def _all(
         self,
         job: Job[_I, _A],

@@ -121,12 +121,15 @@ class Schedule:
         plan: How inputs are grouped into batches.
         window: Number of items that are sorted by length together.
         single_tokens: A call with at most this number of tokens is one batch, on all cores.
+        served_tokens: Tokens of requests that a server runs together, about. Larger batches gain
+            nothing, and the last one of many requests would wait for all of them.
         is_invariant: Whether results never depend on the batch and the number of threads.
     """
 
     plan: BatchPlan
     window: int
     single_tokens: int
+    served_tokens: int = 1024
     is_invariant: bool = False
 
 
@@ -256,6 +259,11 @@ class Scheduler:
     def streams(self) -> int:
         """Number of batches that run at once."""
         return self._runners.streams
+
+    @property
+    def served_tokens(self) -> int:
+        """Tokens of requests that a server runs together, about."""
+        return self._schedule.served_tokens
 
     def close(self) -> None:
         """Stop the threads. They are started again when needed."""

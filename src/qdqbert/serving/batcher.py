@@ -1,7 +1,7 @@
 """Run the inputs of many requests together on one model.
 
-Each core has a thread, which takes the oldest requests, up to about a thousand tokens, tokenizes
-and runs them, and makes their answers. A request that finds a thread idle runs at once. So the
+Each core has a thread, which takes the oldest requests, up to about a thousand tokens (on a GPU,
+sixteen thousand), tokenizes and runs them, and makes their answers. A request that finds a thread idle runs at once. So the
 batches grow with the load, and no timer delays a request.
 """
 
@@ -22,9 +22,7 @@ from qdqbert.runtime.model import Model
 from qdqbert.runtime.prefixes import Prefixes
 from qdqbert.runtime.scheduler import EncodedItem, Job, adapter_of, outputs_read
 
-# Characters of the texts that a thread takes together: about a thousand tokens. Larger batches gain
-# nothing, and the last one of many requests would wait for all of them.
-_CHARACTERS = 4096
+# Characters of a token, about.
 _TOKEN_CHARACTERS = 4
 
 
@@ -135,6 +133,8 @@ class Batcher:
         """
         self._model = model
         self._max_queued = max_queued
+        # Characters of the texts that a thread takes together.
+        self._characters = model.served_tokens * _TOKEN_CHARACTERS
         self._observe = observe
         self._waiting: collections.deque[_Request] = collections.deque()
         self._queued = 0
@@ -199,7 +199,7 @@ class Batcher:
                 future=loop.create_future(),
                 prefixes=prefixes,
             )
-            for part, characters in _parts(items)
+            for part, characters in _parts(items, self._characters)
         ]
         with self._changed:
             if self._is_closed:
@@ -257,7 +257,7 @@ class Batcher:
         taken: list[_Request] = []
         kept: list[_Request] = []
         characters = 0
-        while self._waiting and characters < _CHARACTERS:
+        while self._waiting and characters < self._characters:
             request = self._waiting.popleft()
             is_long = longest is not None and request.characters > longest
             if is_long or (taken and request.key != taken[0].key):
@@ -280,7 +280,7 @@ class Batcher:
                 raise _GoneError
             if not is_within:
                 with self._changed:
-                    taken = self._take(_CHARACTERS)
+                    taken = self._take(self._characters)
                 if taken:
                     self._answer(taken, is_within=True)
 
@@ -306,14 +306,14 @@ class Batcher:
         self._observe(len(requests), len(items), tokens)
 
 
-def _parts(items: Sequence[Any]) -> Iterator[tuple[list[Any], int]]:
-    """Divide the inputs of a request into parts that run together, with their characters."""
+def _parts(items: Sequence[Any], most: int) -> Iterator[tuple[list[Any], int]]:
+    """Divide the inputs of a request into parts of about `most` characters, with their number."""
     part: list[Any] = []
     characters = 0
     for item in items:
         part.append(item)
         characters += size_of(item)
-        if characters >= _CHARACTERS:
+        if characters >= most:
             yield part, characters
             part, characters = [], 0
     if part:
