@@ -60,7 +60,8 @@ class Parts:
     @property
     def hidden(self) -> int:
         """Channels of the hidden states."""
-        return len(self.encoder.layers[-1].down.bias)
+        layers = self.encoder.layers
+        return len(layers[-1].down.bias) if layers else self.encoder.embeddings.words.rows.shape[1]
 
 
 def with_words(parts: Parts, words: Table) -> Parts:

@@ -262,7 +262,8 @@ class Table:
 
     Attributes:
         rows: `(rows, width)`, int8 codes or float32.
-        scale: `(width,)`, scale of each channel; `None` in float.
+        scale: `(width,)`, scale of each channel, or `(rows, 1)`, of each row, in models without
+            layers; `None` in float.
         module: Path of its module in a model of transformers, which its site is named after; empty
             if it is not known.
     """

@@ -114,9 +114,11 @@ def round_encoder(
     if limits_pairs:
         linear = {*filter(is_weight, specs)} - {site.name for site in tables.values()}
         specs = {name: _limited(spec) if name in linear else spec for name, spec in specs.items()}
+    # Rows whose mean is the result differ much in length: frequent words have small ones.
+    axis = words.channel_axis if model.layers else 0
     return quantize_encoder(
         model,
-        {words.name: dataclasses.replace(WEIGHT, axis=words.channel_axis), **specs},
+        {words.name: dataclasses.replace(WEIGHT, axis=axis), **specs},
         choices or Choices(),
         fits_closely=not trains_pairs,
         threads=threads,
@@ -177,6 +179,8 @@ class _Quantizer:
             return table
         amax = self._choices.weight_amax.get(f"{table.module}._weight_quantizer")
         codes, scale = quantize_weight(np.asarray(table.rows, np.float32), spec, amax)
+        if spec.axis == 0:
+            return dataclasses.replace(table, rows=codes, scale=scale[:, None])
         scales = np.broadcast_to(scale, codes.shape[1:])
         return dataclasses.replace(table, rows=codes, scale=np.ascontiguousarray(scales))
 

@@ -27,13 +27,18 @@ WEIGHTS: Mapping[str, str] = {
 }
 """Names of the files of tensors, by preference, and globs for those of their shards."""
 
-_FLOATS: Mapping[str, np.dtype[Any]] = {
+_KINDS: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     # numpy has no bfloat16. Its bits are the upper half of a float32.
     "BF16": np.dtype(np.uint16),
+    "I8": np.dtype(np.int8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
 }
+INTEGERS = ("I8", "I32", "I64")
+"""Names of types of integers."""
 
 
 def has_weights(folder: Path) -> bool:
@@ -75,8 +80,8 @@ def _find(folder: Path, names: Collection[str] = WEIGHTS) -> Path | None:
 def read_tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any] | None]]:
     """Yield name, type and array of each tensor of a file, which is mapped into memory.
 
-    Types have the names of safetensors. Tensors of others than "F64", "F32", "F16" and "BF16",
-    whose arrays have the bits in uint16, have no array.
+    Types have the names of safetensors. Tensors of others than "F64", "F32", "F16", "BF16", whose
+    arrays have the bits in uint16, and `INTEGERS` have no array.
 
     Raises:
         CheckpointError: The file is missing or damaged, or has more than tensors.
@@ -89,7 +94,7 @@ def read_tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any] | None]]:
     damaged = functools.partial(_damaged, path)
     if path.suffix == ".safetensors":
         return _read_safetensors(data, damaged)
-    return read_torch(data, _FLOATS, damaged, functools.partial(_refused, path))
+    return read_torch(data, _KINDS, damaged, functools.partial(_refused, path))
 
 
 def _read_safetensors(
@@ -105,16 +110,16 @@ def _read_safetensors(
             sizes = [*shape, first, last]
         except (TypeError, KeyError, ValueError) as error:
             raise damaged(f"tensor {name!r:.80} has wrong fields") from error
-        if kind not in _FLOATS:
+        if kind not in _KINDS:
             yield name, str(kind), None
             continue
         if not are_sizes(sizes):
             raise damaged(f"tensor {name!r:.80} has a wrong shape or wrong offsets")
         count = math.prod(shape)
-        if last - first != count * _FLOATS[kind].itemsize or start + last > len(data):
+        if last - first != count * _KINDS[kind].itemsize or start + last > len(data):
             raise damaged(f"tensor {name!r:.80} has wrong offsets, or the file is cut off")
         raw = data[start + first : start + last]
-        yield name, kind, raw.view(_FLOATS[kind]).reshape(shape)
+        yield name, kind, raw.view(_KINDS[kind]).reshape(shape)
 
 
 def _damaged(path: Path, reason: str) -> CheckpointError:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.json_files import LARGEST_FLOAT
 from qdqbert.encoders.model import Floats
-from qdqbert.encoders.tensor_files import WEIGHTS, files_of, read_tensors
+from qdqbert.encoders.tensor_files import INTEGERS, WEIGHTS, files_of, read_tensors
 
 _Tensor = tuple[str, NDArray[Any]]
 # Names of LayerNorm's parameters in checkpoints that were converted from TensorFlow.
@@ -68,7 +68,7 @@ class Weights:
     """The float tensors of a checkpoint by name.
 
     Files are mapped into memory. float32 tensors are views of the files; others are converted when
-    they are read. Tensors of other types, such as `position_ids`, cannot be read.
+    they are read. Of other types, integers can be asked for.
 
     Attributes:
         path: The file or the index, for messages.
@@ -87,10 +87,12 @@ class Weights:
         tensors = (
             (name, _current_name(name), (kind, array))
             for name, kind, array in found
-            if array is not None
+            if array is not None and kind not in INTEGERS
         )
-        # Types of the tensors that are no floats.
-        self._others = {name: kind for name, kind, array in found if array is None}
+        # The tensors that are no floats.
+        self._others = {
+            name: (kind, array) for name, kind, array in found if array is None or kind in INTEGERS
+        }
         self._stored = _by_name(tensors, self.path)
 
     @classmethod
@@ -168,6 +170,10 @@ class Weights:
         check_largest(largest, name, str(self.path))
         return found
 
+    def read_integers(self, name: str) -> NDArray[Any] | None:
+        """Return a tensor of integers; `None` if there is none of this name."""
+        return self._others.get(name, ("", None))[1]
+
     def read_row(self, name: str, index: int) -> Floats:
         """Return a row of a tensor in float32, which counts as read; see `read`."""
         kind, array = self._find(name)
@@ -191,8 +197,9 @@ class Weights:
             end = name.rpartition(".")[2]
             other = next((each for each in self._others if each.rpartition(".")[2] == end), None)
             if other is not None:
+                kind = self._others[other][0]
                 raise CheckpointError(
-                    f"{str(self.path)!r} has `{other}` in {self._others[other]}, and only float32, "
+                    f"{str(self.path)!r} has `{other}` in {kind}, and only float32, "
                     "float16, bfloat16 and float64 are read. Save a copy in one of these with the "
                     "library that made it."
                 )

@@ -169,7 +169,7 @@ def open_runner(
 
 
 def _open_native(model: Path, *, threads: int | None, streams: int, kernel: str | None) -> Runner:
-    from qdqbert.engines.native.runner import NativeRunner
+    from qdqbert.engines.native import open_packed
 
     if model.suffix.lower() == ".onnx":
         raise UserInputError(
@@ -177,4 +177,4 @@ def _open_native(model: Path, *, threads: int | None, streams: int, kernel: str 
             "'native' among the `targets`.",
             argument="engine",
         )
-    return NativeRunner(model, threads=threads, streams=streams, kernel=kernel)
+    return open_packed(model, threads=threads, streams=streams, kernel=kernel)

@@ -268,7 +268,14 @@ def open_graph(
         _ = runners.many
     tokenizer = Tokenizer.from_folder(artifact.directory, max_length=artifact.max_length)
     _check_ids(tokenizer, engine, graph)
-    scheduler = Scheduler(runners, schedule, limit=artifact.max_length, padding=tokenizer.padding)
+    head = artifact.checkpoint.get("sentence_head")
+    scheduler = Scheduler(
+        runners,
+        schedule,
+        limit=artifact.max_length,
+        padding=tokenizer.padding,
+        takes_empty=isinstance(head, Mapping) and head.get("is_static") is True,
+    )
     return runners, scheduler, tokenizer
 
 

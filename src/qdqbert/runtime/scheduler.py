@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.forks import repair_in_child
 from qdqbert.engines.runner import Runner, SharesPrefixes
@@ -154,16 +156,28 @@ class Scheduler:
     """Runs jobs on the streams of a graph. Several threads can use it at once."""
 
     def __init__(
-        self, runners: Runners, schedule: Schedule, *, limit: int, padding: Mapping[str, int]
+        self,
+        runners: Runners,
+        schedule: Schedule,
+        *,
+        limit: int,
+        padding: Mapping[str, int],
+        takes_empty: bool = False,
     ) -> None:
         """Keep the graph; threads are started when they are needed.
 
-        `limit` is the longest input in tokens, and `padding` has the value that pads each input.
+        Args:
+            runners: The graph.
+            schedule: How inputs are scheduled.
+            limit: Longest input in tokens.
+            padding: The value that pads each input.
+            takes_empty: Whether the graph has a result for a text without tokens.
         """
         self._runners = runners
         self._schedule = schedule
         self._limit = limit
         self._padding = padding
+        self._takes_empty = takes_empty
         self._lock = threading.Lock()
         self.window = schedule.window
         self._pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
@@ -194,7 +208,7 @@ class Scheduler:
             return
         process = os.getpid()
         self._has_tokenized = True
-        chunk = _encode(job, first)
+        chunk = self._encode(job, first)
         is_all = not continues and len(first) < self._schedule.window
         if is_all and self._tokens(chunk.features) <= self._schedule.single_tokens:
             yield from self._run_here(job, chunk, advance)
@@ -205,7 +219,7 @@ class Scheduler:
 
         def tokenize_next() -> Future[_Chunk[_I]] | None:
             following = next(source, None)
-            return None if following is None else tokenizing.submit(_encode, job, following)
+            return None if following is None else tokenizing.submit(self._encode, job, following)
 
         try:
             upcoming = tokenize_next()
@@ -245,7 +259,7 @@ class Scheduler:
         """
         self._has_tokenized = True
         runner = self._runners.many
-        chunk = _encode(job, items)
+        chunk = self._encode(job, items)
         groups = self._groups(job, runner, chunk, prefixes or Prefixes(), streams=1)
         for number, (indices, length) in enumerate(groups):
             if number:
@@ -329,6 +343,25 @@ class Scheduler:
             chunk.batches.append((indices, future))
         return chunk
 
+    def _encode(self, job: Job[_I, Any], items: Sequence[_I]) -> _Chunk[_I]:
+        given = [item for item in items if not isinstance(item, UserInputError)]
+        usable = iter(_by_halves(job.encode, given, _refused))
+        encoded = [
+            _refused(item)
+            if isinstance(item, UserInputError)
+            else _with_tokens(next(usable), takes_empty=self._takes_empty)
+            for item in items
+        ]
+        return _Chunk(
+            items=items,
+            encoded=encoded,
+            features=[feature for each in encoded for feature in each.features],
+            places=[
+                place for each in encoded for place in each.places or [None] * len(each.features)
+            ],
+            batches=[],
+        )
+
     def _groups(
         self,
         job: Job[Any, Any],
@@ -385,22 +418,6 @@ class Scheduler:
 
 def _length(feature: Feature) -> int:
     return int(feature["input_ids"].shape[-1])
-
-
-def _encode(job: Job[_I, Any], items: Sequence[_I]) -> _Chunk[_I]:
-    given = [item for item in items if not isinstance(item, UserInputError)]
-    usable = iter(_by_halves(job.encode, given, _refused))
-    encoded = [
-        _refused(item) if isinstance(item, UserInputError) else _with_tokens(next(usable))
-        for item in items
-    ]
-    return _Chunk(
-        items=items,
-        encoded=encoded,
-        features=[feature for each in encoded for feature in each.features],
-        places=[place for each in encoded for place in each.places or [None] * len(each.features)],
-        batches=[],
-    )
 
 
 def _answers(
@@ -460,9 +477,17 @@ def _refused(error: UserInputError) -> EncodedItem:
     return EncodedItem(features=(), error=error)
 
 
-def _with_tokens(encoded: EncodedItem) -> EncodedItem:
-    """Refuse an item without tokens, such as an empty text without special tokens."""
-    for feature in encoded.features:
-        if not feature["input_ids"].size:
-            return _refused(UserInputError("An input has no tokens. Leave it out."))
-    return encoded
+def _with_tokens(encoded: EncodedItem, *, takes_empty: bool) -> EncodedItem:
+    """Refuse an item without tokens, such as an empty text without special tokens.
+
+    Or give it a token that is masked.
+    """
+    if all(feature["input_ids"].size for feature in encoded.features):
+        return encoded
+    if not takes_empty:
+        return _refused(UserInputError("An input has no tokens. Leave it out."))
+    features = tuple(
+        each if each["input_ids"].size else {name: np.zeros(1, np.int32) for name in each}
+        for each in encoded.features
+    )
+    return encoded._replace(features=features)

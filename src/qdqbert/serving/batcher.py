@@ -1,8 +1,8 @@
 """Run the inputs of many requests together on one model.
 
 Each core has a thread, which takes the oldest requests, up to about a thousand tokens (on a GPU,
-sixteen thousand), tokenizes and runs them, and makes their answers. A request that finds a thread idle runs at once. So the
-batches grow with the load, and no timer delays a request.
+sixteen thousand), tokenizes and runs them, and makes their answers. A request that finds a thread
+idle runs at once. So the batches grow with the load, and no timer delays a request.
 """
 
 from __future__ import annotations

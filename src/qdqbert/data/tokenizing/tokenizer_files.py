@@ -63,11 +63,13 @@ class TokenizerFile:
         tokenizer: The tokenizer, which neither cuts nor pads.
         largest_id: The largest id that it gives; -1 without tokens.
         truncation_side: The end of texts that the file says to cut, if it says so.
+        max_length: The number of tokens that the file says to cut texts to, if it says so.
     """
 
     tokenizer: tokenizers.Tokenizer
     largest_id: int
     truncation_side: Side | None = None
+    max_length: int | None = None
 
 
 def read_tokenizer(path: Path) -> TokenizerFile:
@@ -83,13 +85,18 @@ def read_tokenizer(path: Path) -> TokenizerFile:
     largest = _largest_id(content, path)
     with raising(path):
         tokenizer = tokenizers.Tokenizer.from_str(text)
-        side = (tokenizer.truncation or {}).get("direction")
+        cut = tokenizer.truncation or {}
         tokenizer.no_padding()
         tokenizer.no_truncation()
         # A post-processor can name tokens and texts that there are not.
         tokenizer.encode("")
         tokenizer.encode("", "")
-    return TokenizerFile(tokenizer=tokenizer, largest_id=largest, truncation_side=side)
+    return TokenizerFile(
+        tokenizer=tokenizer,
+        largest_id=largest,
+        truncation_side=cut.get("direction"),
+        max_length=cut.get("max_length"),
+    )
 
 
 def with_named_tokens(

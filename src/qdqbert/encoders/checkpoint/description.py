@@ -34,7 +34,7 @@ from qdqbert.encoders.checkpoint.layout import (
     refuse_skipped_prompts,
 )
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
-from qdqbert.encoders.checkpoint.sentence import SentenceHead
+from qdqbert.encoders.checkpoint.sentence import MODEL2VEC, SentenceHead
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.encoders.config import Config
@@ -368,6 +368,9 @@ def _read_configs(
     """Return the layout in sentence-transformers' files, if any, and the encoder's config."""
     files = files_of(name)
     stored: TextHead | CrossEncoderFiles | None = call(name, read_layout, files)
+    if isinstance(stored, SentenceHead) and stored.is_static:
+        # It refuses the family, of which config.json may be missing.
+        quantized_family(MODEL2VEC)
     subfolder = stored.subfolder if stored else ""
     known = read_known_config(name, files.read, subfolder)
     names = known.class_names()

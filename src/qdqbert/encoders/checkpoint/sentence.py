@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
 from qdqbert.common.choices import PoolingMode
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.file_names import CONFIG, SETTINGS
@@ -39,6 +42,10 @@ from qdqbert.encoders.family import family_name, is_jina_v5
 from qdqbert.encoders.model import Head, Step
 from qdqbert.encoders.task_kinds import ENCODER, TaskName
 
+# The module of static embeddings, and the family of its table.
+_STATIC = "StaticEmbedding"
+MODEL2VEC = "model2vec"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceHead(PooledHead):
@@ -47,11 +54,22 @@ class SentenceHead(PooledHead):
     Attributes:
         normalize: Whether the vector is scaled to length 1 after the modules.
         token_head_files: Files of layers that make more of the token states.
+        is_static: Whether the encoder is a table of tokens (StaticEmbedding), special ones left
+            out.
     """
 
     task: ClassVar[TaskName] = ENCODER
     normalize: bool
     token_head_files: tuple[TokenHeadFile, ...] = ()
+    is_static: bool = False
+
+    def prepare_tokenizer_(self, backend: tokenizers.Tokenizer) -> None:
+        """Change a tokenizer to what the settings say."""
+        super().prepare_tokenizer_(backend)
+        if self.is_static:
+            backend.no_padding()
+            # One that adds nothing: without any, the fast method to tokenize is not used.
+            backend.post_processor = TemplateProcessing(single="$A", pair="$A $B:1")
 
     @property
     def weight_files(self) -> tuple[str, ...]:
@@ -115,8 +133,19 @@ def read_sentence_head(files: SentenceFiles) -> SentenceHead | None:
         return SentenceHead(
             poolings=("cls",), normalize=True, token_head_files=token_heads, **fields
         )
+    is_static = kinds[:1] == [_STATIC]
+    if files.modules is None and files.fields(CONFIG).values.get("model_type") == MODEL2VEC:
+        # model2vec did not always write modules.json.
+        fields = read_layout_fields(files, "", "states")
+        config = files.fields(CONFIG)
+        normalize = bool(config.optional(config.truth, "normalize"))
+        return SentenceHead(poolings=("mean",), normalize=normalize, is_static=True, **fields)
     if files.modules is None or files.is_cross_encoder:
         return None
+    if is_static and knows_modules(kinds[1:]):
+        (_, path), *others = files.modules
+        fields = {**read_layout_fields(files, path, "states"), "poolings": ("mean",)}
+        return _with_modules({**fields, "is_static": True}, with_effect(others), files)
     if _embeds_itself(files):
         (_, path), *others = files.modules
         fields = {**read_layout_fields(files, path, "features"), "poolings": ()}

@@ -28,6 +28,7 @@ from qdqbert.encoders.families.jina_embeddings_v3 import JINA_EMBEDDINGS_V3
 from qdqbert.encoders.families.llama import LLAMA
 from qdqbert.encoders.families.megatron_bert import MEGATRON_BERT
 from qdqbert.encoders.families.mistral import MISTRAL
+from qdqbert.encoders.families.model2vec import MODEL2VEC
 from qdqbert.encoders.families.modernbert import MODERNBERT
 from qdqbert.encoders.families.modernbert_decoder import MODERNBERT_DECODER
 from qdqbert.encoders.families.mpnet import MPNET
@@ -70,6 +71,7 @@ FAMILIES = {
         LLAMA,
         MEGATRON_BERT,
         MISTRAL,
+        MODEL2VEC,
         MODERNBERT,
         MODERNBERT_DECODER,
         MPNET,

@@ -6,6 +6,7 @@ from qdqbert.common.errors import GraphError
 from qdqbert.common.input_names import POOLED
 from qdqbert.engines.native.checks import check_packed
 from qdqbert.engines.native.features import Features
+from qdqbert.engines.native.static import KIND
 from qdqbert.engines.native.storage import Packed
 
 # Settings of packed models that the kernels do not compute, in words.
@@ -23,6 +24,8 @@ def check_supported(packed: Packed) -> Features:
         CheckpointError: The file is damaged.
         GraphError: It has such a part. The message names it.
     """
+    if KIND in packed.settings:
+        raise GraphError("The kernels for GPUs do not compute static embeddings.")
     features, settings = check_packed(packed), packed.settings
     parts = [words for name, words in _UNSUPPORTED.items() if settings.get(name) is not None]
     if features.rounds_attention or features.rounds_adds:

@@ -43,6 +43,7 @@ from qdqbert.engines.native.schema import (
     sizes,
     with_gate,
 )
+from qdqbert.engines.native.static import pack_static
 from qdqbert.engines.native.storage import Packed
 from qdqbert.engines.native.value_bounds import value_bounds
 
@@ -56,6 +57,8 @@ def pack_model(model: EncoderModel, *, precision: Precision = "int8") -> Packed:
         GraphError: The kernels do not compute a part of the model, or linear layers have another
             precision.
     """
+    if not model.layers:
+        return pack_static(model)
     check_model(model, precision)
     if model.tail is not None and TAIL_STATES in model.tail.inputs:
         states = Head(poolings=("none",), steps=(), outputs=(HeadOutput(name=TAIL_STATES),))

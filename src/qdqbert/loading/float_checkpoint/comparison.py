@@ -16,8 +16,8 @@ from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.tokenizer_files import read_tokenizer
 from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
 from qdqbert.engines.cuda.device import Device, open_on
+from qdqbert.engines.native import open_packed
 from qdqbert.engines.native.packed import pack_model
-from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.engines.native.storage import Packed, load_packed
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import to_decibels
@@ -51,7 +51,7 @@ def _open(model: Packed, device: Device | None) -> Runner:
     if device is not None:
         with contextlib.suppress(GraphError):
             return open_on(device, model)
-    return NativeRunner(model, threads=usable_cores())
+    return open_packed(model, threads=usable_cores())
 
 
 def _compare(

@@ -159,7 +159,7 @@ def write_folder(
     backend.save(str(folder / TOKENIZER))
     if (template := checkpoint.read_pair_template()) is not None:
         write_json(folder / PAIR_TEMPLATE, template.content())
-    length = _max_length(checkpoint, model)
+    length = _max_length(checkpoint, model, tokenizer)
     tokenizer_settings = _tokenizer_settings(checkpoint, tokenizer, length)
     model = _expanding(checkpoint, model, tokenizer_settings, backend)
     target = _target_of(checkpoint, precision)
@@ -250,7 +250,10 @@ def _reads_token_types(checkpoint: FloatCheckpoint) -> bool:
     return kind.removesuffix("Fast").removesuffix("Tokenizer") in WITH_TYPES
 
 
-def _max_length(checkpoint: FloatCheckpoint, model: EncoderModel) -> int:
+def _max_length(checkpoint: FloatCheckpoint, model: EncoderModel, file: TokenizerFile) -> int:
+    if not model.layers:
+        # sentence-transformers cuts texts for a table as the file says, and no others.
+        return min(model.limit, file.max_length or _NO_LIMIT)
     settings = checkpoint.tokenizer_config
     # The second name is an older one.
     given = settings.get("model_max_length", settings.get("max_len"))

@@ -30,7 +30,7 @@ from qdqbert.encoders.adapters import (
 )
 from qdqbert.encoders.checkpoint.cross_encoder import ScoreHead, generator_head, task_of_files
 from qdqbert.encoders.checkpoint.layout import Layout, pair_template_of
-from qdqbert.encoders.checkpoint.sentence import SentenceHead
+from qdqbert.encoders.checkpoint.sentence import MODEL2VEC, SentenceHead
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles, join
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.encoders.config import Config
@@ -148,7 +148,7 @@ def read_checkpoint(
             f"{str(folder)!r} has an adapter next to the model, which would be left out. Merge it "
             "with PEFT's `merge_and_unload()`, and save the whole model."
         )
-    values = read_json(path)
+    values = _config_of(layout, path)
     layout = layout or generator_head(files, values.get("architectures"), task, name)
     if isinstance(layout, ScoreHead):
         values["num_labels"] = layout.outputs
@@ -175,6 +175,13 @@ def read_checkpoint(
         adapter=adapter,
         is_guess=not (task or layout or config.values.get("architectures")),
     )
+
+
+def _config_of(layout: Any, path: Path) -> dict[str, Any]:
+    """Return the content of config.json, which static embeddings need not have."""
+    if not (isinstance(layout, SentenceHead) and layout.is_static):
+        return read_json(path)
+    return {**(read_json(path) if path.is_file() else {}), "model_type": MODEL2VEC}
 
 
 def _task(config: Config, layout: Any, wanted: TaskName | None) -> TaskName:
