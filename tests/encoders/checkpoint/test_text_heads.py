@@ -66,7 +66,7 @@ OF_EMBEDDERS = {"Dense", "Dropout", "LayerNorm", "Normalize", "Pooling", "Transf
 # Sparse and multi-vector encoders are also known by their last module. Tests of sparse encoders
 # have Router, which needs a file.
 RUN = {
-    "SentenceTransformer": {*OF_EMBEDDERS, "MultiVectorMask", "SpladePooling"},
+    "SentenceTransformer": {*OF_EMBEDDERS, "MultiVectorMask", "SpladePooling", "StaticEmbedding"},
     "CrossEncoder": {*OF_EMBEDDERS, "LogitScore"},
     "SparseEncoder": {"MLMTransformer", "MultiVectorMask", "SpladePooling", "Transformer"},
     "MultiVectorEncoder": {"Dense", "MultiVectorMask", "Normalize", "Transformer"},
