@@ -6,7 +6,9 @@ As in transformers, a folder's safetensors are read if it has both, and one file
 from __future__ import annotations
 
 import functools
+import json
 import math
+import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.common.files import refuse_pointer
+from qdqbert.common.files import refuse_pointer, write_parts
 from qdqbert.common.json_files import Fields
 from qdqbert.common.safetensors_header import are_sizes, read_header
 from qdqbert.encoders.torch_file import read_torch
@@ -95,6 +97,21 @@ def read_tensors(path: Path) -> Iterator[tuple[str, str, NDArray[Any] | None]]:
     if path.suffix == ".safetensors":
         return _read_safetensors(data, damaged)
     return read_torch(data, _KINDS, damaged, functools.partial(_refused, path))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+    """Write float32 tensors as safetensors, completely or not at all."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, each in tensors.items():
+        offsets = [end, end + each.nbytes]
+        header[name] = {"dtype": "F32", "shape": list(each.shape), "data_offsets": offsets}
+        end += each.nbytes
+    text = json.dumps(header).encode()
+    # Tensors start at a multiple of 8 bytes, as the library writes them.
+    text += b" " * (-len(text) % 8)
+    arrays = (np.ascontiguousarray(each, np.dtype("<f4")).data for each in tensors.values())
+    write_parts(path, (struct.pack("<Q", len(text)), text, *arrays))
 
 
 def _read_safetensors(

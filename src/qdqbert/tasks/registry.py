@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from qdqbert.encoders.checkpoint.gliclass import GLICLASS
 from qdqbert.encoders.task_kinds import TASK_NAMES, is_use_of
 from qdqbert.runtime.model import Model
 from qdqbert.tasks.task import Task
@@ -69,6 +70,9 @@ def model_for(
         wanted: The task that was asked for. A regression can be a reranker, too, and a classifier
             choose among labels of a call.
     """
+    if GLICLASS in config:
+        joint = _imported("gliclass")
+        return joint.name, joint.model
     if wanted is not None and is_use_of(wanted, name):
         return wanted, TASKS[wanted].model
     if name == "text-classification" and len(config["id2label"]) == 1:

@@ -231,10 +231,12 @@ class ZeroShotClassifier(TakesLabels, Model):
             UserInputError: The model has none.
         """
         super().__init__(loaded)
-        settings = loaded.artifact.task_options
-        self._entailment = entailment_of(
-            loaded.id2label, where=loaded.name, named=settings.entailment_label
-        )
+        self._entailment = self._find_entailment()
+
+    def _find_entailment(self) -> Entailment | None:
+        """Return the classes that are read; `None` if a call has to name one."""
+        named = self._loaded.artifact.task_options.entailment_label
+        return entailment_of(self._loaded.id2label, where=self._loaded.name, named=named)
 
     @property
     def task(self) -> str:

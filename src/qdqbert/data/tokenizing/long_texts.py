@@ -184,19 +184,55 @@ class StartTokenizer:
                     f"The label or sentence {second!r:.80} has as many tokens as the model reads, "
                     f"{self._max_length} with the special ones. Pass a shorter one."
                 )
-        short = [each for each in texts if not self._is_long([each])]
-        made = iter(self._encode(short, special=False)) if short else iter(())
         found = []
-        for text in texts:
-            part = self._part(text) if self._is_long([text]) else _whole(next(made), self._side)
+        for part in self._parts(texts):
             pairs = []
             for end, room in zip(ends, rooms, strict=True):
-                count = min(room, len(part.ids))
-                own = part.ids[:count] if self._side == "right" else part.ids[-count:]
-                is_cut = count < part.tokens or not part.is_whole
+                own, is_cut = self._fitting(part, room)
                 pairs.append(template.fill([own, end], truncated=is_cut))
             found.append(pairs)
         return found
+
+    def encode_around(
+        self, texts: Sequence[str], before: Sequence[int], after: Sequence[int]
+    ) -> list[Kept] | None:
+        """Return the kept tokens of each text between others, which are never cut.
+
+        Returns:
+            The tokens; `None` if the tokenizer has no tokens for texts.
+
+        Raises:
+            UserInputError: The others leave no room for a token of a text.
+        """
+        template = self._template(1)
+        if template is None:
+            return None
+        room = self._max_length - template.count - len(before) - len(after)
+        if room < 1:
+            raise UserInputError(
+                f"The labels have {len(before) + len(after)} tokens, and the model reads "
+                f"{self._max_length} with the text. Pass fewer or shorter labels."
+            )
+        found = []
+        for part in self._parts(texts):
+            own, is_cut = self._fitting(part, room)
+            found.append(template.fill([[*before, *own, *after]], truncated=is_cut))
+        return found
+
+    def _fitting(self, part: _Part, room: int) -> tuple[Sequence[int], bool]:
+        """Return the tokens of a text that have room, and whether others are cut off."""
+        ids = part.ids
+        own = ids[:room] if self._side == "right" else ids[max(0, len(ids) - room) :]
+        return own, len(own) < part.tokens or not part.is_whole
+
+    def _parts(self, texts: Sequence[str]) -> list[_Part]:
+        """Return the tokens of texts that may be kept, without special ones."""
+        short = [each for each in texts if not self._is_long([each])]
+        made = iter(self._encode(short, special=False)) if short else iter(())
+        return [
+            self._part(text) if self._is_long([text]) else _whole(next(made), self._side)
+            for text in texts
+        ]
 
     def keep(self, ids: Sequence[int]) -> Kept | None:
         """Return the kept ids of a text; `None` if they lack the special tokens."""

@@ -234,6 +234,22 @@ class Tokenizer:
             )
         return found
 
+    def encode_around(
+        self, texts: Sequence[str], before: Sequence[int], after: Sequence[int]
+    ) -> list[Kept]:
+        """Tokenize texts between other tokens, which are never cut.
+
+        Raises:
+            CheckpointError: The tokenizer has no tokens for texts.
+            UserInputError: The other tokens leave no room for a text.
+        """
+        assert self._start is not None, "the tokenizer of a model has a limit"
+        with raising(self.path):
+            found = self._start.encode_around(texts, before, after)
+        if found is None:
+            raise CheckpointError(f"{str(self.path)!r} has no tokens for letters and digits.")
+        return found
+
     def _of_template(self, template: PairTemplate, pairs: Texts, prompt: str | None) -> list[Kept]:
         """Return the tokens of pairs in a template, as sentence-transformers makes them."""
         texts = [template.render(each, prompt) for each in pairs]

@@ -103,6 +103,11 @@ def read_known_config(name: str, read: ReadFile, subfolder: str) -> Config:
         )
     path = Path(name) / subfolder / CONFIG
     stored = parse_object(text, path)
+    if stored.get("model_type") == "GLiClass":
+        raise CheckpointError(
+            f"{name!r} is a checkpoint of gliclass. `load`, `run` and `serve` run it in INT8, "
+            "without data; it is not quantized, trained or evaluated otherwise yet."
+        )
     kind = family_name(stored)
     fields = {**stored, "model_type": kind}
     if not isinstance(fields.get("model_type"), str):

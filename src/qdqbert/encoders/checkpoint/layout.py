@@ -36,6 +36,7 @@ from qdqbert.encoders.checkpoint.sentence_modules import (
 from qdqbert.encoders.heads import POOLINGS
 from qdqbert.encoders.model import Head, Pooling, Step
 from qdqbert.encoders.task_kinds import TaskName
+from qdqbert.encoders.weights import Weights
 
 # In the order in which sentence-transformers joins their vectors.
 POOLING_FLAGS: Mapping[str, PoolingMode] = {
@@ -103,6 +104,10 @@ class Layout:
     def task(self) -> TaskName | None:
         """The task of the model; `None` if they do not say it."""
         return None
+
+    def of_encoder(self, weights: Weights) -> Weights:
+        """Return the tensors of the encoder, of all tensors of the file."""
+        return weights
 
     @property
     def settings(self) -> ModelSettings:

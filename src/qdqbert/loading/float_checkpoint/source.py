@@ -29,6 +29,12 @@ from qdqbert.encoders.adapters import (
     merged,
 )
 from qdqbert.encoders.checkpoint.cross_encoder import ScoreHead, generator_head, task_of_files
+from qdqbert.encoders.checkpoint.gliclass import (
+    LabelHead,
+    encoder_values,
+    is_gliclass,
+    label_head,
+)
 from qdqbert.encoders.checkpoint.layout import Layout, pair_template_of
 from qdqbert.encoders.checkpoint.sentence import MODEL2VEC, SentenceHead
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles, join
@@ -76,7 +82,10 @@ class FloatCheckpoint:
 
     def read_weights(self) -> Weights:
         """Return the weights of the encoder."""
-        return merged(Weights(self.encoder_folder), self.config, self.adapter)
+        stored = Weights(self.encoder_folder)
+        if isinstance(self.layout, Layout):
+            stored = self.layout.of_encoder(stored)
+        return merged(stored, self.config, self.adapter)
 
     def other_adapters(self) -> tuple[str, ...]:
         """Return the adapters that could be merged if none is."""
@@ -112,10 +121,11 @@ class FloatCheckpoint:
         return pair_template_of(self.layout, files, name)
 
     @property
-    def head(self) -> TextHead | None:
-        """The modules of sentence-transformers after the model, if they are known."""
+    def head(self) -> TextHead | LabelHead | None:
+        """What is after the encoder in modules or layers of their own, if it is known."""
         found, _ = own_head(self.layout, str(self.folder), self.task)
-        return found or (self.layout if isinstance(self.layout, SentenceHead) else None)
+        is_own = isinstance(self.layout, SentenceHead | LabelHead)
+        return found or (self.layout if is_own else None)
 
 
 def read_checkpoint(
@@ -149,6 +159,8 @@ def read_checkpoint(
             "with PEFT's `merge_and_unload()`, and save the whole model."
         )
     values = _config_of(layout, path)
+    if is_gliclass(values):
+        layout, values = label_head(values), encoder_values(values)
     layout = layout or generator_head(files, values.get("architectures"), task, name)
     if isinstance(layout, ScoreHead):
         values["num_labels"] = layout.outputs
@@ -186,6 +198,8 @@ def _config_of(layout: Any, path: Path) -> dict[str, Any]:
 
 def _task(config: Config, layout: Any, wanted: TaskName | None) -> TaskName:
     named = architectures_of(config.values.get("architectures"))
+    if isinstance(layout, LabelHead):
+        return layout.task
     if not named and wanted is not None:
         return wanted
     task = task_of_files(named or ["Model"], config, layout)

@@ -1,0 +1,234 @@
+"""Checkpoints of the package `gliclass`: an encoder, and layers that score labels of a call.
+
+A text is read with all labels at once, `<<LABEL>> sports <<LABEL>> music <<SEP>> text`. The states
+of the labels and of the text go through layers of their own, which are not part of the graph: which
+tokens they read depends on the call.
+
+Source: config.py, model.py, scorers.py of gliclass 0.1.21.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.file_names import CONFIG
+from qdqbert.common.json_files import Fields
+from qdqbert.encoders.checkpoint.layout import Layout
+from qdqbert.encoders.checkpoint.sentence_files import FindFile
+from qdqbert.encoders.model import Floats, Head, Pooling, Step
+from qdqbert.encoders.task_kinds import ENCODER, TaskName
+from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH, write_tensors
+from qdqbert.encoders.weights import Weights
+
+GLICLASS = "GLiClass"
+"""The `model_type` of these checkpoints, and the field of a folder's config.json that has their
+settings."""
+
+LABEL_WEIGHTS = "label_head.safetensors"
+"""Weights after the encoder, in a folder that runs, in float32."""
+
+LABEL_TOKEN, SEP_TOKEN = "<<LABEL>>", "<<SEP>>"
+"""The tokens before each label and after the labels."""
+
+TextPooling = Literal["first", "last", "avg", "sum", "max", "rms", "abs_max", "abs_avg", "pass"]
+LabelPooling = Literal["first", "average"]
+Scorer = Literal["simple", "weighted-dot", "mlp", "hopfield", "cross-attn"]
+Projection = Literal["gelu", "relu", "silu", "tanh"]
+
+_BODY = "model.encoder_model."
+_HEAD = ("model.text_projector.", "model.classes_projector.", "model.scorer.", "calibrator.")
+_SCALE = "model.logit_scale"
+# Settings of layers that are not computed: their names, what changes nothing, and what they add.
+_MISSING: Mapping[str, tuple[object, str]] = {
+    "use_lstm": (False, "an LSTM on the states of the text"),
+    "squeeze_layers": (False, "the states of all layers"),
+    "encoder_layer_id": (-1, "the states of another layer than the last one"),
+    "use_segment_embeddings": (False, "embeddings of the segments of a text"),
+    "multimodal": (False, "images and sound"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelHead(Layout):
+    """How labels are scored by the states of their tokens and of a text.
+
+    Attributes:
+        scorer: How vectors of a text and of a label become a score.
+        text_pooling: How the states of a text become one vector; "pass" keeps all.
+        label_pooling: Whether a label is its first state or the mean of its states.
+        starts_at_text: Whether the states of a text begin at the token after the labels.
+        reads_marker: Whether the states of a label have that of the token before it.
+        labels_first: Whether labels stand before the text.
+        heads: Heads of the scorer "cross-attn".
+        activation: Function between the layers that project a vector.
+        normalizes: Whether projected vectors have length 1, and scores a scale.
+        calibrates: Whether layers scale each score by a temperature of its own.
+        largest_scale: Their largest inverse temperature.
+        shifts: Whether these layers add to scores, too.
+        label_id: Id of the token before each label, by which the tokenizer is checked.
+        sep_id: Id of the token after the labels, if the states of a text begin there.
+        max_length: `None`: the tokenizer's limit counts.
+    """
+
+    row_poolings: ClassVar[tuple[Pooling, ...]] = ()
+    weight_folders: ClassVar[tuple[str, ...]] = ()
+    max_length: int | None = None
+    scorer: Scorer
+    text_pooling: TextPooling
+    label_pooling: LabelPooling
+    starts_at_text: bool
+    reads_marker: bool
+    labels_first: bool
+    heads: int
+    activation: Projection
+    normalizes: bool
+    calibrates: bool
+    largest_scale: float
+    shifts: bool
+    label_id: int
+    sep_id: int
+
+    @property
+    def task(self) -> TaskName:
+        """The task of the graph, which is an encoder."""
+        return ENCODER
+
+    def steps(self, find: FindFile) -> tuple[Step, ...]:
+        """Return the steps in the graph: none."""
+        del find
+        return ()
+
+    def token_heads(self, find: FindFile) -> tuple[Head, ...]:
+        """Return the heads in the graph besides the states: none."""
+        del find
+        return ()
+
+    def of_encoder(self, weights: Weights) -> Weights:
+        """Return the tensors of the encoder under the names of transformers."""
+        names = (name for name in weights if name.startswith(_BODY))
+        return weights.renamed({name.removeprefix(_BODY): name for name in names})
+
+    def write_settings(self, folder: Path, find: FindFile) -> None:
+        """Write the weights after the encoder to a folder; see `read_label_weights`.
+
+        Raises:
+            CheckpointError: There are none, or the file is damaged.
+        """
+        path = find(SAFETENSORS) or find(TORCH)
+        if path is None:
+            raise CheckpointError(f"The checkpoint has neither {SAFETENSORS} nor {TORCH}.")
+        weights = Weights(path.parent)
+        names = [name for name in weights if name.startswith(_HEAD)]
+        found = {name.removeprefix("model."): weights.read(name) for name in names}
+        if _SCALE in weights:
+            found["logit_scale"] = weights.read(_SCALE).reshape(1)
+        write_tensors(folder / LABEL_WEIGHTS, found)
+
+
+def is_gliclass(values: Mapping[str, Any]) -> bool:
+    """Return whether the content of a config.json is that of a checkpoint of gliclass."""
+    return values.get("model_type") == GLICLASS
+
+
+def label_head(values: Mapping[str, Any]) -> LabelHead:
+    """Read the settings of gliclass in the content of a config.json.
+
+    Raises:
+        CheckpointError: A setting has a wrong value, or asks for layers that are not computed.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    fields = Fields(given, lambda reason: CheckpointError(f"{CONFIG} of gliclass: {reason}"))
+    kind = given.get("architecture_type", "uni-encoder")
+    if kind != "uni-encoder":
+        raise CheckpointError(
+            f"`architecture_type={kind!r}` of gliclass is not supported, only 'uni-encoder', which "
+            "reads a text and its labels together. Use a checkpoint of that kind, or a classifier "
+            "of natural language inference."
+        )
+    for name, (usual, what) in _MISSING.items():
+        if given.get(name, usual) != usual:
+            raise CheckpointError(
+                f"`{name}={given[name]!r:.60}` of gliclass asks for {what}, which is not "
+                "supported. Use a checkpoint without it."
+            )
+
+    def truth(name: str, usual: bool) -> bool:
+        return fields.truth(name) if fields.has(name) else usual
+
+    def choice(name: str, usual: str, choices: Any) -> Any:
+        return fields.choice(name, get_args(choices)) if fields.has(name) else usual
+
+    scorer = choice("scorer_type", "simple", Scorer)
+    pooling = choice("pooling_strategy", "first", TextPooling)
+    if (scorer == "cross-attn") != (pooling == "pass"):
+        raise CheckpointError(
+            f"`scorer_type={scorer!r}` and `pooling_strategy={pooling!r}` of gliclass do not fit: "
+            "'cross-attn' reads all states of a text, which 'pass' keeps."
+        )
+    calibrates = truth("use_calibrator", False)
+    if calibrates and pooling == "pass":
+        raise CheckpointError(
+            "`use_calibrator` of gliclass needs one vector of a text, and "
+            "`pooling_strategy='pass'` keeps all states."
+        )
+    starts_at_text = truth("extract_text_features", False)
+    size = fields.integer("vocab_size") if fields.has("vocab_size") else 0
+
+    def index(name: str, after: int) -> int:
+        found = given.get(name, -1)
+        return found if type(found) is int and found >= 0 else size + after
+
+    number = fields.number("calibrator_beta_max", 0) if fields.has("calibrator_beta_max") else 3.0
+    return LabelHead(
+        scorer=scorer,
+        text_pooling=pooling,
+        label_pooling=choice("class_token_pooling", "first", LabelPooling),
+        starts_at_text=starts_at_text,
+        reads_marker=truth("embed_class_token", True),
+        labels_first=truth("prompt_first", False),
+        heads=fields.integer("scorer_num_heads", 1) if fields.has("scorer_num_heads") else 16,
+        activation=choice("projector_hidden_act", "gelu", Projection),
+        normalizes=truth("normalize_features", False),
+        calibrates=calibrates,
+        largest_scale=number,
+        shifts=truth("calibrator_use_bias", False),
+        label_id=index("class_token_index", 0),
+        sep_id=index("text_token_index", 1),
+    )
+
+
+def encoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of the encoder, as transformers writes it, with the settings of gliclass.
+
+    Raises:
+        CheckpointError: There is none: gliclass would look for it on the hub.
+    """
+    given = values.get("encoder_config")
+    if not isinstance(given, Mapping):
+        raise CheckpointError(
+            f"{CONFIG} of gliclass has no `encoder_config`. Save the checkpoint again with "
+            "`GLiClassModel.save_pretrained` of gliclass 0.1."
+        )
+    found = {"model_type": "deberta-v2", **given}
+    # gliclass adds tokens to the table, and says so here.
+    size = values.get("vocab_size")
+    if type(size) is int and size > 0:
+        found["vocab_size"] = size
+    kept = {name: each for name, each in values.items() if name != "encoder_config"}
+    return {**found, GLICLASS: kept}
+
+
+def read_label_weights(folder: Path) -> dict[str, Floats]:
+    """Return the weights after the encoder, which `LabelHead.write_settings` wrote, by name.
+
+    Raises:
+        CheckpointError: The file is missing or damaged.
+    """
+    weights = Weights(folder, names=(LABEL_WEIGHTS,))
+    return {name: np.ascontiguousarray(weights.read(name)) for name in weights}

@@ -1,0 +1,155 @@
+"""Labels of a call for checkpoints of gliclass, which read a text with all labels at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.common.errors import UserInputError
+from qdqbert.data.tokenizing.encoding import feature_of
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.checkpoint.gliclass import (
+    GLICLASS as FIELD,
+)
+from qdqbert.encoders.checkpoint.gliclass import (
+    LABEL_TOKEN,
+    SEP_TOKEN,
+    label_head,
+)
+from qdqbert.runtime.batches import Results
+from qdqbert.runtime.inputs import check_text
+from qdqbert.runtime.model import Loaded
+from qdqbert.runtime.scheduler import EncodedItem
+from qdqbert.tasks.hypotheses import LabelLogits, ReadsLabels
+from qdqbert.tasks.label_scores import LabelScorer
+from qdqbert.tasks.zero_shot_classification import (
+    ZERO_SHOT_CLASSIFICATION,
+    ZeroShotClassifier,
+)
+
+_STATES = "last_hidden_state"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadTogether:
+    """Reads a text with all labels at once; see `ReadsLabels`.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        input_names: Inputs of the graph.
+        scorer: Scores the labels.
+        count: Number of labels.
+        lead: What a text is read behind, in one piece with it.
+        before: Ids of the tokens before that.
+        after: Ids of the tokens after the text.
+    """
+
+    tokenizer: Tokenizer
+    input_names: Sequence[str]
+    scorer: LabelScorer
+    count: int
+    lead: str
+    before: Sequence[int]
+    after: Sequence[int]
+
+    @classmethod
+    def of(cls, labels: Sequence[str], scorer: LabelScorer, loaded: Loaded) -> ReadTogether:
+        """Tokenize labels.
+
+        Raises:
+            UserInputError: A label has a token that stands between labels.
+        """
+        for label in labels:
+            if LABEL_TOKEN in label or SEP_TOKEN in label:
+                raise UserInputError(
+                    f"The label {label!r:.80} has {LABEL_TOKEN} or {SEP_TOKEN}, which stand "
+                    "between labels. Leave them out.",
+                    argument="candidate_labels",
+                )
+        marked = "".join(f"{LABEL_TOKEN}{label}" for label in labels)
+        first = scorer.head.labels_first
+        whole = loaded.tokenizer.cutting(None)
+        text = marked if first else f"{marked}{SEP_TOKEN}"
+        (found,) = whole.encode_batch([text], special=False)
+        return cls(
+            tokenizer=loaded.tokenizer,
+            input_names=loaded.artifact.input_names,
+            scorer=scorer,
+            count=len(labels),
+            lead=SEP_TOKEN if first else "",
+            before=found.ids if first else (),
+            after=() if first else found.ids,
+        )
+
+    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
+        """Return the model input of each text with the labels."""
+        texts = [f"{self.lead}{check_text(item)}" for item in items]
+        return [
+            EncodedItem(features=(feature_of(each, self.input_names),), truncated=each.truncated)
+            for each in self.tokenizer.encode_around(texts, self.before, self.after)
+        ]
+
+    def split(self, results: Results) -> Sequence[NDArray[np.float32]]:
+        """Return the logits of the labels of each text, `(labels,)`."""
+        found = []
+        for states, feature in zip(results.outputs[_STATES], results.features, strict=True):
+            ids = feature["input_ids"]
+            found.append(self.scorer.logits(states[: len(ids)], ids, self.count))
+        return found
+
+    def logits(self, _: EncodedItem, values: Sequence[NDArray[np.float32]], /) -> LabelLogits:
+        """Return the logits, which are those of each label alone, too."""
+        return LabelLogits(values[0], values[0])
+
+
+class JointClassifier(ZeroShotClassifier):
+    """Chooses among labels that a call names, of which all are read at once with a text."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        """Read the layers after the encoder.
+
+        Raises:
+            CheckpointError: Their file is missing or damaged.
+        """
+        super().__init__(loaded)
+        head = label_head(loaded.config[FIELD])
+        self._scorer = LabelScorer.of_folder(head, loaded.artifact.directory)
+
+    def _find_entailment(self) -> None:
+        """Find no class of entailment, as labels are read as they are."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How a text becomes a vector, and how it scores labels; see `Model.facts`."""
+        return {
+            "pooling": self._scorer.head.text_pooling,
+            "scorer": self._scorer.head.scorer,
+            "decision_temperature": self._loaded.artifact.task_options.decision_temperature,
+        }
+
+    def _labels_reader(
+        self,
+        labels: Sequence[str],
+        *,
+        hypothesis_template: str | None,
+        entailment_label: str | None,
+    ) -> ReadsLabels:
+        for name, value in (
+            ("hypothesis_template", hypothesis_template),
+            ("entailment_label", entailment_label),
+        ):
+            if value is not None:
+                raise UserInputError(
+                    f"`{name}={value!r}` is for classifiers of entailment, and {self.name!r} reads "
+                    "labels as they are. Leave it out.",
+                    argument=name,
+                )
+        return ReadTogether.of(labels, self._scorer, self._loaded)
+
+
+GLICLASS = dataclasses.replace(ZERO_SHOT_CLASSIFICATION, model=JointClassifier)
+"""Zero-shot classification by checkpoints of gliclass."""

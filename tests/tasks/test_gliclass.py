@@ -1,0 +1,198 @@
+"""Labels of a call by checkpoints of gliclass: against its definitions written out in torch."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import qdqbert
+from gliclass_models import reference, save_gliclass
+from qdqbert.common.errors import CheckpointError, UserInputError
+
+TEXTS = ["the cat sat on the book", "music", "a dog in the night"]
+LABELS = ["music", "a dog in the night", "rain", "the book"]
+SCORERS = {
+    "simple": ["first", "last", "avg", "sum", "max", "rms", "abs_max", "abs_avg"],
+    "weighted-dot": ["avg"],
+    "mlp": ["max"],
+    "hopfield": ["first"],
+    "cross-attn": ["pass"],
+}
+SETTINGS = {
+    "labels first": {"prompt_first": True},
+    "means": {
+        "prompt_first": True,
+        "extract_text_features": True,
+        "class_token_pooling": "average",
+    },
+    "means to the end": {"class_token_pooling": "average", "embed_class_token": False},
+    "next token": {"embed_class_token": False, "extract_text_features": True},
+    "lengths": {"normalize_features": True, "projector_hidden_act": "silu"},
+    "calibrated": {"use_calibrator": True, "prompt_first": True},
+    "shifted": {"use_calibrator": True, "calibrator_use_bias": True, "calibrator_beta_max": 2.0},
+}
+
+
+def check(folder) -> None:
+    with qdqbert.load(folder, precision="float") as model:
+        single, several = model(TEXTS, LABELS), model(TEXTS, LABELS, multi_label=True)
+    for logits, one, each in zip(reference(folder, TEXTS, LABELS), single, several, strict=True):
+        for expected, found in ((logits.softmax(dim=-1), one), (logits.sigmoid(), each)):
+            scores = dict(zip(found["labels"], found["scores"], strict=True))
+            wanted = dict(zip(LABELS, expected.tolist(), strict=True))
+            assert scores == pytest.approx(wanted, abs=1e-5)
+            assert found["labels"] == sorted(LABELS, key=lambda label: -scores[label])
+
+
+@pytest.mark.parametrize(
+    ("scorer", "pooling"), [(name, each) for name, found in SCORERS.items() for each in found]
+)
+def test_each_scorer_and_pooling_is_gliclass(scorer, pooling, tmp_path) -> None:
+    check(save_gliclass(tmp_path / "model", scorer_type=scorer, pooling_strategy=pooling))
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("pooling", ["first", "avg"])
+@pytest.mark.usual("first-*", "avg-means", "avg-next token")
+def test_settings_mean_what_they_mean_in_gliclass(settings, pooling, tmp_path) -> None:
+    check(save_gliclass(tmp_path / "model", pooling_strategy=pooling, **settings))
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.usual("True-modernbert", "False-bert")
+def test_each_family_of_encoders_runs(family, is_first, tmp_path) -> None:
+    check(save_gliclass(tmp_path / "model", family, prompt_first=is_first))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_the_definitions_are_those_of_the_package(scorer, tmp_path) -> None:
+    gliclass = pytest.importorskip("gliclass")
+    settings = {"scorer_type": scorer, "pooling_strategy": SCORERS[scorer][0]}
+    for more in SETTINGS.values() if scorer != "cross-attn" else [{"extract_text_features": True}]:
+        folder = save_gliclass(tmp_path / f"{len(list(tmp_path.iterdir()))}", **settings, **more)
+        config = gliclass.GLiClassModelConfig(
+            encoder_model="none", **json.loads((folder / "config.json").read_text())
+        )
+        model = gliclass.GLiClassModel.from_pretrained(folder, config=config)
+        pipeline = gliclass.ZeroShotClassificationPipeline(
+            model, str(folder), device="cpu", progress_bar=False, max_length=64
+        ).pipe
+        for text, expected in zip(TEXTS, reference(folder, TEXTS, LABELS), strict=True):
+            inputs = pipeline.prepare_inputs([text], LABELS, same_labels=True)
+            with torch.no_grad():
+                found = model(**inputs, max_num_classes=len(LABELS)).logits[0]
+            np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gliclass") / "model"
+    return save_gliclass(path, scorer_type="mlp", prompt_first=True)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    with qdqbert.load(folder) as loaded:
+        yield loaded
+
+
+def test_int8_is_close_to_float_and_does_not_depend_on_other_texts(model, folder) -> None:
+    found = model(TEXTS, LABELS)
+    assert found == [model(text, LABELS) for text in TEXTS]
+    for logits, each in zip(reference(folder, TEXTS, LABELS), found, strict=True):
+        wanted = dict(zip(LABELS, logits.softmax(dim=-1).tolist(), strict=True))
+        scores = dict(zip(each["labels"], each["scores"], strict=True))
+        assert scores == pytest.approx(wanted, abs=0.02)
+
+
+def test_the_model_is_that_of_the_task(model, folder) -> None:
+    assert isinstance(model, qdqbert.ZeroShotClassifier)
+    assert model.task == "zero-shot-classification"
+    assert "scorer='mlp'" in repr(model)
+    with qdqbert.load(folder, task="zero-shot-classification") as named:
+        assert named(TEXTS, LABELS) == model(TEXTS, LABELS)
+    with pickle.loads(pickle.dumps(model)) as again:
+        assert again(TEXTS, LABELS) == model(TEXTS, LABELS)
+
+
+def test_decisions_are_made_of_the_same_scores(model) -> None:
+    (scores,) = model(TEXTS[:1], LABELS)
+    found = model.decide(TEXTS[0], LABELS)
+    assert found["choice"] == scores["labels"][0]
+    assert found["probabilities"] == pytest.approx(
+        dict(zip(scores["labels"], scores["scores"], strict=True))
+    )
+
+
+def test_a_run_takes_labels(folder, model, write_file, tmp_path) -> None:
+    data, output = write_file("texts.txt", "\n".join(TEXTS)), tmp_path / "out.jsonl"
+    qdqbert.run(str(folder), str(data), str(output), labels=LABELS)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["label"] for row in rows] == [each["labels"][0] for each in model(TEXTS, LABELS)]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_only_the_text_is_cut(is_first, tmp_path) -> None:
+    folder = save_gliclass(tmp_path / "model", prompt_first=is_first)
+    with qdqbert.load(folder, precision="float") as model:
+        long = model("the cat " * 200, LABELS)
+        # 64 tokens are read: 4 marks of labels, 9 words of them, the mark after them, and two more.
+        count = 64 - (4 + 9 + 1) - 2
+        short = model(" ".join(["the cat"] * (count // 2)), LABELS)
+        assert model.truncated_inputs == 1
+        assert long["scores"] == pytest.approx(short["scores"], abs=1e-5)
+
+
+def test_marks_in_a_text_are_not_labels(model) -> None:
+    assert len(model("a <<LABEL>> dog <<SEP>>", LABELS)["labels"]) == len(LABELS)
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        (["a<<LABEL>>b"], {}, "stand between labels"),
+        (["the cat " * 60], {}, "Pass fewer or shorter labels"),
+        (LABELS, {"hypothesis_template": "It is {}."}, "reads labels as they are"),
+        (LABELS, {"entailment_label": "a"}, "reads labels as they are"),
+    ],
+)
+def test_labels_that_cannot_be_read_are_refused(model, labels, options, message) -> None:
+    with pytest.raises(UserInputError, match=message):
+        model(TEXTS, labels, **options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"architecture_type": "bi-encoder"}, "architecture_type='bi-encoder'"),
+        ({"architecture_type": "encoder-decoder"}, "architecture_type='encoder-decoder'"),
+        ({"use_lstm": True}, "an LSTM"),
+        ({"squeeze_layers": True}, "the states of all layers"),
+        ({"encoder_layer_id": 1}, "the states of another layer"),
+        ({"use_segment_embeddings": True}, "embeddings of the segments"),
+        ({"scorer_type": "decoder-kv"}, "scorer_type"),
+        ({"scorer_type": "cross-attn"}, "do not fit"),
+        ({"encoder_config": None}, "no `encoder_config`"),
+        ({"scorer_type": "hopfield"}, "has no tensor"),
+    ],
+)
+def test_other_layouts_are_refused_by_name(folder, settings, message, tmp_path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in folder.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    content = json.loads((copy / "config.json").read_text()) | settings
+    (copy / "config.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=message):
+        qdqbert.load(copy)
+
+
+def test_quantize_refuses_it(folder, tmp_path) -> None:
+    with pytest.raises(CheckpointError, match="a checkpoint of gliclass"):
+        qdqbert.quantize(str(folder), tmp_path / "out")
