@@ -41,7 +41,7 @@ from qdqbert.encoders.checkpoint.demo import demo_checkpoint
 
 WAYS = ("qdqbert, native", "transformers, float32", "transformers, float32, batches")
 WORDS = 50
-TEXTS = 4
+TEXTS = 2
 LABELS = (
     *("politics", "sports", "business", "science", "travel", "cooking", "music", "weather"),
     *("urgent request", "complaint about a delivery"),
