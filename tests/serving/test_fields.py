@@ -383,6 +383,18 @@ def test_labels_of_a_request_need_a_class_of_entailment(client) -> None:
     assert "Name the one of entailment" in response.text
 
 
+@pytest.mark.parametrize("route", ["/zero-shot-classification", "/v1/systemone"])
+def test_other_classifiers_have_no_routes_for_labels(quantized, of_entailment, route) -> None:
+    with (
+        qdqbert.load(quantized("classifier").directory, engine="onnxruntime") as model,
+        TestClient(build_app({"sentiment": model})) as client,
+    ):
+        assert route not in client.get("/").text
+        body = {"inputs": "a", "parameters": {"candidate_labels": ["b"]}}
+        assert post(client, route, body).status_code in (404, 422)
+    assert route in of_entailment[1].get("/").text
+
+
 def test_a_model_of_the_task_answers_at_its_address_too(of_entailment) -> None:
     _, client, folder = of_entailment
     body = {"inputs": TEXTS[:2], "parameters": {"candidate_labels": "music, rain"}}

@@ -12,6 +12,7 @@ import torch
 import qdqbert
 from gliclass_models import reference, save_gliclass
 from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.integrations import transformers
 
 TEXTS = ["the cat sat on the book", "music", "a dog in the night"]
 LABELS = ["music", "a dog in the night", "rain", "the book"]
@@ -191,6 +192,11 @@ def test_other_layouts_are_refused_by_name(folder, settings, message, tmp_path) 
     (copy / "config.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=message):
         qdqbert.load(copy)
+
+
+def test_transformers_has_no_pipeline_for_it(folder) -> None:
+    with pytest.raises(UserInputError, match="transformers has no pipeline"):
+        transformers.pipeline(folder)
 
 
 def test_quantize_refuses_it(folder, tmp_path) -> None:

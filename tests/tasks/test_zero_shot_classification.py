@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 
@@ -11,6 +12,7 @@ import transformers
 
 import qdqbert
 from qdqbert import Quantizers, TaskOptions
+from qdqbert.cli import main
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.data.rows.data import Columns
 from qdqbert.tasks.registry import TASKS
@@ -151,6 +153,16 @@ def test_a_run_of_several_labels_writes_lists(nli, data, tmp_path) -> None:
     limit = sorted(rows[0]["scores"])[1]
     some = rows_of(nli, data, tmp_path / "some.jsonl", threshold=limit, **options)
     assert some[0]["labels"] == rows[0]["labels"][:1]
+
+
+def test_the_command_line_has_labels_with_commas(nli, data, tmp_path) -> None:
+    output = tmp_path / "out.jsonl"
+    arguments = ["run", str(nli), "--input", str(data), "--output", str(output)]
+    with contextlib.suppress(SystemExit):
+        main([*arguments, "--labels", "music, rain", "--labels", "a dog"])
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    expected = rows_of(nli, data, tmp_path / "same.jsonl", labels=["music", "rain", "a dog"])
+    assert rows == expected
 
 
 def test_a_run_needs_labels_and_a_model_that_takes_them(quantized, checkpoints, data, tmp_path):

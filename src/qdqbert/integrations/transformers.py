@@ -29,6 +29,7 @@ from qdqbert.integrations.models import device_name
 from qdqbert.loading.load import load
 from qdqbert.runtime.artifact import open_artifact
 from qdqbert.runtime.model import Model
+from qdqbert.tasks.gliclass import JointClassifier
 
 require("A pipeline of transformers", "quantize", "torch", "transformers")
 
@@ -177,7 +178,7 @@ def _make(
     model: Model, task: str | None, given: Any, options: Mapping[str, Any]
 ) -> transformers.Pipeline:
     fitting = _PIPELINES.get(model.task, (model.task,))
-    if fitting[0] not in _KINDS:
+    if fitting[0] not in _KINDS or isinstance(model, JointClassifier):
         raise UserInputError(
             f"`path={model.name!r}`: transformers has no pipeline for the task {model.task!r}. "
             "Use `qdqbert.load`.",

@@ -17,6 +17,7 @@ class TaskRoute:
             whose annotations are their types. `...` stands for one that cannot be left out.
         method: Name of the model's method that makes the job.
         also: Other kinds of models that have the method.
+        fits: Whether a model of these kinds is one that the route runs.
         answer: Returns the answer to an input, from the answer of the job and the parameters.
         wraps_one: Whether the answer to a request with one input is a list with that answer, as in
             Hugging Face's API.
@@ -31,6 +32,7 @@ class TaskRoute:
     wraps_one: bool = False
     method: str = "job"
     also: tuple[type, ...] = ()
+    fits: Callable[[Any], bool] = lambda model: True
     example: Any = "A fine film."
     example_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -60,6 +60,7 @@ class Route:
         body: Type of the body of a POST. `None` for a route that answers GET.
         kinds: Kinds of models that it runs; empty if it runs none.
         needs: What an embedder must make of a text to be run.
+        fits: Whether a model of these kinds is one that it runs.
         answer: Type of the content of a response.
         media_type: Type of the response.
         example: A body, to show how the route is called.
@@ -73,6 +74,7 @@ class Route:
     body: type[Body] | None = None
     kinds: tuple[type[Model], ...] = ()
     needs: VectorKind = "dense"
+    fits: Callable[[Any], bool] = lambda model: True
     answer: Any = Any
     media_type: str = "application/json"
     example: Mapping[str, Any] | None = None
@@ -86,7 +88,7 @@ class Route:
     def runs(self, model: Model) -> bool:
         """Return whether it runs a model."""
         has_vectors = not isinstance(model, Embedder) or self.needs in model.vector_kinds
-        return isinstance(model, self.kinds) and has_vectors
+        return isinstance(model, self.kinds) and has_vectors and self.fits(model)
 
     @property
     def methods(self) -> tuple[str, ...]:

@@ -70,6 +70,7 @@ SYSTEM_ONE = (
         body=SystemOneBody,
         answer=SystemOneAnswer,
         kinds=(TakesLabels,),
+        fits=lambda model: model.takes_labels,
         example={
             "state": "I was charged twice.",
             "questions": {

@@ -56,6 +56,7 @@ def _route(name: str, kind: type[Model], route: TaskRoute) -> Route:
         run=run,
         body=_body(name, kind, route),
         kinds=(kind, *route.also),
+        fits=route.fits,
         example={
             "inputs": route.example,
             **({"parameters": route.example_parameters} if route.example_parameters else {}),

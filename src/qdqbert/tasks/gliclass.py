@@ -119,6 +119,11 @@ class JointClassifier(ZeroShotClassifier):
         head = label_head(loaded.config[FIELD])
         self._scorer = LabelScorer.of_folder(head, loaded.artifact.directory)
 
+    @property
+    def takes_labels(self) -> bool:
+        """Whether the model can be asked, which it always can."""
+        return True
+
     def _find_entailment(self) -> None:
         """Find no class of entailment, as labels are read as they are."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import suggest_keywords
+from qdqbert.encoders.task_kinds import entailment_of
 from qdqbert.runtime.inputs import described, listed, listed_labels
 from qdqbert.runtime.model import Model
 from qdqbert.tasks.decisions import (
@@ -21,7 +22,17 @@ from qdqbert.tasks.hypotheses import ReadsLabels, ScoreLabels, hypotheses_of
 
 
 class TakesLabels(Model):
-    """A model that chooses among labels of a call."""
+    """A model that chooses among labels of a call, or one of a kind that may do so."""
+
+    @property
+    def takes_labels(self) -> bool:
+        """Whether it can be asked: a class is called entailment, or classes have no names."""
+        named = self._loaded.artifact.task_options.entailment_label
+        try:
+            entailment_of(self._loaded.id2label, where=self.name, named=named)
+        except UserInputError:
+            return False
+        return True
 
     def _labels_reader(
         self,

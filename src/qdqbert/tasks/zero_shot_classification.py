@@ -369,6 +369,7 @@ ZERO_SHOT_CLASSIFICATION = Task(
         answer=_label_scores,
         method="zero_shot_job",
         also=(TextClassifier,),
+        fits=lambda model: model.takes_labels,
         example_parameters={"candidate_labels": ["praise", "complaint"]},
     ),
     settings=("hypothesis_template", "entailment_label", "decision_temperature"),
