@@ -70,6 +70,16 @@ def test_each_family_of_encoders_runs(family, is_first, tmp_path) -> None:
     check(save_gliclass(tmp_path / "model", family, prompt_first=is_first))
 
 
+def test_a_size_that_is_not_given_is_that_of_the_encoder(tmp_path) -> None:
+    folder = save_gliclass(tmp_path / "model", prompt_first=True)
+    with qdqbert.load(folder, precision="float") as model:
+        expected = model(TEXTS, LABELS)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {"vocab_size": -1}))
+    with qdqbert.load(folder, precision="float") as model:
+        assert model(TEXTS, LABELS) == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_the_definitions_are_those_of_the_package(scorer, tmp_path) -> None:
@@ -180,6 +190,7 @@ def test_labels_that_cannot_be_read_are_refused(model, labels, options, message)
         ({"scorer_type": "decoder-kv"}, "scorer_type"),
         ({"scorer_type": "cross-attn"}, "do not fit"),
         ({"encoder_config": None}, "no `encoder_config`"),
+        ({"encoder_config": {"model_type": "qwen2"}}, "llm2vec"),
         ({"scorer_type": "hopfield"}, "has no tensor"),
     ],
 )

@@ -44,6 +44,8 @@ Projection = Literal["gelu", "relu", "silu", "tanh"]
 _BODY = "model.encoder_model."
 _HEAD = ("model.text_projector.", "model.classes_projector.", "model.scorer.", "calibrator.")
 _SCALE = "model.logit_scale"
+# Decoders whose tokens see those after them in gliclass.
+_BIDIRECTIONAL = ("gemma", "llama", "mistral", "qwen2")
 # Settings of layers that are not computed: their names, what changes nothing, and what they add.
 _MISSING: Mapping[str, tuple[object, str]] = {
     "use_lstm": (False, "an LSTM on the states of the text"),
@@ -178,11 +180,11 @@ def label_head(values: Mapping[str, Any]) -> LabelHead:
             "`pooling_strategy='pass'` keeps all states."
         )
     starts_at_text = truth("extract_text_features", False)
-    size = fields.integer("vocab_size") if fields.has("vocab_size") else 0
+    size = _count(given.get("vocab_size")) or 0
 
     def index(name: str, after: int) -> int:
-        found = given.get(name, -1)
-        return found if type(found) is int and found >= 0 else size + after
+        found = _count(given.get(name))
+        return size + after if found is None else found
 
     number = fields.number("calibrator_beta_max", 0) if fields.has("calibrator_beta_max") else 3.0
     return LabelHead(
@@ -203,11 +205,17 @@ def label_head(values: Mapping[str, Any]) -> LabelHead:
     )
 
 
+def _count(value: object) -> int | None:
+    """Return a number of tokens or an id; `None` for -1, which stands for none."""
+    return value if type(value) is int and value >= 0 else None
+
+
 def encoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of the encoder, as transformers writes it, with the settings of gliclass.
 
     Raises:
-        CheckpointError: There is none: gliclass would look for it on the hub.
+        CheckpointError: There is none: gliclass would look for it on the hub; or the encoder is a
+            decoder that another package changes.
     """
     given = values.get("encoder_config")
     if not isinstance(given, Mapping):
@@ -216,9 +224,14 @@ def encoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
             "`GLiClassModel.save_pretrained` of gliclass 0.1."
         )
     found = {"model_type": "deberta-v2", **given}
+    if found["model_type"] in _BIDIRECTIONAL:
+        raise CheckpointError(
+            f"The encoder is of type `{found['model_type']}`, which gliclass runs by the package "
+            "llm2vec, with tokens that see those after them. That is not supported. Use a "
+            "checkpoint with an encoder, such as DeBERTa or ModernBERT."
+        )
     # gliclass adds tokens to the table, and says so here.
-    size = values.get("vocab_size")
-    if type(size) is int and size > 0:
+    if size := _count(values.get("vocab_size")):
         found["vocab_size"] = size
     kept = {name: each for name, each in values.items() if name != "encoder_config"}
     return {**found, GLICLASS: kept}
