@@ -210,6 +210,12 @@ def test_transformers_has_no_pipeline_for_it(folder) -> None:
         transformers.pipeline(folder)
 
 
-def test_quantize_refuses_it(folder, tmp_path) -> None:
-    with pytest.raises(CheckpointError, match="a checkpoint of gliclass"):
-        qdqbert.quantize(str(folder), tmp_path / "out")
+def test_it_is_not_quantized_or_evaluated(folder, tmp_path, write_file) -> None:
+    data = write_file("data.csv", "text,label\na,b\nc,d\n")
+    for call in (
+        lambda: qdqbert.quantize(str(folder), tmp_path / "out"),
+        lambda: qdqbert.evaluate(str(folder), str(data)),
+        lambda: qdqbert.evaluate(str(folder), str(data), engine="native"),
+    ):
+        with pytest.raises(CheckpointError, match="a checkpoint of gliclass"):
+            call()

@@ -10,6 +10,7 @@ from qdqbert.common.errors import CheckpointError
 from qdqbert.common.file_names import CONFIG, MODULES
 from qdqbert.common.files import refuse_pointer
 from qdqbert.common.json_files import parse_object
+from qdqbert.encoders.checkpoint.gliclass import is_gliclass, not_quantized
 from qdqbert.encoders.checkpoint.sentence_files import ReadFile, SentenceFiles, join
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES, quantized_family
@@ -103,11 +104,8 @@ def read_known_config(name: str, read: ReadFile, subfolder: str) -> Config:
         )
     path = Path(name) / subfolder / CONFIG
     stored = parse_object(text, path)
-    if stored.get("model_type") == "GLiClass":
-        raise CheckpointError(
-            f"{name!r} is a checkpoint of gliclass. `load`, `run` and `serve` run it in INT8, "
-            "without data; it is not quantized, trained or evaluated otherwise yet."
-        )
+    if is_gliclass(stored):
+        raise not_quantized(name)
     kind = family_name(stored)
     fields = {**stored, "model_type": kind}
     if not isinstance(fields.get("model_type"), str):

@@ -138,6 +138,14 @@ def is_gliclass(values: Mapping[str, Any]) -> bool:
     return values.get("model_type") == GLICLASS
 
 
+def not_quantized(name: str) -> CheckpointError:
+    """Return the error of calls that do more with a checkpoint of gliclass than run it."""
+    return CheckpointError(
+        f"{name!r} is a checkpoint of gliclass. `load`, `run` and `serve` run it in INT8, without "
+        "data; it is not quantized, trained or evaluated otherwise yet."
+    )
+
+
 def label_head(values: Mapping[str, Any]) -> LabelHead:
     """Read the settings of gliclass in the content of a config.json.
 

@@ -14,6 +14,7 @@ from qdqbert.common.file_names import CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.folder import check_name
+from qdqbert.encoders.checkpoint.gliclass import GLICLASS, not_quantized
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.encoders.task_kinds import TaskName, check_classes, head_of
@@ -204,6 +205,8 @@ def _load_rounded(name: str, request: Request) -> Subject:
             "`hf download`, and pass its folder.",
             argument=request.parameter,
         )
+    if GLICLASS in artifact.read_config():
+        raise not_quantized(name)
     trained = read_training(Path(name))
     usual = trained.get("max_length") or TASKS[request.task or artifact.task].max_length
     subject = _load_artifact(
