@@ -17,6 +17,14 @@ Each way runs in a process, and they take turns with the same texts. Loading and
 not timed. Memory is what a process has after a turn, with what it has read of mapped files. The
 model of qdqbert is packed by another process before.
 
+    python benchmarks/large_embedders.py --loading [--only 4B]
+
+The first `load` of a checkpoint in shards, in a process with an empty cache: how long it takes,
+with the comparison with float, and the most memory that it has. "anonymous" is its own memory;
+"with files" adds pages of mapped files, which the system takes back when it needs memory. Of models
+of 4B and 8B the first 2 and 4 layers are loaded, and what all take is computed: each layer adds the
+same. A query is a text of 16 tokens, and the cosine that to sentence-transformers in float32.
+
 Needs `pip install 'qdqbert[benchmarks]'`.
 """
 
@@ -30,6 +38,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -72,6 +81,21 @@ GEMMA: dict[str, Any] = {
     "use_bidirectional_attention": True,
     "pad_token_id": 0,
 }
+QWEN3_4B: dict[str, Any] = {
+    **QWEN3,
+    "hidden_size": 2560,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "intermediate_size": 9728,
+}
+QWEN3_8B: dict[str, Any] = {**QWEN3_4B, "hidden_size": 4096, "intermediate_size": 12288}
+LARGE: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "Qwen3-Embedding-0.6B": (QWEN3, (28,)),
+    "Qwen3-Embedding-4B": (QWEN3_4B, (2, 4)),
+    "Qwen3-Embedding-8B": (QWEN3_8B, (2, 4)),
+}
+"""Shapes, and the layers that are loaded of them."""
+QUERY = "how does a river that is near a house change its course in spring"
 MODELS = {
     "Qwen3-Embedding-0.6B": (QWEN3, "lasttoken"),
     "EmbeddingGemma-300m": (GEMMA, "mean_tokens"),
@@ -84,14 +108,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=(), help="models whose names contain a word")
+    parser.add_argument("--loading", action="store_true", help="measure the first load instead")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         serve(json.loads(arguments.worker))
         return
-    if not arguments.texts:
-        parser.error("--texts is missing")
+    if not (arguments.texts or arguments.loading):
+        parser.error("--texts or --loading is missing")
     print(f"{cpu_name()}, {usable_cores()} cores, {' '.join(cpu_features())}")
+    if arguments.loading:
+        measure_loading(arguments)
+        return
     print(f"{arguments.threads} threads, {arguments.rounds} rounds, {TEXTS} texts\n")
     lines = arguments.texts.read_text(encoding="utf-8").splitlines()
     texts = [" ".join(line.split()[:WORDS]) for line in lines[:TEXTS]]
@@ -125,10 +153,92 @@ def save_model(config: dict[str, Any], pooling: str, folder: Path) -> None:
             # Norms of Gemma have weights around 0, and the others around 1.
             shift = float("norm" in name and config["model_type"] != "gemma3_text")
             parameter.copy_(drawn + shift)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size="1GB")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo_checkpoint() / file, folder / file)
     save_modules(folder, pooling)
+
+
+def measure_loading(arguments: argparse.Namespace) -> None:
+    """Print a row for each model and number of layers."""
+    print("| model | layers | checkpoint, GB | packed, GB | load, s | anonymous, GB ", end="")
+    print("| with files, GB | query, ms | cosine |")
+    print(f"{'|---' * 9}|")
+    for name, (config, cuts) in LARGE.items():
+        if arguments.only and not any(word in name for word in arguments.only):
+            continue
+        rows = []
+        for layers in cuts:
+            with tempfile.TemporaryDirectory() as root:
+                folder = Path(root) / "model"
+                save_model({**config, "num_hidden_layers": layers}, "lasttoken", folder)
+                rows.append(first_load(folder, arguments.threads))
+            numbers = " | ".join(f"{each:.2f}" for each in rows[-1][:-1])
+            print(f"| {name} | {layers} | {numbers} | {rows[-1][-1]:.4f} |", flush=True)
+        if len(cuts) > 1:
+            whole = config["num_hidden_layers"]
+            share = (whole - cuts[0]) / (cuts[1] - cuts[0])
+            # Sizes and times add up. Of memory, the most counts.
+            found = [a + (b - a) * share for a, b in zip(*rows, strict=True)]
+            most = max(each[3] for each in rows)
+            numbers = " | ".join(f"{each:.1f}" for each in (*found[:3], most))
+            print(f"| {name} | {whole}, computed | {numbers} | | {found[5]:.1f} | |", flush=True)
+
+
+def first_load(folder: Path, threads: int) -> list[float]:
+    """Return sizes of checkpoint and packed model, seconds, memory, milliseconds and a cosine."""
+    os.environ["QDQBERT_CACHE"] = str(folder.parent / "cache")
+    file = folder.parent / "found.npy"
+    found = []
+    for name in ("loading", WAYS[1]):
+        way = {"name": name, "folder": str(folder), "threads": threads}
+        with worker(way, script=__file__) as ask:
+            times = [ask({"texts": [QUERY], "file": str(file)}) for _ in range(12)]
+        found.append((np.load(file), 1000 * statistics.median(times[1:])))
+    [packed] = Path(os.environ["QDQBERT_CACHE"]).glob("models/*/model.safetensors")
+    stored = [path.stat().st_size for path in folder.glob("*.safetensors")]
+    memory = json.loads((folder / "loading.json").read_text())
+    cosine = float(all_cosines([found[1][0]], [found[0][0]])[0])
+    sizes = (sum(stored) / 1e9, packed.stat().st_size / 1e9)
+    return [*sizes, *memory, found[0][1], cosine]
+
+
+class Memory:
+    """The most memory that this process has while this runs, in GB."""
+
+    def __enter__(self) -> Memory:
+        self.anonymous = self.total = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.01):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            sizes = {
+                line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Rss")
+            }
+            anonymous, total = int(sizes["RssAnon"]), sum(map(int, sizes.values()))
+            self.anonymous = max(self.anonymous, anonymous * 1024 / 1e9)
+            self.total = max(self.total, total * 1024 / 1e9)
+
+
+def open_watched(folder: Path, threads: int) -> Any:
+    """Return the `encode` of a model that is loaded for the first time, and write what it took."""
+    import qdqbert
+
+    start = time.perf_counter()
+    with Memory() as memory:
+        model = qdqbert.load(folder, threads=threads)
+    seconds = time.perf_counter() - start
+    found = [seconds, memory.anonymous, memory.total]
+    (folder / "loading.json").write_text(json.dumps(found))
+    return model.encode
 
 
 def compare(name: str, folder: Path, texts: list[str], arguments: argparse.Namespace) -> None:
@@ -182,6 +292,8 @@ def serve(way: dict[str, Any]) -> None:
 
 
 def open_way(way: dict[str, Any]) -> Any:
+    if way["name"] == "loading":
+        return open_watched(Path(way["folder"]), way["threads"])
     if way["name"].startswith("qdqbert"):
         import qdqbert
 

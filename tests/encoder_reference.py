@@ -74,7 +74,7 @@ def quantize(x: Array, codes: Codes) -> tuple[Array, Array]:
 
 
 def linear(x: Array, layer: Linear) -> Array:
-    weight = layer.weight.astype(np.float64)
+    weight = np.asarray(layer.weight, np.float64)
     if layer.codes is None:
         return x @ weight.T + layer.bias
     assert layer.weight_scale is not None
@@ -191,7 +191,7 @@ def run_layer(x: Array, layer: Layer) -> Array:
 
 def convolve(x: Array, embedded: Array, convolution: Convolution) -> Array:
     hidden = x.shape[1]
-    weight = convolution.linear.weight.reshape(hidden, -1, hidden).astype(np.float64)
+    weight = np.asarray(convolution.linear.weight, np.float64).reshape(hidden, -1, hidden)
     added = np.zeros_like(x) + convolution.linear.bias
     for i in range(len(x)):
         for tap in range(weight.shape[1]):

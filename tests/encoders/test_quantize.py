@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from qdqbert.common.errors import CalibrationError, GraphError, UserInputError
 from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.encoders.quantize import Choices, quantize_encoder
 from qdqbert.encoders.sites import linear_layers_of
+from qdqbert.engines.native.packed import pack_model
 from qdqbert.evidence.lowering import check_lowering
 from qdqbert.graphs.edit import constant_array
 from qdqbert.graphs.of_checkpoint import encoder_of
@@ -137,7 +137,7 @@ def test_an_activation_without_a_range_is_refused(prepared) -> None:
     each = prepared("bert")
     plan = each.plan("native")
     with pytest.raises(CalibrationError, match=r"query\._input_quantizer` has no calibrated range"):
-        quantize_encoder(encoder_of(each.checkpoint), plan.specs, Choices())
+        pack_model(quantize_encoder(encoder_of(each.checkpoint), plan.specs, Choices()))
 
 
 def test_codes_that_the_engine_does_not_have_are_refused(prepared) -> None:
@@ -145,9 +145,10 @@ def test_codes_that_the_engine_does_not_have_are_refused(prepared) -> None:
     plan = each.plan("native")
     name = "encoder.layer.0.output.dense._input_quantizer"
     narrow = dataclasses.replace(plan.specs[name], signed=True, symmetric=True, narrow=True)
-    quantize = functools.partial(quantize_encoder, encoder_of(each.checkpoint))
+    choices = choices_of(each.calibration(plan), plan.specs)
+    made = quantize_encoder(encoder_of(each.checkpoint), {**plan.specs, name: narrow}, choices)
     with pytest.raises(GraphError, match=r"output\.dense.* has the codes -127 to 127"):
-        quantize({**plan.specs, name: narrow}, choices_of(each.calibration(plan), plan.specs))
+        pack_model(made)
 
 
 def test_parts_that_the_engine_does_not_compute_are_refused_before_calibration(prepared) -> None:

@@ -18,7 +18,7 @@ import transformers
 from encoder_reference import check_read, random_inputs
 from qdqbert.common.errors import GraphError
 from qdqbert.encoders.checkpoint.load import load_checkpoint
-from qdqbert.encoders.model import TAIL_STATES
+from qdqbert.encoders.model import TAIL_STATES, Later
 from qdqbert.encoders.sites import linear_layers_of, sites_of
 from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 from qdqbert.graphs.check import save_graph
@@ -47,7 +47,7 @@ def assert_equal(found: Any, expected: Any, path: str = "model") -> None:
         assert len(found) == len(expected), path
         for index, pair in enumerate(zip(found, expected, strict=True)):
             assert_equal(*pair, path=f"{path}[{index}]")
-    elif isinstance(expected, np.ndarray):
+    elif isinstance(expected, np.ndarray | Later):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6, err_msg=path)
     elif isinstance(expected, float):
         assert found == pytest.approx(expected, rel=1e-5), path

@@ -104,7 +104,7 @@ def test_the_decoder_is_not_rounded_to_8_bits(read, run_plainly) -> None:
     model = make_graph(encoder, of_table)
     plain = model.clone()
     matmul = next(node for node in plain.graph if read_decoder(node) is not None)
-    table = encoder.embeddings.words.rows
+    table = encoder.embeddings.words.rows[:]
     matmul.replace_input_with(1, add_constant(plain.graph, "turned", table.T))
     inputs = random_inputs((3, 9))
     expected, found, half = (
@@ -129,7 +129,7 @@ def test_a_decoder_with_other_weights_stays_in_float(read) -> None:
     model = read("bert")
     (head,) = model.heads
     *steps, decoder = head.steps
-    other = dataclasses.replace(decoder, weight=decoder.weight + 1)
+    other = dataclasses.replace(decoder, weight=decoder.weight[:] + 1)
     untied = dataclasses.replace(model, heads=(dataclasses.replace(head, steps=(*steps, other)),))
     dtypes = tables(lowered(untied, "onnxruntime-dynamic"))
     assert sorted(map(str, dtypes)) == ["float32", "int8"]

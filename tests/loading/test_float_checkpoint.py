@@ -185,7 +185,7 @@ def test_files_of_torch_are_read_without_torch(checkpoints, checkpoint_copy) -> 
 def test_the_second_load_uses_the_cache(checkpoints, monkeypatch) -> None:
     with qdqbert.load(checkpoints("sentence")) as model:
         first = model.encode(TEXTS)
-    monkeypatch.setattr("qdqbert.loading.float_checkpoint.folder.pack_model", None)
+    monkeypatch.setattr("qdqbert.loading.float_checkpoint.folder.write_model", None)
     with qdqbert.load(checkpoints("sentence")) as model:
         np.testing.assert_array_equal(model.encode(TEXTS), first)
 

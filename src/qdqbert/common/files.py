@@ -14,9 +14,9 @@ import math
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from qdqbert.common.errors import CheckpointError, UserInputError
 
@@ -212,11 +212,13 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         OSError: The file cannot be written. An existing file is unchanged.
     """
-    write_parts(path, [content])
+    with new_file(path) as file:
+        file.write(content)
 
 
-def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file atomically from its parts, one after another. Symbolic links are followed.
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file to write to and read from, which appears whole. Symbolic links are followed.
 
     Raises:
         OSError: The file cannot be written. An existing file is unchanged.
@@ -224,9 +226,8 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     path = followed(path)
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    with replacing(path) as partial, partial.open("wb") as file:
-        for part in parts:
-            file.write(part)
+    with replacing(path) as partial, partial.open("w+b") as file:
+        yield file
 
 
 @contextlib.contextmanager

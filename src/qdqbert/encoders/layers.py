@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.model import Activation, Attention, Layer, Linear, Residual
+from qdqbert.encoders.model import Activation, Attention, Floats, Later, Layer, Linear, Residual
 from qdqbert.encoders.reader import Reader
 
 
@@ -130,14 +130,29 @@ def kinds_of_layers(config: Config, usual: Sequence[str]) -> list[str]:
     return kinds
 
 
+def changed(
+    linear: Linear, change: Callable[[Floats], Floats], bias: Floats | None = None
+) -> Linear:
+    """Return a linear layer with a weight that is made of another one's each time it is read.
+
+    `bias` is the new one, with a value for each output; by default the old one.
+    """
+    weight, bias = linear.weight, linear.bias if bias is None else bias
+    made = Later(
+        (len(bias), weight.shape[1]), lambda rows: change(np.asarray(weight, np.float32))[rows]
+    )
+    return dataclasses.replace(linear, weight=made, bias=bias)
+
+
 def centered(linear: Linear) -> Linear:
     """Return a linear layer that also centers its outputs: the mean of each row is 0."""
-    weight, bias = np.asarray(linear.weight, np.float32), linear.bias
-    return dataclasses.replace(
-        linear,
-        weight=weight - weight.mean(axis=0, dtype=np.float64).astype(np.float32),
-        bias=bias - np.float32(bias.mean(dtype=np.float64)),
-    )
+    mean = np.float32(linear.bias.mean(dtype=np.float64))
+    return changed(linear, _centered, linear.bias - mean)
+
+
+def _centered(weight: Floats) -> Floats:
+    mean: Floats = weight.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return weight - mean
 
 
 def read_layer(

@@ -7,7 +7,8 @@ from it, and the native engine packs and runs it. Weights have the layout of PyT
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,33 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 Pooling = Literal[
     "none", "first", "last", "mean", "max", "mean_sqrt_len_tokens", "sum", "weightedmean"
 ]
+
+
+class Later:
+    """An array of floats that is made each time it is read, so that models need little memory.
+
+    `np.asarray(later, np.float32)` reads all of it, and `later[rows]` some rows.
+
+    Attributes:
+        shape: Its shape.
+    """
+
+    def __init__(self, shape: tuple[int, ...], read: Callable[[Any], Floats]) -> None:
+        """Make an array whose rows `read` returns, by an index as numpy's."""
+        self.shape = shape
+        self._read = read
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | NDArray[np.intp]) -> Floats:
+        """Return some rows."""
+        return self._read(rows)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return all rows; for numpy."""
+        return np.array(self._read(...), dtype, copy=copy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +110,7 @@ class Linear:
         first: Index of its first output in the module, if several layers are one module.
     """
 
-    weight: NDArray[np.int8] | Floats
+    weight: NDArray[np.int8] | Floats | Later
     weight_scale: Floats | None = None
     bias: Floats
     codes: Codes | None = None
@@ -268,7 +296,7 @@ class Table:
             if it is not known.
     """
 
-    rows: NDArray[np.int8] | Floats
+    rows: NDArray[np.int8] | Floats | Later
     scale: Floats | None = None
     module: str = ""
 
@@ -387,7 +415,7 @@ class EncoderModel:
     """
 
     embeddings: Embeddings
-    layers: tuple[Layer, ...]
+    layers: Sequence[Layer]
     heads: tuple[Head, ...]
     limit: int
     input_names: tuple[str, ...]

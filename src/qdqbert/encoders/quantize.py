@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +46,9 @@ from qdqbert.quantization.spec import (
     is_weight,
     table_site,
 )
+
+# Values of a table that are rounded together.
+_TOGETHER = 2**22
 
 Specs = Mapping[str, TensorSpec | None]
 """Spec of every site by name; `None` is float."""
@@ -141,29 +147,53 @@ def quantize_encoder(
 
     The codes, scales and biases are those that `graphs.qdq` writes for the same specs.
 
-    Tables without a spec stay in float. `threads` layers are quantized at the same time. For
-    `fits_closely`, see `affine.quantize_weight`.
+    Tables without a spec stay in float. Layers are quantized when they are asked for, so that few
+    are in memory; in a loop over all, `threads` of them at the same time. For `fits_closely`, see
+    `affine.quantize_weight`. What is raised for a layer is raised then.
 
     Raises:
         CalibrationError: An activation has a spec and no range.
         GraphError: The engine has no such codes.
     """
-    quantizer = _Quantizer(specs, choices, fits_closely)
-    with ThreadPoolExecutor(max(threads, 1)) as pool:
-        table = pool.submit(quantizer.table, model.embeddings.words)
-        layers = tuple(pool.map(quantizer.layer, model.layers))
-        words = table.result()
+    quantizer = _Quantizer(specs, choices, fits_closely, max(threads, 1))
+    words = quantizer.table(model.embeddings.words)
     return dataclasses.replace(
         model,
         embeddings=quantizer.embeddings(model.embeddings, words),
-        layers=layers,
+        layers=_Rounded(model.layers, quantizer.layer, max(threads, 1)),
         heads=tuple(_with_words(head, model.embeddings.words, words) for head in model.heads),
     )
 
 
+class _Rounded(Sequence[Layer]):
+    """Layers that are rounded each time they are asked for."""
+
+    def __init__(
+        self, layers: Sequence[Layer], change: Callable[[Layer], Layer], threads: int
+    ) -> None:
+        self._layers, self._change, self._threads = layers, change, threads
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._change(self._layers[index])
+
+    def __iter__(self) -> Iterator[Layer]:
+        coming: deque[Future[Layer]] = deque()
+        with ThreadPoolExecutor(self._threads) as pool:
+            for layer in self._layers:
+                coming.append(pool.submit(self._change, layer))
+                if len(coming) >= self._threads:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+
+
 class _Quantizer:
-    def __init__(self, specs: Specs, choices: Choices, fits_closely: bool) -> None:
+    def __init__(self, specs: Specs, choices: Choices, fits_closely: bool, threads: int) -> None:
         self._specs, self._choices, self._fits_closely = specs, choices, fits_closely
+        self._threads = threads
 
     def embeddings(self, embeddings: Embeddings, words: Table) -> Embeddings:
         return dataclasses.replace(
@@ -178,10 +208,29 @@ class _Quantizer:
         if spec is None:
             return table
         amax = self._choices.weight_amax.get(f"{table.module}._weight_quantizer")
-        codes, scale = quantize_weight(np.asarray(table.rows, np.float32), spec, amax)
-        if spec.axis == 0:
-            return dataclasses.replace(table, rows=codes, scale=scale[:, None])
-        scales = np.broadcast_to(scale, codes.shape[1:])
+        count, width = table.rows.shape
+        # A large table is read in blocks of rows. Some scales depend on more than largest values.
+        is_whole = spec.axis == 0 or spec.adjacent_sum_limit is not None
+        step = count if is_whole else max(1, _TOGETHER // width)
+        places = [slice(start, start + step) for start in range(0, count, step)]
+
+        def rows(place: slice) -> Floats:
+            return np.asarray(table.rows[place], np.float32)
+
+        def magnitudes(place: slice) -> Floats:
+            found: Floats = np.abs(rows(place)).max(axis=None if spec.axis is None else 0)
+            return found
+
+        def rounded(place: slice) -> tuple[NDArray[np.int8], Floats]:
+            return quantize_weight(rows(place), spec, amax)
+
+        codes = np.empty((count, width), np.int8)
+        with ThreadPoolExecutor(self._threads) as pool:
+            if amax is None and len(places) > 1:
+                amax = functools.reduce(np.maximum, pool.map(magnitudes, places))
+            for place, (made, scale) in zip(places, pool.map(rounded, places), strict=True):
+                codes[place], steps = made, scale
+        scales = steps[:, None] if spec.axis == 0 else np.broadcast_to(steps, (width,))
         return dataclasses.replace(table, rows=codes, scale=np.ascontiguousarray(scales))
 
     def layer(self, layer: Layer) -> Layer:
@@ -364,11 +413,11 @@ def _with_words(head: Head, words: Table, rounded: Table) -> Head:
     """Return a head whose decoder has the table of words with 16-bit codes; see `joined`."""
     if rounded.scale is None:
         return head
-    codes, scale = rounded.rows.astype(np.int8, copy=False), rounded.scale
+    codes, scale = np.asarray(rounded.rows, np.int8), rounded.scale
     steps = []
     for step in head.steps:
         if isinstance(step, Linear) and step.weight is words.rows:
-            weight = joined(codes, rest_of(words.rows.astype(np.float32), codes, scale), scale)
+            weight = joined(codes, rest_of(np.asarray(words.rows, np.float32), codes, scale), scale)
             step = dataclasses.replace(step, weight=weight)
         steps.append(step)
     return dataclasses.replace(head, steps=tuple(steps))

@@ -8,7 +8,7 @@ import numpy as np
 
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.model import Floats, Linear, Norm, Table
+from qdqbert.encoders.model import Floats, Later, Linear, Norm, Table
 from qdqbert.encoders.weights import Weights
 
 
@@ -46,9 +46,13 @@ class Reader:
             name: Its name below the path.
             shape: Its shape, with `None` for sizes that may be any; not checked by default.
         """
-        found = self.weights.read(f"{self.path}{name}")
+        return np.asarray(self.later(name, shape), np.float32)
+
+    def later(self, name: str, shape: tuple[int | None, ...] | None = None) -> Later:
+        """Return a tensor that is converted to float32 when it is read; see `tensor`."""
+        found = self.weights.later(f"{self.path}{name}")
         if shape is not None and (
-            len(shape) != found.ndim
+            len(shape) != len(found.shape)
             or any(want not in (None, have) for want, have in zip(shape, found.shape, strict=True))
         ):
             wanted = ", ".join("any" if each is None else str(each) for each in shape)
@@ -74,7 +78,7 @@ class Reader:
             outputs: Number of its outputs, if it is known.
             has_bias: Whether the model has a bias. One that only the checkpoint has is left out.
         """
-        weight = self.tensor(f"{name}.weight", (outputs, inputs))
+        weight = self.later(f"{name}.weight", (outputs, inputs))
         return Linear(
             weight=weight,
             bias=self._bias(name, len(weight), has_bias),
@@ -91,7 +95,7 @@ class Reader:
 
         `rows` is the name of the config's field with their number.
         """
-        found = self.tensor(f"{name}.weight", (None, width))
+        found = self.later(f"{name}.weight", (None, width))
         if self.config.integer(rows, least=1) != len(found):
             raise self.config.refuse(
                 rows,

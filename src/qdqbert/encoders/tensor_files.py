@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.common.files import refuse_pointer, write_parts
+from qdqbert.common.files import new_file, refuse_pointer
 from qdqbert.common.json_files import Fields
 from qdqbert.common.safetensors_header import are_sizes, read_header
 from qdqbert.encoders.torch_file import read_torch
@@ -110,8 +110,10 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> Non
     text = json.dumps(header).encode()
     # Tensors start at a multiple of 8 bytes, as the library writes them.
     text += b" " * (-len(text) % 8)
-    arrays = (np.ascontiguousarray(each, np.dtype("<f4")).data for each in tensors.values())
-    write_parts(path, (struct.pack("<Q", len(text)), text, *arrays))
+    with new_file(path) as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for each in tensors.values():
+            file.write(np.ascontiguousarray(each, np.dtype("<f4")).data)
 
 
 def _read_safetensors(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.json_files import LARGEST_FLOAT
-from qdqbert.encoders.model import Floats
+from qdqbert.encoders.model import Floats, Later
 from qdqbert.encoders.tensor_files import INTEGERS, WEIGHTS, files_of, read_tensors
 
 _Tensor = tuple[str, NDArray[Any]]
@@ -82,7 +82,8 @@ class Weights:
             tensor.
         """
         self.path, self.files = files_of(folder, names)
-        self._used: set[str] = set()
+        # Tensors that were read.
+        self._used: dict[str, Later] = {}
         found = list(itertools.chain(*map(read_tensors, self.files)))
         tensors = (
             (name, _current_name(name), (kind, array))
@@ -102,7 +103,7 @@ class Weights:
         `path` is where they come from, for messages.
         """
         weights = cls.__new__(cls)
-        weights.path, weights.files, weights._used, weights._others = path, [], set(), {}
+        weights.path, weights.files, weights._used, weights._others = path, [], {}, {}
         weights._stored = {name: ("F32", array) for name, array in arrays.items()}
         return weights
 
@@ -115,26 +116,26 @@ class Weights:
     @property
     def unused(self) -> list[str]:
         """Names of the tensors that were not read, sorted."""
-        return sorted(set(self._stored) - self._used)
+        return sorted(self._stored.keys() - self._used.keys())
 
     def renamed(self, names: Mapping[str, str]) -> Weights:
         """Return some of the tensors under other names: `names` has the old by the new ones."""
         found = copy.copy(self)
         found._stored = {new: self._find(old) for new, old in names.items()}
-        found._used = set()
+        found._used = {}
         return found
 
     def replaced(self, arrays: Mapping[str, Floats]) -> Weights:
         """Return the same tensors with other values for some of them."""
         found = copy.copy(self)
         found._stored = self._stored | {name: ("F32", each) for name, each in arrays.items()}
-        found._used = set()
+        found._used = {}
         return found
 
     def converted(self, conversion: Conversion) -> Weights:
         """Return the same tensors under the names of another layout."""
         found = copy.copy(self)
-        found._used = set()
+        found._used = {}
         found._stored = _by_name(self._converted(conversion), self.path)
         return found
 
@@ -156,19 +157,18 @@ class Weights:
             CheckpointError: There is no such tensor, or one of its values is not finite or larger
                 than any that a model computes with.
         """
+        return np.asarray(self.later(name), np.float32)
+
+    def later(self, name: str) -> Later:
+        """Return a tensor that is converted to float32 when it is read; see `read`.
+
+        It is the same object each time.
+        """
         kind, array = self._find(name)
-        self._used.add(name)
-        if kind == "BF16":
-            found = (array.astype(np.uint32) << 16).view(np.float32)
-        else:
-            found = array.astype(np.float32, copy=False)
-        # The sum of squares is finite only if each value is, and needs no array of flags.
-        flat = found.reshape(-1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            is_small = math.isfinite(float(flat @ flat))
-        largest = 0.0 if is_small else float(np.abs(flat).max())
-        check_largest(largest, name, str(self.path))
-        return found
+        if name not in self._used:
+            check_largest(_largest(kind, array), name, str(self.path))
+            self._used[name] = Later(array.shape, lambda rows: _in_float(kind, array[rows]))
+        return self._used[name]
 
     def read_integers(self, name: str) -> NDArray[Any] | None:
         """Return a tensor of integers; `None` if there is none of this name."""
@@ -176,11 +176,7 @@ class Weights:
 
     def read_row(self, name: str, index: int) -> Floats:
         """Return a row of a tensor in float32, which counts as read; see `read`."""
-        kind, array = self._find(name)
-        self._used.add(name)
-        found = copy.copy(self)
-        found._stored, found._used = {name: (kind, array[index : index + 1])}, set()
-        return found.read(name).reshape(-1)
+        return self.later(name)[index : index + 1].reshape(-1)
 
     def _divided(self, name: str, array: NDArray[Any], parts: int) -> list[NDArray[Any]]:
         """Return equal parts of an array along its first axis."""
@@ -209,6 +205,29 @@ class Weights:
                 tensor=name,
             )
         return found
+
+
+def _in_float(kind: str, array: NDArray[Any]) -> Floats:
+    """Return a stored array in float32."""
+    if kind != "BF16":
+        return array.astype(np.float32, copy=False)
+    wide = array.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
+def _largest(kind: str, array: NDArray[Any]) -> float:
+    """Return the largest absolute value of a stored array, which may be 0 if all are small."""
+    if array.size and array.itemsize == 2:
+        # The bits of magnitudes have their order, and the first bit is the sign.
+        most, least = (int(array.view(bits).max()) for bits in (np.int16, np.uint16))
+        bits = np.array([max(most, least & 0x7FFF)], np.uint16)
+        return float(_in_float(kind, bits.view(array.dtype))[0])
+    # The sum of squares is finite only if each value is, and needs no array of flags.
+    flat = _in_float(kind, array).reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        is_small = math.isfinite(float(flat @ flat))
+    return 0.0 if is_small else float(np.abs(flat).max())
 
 
 def check_largest(largest: float, name: str, path: str) -> None:

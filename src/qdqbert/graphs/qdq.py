@@ -234,7 +234,7 @@ class SiteWriter:
             made = quantize_weight(np.asarray(table.rows, np.float32), spec, amax)
             self._values[name, "codes"] = self._add.constant(made[0], f"{name}_codes")
             self._values[name, "scale"] = self._add.constant(made[1], f"{name}_scale")
-            release_memory_after(table.rows.nbytes)
+            release_memory_after(made[0].size * np.dtype(np.float32).itemsize)
         return self._values[name, "codes"], self._values[name, "scale"]
 
     def _input(self, x: str, linear: Linear) -> _Codes | None:

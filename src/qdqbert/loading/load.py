@@ -285,7 +285,7 @@ def open_folder(
     """Return the folder that runs a model: of `quantize`, or of the cache for a float checkpoint.
 
     From the hub, settings and the weights of checkpoints are downloaded. On a GPU, `device`, INT8
-    is compared with float16.
+    runs there when it is compared with float.
 
     Raises:
         CheckpointError: As in `load`.

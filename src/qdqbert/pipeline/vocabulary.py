@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 from qdqbert.common.errors import UserInputError
@@ -183,7 +184,7 @@ def _with_rows(encoder: EncoderModel, ids: list[int], new: Mapping[int, int]) ->
         for name in ("padding_id", "dropped_id")
         if (value := getattr(embeddings, name)) in new
     }
-    words = dataclasses.replace(embeddings.words, rows=embeddings.words.rows[ids])
+    words = dataclasses.replace(embeddings.words, rows=embeddings.words.rows[np.array(ids)])
     embeddings = dataclasses.replace(embeddings, words=words, **changed)
     return dataclasses.replace(encoder, embeddings=embeddings)
 

@@ -61,10 +61,11 @@ def test_a_shared_prefix_changes_no_bit(decoder, precision, kernel, threads) -> 
 
 def test_values_are_below_their_bounds(decoder) -> None:
     model = round_encoder(decoder)
-    bounds = value_bounds(model)
-    assert bounds is not None
     rng = np.random.default_rng(0)
-    for layer, bound in zip(model.layers, bounds, strict=True):
+    before = None
+    for layer in model.layers:
+        bound, before = value_bounds(model, layer, before), layer
+        assert bound is not None
         norm, value = layer.attention_norm, layer.attention.value
         assert norm is not None
         states = rng.standard_cauchy((2000, len(norm.weight))) ** 3
@@ -101,4 +102,4 @@ def test_what_depends_on_later_tokens_is_not_shared(decoder) -> None:
     for model in others:
         assert not shares(model)
         # Their values are rounded by scales of a text, which are finer.
-        assert value_bounds(round_encoder(model)) is None
+        assert not pack_model(round_encoder(model)).settings["bounds_values"]

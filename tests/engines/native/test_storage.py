@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,8 @@ from hypothesis import strategies as st
 
 from native_models import Shape, random_model
 from qdqbert.common.errors import CheckpointError
-from qdqbert.engines.native.packed import pack_model
+from qdqbert.encoders.model import Layer
+from qdqbert.engines.native.packed import pack_model, write_model
 from qdqbert.engines.native.storage import FORMAT, Packed, load_packed, save_packed
 
 SMALL = Packed(
@@ -43,6 +47,33 @@ def header_of(path) -> tuple[dict, bytes]:
 def write(path, header, data: bytes) -> None:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+class Counted(Sequence[Layer]):
+    """Layers that note when they are asked for."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers, self.asked = layers, []
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, index: Any) -> Any:
+        self.asked.append(index)
+        return self.layers[index]
+
+
+def test_a_model_is_written_a_layer_at_a_time(tmp_path, monkeypatch) -> None:
+    # What follows the header is moved in many parts.
+    monkeypatch.setattr("qdqbert.engines.native.storage._MOVED", 1000)
+    model = random_model(Shape(layers=3, causal=True, norms_first=True))
+    save_packed(pack_model(model), tmp_path / "saved")
+    monkeypatch.undo()
+    counted = Counted(model.layers)
+    write_model(dataclasses.replace(model, layers=counted), tmp_path / "written")
+    # Nothing is rounded twice. The last index is past the end.
+    assert counted.asked == [0, 1, 2, 3]
+    assert (tmp_path / "written").read_bytes() == (tmp_path / "saved").read_bytes()
 
 
 def test_a_model_is_read_as_it_was_written(tmp_path) -> None:

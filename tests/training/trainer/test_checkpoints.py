@@ -174,7 +174,7 @@ def test_an_incomplete_folder_is_removed(folder, opened, monkeypatch) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("qdqbert.common.files.write_parts", fail)
+        patch.setattr("qdqbert.common.files.new_file", fail)
         message = "cannot be written: No space left on device"
         with pytest.raises(UserInputError, match=message), opened():
             pytest.fail("The run continued.")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from qdqbert.encoders.model import Activation, Head, Linear, Norm, Pooling, Step
+from qdqbert.encoders.model import Activation, Head, Later, Linear, Norm, Pooling, Step
 
 ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -24,7 +24,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-TensorOf = Callable[[NDArray[Any]], Tensor]
+TensorOf = Callable[[NDArray[Any] | Later], Tensor]
 """Returns the tensor of an array."""
 
 
@@ -115,7 +115,7 @@ def run_steps(x: Tensor, steps: Sequence[Step], tensor: TensorOf) -> Tensor:
     return x
 
 
-def tensor_of(array: NDArray[np.generic]) -> Tensor:
+def tensor_of(array: NDArray[np.generic] | Later) -> Tensor:
     """Return the tensor of an array, which shares its memory."""
     with warnings.catch_warnings():
         # Arrays of files are read-only, and nothing is written to them.

@@ -27,6 +27,7 @@ from qdqbert.encoders.model import (
     Convolution,
     Embeddings,
     EncoderModel,
+    Later,
     Layer,
     Linear,
     Norm,
@@ -82,7 +83,7 @@ class SitedEncoder(nn.Module):
         self.quantizers: dict[str, Quantizer] = {}
         self.layer_paths = tuple(path_of(layer) for layer in model.layers)
         # Tensors of arrays that are no parameter of a site, each made once.
-        self._tensors: dict[int, tuple[NDArray[np.generic], Tensor]] = {}
+        self._tensors: dict[int, tuple[NDArray[np.generic] | Later, Tensor]] = {}
         for path, layer in zip(self.layer_paths, model.layers, strict=True):
             _put(self, path, _EncoderLayer(self, layer))
         if "table" in groups:
@@ -233,7 +234,7 @@ class SitedEncoder(nn.Module):
             made = self._convolve(made, x, masks.text, convolution)
         return made
 
-    def tensor(self, array: NDArray[np.generic]) -> Tensor:
+    def tensor(self, array: NDArray[np.generic] | Later) -> Tensor:
         """Return the tensor of an array, which shares its memory."""
         if id(array) not in self._tensors:
             # The array stays alive, so that no other one gets its id.
@@ -301,7 +302,7 @@ class SitedEncoder(nn.Module):
     ) -> Tensor:
         weight = convolution.linear.weight
         hidden = len(weight)
-        near = weight.reshape(hidden, -1, hidden).transpose(0, 2, 1)
+        near = weight[:].reshape(hidden, -1, hidden).transpose(0, 2, 1)
         channels = (embedded * mask[..., None]).transpose(1, 2)
         added = functional.conv1d(
             channels,

@@ -13,7 +13,7 @@ import numpy as np
 
 from qdqbert.encoders.family import Encoder, Family, Parts, longest_text
 from qdqbert.encoders.heads import EMBEDDING, states
-from qdqbert.encoders.layers import LayerPaths, Sizes, read_layers
+from qdqbert.encoders.layers import LayerPaths, Sizes, changed, read_layers
 from qdqbert.encoders.model import Attention, Embeddings, Head, HeadOutput, Layer
 from qdqbert.encoders.reader import Reader
 from qdqbert.encoders.task_kinds import architectures_of
@@ -77,11 +77,10 @@ def _read(reader: Reader, *, causal: bool) -> Encoder:
 
 def _of_quick_gelu(layer: Layer) -> Layer:
     """Return a layer with SiLU that computes what it does with quick GELU: `silu(a x) / a`."""
-    up, down = (np.asarray(each.weight, np.float32) for each in (layer.up, layer.down))
     return dataclasses.replace(
         layer,
-        up=dataclasses.replace(layer.up, weight=up * _QUICK, bias=layer.up.bias * _QUICK),
-        down=dataclasses.replace(layer.down, weight=down / _QUICK),
+        up=changed(layer.up, lambda weight: weight * _QUICK, layer.up.bias * _QUICK),
+        down=changed(layer.down, lambda weight: weight / _QUICK),
     )
 
 

@@ -151,7 +151,7 @@ def read_deberta_embeddings(reader: Reader, sizes: Sizes) -> Embeddings:
         found = at.table(name, rows=rows, width=width)
         if projection is None:
             return found
-        return dataclasses.replace(found, rows=found.rows @ projection.T)
+        return dataclasses.replace(found, rows=found.rows[:] @ projection.T)
 
     return Embeddings(
         words=table("word_embeddings", "vocab_size"),
@@ -240,7 +240,7 @@ def relative_positions(
     def projected(layer: Linear | None) -> Floats | None:
         if layer is None:
             return None
-        rows = positions @ layer.weight.T + layer.bias
+        rows = positions @ layer.weight[:].T + layer.bias
         by_head = rows.reshape(len(rows), heads, -1).transpose(1, 0, 2)
         return np.ascontiguousarray(by_head, np.float32)
 

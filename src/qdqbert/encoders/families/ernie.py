@@ -20,7 +20,7 @@ def read_ernie(reader: Reader) -> Encoder:
     table = reader.at("embeddings").table(
         "task_type_embeddings", rows="task_type_vocab_size", width=positions.rows.shape[1]
     )
-    changed = dataclasses.replace(positions, rows=positions.rows + table.rows[0])
+    changed = dataclasses.replace(positions, rows=positions.rows[:] + table.rows[:1])
     embeddings = dataclasses.replace(encoder.embeddings, positions=changed)
     return dataclasses.replace(encoder, embeddings=embeddings)
 

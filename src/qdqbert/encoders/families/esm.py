@@ -65,7 +65,7 @@ def _embeddings(reader: Reader, sizes: Sizes, *, has_positions: bool) -> Embeddi
     words, dropped_id = _words(reader, sizes.hidden), None
     if config.flag("token_dropout", null=False):
         dropped_id = config.integer("mask_token_id")
-        rows = words.rows * np.float32(1 - _MASKED)
+        rows = words.rows[:] * np.float32(1 - _MASKED)
         rows[dropped_id : dropped_id + 1] = 0
         words = dataclasses.replace(words, rows=rows)
     positions, padding_id = None, None

@@ -10,7 +10,7 @@ import numpy as np
 from qdqbert.encoders.families.llama import ATTENTION, LLAMA_DEFAULTS, MLP, sizes_of
 from qdqbert.encoders.family import Encoder, Family, Heads, Parts
 from qdqbert.encoders.heads import logits
-from qdqbert.encoders.layers import Sizes, centered
+from qdqbert.encoders.layers import Sizes, centered, changed
 from qdqbert.encoders.model import (
     Attention,
     Embeddings,
@@ -61,8 +61,7 @@ def _norm(at: Reader, name: str, sizes: Sizes, *, has_bias: bool = True) -> Norm
 
 def _scaled(linear: Linear, factor: float) -> Linear:
     by = np.float32(factor)
-    weight = np.asarray(linear.weight, np.float32)
-    return dataclasses.replace(linear, weight=weight * by, bias=linear.bias * by)
+    return changed(linear, lambda weight: weight * by, linear.bias * by)
 
 
 def _layer(at: Reader, sizes: Sizes, rotary: Rotary, factor: float) -> Layer:

@@ -16,10 +16,11 @@ from qdqbert.encoders.config import Config
 from qdqbert.encoders.families.bert import answer
 from qdqbert.encoders.family import Encoder, Family, Heads, Parts
 from qdqbert.encoders.heads import logits
-from qdqbert.encoders.layers import FULL, SLIDING, Sizes, kinds_of_layers
+from qdqbert.encoders.layers import FULL, SLIDING, Sizes, changed, kinds_of_layers
 from qdqbert.encoders.model import (
     Attention,
     Embeddings,
+    Floats,
     Head,
     Layer,
     Linear,
@@ -158,16 +159,14 @@ class LlamaLike:
         if sizes.heads % shared:
             raise at.config.refuse("num_key_value_heads", f"{sizes.heads} is not a multiple of it.")
 
+        def repeated(values: Floats) -> Floats:
+            by_head = values.reshape(shared, sizes.head, *values.shape[1:])
+            return by_head.repeat(sizes.heads // shared, axis=0).reshape(width, *values.shape[1:])
+
         def spread(name: str) -> Linear:
             """Return keys or values, repeated for each head of their group."""
             found = linear(f"self_attn.{name}", hidden, shared * sizes.head)
-            weight = found.weight.reshape(shared, sizes.head, hidden)
-            times = sizes.heads // shared
-            return dataclasses.replace(
-                found,
-                weight=weight.repeat(times, axis=0).reshape(width, hidden),
-                bias=found.bias.reshape(shared, sizes.head).repeat(times, axis=0).ravel(),
-            )
+            return changed(found, repeated, repeated(found.bias))
 
         query_norm, key_norm = (
             self._norm(at, f"self_attn.{name}_norm", sizes.head, sizes)

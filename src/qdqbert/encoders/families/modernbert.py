@@ -14,7 +14,7 @@ from qdqbert.encoders.families.bert import BERT_DEFAULTS
 from qdqbert.encoders.family import Encoder, Family, Heads, Parts
 from qdqbert.encoders.heads import answer_spans, decoder, logits, scored_choice
 from qdqbert.encoders.layer_sites import LayerSites, TrainingSites
-from qdqbert.encoders.layers import FULL, SLIDING, Sizes, kinds_of_layers
+from qdqbert.encoders.layers import FULL, SLIDING, Sizes, changed, kinds_of_layers
 from qdqbert.encoders.model import (
     Attention,
     Embeddings,
@@ -174,13 +174,13 @@ def _layer(
 def _split(linear: Linear, parts: int) -> list[Linear]:
     """Split a linear layer into several, by its outputs."""
     size = len(linear.bias) // parts
-    places = [slice(start, start + size) for start in range(0, parts * size, size)]
-    return [
-        dataclasses.replace(
-            linear, weight=linear.weight[place], bias=linear.bias[place], first=place.start
-        )
-        for place in places
-    ]
+
+    def part(start: int) -> Linear:
+        place = slice(start, start + size)
+        found = changed(linear, lambda weight: weight[place], linear.bias[place])
+        return dataclasses.replace(found, first=start)
+
+    return [part(start) for start in range(0, parts * size, size)]
 
 
 def transform(parts: Parts) -> tuple[Step, ...]:

@@ -18,7 +18,7 @@ from qdqbert.encoders.families.bert import (
 from qdqbert.encoders.families.electra import summary
 from qdqbert.encoders.family import Encoder, Family, Parts
 from qdqbert.encoders.heads import logits
-from qdqbert.encoders.layers import BERT_LAYER, Sizes, read_layers
+from qdqbert.encoders.layers import BERT_LAYER, Sizes, changed, read_layers
 from qdqbert.encoders.model import Attention, Embeddings, Head, Linear, Rotary
 from qdqbert.encoders.reader import Reader
 
@@ -74,7 +74,7 @@ def _halves(heads: int, size: int) -> NDArray[np.intp]:
 
 def _reordered(linear: Linear, order: NDArray[np.intp]) -> Linear:
     """Return a linear layer whose outputs are in another order, the same for queries and keys."""
-    return dataclasses.replace(linear, weight=linear.weight[order], bias=linear.bias[order])
+    return changed(linear, lambda weight: weight[order], linear.bias[order])
 
 
 def classify(parts: Parts) -> tuple[Head, ...]:

@@ -139,9 +139,9 @@ def _position_bias(at: Reader, heads: int) -> Floats:
     buckets, farthest = (at.config.integer(name, least=1) for name in names)
     if buckets < 4 or farthest <= buckets // 4:
         raise at.config.refuse(names[0], f"expected 4 to 4 times `{names[1]}={farthest}`.")
-    table = at.table(_BIAS, rows=names[0], width=heads).rows
+    table = at.table(_BIAS, rows=names[0], width=heads)
     distances = np.arange(1 - _LIMIT, _LIMIT)
-    return np.ascontiguousarray(table[buckets_of(distances, buckets, farthest)].T)
+    return np.ascontiguousarray(table.rows[buckets_of(distances, buckets, farthest)].T)
 
 
 def _family(model_type: str, **own: Any) -> Family:

@@ -19,78 +19,88 @@ def check_parts(model: EncoderModel) -> None:
     Raises:
         GraphError: It has such a part. The message names the layer.
     """
-    if model.embeddings.padding_id is not None and model.layers[0].attention.rotary is not None:
+    first = model.layers[0]
+    for index, layer in enumerate(model.layers):
+        check_layer(model, layer, index, first)
+
+
+def check_layer(model: EncoderModel, layer: Layer, index: int, first: Layer) -> None:
+    """Refuse a layer of a model with parts that the kernels do not compute; see `check_parts`.
+
+    `first` is the model's first layer.
+    """
+    attention = layer.attention
+    if model.embeddings.padding_id is not None and attention.rotary is not None:
         raise GraphError(
             "The native engine rotates queries and keys by the place of a token in its text, and "
             "this model does not count padding tokens."
         )
-    for index, layer in enumerate(model.layers):
-        if _common(layer) != _common(model.layers[0]):
-            raise GraphError(f"The native engine needs equal layers; layer {index} differs from 0.")
-        bias, wanted = layer.attention.position_bias, (layer.attention.heads, 2 * model.limit - 1)
-        if bias is not None and bias.shape != wanted:
-            raise GraphError(f"The position bias of layer {index} is {bias.shape}, not {wanted}.")
-        attention = layer.attention
-        if (rotary := attention.rotary) is not None and len(rotary.cos) != model.limit:
-            raise GraphError(f"Layer {index} rotates {len(rotary.cos)} positions, not all.")
-        _check_norms(layer, index)
-        norms = (attention.query_norm, attention.key_norm)
-        width = len(attention.query.bias)
-        if attention.norms_each_head:
-            width //= attention.heads
-        if norms != (None, None) and any(
-            each is None or each.subtracts_mean or len(each.weight) != width for each in norms
-        ):
-            raise GraphError(
-                "The native engine needs either no norms of queries and keys or two RMSNorms over "
-                f"all of their channels, or those of each head; the norms of layer {index} differ."
-            )
-        _check_relative(layer.attention.relative, model, index)
+    if _common(layer) != _common(first):
+        raise GraphError(f"The native engine needs equal layers; layer {index} differs from 0.")
+    bias, wanted = attention.position_bias, (attention.heads, 2 * model.limit - 1)
+    if bias is not None and bias.shape != wanted:
+        raise GraphError(f"The position bias of layer {index} is {bias.shape}, not {wanted}.")
+    if (rotary := attention.rotary) is not None and len(rotary.cos) != model.limit:
+        raise GraphError(f"Layer {index} rotates {len(rotary.cos)} positions, not all.")
+    _check_norms(layer, index)
+    norms = (attention.query_norm, attention.key_norm)
+    width = len(attention.query.bias)
+    if attention.norms_each_head:
+        width //= attention.heads
+    if norms != (None, None) and any(
+        each is None or each.subtracts_mean or len(each.weight) != width for each in norms
+    ):
+        raise GraphError(
+            "The native engine needs either no norms of queries and keys or two RMSNorms over "
+            f"all of their channels, or those of each head; the norms of layer {index} differ."
+        )
+    _check_relative(attention.relative, model, index, first.attention.relative)
 
 
-def check_model(model: EncoderModel, precision: Precision) -> None:
-    """Refuse a model that the kernels do not compute with linear layers in a precision.
+def check_codes(layer: Layer, index: int, first: Layer, precision: Precision) -> None:
+    """Refuse a layer whose linear layers are in another precision, or have codes that differ.
 
     Raises:
-        GraphError: It has such a part, or such codes. The message names the layer.
+        GraphError: It is such a layer. The message names it.
     """
-    check_parts(model)
     is_int8 = precision == "int8"
-    for index, layer in enumerate(model.layers):
-        attention = layer.attention
-        if layer.gate is not None and not same_codes((layer.up, layer.gate)):
-            raise GraphError(f"The gate of layer {index} and its factor have different codes.")
-        linears = (attention.query, attention.key, attention.value, attention.output)
-        first = model.layers[0]
-        if any((each.codes is None) == is_int8 for each in (*linears, layer.up, layer.down)):
-            raise GraphError(
-                f"The native engine needs all linear layers in {precision}; layer {index}."
-            )
-        if any(
-            each.codes and first.up.codes and each.codes.dynamic != first.up.codes.dynamic
-            for each in (*linears, layer.up, layer.down)
-        ):
-            raise GraphError(
-                "The native engine needs either static or dynamic scales in all linear layers; "
-                f"layer {index} has both."
-            )
-        states = (attention.query, attention.key, attention.value, layer.up)
-        parts = (*((each, first.up) for each in states), (layer.down, first.down))
-        if any(_matrix(one) != _matrix(other) for one, other in parts) or _matrix(attention.output):
-            raise GraphError(
-                "The native engine needs the same Hadamard matrix for the states in all layers, "
-                f"one for the inputs of all last linear layers, and none for contexts; layer "
-                f"{index} has others."
-            )
+    attention = layer.attention
+    if layer.gate is not None and not same_codes((layer.up, layer.gate)):
+        raise GraphError(f"The gate of layer {index} and its factor have different codes.")
+    linears = (attention.query, attention.key, attention.value, attention.output)
+    if any((each.codes is None) == is_int8 for each in (*linears, layer.up, layer.down)):
+        raise GraphError(
+            f"The native engine needs all linear layers in {precision}; layer {index}."
+        )
+    if any(
+        each.codes and first.up.codes and each.codes.dynamic != first.up.codes.dynamic
+        for each in (*linears, layer.up, layer.down)
+    ):
+        raise GraphError(
+            "The native engine needs either static or dynamic scales in all linear layers; "
+            f"layer {index} has both."
+        )
+    states = (attention.query, attention.key, attention.value, layer.up)
+    parts = (*((each, first.up) for each in states), (layer.down, first.down))
+    if any(_matrix(one) != _matrix(other) for one, other in parts) or _matrix(attention.output):
+        raise GraphError(
+            "The native engine needs the same Hadamard matrix for the states in all layers, "
+            f"one for the inputs of all last linear layers, and none for contexts; layer "
+            f"{index} has others."
+        )
 
 
 def _matrix(linear: Linear) -> Hadamard | None:
     return None if linear.codes is None else linear.codes.hadamard
 
 
-def _check_relative(relative: RelativePositions | None, model: EncoderModel, index: int) -> None:
+def _check_relative(
+    relative: RelativePositions | None,
+    model: EncoderModel,
+    index: int,
+    first: RelativePositions | None,
+) -> None:
     """Refuse tables of relative positions that differ in form from the first layer's."""
-    first = model.layers[0].attention.relative
     if relative is None or first is None:
         return
     tables = [each for each in (relative.keys, relative.queries) if each is not None]

@@ -7,7 +7,9 @@ to a multiple of 16. Columns of linear layers are in panels of 16; see `kernels.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +26,13 @@ from qdqbert.encoders.model import (
     Layer,
     Linear,
     Norm,
+    RelativePositions,
     Rotary,
     RoundTrip,
     Table,
 )
 from qdqbert.encoders.shared_table import joined, rest_of
-from qdqbert.engines.native.computed import check_model, same_codes
+from qdqbert.engines.native.computed import check_codes, check_layer, same_codes
 from qdqbert.engines.native.kernels.dot import PANEL, pack
 from qdqbert.engines.native.kernels.product import pack_floats
 from qdqbert.engines.native.memory import LINE, padded, with_zeros, zeros
@@ -44,7 +47,7 @@ from qdqbert.engines.native.schema import (
     with_gate,
 )
 from qdqbert.engines.native.static import pack_static
-from qdqbert.engines.native.storage import Packed
+from qdqbert.engines.native.storage import Keep, Packed, save_packed, write_packed
 from qdqbert.engines.native.value_bounds import value_bounds
 
 Array = NDArray[Any]
@@ -59,25 +62,44 @@ def pack_model(model: EncoderModel, *, precision: Precision = "int8") -> Packed:
     """
     if not model.layers:
         return pack_static(model)
-    check_model(model, precision)
-    if model.tail is not None and TAIL_STATES in model.tail.inputs:
-        states = Head(poolings=("none",), steps=(), outputs=(HeadOutput(name=TAIL_STATES),))
-        model = dataclasses.replace(model, heads=(*model.heads, states))
-    return _Packer(model).pack()
+    arrays: dict[str, Array] = {}
+    settings = _Packer(model, precision, arrays.__setitem__).pack()
+    return Packed(arrays=arrays, settings=settings)
+
+
+def write_model(model: EncoderModel, path: Path, *, precision: Precision = "int8") -> None:
+    """Write a model as `pack_model` packs it, without keeping it in memory.
+
+    Each layer is asked for once, in order.
+
+    Raises:
+        GraphError: As in `pack_model`.
+        OSError: The file cannot be written. An existing file is unchanged.
+    """
+    if not model.layers:
+        save_packed(pack_static(model), path)
+        return
+    write_packed(path, lambda keep: _Packer(model, precision, keep).pack())
 
 
 class _Packer:
-    """Collects the arrays and settings of one model."""
+    """Passes on the arrays of one model, and returns its settings."""
 
-    def __init__(self, model: EncoderModel) -> None:
-        self._model = model
-        self._arrays: dict[str, Array] = {}
-        self._fits_16_bits = True
-        first = model.layers[0]
+    def __init__(self, model: EncoderModel, precision: Precision, keep: Keep) -> None:
+        if model.tail is not None and TAIL_STATES in model.tail.inputs:
+            states = Head(poolings=("none",), steps=(), outputs=(HeadOutput(name=TAIL_STATES),))
+            model = dataclasses.replace(model, heads=(*model.heads, states))
+        self._model, self._precision, self._keep = model, precision, keep
+        self._fits_16_bits, self._has_rest = True, False
+        # Each layer may be made when it is asked for.
+        self._layers = iter(model.layers)
+        self._first = first = next(self._layers)
         self._hidden = len(first.down.bias)
         self._inner = len(first.up.bias)
         self._rotations: list[Rotary] = []
-        self._bounds = value_bounds(model)
+        self._bounds: list[Floats] | None = []
+        # Tables of relative positions of the layers, with the factors of their scores.
+        self._tables: list[tuple[RelativePositions | None, float]] = []
         self._heads = first.attention.heads
         self._head = len(first.attention.query.bias) // self._heads
         # Both halves of a rotated head are whole panels.
@@ -101,25 +123,25 @@ class _Packer:
             "gate": np.add.outer(halves, np.arange(self._inner)).ravel(),
         }
 
-    def pack(self) -> Packed:
-        model = self._model
-        attention = model.layers[0].attention
-        layers = [self._layer(f"layers.{index}", layer) for index, layer in enumerate(model.layers)]
+    def pack(self) -> dict[str, Any]:
+        model, first = self._model, self._first
+        attention = first.attention
+        layers = self._pack_layers()
         for index, bounds in enumerate(self._bounds or ()):
             name, width = f"layers.{index}.value_bounds", self._sizes["width"]
-            self._arrays[name] = _placed(bounds, self._places["heads"], width)
-        settings = {
-            "floats": model.layers[0].up.codes is None,
-            "dynamic": model.layers[0].up.codes is not None and model.layers[0].up.codes.dynamic,
-            "spread_states": _matrix(model.layers[0].up),
-            "spread_inner": _matrix(model.layers[0].down),
-            "activation": model.layers[0].activation,
-            "norms_first": model.layers[0].residual.norm is None,
-            "adds_twice": model.layers[0].attention_residual.again is not None,
-            "norms_parts": model.layers[0].residual.local_norm is not None,
+            self._keep(name, _placed(bounds, self._places["heads"], width))
+        return {
+            "floats": first.up.codes is None,
+            "dynamic": first.up.codes is not None and first.up.codes.dynamic,
+            "spread_states": _matrix(first.up),
+            "spread_inner": _matrix(first.down),
+            "activation": first.activation,
+            "norms_first": first.residual.norm is None,
+            "adds_twice": first.attention_residual.again is not None,
+            "norms_parts": first.residual.local_norm is not None,
             "normalizes_heads": attention.query_norm is not None,
             "norms_each_head": attention.query_norm is not None and attention.norms_each_head,
-            "gated": model.layers[0].gate is not None,
+            "gated": first.gate is not None,
             "final_norm": self._optional_norm("final_norm", model.final_norm),
             "hidden": self._hidden,
             "inner": self._inner,
@@ -146,23 +168,38 @@ class _Packer:
                 self._head_of_model(f"heads.{index}", index) for index in range(len(model.heads))
             ],
         }
-        return Packed(arrays=self._arrays, settings=settings)
+
+    def _pack_layers(self) -> list[dict[str, Any]]:
+        """Add the layers, and return their settings."""
+        settings = []
+        before = None
+        for index, layer in enumerate(itertools.chain([self._first], self._layers)):
+            check_layer(self._model, layer, index, self._first)
+            check_codes(layer, index, self._first, self._precision)
+            if self._bounds is not None:
+                bounds = value_bounds(self._model, layer, before)
+                self._bounds = None if bounds is None else [*self._bounds, bounds]
+            self._tables.append((layer.attention.relative, layer.attention.scale))
+            settings.append(self._layer(f"layers.{index}", layer))
+            before = layer
+        return settings
 
     def _embeddings(self) -> dict[str, Any]:
         tables = self._model.embeddings
-        rows, scale, factor = tables.words.rows, tables.words.scale, np.float32(tables.factor)
+        scale, factor = tables.words.scale, np.float32(tables.factor)
+        rows: Array = np.asarray(tables.words.rows, np.float32 if scale is None else np.int8)
         width = padded(rows.shape[1])
         if scale is not None:
-            self._arrays["word_scale"] = _wide(scale * factor, width)
+            self._keep("word_scale", _wide(scale * factor, width))
         elif factor != 1:
-            rows = rows.astype(np.float32) * factor
-        self._arrays["words"] = _wide(rows, width)
+            rows = rows * factor
+        self._keep("words", _wide(rows, width))
         # The first row is for padding tokens inside texts.
         first = tables.first_position
         used = slice(first, first + self._model.limit + (tables.padding_id is not None))
         for name, table in (("positions", tables.positions), ("token_types", tables.token_types)):
             rows = _in_float(table)[used] if name == "positions" else _in_float(table)
-            self._arrays[name] = _wide(rows, width)
+            self._keep(name, _wide(rows, width))
         return {
             "norm": self._optional_norm("embedding_norm", tables.norm),
             "width": tables.words.rows.shape[1],
@@ -178,15 +215,14 @@ class _Packer:
         if (tail := self._model.tail) is None:
             return None
         graph = np.frombuffer(tail.graph, np.int8)
-        self._arrays["tail"] = np.zeros(padded(len(graph), LINE), np.int8)
-        self._arrays["tail"][: len(graph)] = graph
+        self._keep("tail", _wide(graph, padded(len(graph), LINE)))
         return {"bytes": len(graph), "inputs": list(tail.inputs), "outputs": list(tail.outputs)}
 
     def _convolution(self) -> dict[str, Any] | None:
         """Add the convolution, with the padded channels of the states."""
         if (found := self._model.convolution) is None:
             return None
-        by_token = found.linear.weight.reshape(self._hidden, -1, self._hidden)
+        by_token = found.linear.weight[:].reshape(self._hidden, -1, self._hidden)
         wide = _wide(by_token, padded(self._hidden)).reshape(self._hidden, -1)
         return {
             "tokens": by_token.shape[1],
@@ -203,7 +239,7 @@ class _Packer:
             bias = attention.position_bias * np.float32(math.log2(math.e))
             # Kernels read whole vectors of keys.
             spare = padded(bias.size + PANEL, PANEL) - bias.size
-            self._arrays[f"{name}.position_bias"] = np.append(bias, np.zeros(spare, np.float32))
+            self._keep(f"{name}.position_bias", np.append(bias, np.zeros(spare, np.float32)))
         layer, settings = with_gate(layer), dict[str, Any]()
         for part, linear in LINEARS.items():
             settings[part] = self._linear(f"{name}.{part}", linear.of(layer), linear)
@@ -223,38 +259,35 @@ class _Packer:
         by = rounding.pre_quant_scale
         by = np.ones(width, np.float32) if by is None else _wide(by, width)
         scale = np.float64(rounding.scale)
-        self._arrays[f"{name}.multiplier"] = (by / scale).astype(np.float32)
+        self._keep(f"{name}.multiplier", (by / scale).astype(np.float32))
         # Channels that are padding stay zero.
         step = np.divide(scale, by, where=by != 0, out=np.zeros(width))
-        self._arrays[f"{name}.step"] = step.astype(np.float32)
+        self._keep(f"{name}.step", step.astype(np.float32))
         return {"zero_point": rounding.zero_point, "low": rounding.low, "high": rounding.high}
 
     def _relative(self) -> dict[str, Any] | None:
         """Add the tables of relative positions of all layers."""
-        first = self._model.layers[0].attention
-        if first.relative is None:
+        first = self._tables[0][0]
+        if first is None:
             return None
-        rows = first.relative.rows
+        rows = first.rows
         falls = rows[0] > rows[-1]
         count = 0
-        for index, layer in enumerate(self._model.layers):
-            attention = layer.attention
-            assert attention.relative is not None
+        for index, (tables, scale) in enumerate(self._tables):
             for name in ("keys", "queries"):
-                table = getattr(attention.relative, name)
+                table = getattr(tables, name)
                 if table is not None:
                     count = table.shape[1]
-                    scaled = table * np.float32(attention.scale * math.log2(math.e))
-                    self._arrays[f"layers.{index}.relative_{name}"] = self._table_of_heads(
-                        scaled[:, ::-1] if falls else scaled
-                    )
+                    scaled = table * np.float32(scale * math.log2(math.e))
+                    made = self._table_of_heads(scaled[:, ::-1] if falls else scaled)
+                    self._keep(f"layers.{index}.relative_{name}", made)
         stored = np.zeros(padded(rows.size, PANEL), np.int32)
         stored[: rows.size] = count - 1 - rows if falls else rows
-        self._arrays["relative_rows"] = stored
+        self._keep("relative_rows", stored)
         return {
             "rows": count,
-            "keys": first.relative.keys is not None,
-            "queries": first.relative.queries is not None,
+            "keys": first.keys is not None,
+            "queries": first.queries is not None,
         }
 
     def _table_of_heads(self, table: Floats) -> Floats:
@@ -274,7 +307,7 @@ class _Packer:
         self._rotations.append(rotary)
         # The sines follow the cosines of each position.
         both = np.stack([rotary.cos, rotary.sin], axis=1)
-        self._arrays[f"rotations.{index}"] = _wide(both.astype(np.float32), self._size // 2)
+        self._keep(f"rotations.{index}", _wide(both.astype(np.float32), self._size // 2))
         return index
 
     def _linear(self, name: str, linear: Linear, part: LinearPart) -> dict[str, Any]:
@@ -284,30 +317,29 @@ class _Packer:
         channels = self._places.get(part.channels_at, np.arange(depth))
         count, deep = self._sizes[part.columns], self._sizes[part.depth]
         if linear.codes is None:
-            floats = _at(linear.weight, columns, channels, (count, deep))
-            self._arrays[f"{name}.weights"] = pack_floats(floats, deep)
-            self._arrays[f"{name}.bias"] = _placed(linear.bias, columns, count)
+            floats = np.asarray(linear.weight, np.float32)
+            floats = _at(floats, columns, channels, (count, deep))
+            self._keep(f"{name}.weights", pack_floats(floats, deep))
+            self._keep(f"{name}.bias", _placed(linear.bias, columns, count))
             return {"depth": deep, "columns": count}
         assert linear.weight_scale is not None
-        weight = _at(linear.weight, columns, channels, (count, deep))
+        weight = _at(np.asarray(linear.weight, np.int8), columns, channels, (count, deep))
         self._fits_16_bits &= _fits_16_bits(weight)
         sums = weight.sum(axis=1, dtype=np.int32)
         codes = linear.codes
         scale = linear.weight_scale * np.float32(codes.scale)
         multiplier = np.broadcast_to(codes.multiplier, depth)
-        self._arrays |= {
-            f"{name}.weights": pack(weight, deep),
-            f"{name}.start": (-codes.zero_point * sums).astype(np.int32),
-            f"{name}.factor": _placed(scale, columns, count),
-            f"{name}.bias": _placed(linear.bias, columns, count),
-            f"{name}.multiplier": _placed(multiplier, channels, deep),
-        }
+        self._keep(f"{name}.weights", pack(weight, deep))
+        self._keep(f"{name}.start", (-codes.zero_point * sums).astype(np.int32))
+        self._keep(f"{name}.factor", _placed(scale, columns, count))
+        self._keep(f"{name}.bias", _placed(linear.bias, columns, count))
+        self._keep(f"{name}.multiplier", _placed(multiplier, channels, deep))
         return {"depth": deep, "columns": count, "zero_point": codes.zero_point}
 
     def _norm(self, name: str, norm: Norm) -> dict[str, Any]:
         width = padded(len(norm.weight))
-        self._arrays[f"{name}.weight"] = _wide(norm.weight, width)
-        self._arrays[f"{name}.bias"] = _wide(norm.bias, width)
+        self._keep(f"{name}.weight", _wide(norm.weight, width))
+        self._keep(f"{name}.bias", _wide(norm.bias, width))
         return {
             "epsilon": norm.epsilon,
             "width": len(norm.weight),
@@ -358,13 +390,15 @@ class _Packer:
     def _shares_words(self, weight: Floats) -> bool:
         """Return whether weights equal the table of words, and add the rest of its codes."""
         words = self._model.embeddings.words
-        if self._model.embeddings.factor != 1:
+        if self._model.embeddings.factor != 1 or words.rows.shape != weight.shape:
             return False
-        if words.scale is None or words.rows.shape != weight.shape:
+        if words.scale is None:
             return np.array_equal(words.rows, weight)
-        rest = rest_of(weight, codes := words.rows.astype(np.int8, copy=False), words.scale)
-        if is_tied := np.array_equal(joined(codes, rest, words.scale), weight):
-            self._arrays["word_rest"] = _wide(rest, padded(weight.shape[1]))
+        rest = rest_of(weight, codes := np.asarray(words.rows, np.int8), words.scale)
+        is_tied = np.array_equal(joined(codes, rest, words.scale), weight)
+        if is_tied and not self._has_rest:
+            self._keep("word_rest", _wide(rest, padded(weight.shape[1])))
+            self._has_rest = True
         return is_tied
 
     def _float_linear(self, name: str, linear: Linear) -> dict[str, Any]:
@@ -372,12 +406,13 @@ class _Packer:
             raise GraphError(
                 "The native engine computes the projection of embeddings, and heads, in float only."
             )
-        rows, depth = linear.weight.shape
+        weight = np.asarray(linear.weight, np.float32)
+        rows, depth = weight.shape
         deep, count = padded(depth), padded(rows, PANEL)
-        is_tied = self._shares_words(linear.weight.astype(np.float32))
+        is_tied = self._shares_words(weight)
         if not is_tied:
-            self._arrays[f"{name}.weights"] = pack_floats(linear.weight.astype(np.float32), deep)
-        self._arrays[f"{name}.bias"] = _wide(linear.bias, count)
+            self._keep(f"{name}.weights", pack_floats(weight, deep))
+        self._keep(f"{name}.bias", _wide(linear.bias, count))
         return {"depth": deep, "columns": count, "width": rows, "tied": is_tied}
 
 
@@ -398,9 +433,8 @@ def _fits_16_bits(weight: NDArray[np.int8]) -> bool:
 def _in_float(table: Table | None) -> Floats:
     if table is None:
         return np.zeros((1, 1), np.float32)
-    if table.scale is None:
-        return table.rows.astype(np.float32)
-    return table.rows.astype(np.float32) * table.scale
+    rows = np.asarray(table.rows, np.float32)
+    return rows if table.scale is None else rows * table.scale
 
 
 def _wide(array: Array, width: int) -> Array:

@@ -41,9 +41,8 @@ def pack_static(model: EncoderModel) -> Packed:
             "Of the modules after StaticEmbedding, only Normalize is computed. Save a copy of the "
             "model without the others, if they do not matter."
         )
-    rows = np.ascontiguousarray(
-        with_zeros(words.rows, (len(words.rows), padded(words.rows.shape[1])))
-    )
+    table = np.asarray(words.rows, np.float32 if words.scale is None else np.int8)
+    rows = np.ascontiguousarray(with_zeros(table, (len(table), padded(table.shape[1]))))
     arrays: dict[str, NDArray[Any]] = {"words": rows}
     if words.scale is not None:
         scale = np.zeros(padded(len(rows), LINE // 4), np.float32)

@@ -11,14 +11,15 @@ import functools
 import json
 import math
 import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.common.files import refuse_pointer, write_parts
+from qdqbert.common.files import new_file, refuse_pointer
 from qdqbert.common.safetensors_header import are_sizes, read_header
 from qdqbert.engines.native.memory import LINE
 
@@ -28,6 +29,8 @@ FORMAT = 12
 _NAMES = {"int8": "I8", "int32": "I32", "float32": "F32"}
 _TYPES = {name: np.dtype(dtype) for dtype, name in _NAMES.items()}
 _MOST_AXES = 8
+# Bytes that are moved at a time.
+_MOVED = 2**24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,28 +46,68 @@ class Packed:
     settings: dict[str, Any]
 
 
+Keep = Callable[[str, NDArray[Any]], None]
+"""What takes the arrays of a model, by name."""
+
+
 def save_packed(packed: Packed, path: Path) -> None:
     """Write a model, completely or not at all."""
-    header: dict[str, Any] = {
-        "__metadata__": {
+
+    def fill(keep: Keep) -> dict[str, Any]:
+        for name, array in packed.arrays.items():
+            keep(name, array)
+        return packed.settings
+
+    write_packed(path, fill)
+
+
+def write_packed(path: Path, fill: Callable[[Keep], dict[str, Any]]) -> None:
+    """Write a model whose arrays need not be in memory together, completely or not at all.
+
+    Args:
+        path: The file.
+        fill: Passes each array and its name to its argument, which writes them at once, and returns
+            the settings.
+
+    Raises:
+        OSError: The file cannot be written. An existing file is unchanged.
+    """
+    header: dict[str, Any] = {"__metadata__": None}
+    with new_file(path) as file:
+
+        def keep(name: str, array: NDArray[Any]) -> None:
+            assert array.nbytes % LINE == 0, f"{name} {array.shape}"
+            start = file.tell()
+            file.write(np.ascontiguousarray(array).data)
+            header[name] = {
+                "dtype": _NAMES[array.dtype.name],
+                "shape": list(array.shape),
+                "data_offsets": [start, start + array.nbytes],
+            }
+
+        settings = fill(keep)
+        header["__metadata__"] = {
             "format": "qdqbert-native",
             "version": str(FORMAT),
-            "settings": json.dumps(packed.settings),
+            "settings": json.dumps(settings),
         }
-    }
-    end = 0
-    for name, array in packed.arrays.items():
-        assert array.nbytes % LINE == 0, f"{name} {array.shape}"
-        header[name] = {
-            "dtype": _NAMES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [end, end + array.nbytes],
-        }
-        end += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-(8 + len(text)) % LINE)
-    arrays = (np.ascontiguousarray(each).data for each in packed.arrays.values())
-    write_parts(path, (struct.pack("<Q", len(text)), text, *arrays))
+        text = json.dumps(header).encode()
+        text += b" " * (-(8 + len(text)) % LINE)
+        _insert(file, struct.pack("<Q", len(text)) + text)
+
+
+def _insert(file: BinaryIO, start: bytes) -> None:
+    """Insert bytes at the start of a file. What follows is moved in parts, from the last one on."""
+    end = file.tell()
+    while end:
+        begin = max(0, end - _MOVED)
+        file.seek(begin)
+        part = file.read(end - begin)
+        file.seek(begin + len(start))
+        file.write(part)
+        end = begin
+    file.seek(0)
+    file.write(start)
 
 
 def load_packed(path: Path) -> Packed:

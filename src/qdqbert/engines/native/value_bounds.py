@@ -22,42 +22,35 @@ from numpy.typing import NDArray
 from qdqbert.encoders.model import EncoderModel, Floats, Layer, Linear, Norm
 
 
-def value_bounds(model: EncoderModel) -> list[Floats] | None:
-    """Return the largest value of each channel in each layer, `(width,)` float32.
+def value_bounds(model: EncoderModel, layer: Layer, before: Layer | None) -> Floats | None:
+    """Return the largest value of each channel in a layer, `(width,)` float32.
+
+    Args:
+        model: The model. Its values are bounded only if all layers have bounds.
+        layer: One of its layers.
+        before: The layer before it; `None` for the first.
 
     Returns:
         The bounds; `None` if texts of the model can share no prefix, because tokens attend to later
         ones, or near ones only, or by relative positions, or no head reads the last token alone; if
-        a layer reads states that are not normalized, or if values are not rounded by a scale of the
-        text.
+        the layer reads states that are not normalized, or if values are not rounded by a scale of
+        the text.
     """
-    if not any(head.poolings == ("last",) for head in model.heads):
+    attention, norm = layer.attention, _input_norm(model, layer, before)
+    is_free = attention.causal and attention.window is None and attention.relative is None
+    reads_last = any(head.poolings == ("last",) for head in model.heads)
+    if not (reads_last and is_free) or attention.value.codes is None or norm is None:
         return None
-    attentions = [layer.attention for layer in model.layers]
-    if not all(each.causal for each in attentions):
-        return None
-    if any(each.window is not None or each.relative is not None for each in attentions):
-        return None
-    if any(each.value.codes is None for each in attentions):
-        return None
-    norms = [_input_norm(model, index) for index in range(len(model.layers))]
-    if None in norms:
-        return None
-    return [
-        _bounds(layer, norm)
-        for layer, norm in zip(model.layers, norms, strict=True)
-        if norm is not None
-    ]
+    return _bounds(layer, norm)
 
 
-def _input_norm(model: EncoderModel, index: int) -> Norm | None:
+def _input_norm(model: EncoderModel, layer: Layer, before: Layer | None) -> Norm | None:
     """Return the norm whose output a layer projects; `None` if there is none."""
-    layer = model.layers[index]
     if layer.attention_norm is not None:
         return layer.attention_norm
-    if index == 0:
+    if before is None:
         return None if model.embeddings.projection is not None else model.embeddings.norm
-    return None if model.convolution is not None else model.layers[index - 1].residual.norm
+    return None if model.convolution is not None else before.residual.norm
 
 
 def _bounds(layer: Layer, norm: Norm) -> Floats:
@@ -76,7 +69,8 @@ def _effective_weight(linear: Linear) -> NDArray[np.float64]:
     """Return the weight that multiplies the input before it is scaled and spread, float64."""
     assert linear.codes is not None
     assert linear.weight_scale is not None
-    weight = linear.weight * linear.weight_scale[:, None].astype(np.float64)
+    codes = np.asarray(linear.weight, np.int8)
+    weight = codes * linear.weight_scale[:, None].astype(np.float64)
     if linear.codes.hadamard is not None:
         weight = linear.codes.hadamard.spread(weight)
     found: NDArray[np.float64] = weight * linear.codes.multiplier * np.float64(linear.codes.scale)

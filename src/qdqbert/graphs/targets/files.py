@@ -13,8 +13,7 @@ from qdqbert.encoders.affine import Bools
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.quantize import Choices, Specs, quantize_encoder
 from qdqbert.engines.native.computed import check_parts
-from qdqbert.engines.native.packed import pack_model
-from qdqbert.engines.native.storage import save_packed
+from qdqbert.engines.native.packed import write_model
 from qdqbert.graphs.qordered import check_layers
 from qdqbert.graphs.targets import TARGETS
 from qdqbert.graphs.targets.target import Plan, Target
@@ -34,7 +33,7 @@ def save_encoder(
         made = quantize_encoder(
             model, plan.specs, choices_of(calibration, plan.specs), threads=usable_cores()
         )
-        save_packed(pack_model(made), path)
+        write_model(made, path)
 
 
 def choices_of(calibration: CalibrationResult, specs: Specs) -> Choices:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import tokenizers
+from numpy.typing import NDArray
 
 from qdqbert.common.errors import GraphError
 from qdqbert.common.file_names import TOKENIZER
@@ -17,7 +18,7 @@ from qdqbert.data.tokenizing.tokenizer_files import read_tokenizer
 from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
 from qdqbert.engines.cuda.device import Device, open_on
 from qdqbert.engines.native import open_packed
-from qdqbert.engines.native.packed import pack_model
+from qdqbert.engines.native.parts import run_in_parts
 from qdqbert.engines.native.storage import Packed, load_packed
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.fidelity import to_decibels
@@ -32,19 +33,29 @@ _TEXTS, _LONGEST_TEXT = 16, 128
 def measure_closeness(
     checkpoint: FloatCheckpoint, packed: Path, device: Device | None = None
 ) -> Closeness:
-    """Compare the last output of INT8 with float, both on the native engine.
+    """Compare the last output of INT8 with float32 on the native engine.
 
-    The packed model is next to its tokenizer. On a GPU, `device`, float is float16. What its
-    kernels do not compute is compared on the CPU.
+    The packed model is next to its tokenizer. On a GPU, `device`, INT8 runs there. What its kernels
+    do not compute is compared on the CPU. Float always runs on the CPU, a few layers at a time.
     """
     tokenizer = read_tokenizer(packed.parent / TOKENIZER).tokenizer
     model = read_model(checkpoint, checkpoint.read_weights())
     tokenizer.enable_truncation(min(model.limit, _LONGEST_TEXT))
     shape = (1, 1, -1) if model.has_choices else (1, -1)
-    found, in_float = (
-        _open(each, device) for each in (load_packed(packed), pack_model(model, precision="float"))
+    runner = _open(load_packed(packed), device)
+    texts = []
+    for example in heldout_examples()[:_TEXTS]:
+        feature = feature_of(tokenizer.encode(example.text), runner.input_names)
+        texts.append({name: each.astype(np.int64).reshape(shape) for name, each in feature.items()})
+    name = runner.output_names[-1]
+    in_float = run_in_parts(model, texts, threads=usable_cores())
+    return _compare(
+        name,
+        (
+            (runner.run(text)[name], wanted[name])
+            for text, wanted in zip(texts, in_float, strict=True)
+        ),
     )
-    return _compare(found, in_float, tokenizer, shape)
 
 
 def _open(model: Packed, device: Device | None) -> Runner:
@@ -55,16 +66,13 @@ def _open(model: Packed, device: Device | None) -> Runner:
 
 
 def _compare(
-    runner: Runner, float_runner: Runner, tokenizer: tokenizers.Tokenizer, shape: tuple[int, ...]
+    name: str, outputs: Iterable[tuple[NDArray[np.float32], NDArray[np.float32]]]
 ) -> Closeness:
-    name = runner.output_names[-1]
+    """Return how close outputs of INT8 are to those of float, text by text."""
     signal = noise = 0.0
     cosines = []
-    for example in heldout_examples()[:_TEXTS]:
-        feature = feature_of(tokenizer.encode(example.text), runner.input_names)
-        inputs = {name: each.astype(np.int64).reshape(shape) for name, each in feature.items()}
-        wanted = float_runner.run(inputs)[name].astype(np.float64)
-        found = runner.run(inputs)[name].astype(np.float64)
+    for found, wanted in outputs:
+        found, wanted = found.astype(np.float64), wanted.astype(np.float64)
         signal += float((wanted**2).sum())
         noise += float(((found - wanted) ** 2).sum())
         lengths = np.linalg.norm(wanted, axis=-1) * np.linalg.norm(found, axis=-1)

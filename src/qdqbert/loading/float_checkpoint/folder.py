@@ -37,8 +37,7 @@ from qdqbert.encoders.quantize import round_encoder
 from qdqbert.encoders.stored import read_stored
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.encoders.weights import Weights
-from qdqbert.engines.native.packed import pack_model
-from qdqbert.engines.native.storage import Packed, save_packed
+from qdqbert.engines.native.packed import write_model
 from qdqbert.graphs.targets import TARGETS
 from qdqbert.graphs.targets.target import Target
 from qdqbert.loading.float_checkpoint.source import FloatCheckpoint, limits_pairs
@@ -167,9 +166,9 @@ def write_folder(
     if engine != "native":
         _write_graph(model, file)
     elif precision == "float":
-        save_packed(pack_model(model, precision="float"), file)
+        write_model(model, file, precision="float")
     else:
-        save_packed(_packed(checkpoint, weights, model), file)
+        _write_rounded(checkpoint, weights, model, file)
     write_json(folder / CONFIG, dict(checkpoint.config.values))
     write_json(folder / TOKENIZER_CONFIG, tokenizer_settings)
     for path, text in checkpoint.layout.files.items() if checkpoint.layout else ():
@@ -208,16 +207,20 @@ def _file_of(engine: EngineName) -> str:
     return TARGETS["native" if engine == "native" else "float"].file
 
 
-def _packed(checkpoint: FloatCheckpoint, weights: Weights, model: EncoderModel) -> Packed:
-    """Return a model in INT8, with the ranges that the checkpoint stores, if it stores some."""
+def _write_rounded(
+    checkpoint: FloatCheckpoint, weights: Weights, model: EncoderModel, path: Path
+) -> None:
+    """Write a model in INT8, with the ranges that the checkpoint stores, if it stores some."""
     rounded = functools.partial(
         round_encoder, model, limits_pairs=limits_pairs(), threads=usable_cores()
     )
     config = checkpoint.config
     if "quantizers" not in config:
-        return pack_model(rounded())
+        write_model(rounded(), path)
+        return
     try:
-        return pack_model(rounded(*read_stored(weights, config, model, family_of(config).prefix)))
+        stored = read_stored(weights, config, model, family_of(config).prefix)
+        write_model(rounded(*stored), path)
     except (CalibrationError, GraphError) as error:
         raise CheckpointError(
             f"{str(checkpoint.folder)!r} cannot be run with the quantizers that it stores. {error} "
