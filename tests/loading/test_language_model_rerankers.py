@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from starlette.testclient import TestClient
 
 import qdqbert
 from qdqbert import CheckpointError, MissingExtraError, UserInputError
+from qdqbert.loading.float_checkpoint import comparison
 from qdqbert.serving.app import build_app
 from rerankers import FLAT, PAIRS, STRUCTURED, recorded_prefixes, save_reranker
 from serving_requests import answer
@@ -83,6 +85,18 @@ def test_a_generator_without_the_words_is_no_reranker(tmp_path) -> None:
     save_reranker(tmp_path / "model")
     with pytest.raises(CheckpointError, match="no tokens 'yes' and 'no'"):
         qdqbert.load(tmp_path / "model-plain", task="reranking")
+
+
+def test_the_comparison_with_float_reads_pairs_in_the_template(tmp_path) -> None:
+    save_reranker(tmp_path / "model")
+    run = comparison.run_in_parts
+    with mock.patch.object(comparison, "run_in_parts", side_effect=run) as compare:
+        model = qdqbert.load(tmp_path / "model")
+    (job,) = model.scoring_job().encode([("a", "b")])
+    start = job.features[0]["input_ids"][:20].tolist()
+    texts = compare.call_args.args[1]
+    assert len(texts) == 16
+    assert all(each["input_ids"][0, :20].tolist() == start for each in texts)
 
 
 def test_texts_alone_are_refused(tmp_path) -> None:

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import GraphError
-from qdqbert.common.file_names import TOKENIZER
 from qdqbert.common.machine import usable_cores
 from qdqbert.data.texts import heldout_examples
-from qdqbert.data.tokenizing.encoding import feature_of
-from qdqbert.data.tokenizing.tokenizer_files import read_tokenizer
+from qdqbert.data.tokenizing.encoding import encode
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
 from qdqbert.engines.cuda.device import Device, open_on
 from qdqbert.engines.native import open_packed
@@ -38,15 +37,20 @@ def measure_closeness(
     The packed model is next to its tokenizer. On a GPU, `device`, INT8 runs there. What its kernels
     do not compute is compared on the CPU. Float always runs on the CPU, a few layers at a time.
     """
-    tokenizer = read_tokenizer(packed.parent / TOKENIZER).tokenizer
     model = read_model(checkpoint, checkpoint.read_weights())
-    tokenizer.enable_truncation(min(model.limit, _LONGEST_TEXT))
     shape = (1, 1, -1) if model.has_choices else (1, -1)
     runner = _open(load_packed(packed), device)
-    texts = []
-    for example in heldout_examples()[:_TEXTS]:
-        feature = feature_of(tokenizer.encode(example.text), runner.input_names)
-        texts.append({name: each.astype(np.int64).reshape(shape) for name, each in feature.items()})
+    # Pairs of a model with a template are in it.
+    encoded = encode(
+        Tokenizer.from_folder(packed.parent, max_length=None),
+        [each.text for each in heldout_examples()[:_TEXTS]],
+        input_names=runner.input_names,
+        max_length=min(model.limit, _LONGEST_TEXT),
+    )
+    texts = [
+        {name: array.astype(np.int64).reshape(shape) for name, array in each.items()}
+        for each in encoded.inputs
+    ]
     name = runner.output_names[-1]
     in_float = run_in_parts(model, texts, threads=usable_cores())
     return _compare(
