@@ -39,6 +39,7 @@ import qdqbert.verbs.benchmark.run
 import qdqbert.verbs.quantize.run
 import qdqbert.verbs.train.run
 from conftest import SIZES, save_multi_vector
+from gliner_models import save_gliner
 from jina_models import save_embedder
 from ports import free_port
 from qdqbert.calibration.ranges_file import FORMAT as RANGES_FORMAT
@@ -194,6 +195,7 @@ def add_tutorial_files(folder: Path, save_tiny: Callable[..., Path]) -> None:
     settings.write_text('{"model_type": "SparseEncoder"}')
     save_multi_vector(folder / "my-colbert", mask={})
     save_reranker(folder / "my-language-model-reranker")
+    save_gliner(folder / "my-gliner")
     # As FlagEmbedding's training saves it.
     save_tiny(folder / "my-bge-m3", "xlm-roberta")
     size = SIZES["hidden_size"]
@@ -541,7 +543,8 @@ def packages_of(extra: str) -> set[str]:
 
 def test_the_extra_of_the_benchmarks_has_what_they_import() -> None:
     # protobuf comes with onnx. The scripts run without the others, and say so.
-    known = packages_of("benchmarks") | {"google", "fastembed", "ray", *sys.stdlib_module_names}
+    others = ("google", "fastembed", "gliner", "ray")
+    known = packages_of("benchmarks").union(others, sys.stdlib_module_names)
     scripts = list((ROOT / "benchmarks").glob("*.py"))
     # The benchmark for GPUs runs the tests' models.
     known |= {path.stem for path in (*scripts, *(ROOT / "tests").glob("*.py"))}

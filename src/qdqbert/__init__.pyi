@@ -71,6 +71,7 @@ from .evidence.reports import TargetReport as TargetReport
 from .loading.typed_load import load as load
 from .quantization.recipes import QuantizerOptions as QuantizerOptions
 from .tasks.embedder import Embedder as Embedder
+from .tasks.entity_extraction import EntityExtractor as EntityExtractor
 from .tasks.fill_mask import MaskFiller as MaskFiller
 from .tasks.multi_vector_embedding import MultiVectorEmbedder as MultiVectorEmbedder
 from .tasks.multiple_choice import ChoiceSelector as ChoiceSelector

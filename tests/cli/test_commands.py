@@ -198,7 +198,7 @@ def test_help_lists_the_commands_and_version_prints_it() -> None:
         (["--calibration-data", "no-such.txt"], "`--calibration-data`: Data file `no-such.txt`"),
         (
             ["--task", "sentiment"],
-            "`--task sentiment` is unknown. Choose one of: feature-extraction, ",
+            "`--task sentiment` is unknown. Choose one of: entity-extraction, ",
         ),
         (["--task", "fill-mask"], "has no head for task `fill-mask`: it lacks `"),
         (["--target", "gpu"], "`--target gpu` is unknown. Choose one of: portable, onnxruntime"),

@@ -57,6 +57,17 @@ def test_entities_that_one_model_does_not_find_are_counted() -> None:
     expected = proportion_interval(2, 4)
     assert found.texts_interval == Interval(low=100 * expected.low, high=100 * expected.high)
     assert compare([[1, 2]], [[1, 2]]).entities is None
+    assert found.largest_difference is None
+
+
+def test_probabilities_of_spans_are_compared() -> None:
+    entities = [{("a", 0, 0)}], [{("a", 0, 0)}]
+    fidelity = compare(
+        [[[0, 0, -50]]], [[[0, math.log(3), -40]]], vectors="spans", entities=entities
+    )
+    # 3 / (1 + 3) instead of 1 / 2. Logits far below 0 differ by more, and mean the same.
+    assert fidelity.entities.largest_difference == pytest.approx(0.25)
+    assert fidelity.cosine_mean is None
 
 
 def test_different_numbers_of_decisions_are_refused() -> None:

@@ -240,7 +240,7 @@ def test_a_model_for_another_task_is_refused(quantized, made, right, wrong) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"task": "sentiment"}, r"`task='sentiment'` is unknown\. Choose one of: feature-"),
+        ({"task": "sentiment"}, r"`task='sentiment'` is unknown\. Choose one of: entity-"),
         ({"engine": "tvm"}, r"`engine='tvm'` is unknown\. Choose one of: onnxruntime, openvino"),
         ({"kernel": "sse"}, r"`kernel='sse'` is unknown\. Choose one of: amx"),
         ({"target": "tvm"}, r"`target='tvm'` is unknown\. Choose one of: portable"),

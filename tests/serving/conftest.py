@@ -6,11 +6,12 @@ import pytest
 from starlette.testclient import TestClient
 
 import qdqbert
+from gliner_models import save_gliner
 from qdqbert.serving.app import build_app
 
 
 @pytest.fixture(scope="package")
-def models(quantized, tiny_artifact):
+def models(quantized, tiny_artifact, tmp_path_factory):
     folders = {
         "embedder": quantized("sentence").directory,
         "sparse": quantized("sparse").directory,
@@ -23,6 +24,8 @@ def models(quantized, tiny_artifact):
         "pairs": tiny_artifact("AutoModelForNextSentencePrediction")[1],
     }
     opened = {name: qdqbert.load(each, engine="onnxruntime") for name, each in folders.items()}
+    finder = save_gliner(tmp_path_factory.mktemp("gliner") / "finder")
+    opened["finder"] = qdqbert.load(finder, precision="float")
     yield opened
     for each in opened.values():
         each.close()

@@ -6,13 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqbert.tasks.entities import EntityCounts, count_entities, find_entities, total
+from qdqbert.tasks.entities import EntityCounts, counts_of, find_entities
+from qdqbert.tasks.entity_scores import entity_scores
 
 TAGS = ["O", *(f"{letter}-{name}" for letter in "BIES" for name in ("PER", "LOC"))]
-# Pairs of sentences with equal numbers of tags.
-sentence_pairs = st.lists(
-    st.lists(st.tuples(st.sampled_from(TAGS), st.sampled_from(TAGS)), max_size=12), max_size=4
-)
 
 
 def of(text: str) -> list[tuple[str, int, int]]:
@@ -83,45 +80,29 @@ def test_every_short_sequence_is_split_correctly(length) -> None:
 
 
 def test_scores_by_hand() -> None:
-    labels = [
-        ["O", "O", "B-MISC", "I-MISC", "I-MISC", "I-MISC", "O"],
-        ["B-PER", "I-PER", "O", "B-PER"],
-    ]
-    predictions = [["O", "O", "B-MISC", "I-MISC", "I-MISC", "O", "O"], ["B-PER", "I-PER", "O", "O"]]
-    counts = count_entities(predictions, labels)
-    assert counts == {
-        "MISC": EntityCounts(predicted=1, labelled=1, correct=0),
-        "PER": EntityCounts(predicted=1, labelled=2, correct=1),
-    }
-    assert (counts["MISC"].precision, counts["MISC"].recall, counts["MISC"].f1) == (0, 0, 0)
-    assert (counts["PER"].precision, counts["PER"].recall) == (100, 50)
-    assert counts["PER"].f1 == pytest.approx(200 / 3)
-    everything = total(counts.values())
-    assert everything == EntityCounts(predicted=2, labelled=3, correct=1)
-    assert everything.f1 == 40
-
-
-def test_no_entities_score_0() -> None:
-    counts = count_entities([["O"]], [["O"]])
-    assert counts == {}
-    nothing = total(counts.values())
+    labels = "B-PER I-PER O B-PER O B-MISC I-MISC I-MISC"
+    predictions = "B-PER I-PER O O O B-MISC I-MISC O"
+    found = counts_of(set(of(predictions)), set(of(labels)))
+    assert found == EntityCounts(predicted=2, labelled=3, correct=1)
+    assert (found.precision, found.recall, found.f1) == (50, pytest.approx(100 / 3), 40)
+    nothing = EntityCounts(predicted=1, labelled=1, correct=0)
     assert (nothing.precision, nothing.recall, nothing.f1) == (0, 0, 0)
 
 
-def test_no_entity_continues_in_the_next_sentence() -> None:
-    counts = count_entities([["B-PER"], ["I-PER"]], [["B-PER"], ["I-PER"]])
-    assert counts["PER"] == EntityCounts(predicted=2, labelled=2, correct=2)
+def test_no_entities_score_0() -> None:
+    nothing = counts_of(set(), set())
+    assert (nothing.precision, nothing.recall, nothing.f1) == (0, 0, 0)
 
 
-@settings(deadline=None)
-@given(sentence_pairs)
-def test_counts_are_sums_over_sentences(pairs) -> None:
-    left = [[a for a, _ in sentence] for sentence in pairs]
-    right = [[b for _, b in sentence] for sentence in pairs]
-    found = [(set(by_pairs(a)), set(by_pairs(b))) for a, b in zip(left, right, strict=True)]
-    assert total(count_entities(left, right).values()) == EntityCounts(
-        predicted=sum(len(a) for a, _ in found),
-        labelled=sum(len(b) for _, b in found),
-        correct=sum(len(a & b) for a, b in found),
+def test_scores_count_the_entities_of_all_sentences() -> None:
+    found = entity_scores(
+        [
+            EntityCounts(predicted=1, labelled=2, correct=1),
+            EntityCounts(predicted=1, labelled=1, correct=0),
+        ]
     )
-    assert list(count_entities(left, right)) == sorted({e[0] for f in found for s in f for e in s})
+    assert {each.name: each.metric().value for each in found} == {
+        "f1": 40,
+        "precision": 50,
+        "recall": pytest.approx(100 / 3),
+    }

@@ -196,6 +196,8 @@ def _heads(
             *others, last = family.embedding(parts)
             return (*others, dataclasses.replace(last, steps=(*last.steps, *steps)))
         return states(poolings, *steps, projection=projection)
+    if kind.vectors == "spans":
+        return states(())
     if kind.has_classes and poolings:
         return scores(poolings, steps)
     if kind.vectors == "tokens":

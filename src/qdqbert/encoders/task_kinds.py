@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from qdqbert.common.errors import CheckpointError, UserInputError
 
 TaskName = Literal[
+    "entity-extraction",
     "feature-extraction",
     "fill-mask",
     "multi-vector-embedding",
@@ -26,7 +27,7 @@ TaskName = Literal[
     "token-classification",
     "zero-shot-classification",
 ]
-Vectors = Literal["sentence", "sparse", "tokens"]
+Vectors = Literal["sentence", "sparse", "spans", "tokens"]
 
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 
@@ -71,7 +72,8 @@ class TaskKind:
         vectors: What the models embed texts as. "sentence": there is no head, and the outputs are
             states and embeddings. "sparse": a weight for each word of the vocabulary, which the
             head of a masked language model makes of the tokens. "tokens": a vector for each token,
-            which layers on the states of an encoder make.
+            which layers on the states of an encoder make. "spans": there is no head, and layers
+            outside of the graph make scores of spans and labels of the states.
         is_causal: Whether a token sees the tokens before it only.
         predicts_words: Whether the values of an output are the vocabulary.
         hub_tag: The hub's name of the task, if it is not transformers'.
@@ -105,7 +107,7 @@ class TaskKind:
     @property
     def has_head(self) -> bool:
         """Whether the models have a head of transformers, and not the encoder alone."""
-        return self.vectors not in ("sentence", "tokens")
+        return self.vectors not in ("sentence", "spans", "tokens")
 
     @property
     def is_of_whole_texts(self) -> bool:
@@ -144,6 +146,17 @@ class TaskSettings:
 
 
 TASK_KINDS: Mapping[str, TaskKind] = {
+    "entity-extraction": TaskKind(
+        auto_class="AutoModel",
+        head="feature-extraction",
+        outputs=("last_hidden_state",),
+        of_tokens=True,
+        rank=3,
+        vectors="spans",
+        # The hub has no tag for it; gliner's models use this one.
+        hub_tag="token-classification",
+        call='model("Ada Lovelace lived in London.", labels=["person", "city"])',
+    ),
     "feature-extraction": TaskKind(
         auto_class="AutoModel",
         # The last three are DPR's and CLIP's.

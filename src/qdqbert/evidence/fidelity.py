@@ -15,6 +15,7 @@ from qdqbert.encoders.task_kinds import Vectors
 from qdqbert.evidence.intervals import Interval, bootstrap_interval, share_interval
 from qdqbert.evidence.vector_recall import max_sim_recall
 from qdqbert.evidence.word_agreement import WordAgreement, word_agreement
+from qdqbert.tasks.logits import apply
 from qdqbert.tasks.task import Decisions, Entities, Prediction, Predictions, identity
 
 Keys = Sequence[Hashable]
@@ -39,6 +40,8 @@ class EntityAgreement:
         changed_interval: Its 95 % interval.
         texts_percent: Share of texts whose entities differ, %.
         texts_interval: Its 95 % interval.
+        largest_difference: Largest difference of the probability of an entity, for models that
+            score spans; `None` for taggers.
     """
 
     entities: int
@@ -46,6 +49,7 @@ class EntityAgreement:
     changed_interval: Interval
     texts_percent: float
     texts_interval: Interval
+    largest_difference: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +103,7 @@ def compare(
         reference: Predictions of the float model, each `(channels,)` or `(positions, channels)`.
         candidate: Predictions to compare, of the same shapes.
         vectors: What predictions are as embeddings, which are compared by cosine too: vectors of
-            tokens are `(tokens, dimensions)`. `None` for others.
+            tokens are `(tokens, dimensions)`. "spans" are logits of spans; `None` for others.
         decisions: Decisions of the float model, and of the candidate.
         entities: Entities that the float model finds in each text, and the candidate.
         signal: Part of a prediction that SQNR is computed from.
@@ -118,7 +122,7 @@ def compare(
     if left[0].ndim == 0:
         raise ValueError("Predictions must have equal shapes (channels,), got numbers.")
     cosines = None
-    if vectors is not None:
+    if vectors not in (None, "spans"):
         cosines = all_cosines(left, right)
     flips = flips_interval = None
     counts = np.zeros((0, 2))
@@ -127,6 +131,13 @@ def compare(
         flips = changed_percent(counts)
         flips_interval = flips_interval_of(counts, answer_keys or range(len(counts)))
     powers = signals_and_noises(left, right, signal)
+    agreement = None if entities is None else _entity_agreement(*entities, answer_keys)
+    if agreement is not None and vectors == "spans":
+        largest = max(
+            float(np.abs(apply("sigmoid", own) - apply("sigmoid", other)).max(initial=0))
+            for own, other in zip(left, right, strict=True)
+        )
+        agreement = dataclasses.replace(agreement, largest_difference=largest)
     return Fidelity(
         texts=len(left),
         sqnr_db=to_decibels(*powers.sum(axis=0)),
@@ -138,7 +149,7 @@ def compare(
         decisions=None if decisions is None else int(counts[:, 1].sum()),
         words=word_agreement(left, right) if vectors == "sparse" else None,
         max_sim_recall=max_sim_recall(left, right) if vectors == "tokens" else None,
-        entities=None if entities is None else _entity_agreement(*entities, answer_keys),
+        entities=agreement,
     )
 
 

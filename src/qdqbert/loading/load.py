@@ -40,6 +40,7 @@ from qdqbert.loading.float_checkpoint import (
     open_float_checkpoint,
     weight_folders,
 )
+from qdqbert.loading.float_checkpoint.closeness import kept_closeness
 from qdqbert.loading.options import LoadOptions
 from qdqbert.runtime.artifact import QUANTIZATION, Artifact, is_artifact, open_artifact, weights_of
 from qdqbert.runtime.batches import BatchPlan
@@ -126,6 +127,7 @@ def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking
         engine, target, device = _graph_of(artifact, str(source), options, place)
         runners, scheduler, tokenizer = open_graph(artifact, engine, target, options, device)
         adapters: tuple[str, ...] = ()
+        closeness = None if target == "float" else kept_closeness(artifact.directory)
         if not isinstance(source, SavedModel):
             adapters = artifact.adapters
         return kind(
@@ -140,6 +142,7 @@ def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking
                 config=config,
                 reopen=_reopen(source, artifact, options),
                 adapters=adapters,
+                closeness={} if closeness is None else closeness.facts,
             )
         )
 

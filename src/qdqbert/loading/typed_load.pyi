@@ -9,6 +9,7 @@ from qdqbert.common.choices import EngineName, KernelName, Precision, ProviderNa
 from qdqbert.common.objects import ModelLike
 from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.tasks.embedder import Embedder
+from qdqbert.tasks.entity_extraction import EntityExtractor
 from qdqbert.tasks.fill_mask import MaskFiller
 from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder
 from qdqbert.tasks.multiple_choice import ChoiceSelector
@@ -34,6 +35,10 @@ class LoadOptions(TypedDict, total=False):
     kernel: KernelName | None
     device: str | None
 
+@overload
+def load(
+    path: ModelLike, *, task: Literal["entity-extraction"], **options: Unpack[LoadOptions]
+) -> EntityExtractor: ...
 @overload
 def load(
     path: ModelLike, *, task: Literal["feature-extraction"], **options: Unpack[LoadOptions]

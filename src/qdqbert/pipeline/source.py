@@ -21,6 +21,7 @@ from qdqbert.common.file_names import CONFIG
 from qdqbert.common.options.onnx import Onnx, is_onnx_file
 from qdqbert.common.progress import Progress
 from qdqbert.encoders.adapters import merged
+from qdqbert.encoders.checkpoint.calls import finder_of
 from qdqbert.encoders.checkpoint.description import Described, Description, describe_checkpoint
 from qdqbert.encoders.checkpoint.load import Checkpoint, load_described
 from qdqbert.encoders.checkpoint.tokenizer import check_vocabulary
@@ -42,6 +43,7 @@ from qdqbert.pipeline.sited import SitedSource
 from qdqbert.quantization.recipes import QuantizerOptions
 from qdqbert.quantization.spec import Site, SiteGroup, TensorSpec
 from qdqbert.runtime.artifact import read_training
+from qdqbert.tasks.entity_extraction import task_of_head
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Task
 from qdqbert.training.insert.outputs import check_outputs
@@ -216,8 +218,9 @@ def _read_float(model: ModelPath, found: Description) -> Source:
     head = found.head
     config = Config(values=found.config.to_dict(), path=f"{found.name}/{CONFIG}")
     with found.reading_weights() as folder:
+        stored = Weights(folder)
         encoder = read_encoder(
-            merged(Weights(folder), config, found.adapter, notices),
+            merged(head.of_encoder(stored) if head else stored, config, found.adapter, notices),
             config,
             found.task,
             poolings=() if head is None else head.row_poolings,
@@ -263,7 +266,7 @@ def _of_checkpoint(
     source = Source(
         **found.described(),
         model=model,
-        task=task_for(found.task, found.config),
+        task=task_of_head(task_for(found.task, found.config), found.head, finder_of(found.name)),
         encoder=encoder,
         output_names=tuple(output.name for head in encoder.heads for output in head.outputs),
         stored=stored,

@@ -58,12 +58,16 @@ class AnswerOptions(Options):
             mask. By default 1, or 5 for tokens. For sparse embeddings, the number of the largest
             weights to keep; all by default.
         threshold: Write all classes whose score is above it, instead of the best ones. 0.5 is usual
-            for models with any number of classes for each text.
+            for models with any number of classes for each text. For models that find entities of
+            the labels of a call, the entities above it; 0.5 by default.
         aggregation_strategy: How tokens are joined to entities; "simple" by default. See
             `TokenClassifier`.
-        labels: Labels to choose among, for models that take them in the call. In Python also a list
-            of texts, which can have commas.
-        multi_label: Score each label alone, so that any number of them can fit a text.
+        labels: Labels to choose among, or kinds of entities, for models that take them in the call.
+            In Python also a list of texts, which can have commas.
+        multi_label: Score each label alone, so that any number of them can fit a text, or the same
+            words of it.
+        flat_ner: Whether no word is in two entities, for models that find entities of the labels of
+            a call. Otherwise one may be inside of another.
         hypothesis_template: Sentence about a label, whose place is `{}`, which a text entails if
             the label fits it. By default the folder's, or "This example is {}."
         entailment_label: Name of the class of entailment, for models that do not name it so.
@@ -81,6 +85,7 @@ class AnswerOptions(Options):
     aggregation_strategy: AggregationStrategy | None = None
     labels: Several[str] = option(default=(), commas=True)
     multi_label: bool = False
+    flat_ner: bool = True
     hypothesis_template: str | None = None
     entailment_label: str | None = None
 

@@ -1,4 +1,7 @@
-"""Ollama's route for embeddings: `/api/embed`."""
+"""Ollama's route for embeddings, `/api/embed`, and the proposed one for entities, `/api/extract`.
+
+Source of the second one: pull request 18535 of ollama.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from qdqbert.serving.responses import Response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, check_width
 from qdqbert.tasks.embedder import Embedder
+from qdqbert.tasks.entity_extraction import THRESHOLD, EntityExtractor
 
 
 class OllamaBody(NamesModel):
@@ -56,6 +60,57 @@ async def _embed(body: OllamaBody, served: Served) -> Response:
     )
 
 
+class ExtractBody(NamesModel):
+    """Body of `/api/extract`."""
+
+    refused: ClassVar[Refused] = {"options": ({},)}
+
+    input: str | Annotated[list[str], Field(min_length=1)] = Field(description="A text or several.")
+    labels: list[str] = Field(description="Kinds of entities.")
+    threshold: float | None = Field(
+        None, ge=0, lt=1, description="Entities are more probable than this; 0.5 by default."
+    )
+    keep_alive: Any = Field(None, description="Ignored: models stay in memory.")
+
+
+class ExtractedEntity(TypedDict):
+    """An entity: the characters from `start` to before `end`."""
+
+    start: int
+    end: int
+    text: str
+    label: str
+    score: float
+
+
+class ExtractAnswer(TypedDict):
+    """Answer of `/api/extract`. Durations are in nanoseconds."""
+
+    model: str
+    entities: list[ExtractedEntity] | list[list[ExtractedEntity]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+async def _extract(body: ExtractBody, served: Served) -> Response:
+    """Find entities. Several texts get a list of entities each."""
+    started = time.monotonic_ns()
+    is_one = isinstance(body.input, str)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    threshold = THRESHOLD if body.threshold is None else body.threshold
+    found = await served.run("job", {"labels": body.labels, "threshold": threshold}, texts)
+    return found.response(
+        {
+            "model": served.name,
+            "entities": found.each[0] if is_one else found.each,
+            "total_duration": time.monotonic_ns() - started,
+            "load_duration": 0,
+            "prompt_eval_count": found.tokens,
+        }
+    )
+
+
 OLLAMA = (
     Route(
         path="/api/embed",
@@ -66,6 +121,16 @@ OLLAMA = (
         answer=OllamaAnswer,
         kinds=(Embedder,),
         example={"input": ["A fine film."]},
+    ),
+    Route(
+        path="/api/extract",
+        summary="Find entities of kinds that are named",
+        tag="Ollama",
+        run=_extract,
+        body=ExtractBody,
+        answer=ExtractAnswer,
+        kinds=(EntityExtractor,),
+        example={"input": "Ada Lovelace lived in London.", "labels": ["person", "city"]},
     ),
 )
 """The routes."""

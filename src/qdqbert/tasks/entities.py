@@ -8,9 +8,8 @@ an entity.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Set
+from typing import Any, NamedTuple
 
 from qdqbert.data.rows.conll import OUTSIDE
 
@@ -70,42 +69,15 @@ def find_entities(tags: Iterable[str]) -> list[Entity]:
     return found
 
 
-def count_entities(
-    predictions: Sequence[Sequence[str]], labels: Sequence[Sequence[str]]
-) -> dict[str, EntityCounts]:
-    """Return the counts of each type that is predicted or labelled, by its name, sorted.
-
-    `predictions` and `labels` are tags, one sequence for each sentence.
-    """
-    left, right = set(find_entities(_joined(predictions))), set(find_entities(_joined(labels)))
-    predicted, labelled, correct = (
-        Counter(entity.type for entity in entities) for entities in (left, right, left & right)
-    )
-    return {
-        name: EntityCounts(
-            predicted=predicted[name], labelled=labelled[name], correct=correct[name]
-        )
-        for name in sorted({*predicted, *labelled})
-    }
-
-
-def total(counts: Iterable[EntityCounts]) -> EntityCounts:
-    """Return the sum of the counts, whose scores are the micro average."""
-    each = list(counts)
+def counts_of(predicted: Set[Any], labelled: Set[Any]) -> EntityCounts:
+    """Return the counts of the entities of one sentence."""
     return EntityCounts(
-        predicted=sum(count.predicted for count in each),
-        labelled=sum(count.labelled for count in each),
-        correct=sum(count.correct for count in each),
+        predicted=len(predicted), labelled=len(labelled), correct=len(predicted & labelled)
     )
 
 
 def _percent(part: float, total: float) -> float:
     return 100.0 * part / total if total else 0.0
-
-
-def _joined(sentences: Sequence[Sequence[str]]) -> list[str]:
-    """Join sentences into one sequence, with an `O` after each that ends its last entity."""
-    return [tag for sentence in sentences for tag in (*sentence, OUTSIDE)]
 
 
 def _split(tag: str) -> tuple[str, str]:

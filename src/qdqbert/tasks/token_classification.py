@@ -30,26 +30,22 @@ from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.tasks.class_names import class_of, name_classes, new_names
-from qdqbert.tasks.entities import EntityCounts, count_entities, find_entities, total
+from qdqbert.tasks.entities import counts_of, find_entities
+from qdqbert.tasks.entity_scores import entity_scores
 from qdqbert.tasks.logits import probabilities
 from qdqbert.tasks.tagging import Entity, Tag
 from qdqbert.tasks.task import (
     IGNORED,
     Answer,
-    Compute,
     Decisions,
     Entities,
-    Extremes,
     Features,
     Labels,
     Outcome,
     Prediction,
-    Rows,
     Score,
     Task,
     Tokenization,
-    drawn_by_size,
-    one_kind,
     share_score,
 )
 
@@ -136,14 +132,9 @@ def _scores(outcome: Outcome) -> list[Score]:
     scores = []
     pairs = list(zip(tags, labels, strict=True))
     if _are_entity_tags(names.values()):
-        counts = [total(count_entities([own], [known]).values()) for own, known in pairs]
-        rows = np.array(
-            [[each.predicted, each.labelled, each.correct] for each in counts], dtype=np.float64
+        scores = entity_scores(
+            [counts_of({*find_entities(own)}, {*find_entities(known)}) for own, known in pairs]
         )
-        scores = [
-            Score(name=name, rows=rows, compute=_of_counts(name), extremes=_extremes)
-            for name in ("f1", "precision", "recall")
-        ]
     right = [sum(map(operator.eq, own, known)) for own, known in pairs]
     return [*scores, share_score("accuracy", right, [len(known) for known in labels])]
 
@@ -159,25 +150,6 @@ def _tags(prediction: Prediction, places: _Places, id2label: Mapping[int, str]) 
         id2label[int(best)] if place >= 0 else OUTSIDE
         for best, place in zip(prediction.argmax(axis=1), places, strict=True)
     ]
-
-
-def _of_counts(name: str) -> Compute:
-    """Return a score of rows with the numbers of predicted, labelled and correct entities."""
-
-    def compute(rows: Rows, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        counts = (
-            EntityCounts(predicted=predicted, labelled=labelled, correct=correct)
-            for predicted, labelled, correct in (weights @ rows).tolist()
-        )
-        return np.array([getattr(each, name) for each in counts])
-
-    return compute
-
-
-def _extremes(rows: Rows) -> Extremes:
-    """Predict as many wrong entities as there are right ones, and the right ones."""
-    known = drawn_by_size(rows[:, 1])
-    return one_kind(known, known, np.zeros_like(known)), one_kind(known, known, known)
 
 
 def _are_entity_tags(names: Iterable[str]) -> bool:

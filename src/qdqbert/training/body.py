@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from qdqbert.calibration.reference.body import pool as pool_states
 from qdqbert.calibration.reference.body import run_head, run_steps, tensor_of
 from qdqbert.encoders.checkpoint.cross_encoder import ScoreHead
+from qdqbert.encoders.checkpoint.gliner import SpanHead
 from qdqbert.encoders.checkpoint.layout import PooledHead
 from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
@@ -75,7 +76,7 @@ class GraphBody(nn.Module):
         """
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **segments)
-        if self.head is None:
+        if self.head is None or isinstance(self.head, SpanHead):
             return tuple(outputs[name] for name in self.output_names)
         if isinstance(self.head, MultiVectorHead):
             return (run_steps(outputs["last_hidden_state"], self.steps, tensor_of),)

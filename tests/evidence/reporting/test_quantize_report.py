@@ -413,6 +413,7 @@ def test_changed_entities_are_shown_beside_changed_words(quantize_report) -> Non
         changed_interval=interval,
         texts_percent=3.0,
         texts_interval=interval,
+        largest_difference=0.0471,
     )
     fidelity = dataclasses.replace(target.fidelity, entities=entities)
     report = dataclasses.replace(
@@ -424,6 +425,7 @@ def test_changed_entities_are_shown_beside_changed_words(quantize_report) -> Non
     assert found["changed predictions, 200 words"][1] == "1.50 % (0.25 to 4.00)"
     assert found["changed entities, 361 entities"][1] == "2.50 % (1.00 to 6.50)"
     assert found["texts with changed entities, 200 texts"][1] == "3.00 % (1.00 to 6.50)"
+    assert found["probability of an entity, largest difference"][1] == "0.047"
     assert (
         "1.50 % of the predictions changed, and the entities of 3.00 % of the texts"
         in report.document().facts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
     used_files,
 )
 from qdqbert.encoders.checkpoint.folder import check_name, read_known_config, refuse_old_pickles
+from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG, SpanHead, encoder_config
 from qdqbert.encoders.checkpoint.hub import download_weights
 from qdqbert.encoders.checkpoint.layout import (
     pair_template_of,
@@ -35,6 +37,7 @@ from qdqbert.encoders.checkpoint.layout import (
 )
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
 from qdqbert.encoders.checkpoint.sentence import MODEL2VEC, SentenceHead
+from qdqbert.encoders.checkpoint.sentence_files import ReadFile, SentenceFiles
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.encoders.config import Config
@@ -362,6 +365,14 @@ def _input_names(tokenizer: Any, config: Any) -> tuple[str, ...]:
     return tuple(name for name in known if name in tokenizer.model_input_names)
 
 
+def _reading(files: SentenceFiles, layout: object) -> ReadFile:
+    """Return the reader of files with the config of the encoder, which gliner has in its own."""
+    if not isinstance(layout, SpanHead):
+        return files.read
+    text = json.dumps(encoder_config(layout.files[GLINER_CONFIG]))
+    return lambda path: text if path == CONFIG else files.read(path)
+
+
 def _read_configs(
     name: str, task: str | None = None
 ) -> tuple[TextHead | CrossEncoderFiles | None, Any]:
@@ -372,7 +383,7 @@ def _read_configs(
         # It refuses the family, of which config.json may be missing.
         quantized_family(MODEL2VEC)
     subfolder = stored.subfolder if stored else ""
-    known = read_known_config(name, files.read, subfolder)
+    known = read_known_config(name, _reading(files, stored), subfolder)
     names = known.class_names()
     stored = stored or generator_head(files, known.values.get("architectures"), task, name)
     register_config()

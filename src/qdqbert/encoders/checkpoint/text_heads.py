@@ -8,6 +8,7 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
     ScoreHead,
     read_cross_encoder,
 )
+from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG, SpanHead, read_span_head
 from qdqbert.encoders.checkpoint.layout import prompt_notices
 from qdqbert.encoders.checkpoint.multi_vector import (
     MultiVectorHead,
@@ -24,16 +25,18 @@ from qdqbert.encoders.checkpoint.sparse_encoder import (
 )
 from qdqbert.encoders.task_kinds import TASK_KINDS
 
-TextHead = SentenceHead | SpladeHead | MultiVectorHead | ScoreHead
+TextHead = SentenceHead | SpladeHead | MultiVectorHead | ScoreHead | SpanHead
 """A head, which makes vectors or scores of token states, or of scores of words."""
 
 
 def read_layout(files: SentenceFiles) -> TextHead | CrossEncoderFiles | None:
-    """Read sentence-transformers' files of a checkpoint; `None` without such files.
+    """Read the files of sentence-transformers or gliner of a checkpoint; `None` without any.
 
     Raises:
         CheckpointError: It has a module or a setting that is not supported.
     """
+    if (spans := read_span_head(files.read)) is not None:
+        return spans
     if files.is_cross_encoder:
         return read_cross_encoder(files)
     if is_multi_vector(files):
@@ -43,13 +46,21 @@ def read_layout(files: SentenceFiles) -> TextHead | CrossEncoderFiles | None:
 
 def own_head(
     layout: object, name: str, task: str
-) -> tuple[SpladeHead | MultiVectorHead | ScoreHead | None, tuple[str, ...]]:
+) -> tuple[SpladeHead | MultiVectorHead | ScoreHead | SpanHead | None, tuple[str, ...]]:
     """Return the head of a model that is no plain embedder, if it has one, and notices.
 
     Raises:
-        UserInputError: The files of a multi-vector embedder are missing.
+        UserInputError: The files of a multi-vector embedder or of gliner are missing.
     """
     kind = TASK_KINDS[task]
+    if kind.vectors == "spans":
+        if not isinstance(layout, SpanHead):
+            raise UserInputError(
+                f"`task={task!r}`: {name!r} has no {GLINER_CONFIG}. Pass a checkpoint that the "
+                "package gliner saved.",
+                argument="task",
+            )
+        return layout, ()
     if kind.vectors == "sparse":
         return splade_head(layout, name)
     if isinstance(layout, ScoreHead) and layout.task == task:

@@ -148,7 +148,11 @@ def _quality(model: Compared, reference: str, task: str) -> dict[str, Cell]:
 def _entities(found: EntityAgreement, texts: int) -> dict[str, Cell]:
     """Return how well entities agree, by name."""
     entities, lists = counted(found.entities, "entity"), counted(texts, "text")
-    return {
+    largest = {}
+    if found.largest_difference is not None:
+        name = "probability of an entity, largest difference"
+        largest[name] = Cell(text=f"{found.largest_difference:.3f}", value=found.largest_difference)
+    shares = {
         name: Cell(
             text=f"{share:.2f} % {interval_text(interval, '.2f')}", value=share, interval=interval
         )
@@ -161,6 +165,7 @@ def _entities(found: EntityAgreement, texts: int) -> dict[str, Cell]:
             ),
         )
     }
+    return {**shares, **largest}
 
 
 def _words(words: WordAgreement, reference: str) -> dict[str, Cell]:

@@ -16,6 +16,7 @@ from qdqbert.common.choices import EngineName, Precision
 from qdqbert.common.file_names import CONFIG, MODULES
 from qdqbert.common.machine import release_memory
 from qdqbert.encoders.checkpoint.folder import refuse_old_pickles
+from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG
 from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.encoders.tensor_files import has_weights_below
 from qdqbert.engines.cuda.device import Device
@@ -46,7 +47,7 @@ def is_float_checkpoint(folder: Path) -> bool:
 
 def has_settings(folder: Path) -> bool:
     """Return whether a folder has the settings of a checkpoint."""
-    return (folder / CONFIG).is_file() or (folder / MODULES).is_file()
+    return any((folder / name).is_file() for name in (CONFIG, MODULES, GLINER_CONFIG))
 
 
 def weight_folders(folder: Path, name: str, *, task: TaskName | None = None) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +12,30 @@ from numpy.typing import NDArray
 from qdqbert.common.errors import GraphError
 from qdqbert.common.machine import usable_cores
 from qdqbert.data.texts import heldout_examples
-from qdqbert.data.tokenizing.encoding import encode
+from qdqbert.data.tokenizing.encoding import Batch, encode
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.checkpoint.gliner import SpanHead
 from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
+from qdqbert.encoders.model import EncoderModel
+from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.engines.cuda.device import Device, open_on
 from qdqbert.engines.native import open_packed
 from qdqbert.engines.native.parts import run_in_parts
 from qdqbert.engines.native.storage import Packed, load_packed
-from qdqbert.engines.runner import Runner
-from qdqbert.evidence.fidelity import to_decibels
+from qdqbert.engines.runner import Outputs, Runner
+from qdqbert.evidence.fidelity import compare, to_decibels
 from qdqbert.loading.float_checkpoint.closeness import Closeness
 from qdqbert.loading.float_checkpoint.folder import read_model
 from qdqbert.loading.float_checkpoint.source import FloatCheckpoint
+from qdqbert.runtime.artifact import open_artifact
+from qdqbert.tasks.entity_extraction import of_scorer
+from qdqbert.tasks.span_scores import SpanScorer
+from qdqbert.tasks.task import Features, Outcome, Prediction, Task, Tokenization
 
 # Texts that are compared, and their longest length in tokens.
 _TEXTS, _LONGEST_TEXT = 16, 128
+# The labels are a part of the texts of models that find entities.
+_LONGEST_SPANS = 256
 
 
 def measure_closeness(
@@ -40,6 +49,8 @@ def measure_closeness(
     model = read_model(checkpoint, checkpoint.read_weights())
     shape = (1, 1, -1) if model.has_choices else (1, -1)
     runner = _open(load_packed(packed), device)
+    if isinstance(checkpoint.layout, SpanHead):
+        return _compare_spans(model, runner, packed.parent, checkpoint.layout)
     # Pairs of a model with a template are in it.
     encoded = encode(
         Tokenizer.from_folder(packed.parent, max_length=None),
@@ -89,3 +100,47 @@ def _compare(
         sqnr_db=to_decibels(signal, noise),
         worst_cosine=min(cosines) if name in (EMBEDDING, TOKEN_VECTORS, WORDS) else None,
     )
+
+
+def _compare_spans(model: EncoderModel, runner: Runner, folder: Path, head: SpanHead) -> Closeness:
+    """Compare the entities that the layers in a folder find in the states of both."""
+    task = of_scorer(SpanScorer.of_folder(head, folder))
+    how = Tokenization(
+        tokenizer=Tokenizer.from_folder(folder, max_length=None),
+        input_names=runner.input_names,
+        max_length=min(_LONGEST_SPANS, open_artifact(folder).max_length),
+        settings=TaskSettings(),
+    )
+    features = task.encode(heldout_examples()[:_TEXTS], how)
+    inputs = [
+        {name: each.astype(np.int64)[None] for name, each in feature.items()}
+        for feature in features.encoded.inputs
+    ]
+    in_float = run_in_parts(model, inputs, threads=usable_cores())
+    found = _outcome(map(runner.run, inputs), inputs, features, task)
+    wanted = _outcome(in_float, inputs, features, task)
+    entities = (task.entities(wanted) or (), task.entities(found) or ())
+    fidelity = compare(wanted.predictions, found.predictions, vectors="spans", entities=entities)
+    agreement = fidelity.entities
+    assert agreement is not None, "entities were given"
+    return Closeness(
+        texts=len(features.examples),
+        sqnr_db=fidelity.sqnr_db,
+        entities=agreement.entities,
+        changed_entities=sum(len(one ^ other) for one, other in zip(*entities, strict=True)),
+        largest_difference=agreement.largest_difference or 0.0,
+    )
+
+
+def _outcome(
+    outputs: Iterable[Outputs],
+    inputs: Sequence[Mapping[str, NDArray[np.int64]]],
+    features: Features,
+    task: Task,
+) -> Outcome:
+    """Return what the outputs of a model for each feature, which ran alone, mean."""
+    predictions: list[Prediction] = []
+    for index, (given, found) in enumerate(zip(inputs, outputs, strict=True)):
+        batch = Batch(indices=(index,), inputs=dict(given))
+        predictions += task.predictions(features.results(batch, found))
+    return Outcome(predictions, features)

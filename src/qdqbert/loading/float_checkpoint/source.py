@@ -35,6 +35,7 @@ from qdqbert.encoders.checkpoint.gliclass import (
     is_gliclass,
     label_head,
 )
+from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG, SpanHead, encoder_config
 from qdqbert.encoders.checkpoint.layout import Layout, pair_template_of
 from qdqbert.encoders.checkpoint.sentence import MODEL2VEC, SentenceHead
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles, join
@@ -164,7 +165,8 @@ def read_checkpoint(
     layout = layout or generator_head(files, values.get("architectures"), task, name)
     if isinstance(layout, ScoreHead):
         values["num_labels"] = layout.outputs
-    config = Config(values=values, path=f"{name}/{join(subfolder, CONFIG)}")
+    file = GLINER_CONFIG if isinstance(layout, SpanHead) else CONFIG
+    config = Config(values=values, path=f"{name}/{join(subfolder, file)}")
     family_of(config)
     chosen = _task(config, layout, task)
     config = config.with_classes(chosen)
@@ -190,7 +192,9 @@ def read_checkpoint(
 
 
 def _config_of(layout: Any, path: Path) -> dict[str, Any]:
-    """Return the content of config.json, which static embeddings need not have."""
+    """Return the content of config.json, which static embeddings and gliner's need not have."""
+    if isinstance(layout, SpanHead):
+        return encoder_config(layout.files[GLINER_CONFIG])
     if not (isinstance(layout, SentenceHead) and layout.is_static):
         return read_json(path)
     return {**(read_json(path) if path.is_file() else {}), "model_type": MODEL2VEC}

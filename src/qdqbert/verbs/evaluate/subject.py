@@ -12,12 +12,15 @@ from qdqbert.common.choices import EngineName, PoolingMode, ProviderName, Target
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.file_names import CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.options.onnx import is_onnx_file
+from qdqbert.common.progress import Silent
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.folder import check_name
 from qdqbert.encoders.checkpoint.gliclass import GLICLASS, not_quantized
+from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.encoders.task_kinds import TaskName, check_classes, head_of
+from qdqbert.encoders.tensor_files import files_of
 from qdqbert.engines.registry import check_engine
 from qdqbert.engines.runner import Runner
 from qdqbert.graphs.imported.graph_runner import NO_NAMES, GivenNames, open_graph_file
@@ -26,6 +29,7 @@ from qdqbert.loading.load import open_folder, open_graph
 from qdqbert.loading.options import LoadOptions
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.settings import input_length
+from qdqbert.pipeline.source import ModelPath, open_source
 from qdqbert.runtime.artifact import (
     Artifact,
     is_artifact,
@@ -36,6 +40,7 @@ from qdqbert.runtime.artifact import (
 )
 from qdqbert.runtime.options import EngineOptions
 from qdqbert.runtime.scheduler import Scheduler
+from qdqbert.tasks.entity_extraction import task_of_folder
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task
 from qdqbert.training.body import GraphBody
@@ -227,8 +232,11 @@ def _shown_name(checkpoint: str) -> str:
 
 def _load_checkpoint(name: str, request: Request) -> Subject:
     # A missing folder is reported by `load_model`, before options that do not apply to it.
-    checkpoint = load_model(
-        name, task=request.task, pooling=request.pooling, adapter=request.adapter
+    is_gliner = Path(name, GLINER_CONFIG).is_file()
+    checkpoint = (
+        None
+        if is_gliner
+        else load_model(name, task=request.task, pooling=request.pooling, adapter=request.adapter)
     )
     for option in ("provider", "engine", "target"):
         value = getattr(request, option)
@@ -239,6 +247,8 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
                 "INT8 with `engine='native'`.",
                 argument=option,
             )
+    if checkpoint is None:
+        return _load_spans(name, request)
     task = task_for(checkpoint.task, checkpoint.config)
     trained = read_training(Path(name))
     length, notices = request.input_length(
@@ -258,6 +268,25 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
         trained_on=rows_of(trained, "training"),
         size_bytes=sum(each.nbytes for each in checkpoint.model.parameters()),
         notices=(*checkpoint.notices, *notices),
+    )
+
+
+def _load_spans(name: str, request: Request) -> Subject:
+    """Open a checkpoint of gliner in PyTorch, whose encoder transformers does not find."""
+    source = open_source(ModelPath(path=name, shown=name), Path(name), Silent())
+    length, notices = request.input_length(None, source.max_length)
+    return Subject(
+        name=_shown_name(name),
+        task=source.task,
+        engine="pytorch",
+        runner=source.runner(),
+        tokenizer=runtime_tokenizer(source.tokenizer),
+        input_names=source.input_names,
+        id2label=source.config.id2label,
+        max_length=length,
+        stored_task_options={},
+        size_bytes=sum(each.stat().st_size for each in files_of(Path(name))[1]),
+        notices=(*source.notices, *notices),
     )
 
 
@@ -334,7 +363,7 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
     _, scheduler, tokenizer = open_graph(artifact, engine, target, options)
     return Subject(
         name=_shown_name(name),
-        task=task_for(task, config),
+        task=task_of_folder(task_for(task, config), artifact.directory),
         engine=engine,
         target=target,
         is_proxy=artifact.targets[target]["is_proxy"],

@@ -68,9 +68,11 @@ def choose_task(options: TrainOptions) -> Task:
         )
     task = task_for(named, config)
     if task.labels is None:
+        spans = TASK_KINDS[task.name].vectors == "spans"
+        library = "gliner" if spans else "sentence-transformers"
         raise UserInputError(
-            f"`train` does not train models for the task {task.name!r}. Train it with "
-            "sentence-transformers, and quantize the result.",
+            f"`train` does not train models for the task {task.name!r}. Train it with {library}, "
+            "and quantize the result.",
             argument="model" if options.task is None else "task",
         )
     return task

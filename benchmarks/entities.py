@@ -1,0 +1,211 @@
+"""Compare ways to find entities that are named in the call, in texts per second.
+
+    python benchmarks/entities.py [--rounds 5] [--only DeBERTa]
+
+Texts have 50 words, and a call names 20 labels. The models have random weights, the tokenizer of
+all-MiniLM-L6-v2 and the layers of GLiNER v2.1 after the encoder, 512 channels wide:
+
+- "DeBERTa-v3-base": 12 layers of 768 channels,
+- "ModernBERT-base": 22 layers of 768 channels.
+
+The ways are
+
+- "qdqbert, native": `load` of the checkpoint, in INT8, without data,
+- "gliner": `GLiNER.inference` in float32, in its usual batches of 8.
+
+Each way runs in a process, and they take turns with the same texts: one in a call, and 16. Loading
+and a first turn are not timed. The threshold is one that few spans exceed, as with trained weights.
+
+Needs `pip install 'qdqbert[benchmarks]'`. gliner 0.2 asks for an older transformers, and runs with
+a newer one: `pip install --no-deps gliner`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from engines import worker
+from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.data.texts import heldout_examples
+
+WAYS = ("qdqbert, native", "gliner")
+WORDS, WIDTH = 50, 512
+COUNTS = (1, 16)
+LABELS = (
+    *("person", "organization", "location", "date", "product", "event", "work of art", "law"),
+    *("language", "date of birth", "sum of money", "percentage", "quantity", "disease", "drug"),
+    *("symptom", "chemical", "email address", "phone number", "postal address"),
+)
+MODELS: dict[str, dict[str, Any]] = {
+    "DeBERTa-v3-base": {
+        "model_type": "deberta-v2",
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "position_buckets": 256,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
+    "ModernBERT-base": {
+        "model_type": "modernbert",
+        **dict.fromkeys(("bos_token_id", "cls_token_id"), 101),
+        **dict.fromkeys(("eos_token_id", "sep_token_id"), 102),
+        "pad_token_id": 0,
+    },
+}
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.worker:
+        serve(json.loads(arguments.worker))
+        return
+    print(f"{cpu_name()}, {usable_cores()} cores, {' '.join(cpu_features())}")
+    print(f"{arguments.threads} threads, {arguments.rounds} rounds\n")
+    words = " ".join(each.text for each in heldout_examples()).split()
+    texts = [
+        " ".join(words[start : start + WORDS]) for start in range(0, COUNTS[-1] * WORDS, WORDS)
+    ]
+    with tempfile.TemporaryDirectory() as root:
+        # Folders that `load` makes of checkpoints go with the others.
+        os.environ["QDQBERT_CACHE"] = str(Path(root) / "cache")
+        print("| model | texts in a call | way | texts/s | speed of qdqbert | entities |")
+        print("|---|---|---|---|---|---|")
+        for name, config in MODELS.items():
+            if not arguments.only or any(word in name for word in arguments.only):
+                save_model(config, folder := Path(root) / name)
+                compare(name, folder, texts, arguments)
+                shutil.rmtree(folder)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=(), help="models whose names contain a word")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def save_model(config: dict[str, Any], folder: Path) -> None:
+    """Save a model with random weights, by the package."""
+    import torch
+    from gliner.config import UniEncoderSpanConfig
+    from gliner.model import UniEncoderSpanGLiNER
+    from transformers import AutoTokenizer
+
+    from qdqbert.encoders.checkpoint.demo import demo_checkpoint
+
+    tokenizer = AutoTokenizer.from_pretrained(demo_checkpoint())
+    tokenizer.add_tokens(["[FLERT]", "<<ENT>>", "<<SEP>>"], special_tokens=True)
+    tokenizer.model_max_length = 512
+    torch.manual_seed(0)
+    found = UniEncoderSpanConfig(
+        model_name=str(folder),
+        encoder_config={**config, "vocab_size": len(tokenizer)},
+        hidden_size=WIDTH,
+        class_token_index=tokenizer.convert_tokens_to_ids("<<ENT>>"),
+        vocab_size=len(tokenizer),
+    )
+    tokenizer.save_pretrained(folder)
+    model = UniEncoderSpanGLiNER(found, tokenizer=tokenizer, backbone_from_pretrained=False)
+    model.save_pretrained(folder)
+
+
+def compare(name: str, folder: Path, texts: list[str], arguments: argparse.Namespace) -> None:
+    """Print a row for each way and number of texts."""
+    import qdqbert
+
+    with qdqbert.load(folder, check=False) as model:
+        threshold = usual_threshold(model, texts[:2])
+    times: dict[tuple[int, str], list[float]] = {
+        (count, way): [] for count in COUNTS for way in WAYS
+    }
+    found: dict[str, int] = {}
+    with contextlib.ExitStack() as stack:
+        ask = {
+            way: stack.enter_context(
+                worker(
+                    {"name": way, "folder": str(folder), "threads": arguments.threads},
+                    script=__file__,
+                )
+            )
+            for way in WAYS
+        }
+        for turn in range(arguments.rounds + 1):
+            for count in COUNTS:
+                for way in WAYS:
+                    file = folder / "entities"
+                    request = {
+                        "texts": texts[:count],
+                        "threshold": threshold,
+                        "calls": COUNTS[-1] // count if count == 1 else 1,
+                        "file": str(file),
+                    }
+                    seconds = ask[way](request)
+                    if turn:
+                        times[count, way].append(seconds)
+                    found[way] = int(file.read_text())
+    for count in COUNTS:
+        own = times[count, WAYS[0]]
+        for way in WAYS:
+            each = times[count, way]
+            ratio = statistics.median(b / a for a, b in zip(own, each, strict=True))
+            print(
+                f"| {name} | {count} | {way} | {count / statistics.median(each):.1f} | "
+                f"{ratio:.2f} | {found[way]} |",
+                flush=True,
+            )
+
+
+def usual_threshold(model: Any, texts: list[str]) -> float:
+    """Return a threshold that few spans exceed."""
+    found = model(texts, LABELS, threshold=0.0)
+    scores = sorted((each["score"] for entities in found for each in entities), reverse=True)
+    return float(scores[5 * len(texts)])
+
+
+def serve(way: dict[str, Any]) -> None:
+    """Answer requests from stdin with the seconds of a call."""
+    find = open_way(way)
+    for line in sys.stdin:
+        request = json.loads(line)
+        begin = time.perf_counter()
+        for _ in range(request["calls"]):
+            entities = find(request["texts"], request["threshold"])
+        seconds = (time.perf_counter() - begin) / request["calls"]
+        Path(request["file"]).write_text(str(sum(map(len, entities))))
+        print(json.dumps(seconds), flush=True)
+
+
+def open_way(way: dict[str, Any]) -> Any:
+    if way["name"].startswith("qdqbert"):
+        import qdqbert
+
+        model = qdqbert.load(Path(way["folder"]), check=False, threads=way["threads"])
+        return lambda texts, threshold: model(texts, list(LABELS), threshold=threshold)
+    import torch
+    from gliner import GLiNER
+
+    torch.set_num_threads(way["threads"])
+    reference = GLiNER.from_pretrained(way["folder"])
+    return lambda texts, threshold: reference.inference(texts, list(LABELS), threshold=threshold)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""The job that finds entities of kinds that are named in the call; see `runtime.scheduler.Job`.
+
+A long text is read in windows of whole words that share some. A span that several windows have
+counts in the one in which it is farthest from the ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, TypedDict
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.data.rows.lines import counted
+from qdqbert.data.tokenizing.encoding import feature_of
+from qdqbert.data.tokenizing.long_texts import Kept
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.checkpoint.gliner import SpanHead
+from qdqbert.runtime.batches import Feature, Results
+from qdqbert.runtime.inputs import check_text
+from qdqbert.runtime.scheduler import EncodedItem
+from qdqbert.tasks.span_scores import Found, SpanScorer, Tokens
+
+STATES = "last_hidden_state"
+
+# Words as gliner's splitter "whitespace" finds them.
+_WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
+# Fewest tokens of a text that are read next to the labels.
+_LEAST_ROOM = 32
+_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
+
+
+class FoundEntity(TypedDict):
+    """An entity: `text[start:end]`, its kind, and the probability that it is one."""
+
+    start: int
+    end: int
+    text: str
+    label: str
+    score: float
+
+
+class Span(NamedTuple):
+    """A span of words: the first and the last one, the index of its label, and its probability."""
+
+    first: int
+    last: int
+    label: int
+    score: float
+
+
+class Window(NamedTuple):
+    """The words of a text that one feature shows.
+
+    Attributes:
+        first: Index of the first word.
+        tokens: Positions of the tokens that scores are made of.
+    """
+
+    first: int
+    tokens: Tokens
+
+    @property
+    def stop(self) -> int:
+        """Index of the word after the last one."""
+        return self.first + len(self.tokens.words)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """The tokens around a text, of which most are the labels.
+
+    Attributes:
+        before: Ids of the tokens before the text.
+        after: Ids of the tokens after it.
+        labels: Position of the token whose state stands for each label. Shape `(labels,)`.
+    """
+
+    before: NDArray[np.int32]
+    after: NDArray[np.int32]
+    labels: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, labels: Sequence[str], head: SpanHead, tokenizer: Tokenizer) -> Prompt:
+        """Tokenize labels.
+
+        Raises:
+            CheckpointError: The tokenizer has no token for the marker before a label.
+        """
+        marks = [(head.ent_token, label) if label else (head.ent_token,) for label in labels]
+        words = [*(word for mark in marks for word in mark), head.sep_token]
+        found = tokenizer.encode_batch([words], words=True)[0]
+        owners = found.word_ids
+        inner = [place for place, owner in enumerate(owners) if owner is not None]
+        starts = np.cumsum([0, *map(len, marks)])[:-1].tolist()
+        places = [owners.index(start) for start in starts]
+        for start, place in zip(starts, places, strict=True):
+            if owners.count(start) != 1:
+                raise CheckpointError(
+                    f"The tokenizer divides {head.ent_token!r}, which marks labels: "
+                    f"{found.tokens[place]!r} is a part of it. Use the tokenizer of the checkpoint."
+                )
+        ids = np.array(found.ids, np.int32)
+        return cls(
+            before=ids[: inner[-1] + 1],
+            after=ids[inner[-1] + 1 :],
+            labels=np.array(places, np.int64) + (not head.reads_marker),
+        )
+
+    def __len__(self) -> int:
+        return len(self.before) + len(self.after)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WindowReader:
+    """Makes features of the words of texts, behind labels.
+
+    Attributes:
+        tokenizer: The tokenizer, which cuts nothing.
+        input_names: Inputs of the graph.
+        head: How spans are scored.
+        prompt: The tokens around a text.
+        room: Most tokens of a text in a feature.
+    """
+
+    tokenizer: Tokenizer
+    input_names: Sequence[str]
+    head: SpanHead
+    prompt: Prompt
+    room: int
+
+    @classmethod
+    def of(
+        cls,
+        labels: Sequence[str],
+        head: SpanHead,
+        tokenizer: Tokenizer,
+        *,
+        input_names: Sequence[str],
+        max_length: int,
+    ) -> WindowReader:
+        """Return the reader of texts behind labels.
+
+        Raises:
+            UserInputError: The labels leave no room for a text in `max_length` tokens.
+        """
+        whole = tokenizer.cutting(None)
+        prompt = Prompt.of(labels, head, whole)
+        room = max_length - len(prompt)
+        if room < min(_LEAST_ROOM, max_length // 2):
+            raise UserInputError(
+                f"`labels` are {counted(len(labels), 'label')} of {len(prompt)} tokens, which "
+                f"leave {max(room, 0)} of {max_length} for a text. Pass fewer or shorter labels in "
+                "a call.",
+                argument="labels",
+            )
+        return cls(tokenizer=whole, input_names=input_names, head=head, prompt=prompt, room=room)
+
+    def read(self, texts: Sequence[Sequence[str]]) -> Iterator[tuple[list[Feature], list[Window]]]:
+        """Yield the features of each text, a list of words, and the words that each shows."""
+        made = self.tokenizer.encode_batch([*map(list, texts)], words=True, special=False)
+        for words, each in zip(texts, made, strict=True):
+            yield self._windows(np.array(each.ids, np.int32), _limits(each, len(words)))
+
+    def _windows(
+        self, ids: NDArray[np.int32], limits: NDArray[np.int64]
+    ) -> tuple[list[Feature], list[Window]]:
+        features: list[Feature] = []
+        windows = []
+        before = len(self.prompt.before)
+        for first, stop in self._cut(limits):
+            start = int(limits[first, 0])
+            own = ids[start : int(limits[stop - 1, 1])][: self.room]
+            places = np.minimum(limits[first:stop] - start, len(own)) + before
+            joined = np.concatenate([self.prompt.before, own, self.prompt.after])
+            kept = Kept(joined.tolist(), [0] * len(joined), truncated=False)
+            features.append(feature_of(kept, self.input_names))
+            windows.append(Window(first, Tokens(labels=self.prompt.labels, words=places)))
+        return features, windows
+
+    def _cut(self, limits: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        """Yield the first word of each window, and the one after its last."""
+        count, first = len(limits), 0
+        while count:
+            # The words whose last token still fits; one if it is longer than that.
+            fitting = int(np.searchsorted(limits[:, 1], limits[first, 0] + self.room, "right"))
+            stop = min(max(fitting, first + 1), first + self.head.max_words, count)
+            yield first, stop
+            if stop == count:
+                return
+            shared = max(self.head.max_width, (stop - first) // 4)
+            first = max(stop - shared, first + 1)
+
+
+def split_words(text: str) -> list[tuple[int, int]]:
+    """Return the position of each word in a text, and of the character after it."""
+    return [each.span() for each in _WORD.finditer(text)]
+
+
+def _limits(encoding: tokenizers.Encoding, count: int) -> NDArray[np.int64]:
+    """Return the positions of the first token of each word, and after its last. `(words, 2)`."""
+    owners, words = np.array(encoding.word_ids, np.int64), np.arange(count)
+    return np.stack([np.searchsorted(owners, words, side) for side in _SIDES], axis=1)
+
+
+def merged(windows: Sequence[Window], found: Sequence[Found]) -> list[Span]:
+    """Return the spans of all windows of a text, each once, by their first word."""
+    spans = []
+    for own, each in zip(windows, found, strict=True):
+        columns = (each.first + own.first, each.last + own.first, each.label, each.score)
+        for first, last, label, score in zip(*(x.tolist() for x in columns), strict=True):
+            if len(windows) == 1 or _owner(windows, first, last) is own:
+                spans.append(Span(first, last, label, score))
+    return spans
+
+
+def _owner(windows: Sequence[Window], first: int, last: int) -> Window:
+    """Return the window in which a span is farthest from the ends; the first one of several."""
+    end = windows[-1].stop
+
+    def margin(window: Window) -> int:
+        # There is nothing more to read before and after the text.
+        before = end if window.first == 0 else first - window.first
+        after = end if window.stop == end else window.stop - 1 - last
+        return min(before, after)
+
+    return max((each for each in windows if each.first <= first and last < each.stop), key=margin)
+
+
+def chosen(spans: Iterable[Span], *, flat: bool, multi_label: bool) -> list[Span]:
+    """Return the spans that stay, the most probable ones first chosen, by their first word.
+
+    Args:
+        spans: Spans of a text.
+        flat: Whether no word is in two entities. Otherwise one entity may be inside of another, and
+            none begins in another and ends outside of it.
+        multi_label: Whether one span may have several labels.
+    """
+    by_score = sorted(spans, key=lambda span: -span.score)
+    kept: list[Span] = []
+    # The first and the last word of the kept ones, and whether a word is in one of them.
+    limits = np.empty((2, len(by_score)), np.int64)
+    taken = bytearray(1 + max((each.last for each in by_score), default=0))
+    for each in by_score:
+        words = slice(each.first, each.last + 1)
+        if any(taken[words]):
+            if flat and not multi_label:
+                continue
+            if _clashes(each, *limits[:, : len(kept)], flat=flat, multi_label=multi_label):
+                continue
+        limits[:, len(kept)] = each[:2]
+        kept.append(each)
+        taken[words] = b"\1" * (each.last + 1 - each.first)
+    return sorted(kept, key=lambda span: span.first)
+
+
+def _clashes(
+    span: Span,
+    firsts: NDArray[np.int64],
+    lasts: NDArray[np.int64],
+    *,
+    flat: bool,
+    multi_label: bool,
+) -> bool:
+    """Return whether a span cannot stay next to spans with some first and last words."""
+    is_same = (firsts == span.first) & (lasts == span.last)
+    if not multi_label and is_same.any():
+        return True
+    is_near = (firsts <= span.last) & (lasts >= span.first) & ~is_same
+    if flat:
+        return bool(is_near.any())
+    # One is inside of the other if it starts later, or with it, and ends earlier, or with it.
+    return bool((is_near & ((firsts - span.first) * (lasts - span.last) > 0)).any())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extract:
+    """The job whose answer is the entities of each text.
+
+    Attributes:
+        reader: Makes features; `None` if there are no labels.
+        scorer: Scores spans.
+        labels: Names of the labels.
+        threshold: Entities are more probable than this.
+        flat: See `chosen`.
+        multi_label: See `chosen`.
+    """
+
+    reader: WindowReader | None
+    scorer: SpanScorer
+    labels: Sequence[str]
+    threshold: float
+    flat: bool
+    multi_label: bool
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The output that is read."""
+        return (STATES,)
+
+    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
+        """Return the model inputs of each window of each text; none for a text without words."""
+        texts = [check_text(item) for item in items]
+        reader = self.reader
+        if reader is None:
+            return [EncodedItem(features=()) for _ in texts]
+        words = [[text[start:end] for start, end in split_words(text)] for text in texts]
+        return [
+            EncodedItem(features=tuple(features), places=windows)
+            for features, windows in reader.read(words)
+        ]
+
+    def split(self, results: Results) -> Sequence[Found]:
+        """Return the probable spans of each feature."""
+        pairs = zip(results.rows(STATES), results.places, strict=True)
+        return [
+            self.scorer.spans(self.scorer.logits(states, window.tokens), threshold=self.threshold)
+            for states, window in pairs
+        ]
+
+    def answer(self, item: str, encoded: EncodedItem, values: Sequence[Found]) -> list[FoundEntity]:
+        """Return the entities."""
+        spans = merged(encoded.places, values)
+        places = split_words(item) if spans else []
+        return [
+            {
+                "start": places[each.first][0],
+                "end": places[each.last][1],
+                "text": item[places[each.first][0] : places[each.last][1]],
+                "label": self.labels[each.label],
+                "score": each.score,
+            }
+            for each in chosen(spans, flat=self.flat, multi_label=self.multi_label)
+        ]

@@ -1,0 +1,323 @@
+"""Scores of spans of words by labels: the layers of gliner's models after the encoder, in float32.
+
+The vector of a span comes from its first and its last word, through two linear layers. The first of
+them has a part for each of the two words, so that it is computed once for a word and added for a
+span; the second one is multiplied by the vectors of the labels first. No vector of a span is made.
+Each text is computed alone: its scores do not depend on the other texts of a batch.
+
+Source: modeling/ of gliner 0.2, `SpanMarkerV0`, `Scorer` and `LstmSeq2SeqEncoder`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.common.errors import CheckpointError
+from qdqbert.encoders.checkpoint.gliner import SPAN_WEIGHTS, SpanHead, read_span_weights
+from qdqbert.encoders.model import Floats
+from qdqbert.engines.native.float_layers import FloatLinear
+from qdqbert.tasks.logits import apply
+
+# Where the first and the last linear layer are in gliner's projections.
+_FIRST, _LAST = "0", "3"
+
+
+class Tokens(NamedTuple):
+    """Which tokens of a feature the scores are made of.
+
+    Attributes:
+        labels: Positions of the tokens with the states of the labels. Shape `(labels,)`.
+        words: Positions of the first token of each word, and of the one after its last token; equal
+            for a word without tokens. Shape `(words, 2)`.
+    """
+
+    labels: NDArray[np.int64]
+    words: NDArray[np.int64]
+
+
+class Found(NamedTuple):
+    """Spans whose score is above a threshold.
+
+    Attributes:
+        first, last: The first and the last word of each span. Shape `(spans,)`.
+        label: Index of its label. Shape `(spans,)`.
+        score: Its probability. Shape `(spans,)`, float32.
+    """
+
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    label: NDArray[np.int64]
+    score: NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Recurrent:
+    """A layer of an LSTM in both directions.
+
+    Attributes:
+        inputs: `x` to the gates of both directions, with both biases: `in` to `2 * 4 * width`.
+        states: States to gates, one for each direction: `width` to `4 * width`.
+        width: Channels of a state of one direction.
+    """
+
+    inputs: FloatLinear
+    states: tuple[FloatLinear, FloatLinear]
+    width: int
+
+    def __call__(self, x: Floats) -> Floats:
+        """Return the states of both directions after each word. `(words, 2 * width)`."""
+        width = self.width
+        gates = self.inputs(x).reshape(len(x), 2, 4 * width)
+        # The second direction begins with the last word.
+        gates = np.stack([gates[:, 0], gates[::-1, 1]], axis=1)
+        found = np.empty((len(x), 2, width), np.float32)
+        state, cell = np.zeros((2, 2, width), np.float32)
+        for index, gate in enumerate(gates):
+            for way in (0, 1):
+                gate[way] += self.states[way](state[way : way + 1])[0]
+            # Gates are in the order of torch: input, forget, cell, output.
+            candidate = np.tanh(gate[:, 2 * width : 3 * width])
+            opened = apply("sigmoid", gate)
+            cell = opened[:, width : 2 * width] * cell + opened[:, :width] * candidate
+            state = opened[:, 3 * width :] * np.tanh(cell)
+            found[index] = state
+        return np.concatenate([found[:, 0], found[::-1, 1]], axis=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpanScorer:
+    """The layers after the encoder.
+
+    Attributes:
+        head: How spans are scored.
+        projection: Layer on the states of the encoder; `None` if they have the width of the others.
+        recurrent: Layers of the LSTM over the words.
+        score: Returns the scores of the vectors of words, `(words, width)`, and of labels,
+            `(labels, width)`.
+    """
+
+    head: SpanHead
+    projection: FloatLinear | None
+    recurrent: tuple[_Recurrent, ...]
+    score: Callable[[Floats, Floats], Floats]
+
+    @classmethod
+    def of_folder(cls, head: SpanHead, folder: Path) -> SpanScorer:
+        """Return the layers whose weights are in a folder with graphs; see `of`."""
+        return cls.of(head, read_span_weights(folder), folder / SPAN_WEIGHTS)
+
+    @classmethod
+    def of(cls, head: SpanHead, weights: Mapping[str, Floats], path: Path) -> SpanScorer:
+        """Return the layers that some weights make; `path` is where they are, for messages.
+
+        Raises:
+            CheckpointError: A tensor is missing, or does not fit the others.
+        """
+        tensors = _Tensors(weights, path)
+        layers: list[_Recurrent] = []
+        while f"rnn.lstm.weight_ih_l{len(layers)}" in tensors:
+            layers.append(tensors.recurrent(len(layers)))
+        projection = "token_rep_layer.projection"
+        is_of_words = head.span_mode == "token_level"
+        return cls(
+            head=head,
+            projection=tensors.linear(projection) if f"{projection}.weight" in tensors else None,
+            recurrent=tuple(layers),
+            score=_word_scores(tensors) if is_of_words else _span_scores(tensors, head),
+        )
+
+    def logits(self, states: Floats, tokens: Tokens) -> Floats:
+        """Return the logit of each span for each label.
+
+        Args:
+            states: States of the tokens of a text. Shape `(tokens, hidden)`.
+            tokens: Which of them are read.
+
+        Returns:
+            `[first, width - 1, label]`, of spans beyond the last word 0; or for models that score
+            words `[word, label, ...]`, the scores as first, last and any word of an entity.
+        """
+        project = self.projection or (lambda x: x)
+        labels = project(states[tokens.labels])
+        if self.head.subtoken_pooling == "max":
+            # The largest channels of a projection are not the projection of the largest ones.
+            words = self._words(project(states), tokens.words)
+        else:
+            words = project(self._words(states, tokens.words))
+        words[tokens.words[:, 0] == tokens.words[:, 1]] = 0
+        for each in self.recurrent:
+            words = each(words)
+        return self.score(words, labels)
+
+    def spans(self, logits: Floats, *, threshold: float) -> Found:
+        """Return the spans whose probability is above a threshold, by their first word.
+
+        `logits` is what the method of this name returns.
+        """
+        chances = apply("sigmoid", logits)
+        if self.head.span_mode == "token_level":
+            return _of_words(chances, threshold)
+        first, more, label = np.nonzero(chances > threshold)
+        is_inside = first + more < len(chances)
+        first, more, label = first[is_inside], more[is_inside], label[is_inside]
+        return Found(first, first + more, label, chances[first, more, label])
+
+    def _words(self, states: Floats, words: NDArray[np.int64]) -> Floats:
+        """Return the state of each word, any for one without tokens. Shape `(words, hidden)`."""
+        starts, ends = words.T
+        pooling = self.head.subtoken_pooling
+        if pooling in ("first", "last"):
+            chosen = starts if pooling == "first" else ends - 1
+            return np.asarray(states[np.minimum(chosen, len(states) - 1)])
+        # From the first token of each word to the one after its last, and from there to the next.
+        function = np.add if pooling == "mean" else np.maximum
+        padded = np.concatenate([states, np.zeros_like(states[:1])])
+        found: Floats = function.reduceat(padded, words.reshape(-1), axis=0)[::2]
+        if pooling == "mean":
+            found /= np.maximum(ends - starts, 1).astype(np.float32)[:, None]
+        return found
+
+
+def _span_scores(tensors: _Tensors, head: SpanHead) -> Callable[[Floats, Floats], Floats]:
+    """Return the function from vectors of words and labels to scores of spans."""
+    prefix = "span_rep_layer.span_rep_layer."
+    starts, ends = tensors.two(f"{prefix}project_start"), tensors.two(f"{prefix}project_end")
+    label = tensors.two("prompt_rep_layer")
+    is_linear = head.span_mode == "marker"
+    name = f"{prefix}out_project"
+    weight, bias = tensors.layer(name if is_linear else f"{name}.{_FIRST}")
+    size = weight.shape[1] // (3 if head.span_mode == "markerV1" else 2)
+    of_first = FloatLinear(weight[:, :size], bias)
+    of_last = FloatLinear(weight[:, size : 2 * size])
+    of_mean = FloatLinear(weight[:, 2 * size :]) if weight.shape[1] > 2 * size else None
+    inner, last_bias = (None, None) if is_linear else tensors.layer(f"{name}.{_LAST}")
+    # Of the labels, instead of the spans.
+    folded = None if inner is None else FloatLinear(inner.T)
+
+    def score(words: Floats, labels: Floats) -> Floats:
+        vectors = label(labels)
+        first, last = of_first(_relu(starts(words))), of_last(_relu(ends(words)))
+        if of_mean is not None:
+            first += of_mean(_relu(words.mean(axis=0, keepdims=True)))
+        outer = FloatLinear(vectors)
+        if folded is not None and last_bias is not None:
+            outer = FloatLinear(folded(vectors), vectors @ last_bias)
+        found = np.zeros((len(words), head.max_width, len(vectors)), np.float32)
+        for more in range(min(head.max_width, len(words))):
+            pairs = first[: len(words) - more] + last[more:]
+            found[: len(words) - more, more] = outer(pairs if is_linear else _relu(pairs))
+        return found
+
+    return score
+
+
+def _word_scores(tensors: _Tensors) -> Callable[[Floats, Floats], Floats]:
+    """Return the function from vectors of words and labels to scores of words."""
+    of_word, of_label = tensors.linear("scorer.proj_token"), tensors.linear("scorer.proj_label")
+    weight, bias = tensors.layer(f"scorer.out_mlp.{_FIRST}")
+    last = tensors.linear(f"scorer.out_mlp.{_LAST}")
+    size = weight.shape[1] // 3
+    own, added = FloatLinear(weight[:, :size], bias), FloatLinear(weight[:, size : 2 * size])
+    product = FloatLinear(weight[:, 2 * size :])
+
+    def score(words: Floats, labels: Floats) -> Floats:
+        word, label = of_word(words), of_label(labels)
+        inner, outer = own(word[:, :size]), added(label[:, :size])
+        found = np.empty((len(words), len(labels), 3), np.float32)
+        for index, each in enumerate(label[:, size:]):
+            pairs = product(word[:, size:] * each)
+            found[:, index] = last(_relu(pairs + inner + outer[index]))
+        return found
+
+    return score
+
+
+def _of_words(chances: Floats, threshold: float) -> Found:
+    """Return the spans from a first word to a last one, whose words are all inside of an entity.
+
+    The score of a span is the lowest of these chances. Those inside may be equal to the threshold,
+    as in gliner.
+    """
+    found: list[tuple[int, int, int, float]] = []
+    starts, ends, inside = np.moveaxis(chances, -1, 0)
+    for label in range(chances.shape[1]):
+        last_words = np.flatnonzero(ends[:, label] > threshold)
+        for first in np.flatnonzero(starts[:, label] > threshold).tolist():
+            below = np.flatnonzero(inside[first:, label] < threshold)
+            stop = first + int(below[0]) if len(below) else len(chances)
+            lowest = np.minimum.accumulate(inside[first:stop, label])
+            for last in last_words[(last_words >= first) & (last_words < stop)].tolist():
+                score = min(lowest[last - first], starts[first, label], ends[last, label])
+                found.append((first, last, label, float(score)))
+    # gliner goes through the words, and then through the labels.
+    found.sort(key=lambda each: (each[0], each[2], each[1]))
+    columns = list(zip(*found, strict=True)) or [(), (), (), ()]
+    first_words, last_words, labels = (np.array(each, np.int64) for each in columns[:3])
+    return Found(first_words, last_words, labels, np.array(columns[3], np.float32))
+
+
+class _Tensors:
+    """Tensors by name, and the layers that they make."""
+
+    def __init__(self, tensors: Mapping[str, Floats], path: Path) -> None:
+        self._tensors, self._path = tensors, path
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def layer(self, name: str) -> tuple[Floats, Floats]:
+        """Return the weight `(out, in)` and the bias of a linear layer."""
+        weight, bias = self._get(f"{name}.weight", 2), self._get(f"{name}.bias", 1)
+        if len(weight) != len(bias):
+            raise self._damaged(f"{name}.bias")
+        return weight, bias
+
+    def linear(self, name: str) -> FloatLinear:
+        """Return a linear layer."""
+        return FloatLinear(*self.layer(name))
+
+    def two(self, name: str) -> Callable[[Floats], Floats]:
+        """Return a projection: two linear layers with a ReLU between them."""
+        (first, _), (last, _) = (self.layer(f"{name}.{each}") for each in (_FIRST, _LAST))
+        if len(first) != last.shape[1]:
+            raise self._damaged(f"{name}.{_LAST}.weight")
+        one, other = (self.linear(f"{name}.{each}") for each in (_FIRST, _LAST))
+        return lambda x: other(_relu(one(x)))
+
+    def recurrent(self, index: int) -> _Recurrent:
+        """Return a layer of the LSTM."""
+        ways = [f"_l{index}", f"_l{index}_reverse"]
+        inputs = [self._get(f"rnn.lstm.weight_ih{way}", 2) for way in ways]
+        states = [self._get(f"rnn.lstm.weight_hh{way}", 2) for way in ways]
+        biases = [
+            self._get(f"rnn.lstm.bias_ih{way}", 1) + self._get(f"rnn.lstm.bias_hh{way}", 1)
+            for way in ways
+        ]
+        first, second = map(FloatLinear, states)
+        return _Recurrent(
+            inputs=FloatLinear(np.concatenate(inputs), np.concatenate(biases)),
+            states=(first, second),
+            width=states[0].shape[1],
+        )
+
+    def _get(self, name: str, axes: int) -> Floats:
+        found = self._tensors.get(name)
+        if found is None or found.ndim != axes:
+            raise self._damaged(name)
+        return found
+
+    def _damaged(self, name: str) -> CheckpointError:
+        return CheckpointError(
+            f"{str(self._path)!r} has no tensor `{name}` that fits the settings of gliner next to "
+            "it. Download or copy the checkpoint again."
+        )
+
+
+def _relu(x: Floats) -> Floats:
+    return np.maximum(x, 0, out=x)

@@ -1,0 +1,330 @@
+"""Entities that a call names: against definitions of gliner written out in torch."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qdqbert
+from conftest import WORDS
+from gliner_models import MAX_WIDTH, save_gliner
+from gliner_reference import Reference, same
+
+TEXTS = (
+    "the house of the cat is in london, and the dog came home last night.",
+    "new york-city is 3.5 great; books and music",
+    "a",
+)
+LABELS = ("city", "the name of a person", "animal")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return save_gliner(tmp_path_factory.mktemp("gliner") / "model")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    with qdqbert.load(folder, precision="float") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def reference(folder) -> Reference:
+    return Reference(folder)
+
+
+def thresholds(reference: Reference) -> list[float]:
+    """Return thresholds that a third and a tenth of all spans exceed, none of them by little."""
+    every = [
+        each["score"]
+        for text in TEXTS
+        for each in reference.find(text, LABELS, threshold=0.0, flat=False, multi_label=True)
+    ]
+    scores = sorted(every, reverse=True)
+    places = [range(len(scores) // share, len(scores) // share + 9) for share in (3, 10)]
+    found = [max(each, key=lambda index: scores[index] - scores[index + 1]) for each in places]
+    return [(scores[each] + scores[each + 1]) / 2 for each in found]
+
+
+def check(folder: Path) -> None:
+    wanted = Reference(folder)
+    with qdqbert.load(folder, precision="float") as model:
+        for threshold in thresholds(wanted):
+            found = model(TEXTS, LABELS, threshold=threshold)
+            each = [wanted.find(text, LABELS, threshold=threshold) for text in TEXTS]
+            assert all(map(same, found, each))
+            assert any(found)
+
+
+@pytest.mark.usual("markerV0", "token_level")
+@pytest.mark.parametrize("mode", ["markerV0", "markerV1", "marker", "token_level"])
+def test_each_kind_of_scores_is_gliners(mode, tmp_path) -> None:
+    check(save_gliner(tmp_path / "model", span_mode=mode))
+
+
+@pytest.mark.usual("modernbert")
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_each_encoder_runs(family, tmp_path) -> None:
+    check(save_gliner(tmp_path / "model", family))
+
+
+@pytest.mark.usual("mean", "layers", "marker")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"subtoken_pooling": "last"}, id="last"),
+        pytest.param({"subtoken_pooling": "mean"}, id="mean"),
+        pytest.param({"subtoken_pooling": "max"}, id="max"),
+        pytest.param({"num_rnn_layers": 0, "seed": 1}, id="no-layers"),
+        pytest.param({"num_rnn_layers": 2}, id="layers"),
+        pytest.param({"embed_ent_token": False}, id="marker"),
+    ],
+)
+def test_settings_mean_what_they_mean_in_gliner(settings, tmp_path) -> None:
+    check(save_gliner(tmp_path / "model", **settings))
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+@pytest.mark.parametrize("flat", [False, True])
+def test_nested_entities_and_several_labels_are_gliners(
+    flat, multi_label, model, reference
+) -> None:
+    for threshold in thresholds(reference):
+        options = {"threshold": threshold, "multi_label": multi_label}
+        found = model(TEXTS[0], LABELS, flat_ner=flat, **options)
+        assert same(found, reference.find(TEXTS[0], LABELS, flat=flat, **options))
+
+
+def test_many_spans_that_stay_are_chosen_like_few(model, reference) -> None:
+    options = {"threshold": 0.0, "multi_label": True}
+    found = model(TEXTS[1], LABELS, flat_ner=False, **options)
+    assert len(found) > 100 or len(found) > len(TEXTS[1].split()) * len(LABELS)
+    wanted = reference.find(TEXTS[1], LABELS, flat=False, **options)
+    # Equal scores of float64 and float32 are in another order.
+    keys = [{(e["start"], e["end"], e["label"]) for e in each} for each in (found, wanted)]
+    assert len(keys[0] ^ keys[1]) < len(wanted) // 10
+
+
+def test_empty_texts_and_no_labels_have_no_entities(model) -> None:
+    assert model(["", " \n", TEXTS[2]], LABELS, threshold=0.99) == [[], [], []]
+    assert model("", LABELS) == []
+    assert model(list(TEXTS), labels=[]) == [[], [], []]
+    assert model([], LABELS) == []
+
+
+def test_a_label_is_read_as_its_description_and_found_by_its_name(model) -> None:
+    found = model(TEXTS[0], {"A": LABELS[0], "B": LABELS[1]}, threshold=0.3)
+    wanted = model(TEXTS[0], LABELS[:2], threshold=0.3)
+    names = dict(zip("AB", LABELS, strict=False))
+    assert [{**each, "label": names[each["label"]]} for each in found] == wanted
+
+
+def test_a_label_that_is_named_twice_counts_once(model) -> None:
+    assert model(TEXTS[0], ["city", "city"]) == model(TEXTS[0], "city")
+
+
+def test_labels_in_any_script_and_empty_ones_are_read(model, reference) -> None:
+    labels = ("城市", "Ort", "")
+    found = model(TEXTS[0], labels, threshold=0.3)
+    assert found
+    # The reference's prompts are words, of which an empty one has no token.
+    assert same(
+        model(TEXTS[0], labels[:2], threshold=0.3),
+        reference.find(TEXTS[0], labels[:2], threshold=0.3),
+    )
+
+
+def test_answers_do_not_depend_on_the_other_texts_of_a_call(model) -> None:
+    together = model([*TEXTS, " ".join(TEXTS)], LABELS, threshold=0.3)
+    assert together[:3] == [model(text, LABELS, threshold=0.3) for text in TEXTS]
+
+
+def test_a_long_text_is_read_in_windows_that_share_words(model) -> None:
+    words = [word for each in WORDS[:12] for word in (each, "house", ".")]
+    text = " ".join(words)
+    reader = model.job(labels=LABELS).reader
+    features, windows = next(reader.read([words]))
+    assert [each.first for each in windows] == [0, 18]
+    # The checkpoint reads 24 words together, and a span has 4 words at most.
+    assert all(len(each.tokens.words) <= 24 for each in windows)
+    spans = [
+        (first, last)
+        for first in range(len(words))
+        for last in range(first, min(first + MAX_WIDTH, len(words)))
+    ]
+    assert all(
+        any(each.first <= first and last < each.stop for each in windows) for first, last in spans
+    )
+    ids = features[1]["input_ids"]
+    shown = [reader.tokenizer.decode([ids[place]]) for place, _ in windows[1].tokens.words]
+    assert shown == words[18:]
+    found = model(text, LABELS, threshold=0.0)
+    assert found[-1]["end"] == len(text)
+    assert all(text[each["start"] : each["end"]] == each["text"] for each in found)
+    ends = [each["end"] for each in found]
+    assert all(end < each["start"] for end, each in zip(ends, found[1:], strict=False))
+
+
+def test_a_span_counts_in_the_window_where_it_is_farthest_from_the_ends() -> None:
+    from qdqbert.tasks.extraction import Window, merged
+    from qdqbert.tasks.span_scores import Found, Tokens
+
+    def window(first: int, count: int) -> Window:
+        return Window(first, Tokens(np.zeros(0, np.int64), np.zeros((count, 2), np.int64)))
+
+    def found(first: int, last: int, score: float) -> Found:
+        places = (np.array([each]) for each in (first, last, 0))
+        return Found(*places, np.array([score], np.float32))
+
+    # Words 0 to 9 and 6 to 15. Word 7 is two words from the end of the first one.
+    windows = [window(0, 10), window(6, 10)]
+    chosen = merged(windows, [found(7, 7, 0.25), found(1, 1, 0.75)])
+    assert [each.score for each in chosen] == [0.25]
+    chosen = merged(windows, [found(8, 8, 0.25), found(2, 2, 0.75)])
+    assert [each.score for each in chosen] == [0.75]
+    # The text begins with the first window, so that nothing is missing before it.
+    chosen = merged(windows, [found(0, 0, 0.25), found(9, 9, 0.75)])
+    assert [(each.first, each.score) for each in chosen] == [(0, 0.25), (15, 0.75)]
+
+
+def test_labels_that_leave_no_room_are_refused(model) -> None:
+    labels = [f"kind {index}" for index in range(400)]
+    with pytest.raises(qdqbert.UserInputError, match=r"`labels` are 400 labels of .* tokens"):
+        model("a text", labels)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": 3}, "`labels` must be a list of texts, or texts by name, got int 3"),
+        ({"labels": ["a", None]}, "Each of `labels` has to be a text; got NoneType None"),
+        ({"labels": {"a": "x", "b": "x"}}, "gives two kinds of entities the same text"),
+        ({"labels": "a", "threshold": 1.0}, "`threshold` must be a number from 0 to below 1"),
+        ({"labels": "a", "threshold": "x"}, "`threshold` must be a number from 0 to below 1"),
+    ],
+)
+def test_wrong_options_are_refused(options, message, model) -> None:
+    with pytest.raises(qdqbert.UserInputError, match=message):
+        model("a text", **options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"labels_decoder": "x/y"}, "`labels_decoder='x/y'` .* a language model"),
+        ({"relations_layer": "none"}, "relations between entities"),
+        ({"fuse_layers": True}, "the states of all layers"),
+        ({"post_fusion_schema": "l2l"}, "attention between words and labels"),
+        ({"span_encoder_config": {"model_type": "rnn"}}, "an encoder of the words"),
+        ({"precomputed_prompts_mode": True}, "labels that are stored"),
+        ({"words_splitter_type": "spacy"}, "`words_splitter_type='spacy'` .* another package"),
+        ({"span_mode": "conv_share"}, "`span_mode='conv_share'` .* expected one of marker"),
+        ({"encoder_config": None}, "has no `encoder_config`, only the name of a model, 'a/model'"),
+        ({"subtoken_pooling": "sum"}, "'subtoken_pooling' is 'sum'"),
+        ({"max_width": 0}, "'max_width' is 0"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(settings, message, folder, tmp_path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    content = json.loads((copy / "gliner_config.json").read_text()) | settings
+    (copy / "gliner_config.json").write_text(json.dumps(content))
+    with pytest.raises(qdqbert.CheckpointError, match=message):
+        qdqbert.load(copy)
+
+
+def scores_of(model: Any) -> dict[tuple[int, int, str], float]:
+    """Return the score of each span that stays of a text, by its place and label."""
+    found = model(TEXTS[0], LABELS, threshold=0.0, multi_label=True)
+    return {(each["start"], each["end"], each["label"]): each["score"] for each in found}
+
+
+def test_int8_says_how_many_entities_change(folder) -> None:
+    with qdqbert.load(folder) as model:
+        assert model.target == "native-dynamic"
+        changed, _, of = model.facts["changed_entities"].partition(" of ")
+        assert 0 <= int(changed) <= int(of)
+        assert 0 < model.facts["largest_difference"] < 0.2
+        assert f"max_width={MAX_WIDTH}" in repr(model)
+        found = scores_of(model)
+    with qdqbert.load(folder, precision="float") as model:
+        assert "changed_entities" not in model.facts
+        wanted = scores_of(model)
+    both = found.keys() & wanted.keys()
+    assert len(both) > len(wanted) // 2
+    assert all(abs(found[each] - wanted[each]) < 0.1 for each in both)
+
+
+def test_a_tokenizer_without_the_marks_gets_them_as_gliner_adds_them(folder, tmp_path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    path = copy / "tokenizer.json"
+    content: dict[str, Any] = json.loads(path.read_text())
+    marks = ("[FLERT]", "<<ENT>>", "<<SEP>>")
+    content["added_tokens"] = [x for x in content["added_tokens"] if x["content"] not in marks]
+    path.write_text(json.dumps(content))
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    settings.pop("additional_special_tokens", None)
+    settings.pop("extra_special_tokens", None)
+    settings.pop("added_tokens_decoder", None)
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings))
+    with qdqbert.load(folder, check=False) as model, qdqbert.load(copy, check=False) as other:
+        assert other(TEXTS[0], LABELS) == model(TEXTS[0], LABELS)
+
+
+def test_rows_get_the_entities_of_the_model(folder, model, tmp_path) -> None:
+    source, output = tmp_path / "texts.txt", tmp_path / "entities.jsonl"
+    source.write_text("\n".join(TEXTS))
+    options = {"threshold": 0.2, "multi_label": True, "flat_ner": False}
+    qdqbert.run(folder, source, output, labels="city, animal", target="float", **options)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    expected = model(TEXTS, ["city", "animal"], **options)
+    assert [row["text"] for row in rows] == list(TEXTS)
+    assert all(same(row["entities"], each) for row, each in zip(rows, expected, strict=True))
+    with pytest.raises(qdqbert.UserInputError, match="`labels` is missing"):
+        qdqbert.run(folder, source, tmp_path / "other.jsonl")
+
+
+def test_quantize_compares_entities_and_probabilities(folder, model, tmp_path) -> None:
+    rng = random.Random(0)
+    tags = ["O", "B-animal", "I-animal", "O", "B-city", "O"]
+    sentences = [
+        "\n".join(f"{word} {tag}" for word, tag in zip(rng.choices(WORDS, k=6), tags, strict=True))
+        for _ in range(30)
+    ]
+    data = tmp_path / "data.conll"
+    data.write_text("\n\n".join(sentences))
+    output = tmp_path / "output"
+    report = qdqbert.quantize(
+        folder,
+        output,
+        eval_data=data,
+        targets=["native-dynamic"],
+        calibration=qdqbert.Calibration(samples=10),
+        benchmark=False,
+        progress=False,
+    )
+    assert report.task == "entity-extraction"
+    assert [each.name for each in report.float_metrics] == ["f1", "precision", "recall"]
+    fidelity = report.targets[0].fidelity
+    assert fidelity.entities.entities > 0
+    assert 0 < fidelity.entities.largest_difference < 0.2
+    assert fidelity.cosine_mean is None
+    with qdqbert.load(output) as own:
+        found, wanted = scores_of(own), scores_of(model)
+    # Where spans overlap, almost equal ones may be chosen in another order.
+    both = found.keys() & wanted.keys()
+    assert len(both) > len(wanted) // 2
+    assert all(abs(found[each] - wanted[each]) < 0.1 for each in both)
+    float_report = qdqbert.evaluate(folder, data=data, progress=False)
+    metrics = {each.name: each.value for each in float_report.metrics}
+    assert 0 <= metrics["f1"] <= 100
+    compared = qdqbert.evaluate(
+        output, data=data, reference=folder, allow_leakage=True, progress=False
+    )
+    assert compared.fidelity.entities.largest_difference < 0.2
