@@ -231,16 +231,13 @@ def fitted_temperature(logits: Sequence[ArrayLike], right: Sequence[int]) -> flo
         right: Index of the right option of each example.
     """
     values = [np.asarray(each, np.float64) for each in logits]
+    starts = np.cumsum([0, *map(len, values)])[:-1]
+    every = np.concatenate(values)
+    chosen = every[starts + np.asarray(right)]
 
     def loss(inverse: float) -> float:
-        return float(
-            np.mean(
-                [
-                    np.logaddexp.reduce(each * inverse) - each[index] * inverse
-                    for each, index in zip(values, right, strict=True)
-                ]
-            )
-        )
+        sums = np.logaddexp.reduceat(every * inverse, starts)
+        return float(np.mean(sums - chosen * inverse))
 
     # The loss is convex in the inverse of the temperature, whose logarithm keeps one minimum.
     low, high = np.log(1 / _HOTTEST), np.log(1 / _COLDEST)
