@@ -41,7 +41,19 @@ def test_a_query_can_be_there_twice_and_blanks_can_be_removed() -> None:
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("{% for m in messages %}{{ m.content[:20] }}{% endfor %}", "changes the texts"),
+        *(
+            (f"{{% for m in messages %}}{{{{ {change} }}}}{{% endfor %}}", "changes the texts")
+            for change in (
+                "m.content[:20]",
+                "m.content[:50_000]",
+                "m.content.strip('\\n')",
+                "m.content | replace('\\n\\n', '\\n')",
+                "m.content | replace('\\r\\n', '\\n')",
+                "m.content | replace('  ', ' ')",
+                "m.content | replace('<|endoftext|>', '')",
+                "m.content | replace('<own>', '')",
+            )
+        ),
         ("{{ messages[0].content }}", "does not render the role 'document'"),
         ("{{ messages[1].content }}|{{ messages[0].content }}", "after the query"),
         ("{{ 'x' * 300000 }}", "longer than"),
@@ -55,7 +67,7 @@ def test_a_query_can_be_there_twice_and_blanks_can_be_removed() -> None:
 )
 def test_a_template_that_does_more_than_copy_texts_is_refused(template, words) -> None:
     with pytest.raises(CheckpointError, match=words):
-        read(template)
+        read(template, eos_token="<own>")
 
 
 def test_a_template_that_cuts_on_the_left_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from unittest import mock
 
@@ -180,6 +181,24 @@ def test_it_is_quantized_evaluated_and_served(tmp_path) -> None:
     assert {each.name for each in found.metrics} == {"mrr", "ndcg@10", "map"}
     with pytest.raises(UserInputError, match="chat template"):
         qdqbert.export(tmp_path / "int8", output=tmp_path / "out", to="triton")
+
+
+def test_requests_and_files_have_prompts(tmp_path) -> None:
+    save_reranker(tmp_path / "model", prompts={"a": "Be strict.", "b": "Be kind."})
+    texts = tmp_path / "pairs.csv"
+    texts.write_text("query,document\nWhat sat?,The cat sat.\n")
+    qdqbert.run(tmp_path / "model", texts, tmp_path / "out.jsonl", prompt_name="b")
+    with qdqbert.load(tmp_path / "model", check=False) as model:
+        pair = [("What sat?", "The cat sat.")]
+        (wanted,), (usual,) = model.predict(pair, prompt_name="b"), model.predict(pair)
+        assert abs(wanted - usual) > 1e-3
+        with TestClient(build_app({"model": model})) as client:
+            body = {"query": "What sat?", "documents": ["The cat sat."]}
+            for given in ({"prompt_name": "b"}, {"prompt": "Be kind."}, {"instruct": "Be kind."}):
+                (found,) = answer(client, "/v1/rerank", {**body, **given})["results"]
+                np.testing.assert_allclose(found["relevance_score"], wanted, atol=1e-6)
+    row = json.loads((tmp_path / "out.jsonl").read_text())
+    np.testing.assert_allclose(row["score"], wanted, atol=1e-6)
 
 
 def test_it_ranks_documents_of_a_request(tmp_path) -> None:

@@ -109,9 +109,10 @@ def test_the_mean_of_rows_is_sentence_transformers(tmp_path, modules) -> None:
         {"embeddings": ROWS.astype(np.float64), "weights": FACTORS},
         {"embeddings": ROWS[:6], "mapping": MAPPING, "weights": FACTORS},
         {"embeddings": ROWS[:6].astype(np.float16), "mapping": MAPPING.astype(np.int32)},
+        {"embeddings": ROWS[:6], "mapping": MAPPING.astype(np.uint16)},
         {"embeddings": np.rint(ROWS * 30).astype(np.int8)},
     ],
-    ids=["rows", "weights", "mapping", "half", "int8"],
+    ids=["rows", "weights", "mapping", "half", "unsigned", "int8"],
 )
 def test_folders_of_model2vec_are_read(tmp_path, tensors) -> None:
     folder = save_model2vec(tmp_path / "model", tensors)
@@ -166,6 +167,18 @@ def test_quantize_says_that_load_runs_it(tmp_path) -> None:
     folder = save(tmp_path / "model")
     with pytest.raises(CheckpointError, match=r"`model2vec`. `qdqbert.load` runs them in INT8"):
         qdqbert.quantize(folder, tmp_path / "out")
+
+
+def test_a_mapping_of_another_type_is_refused(tmp_path) -> None:
+    folder = save_model2vec(tmp_path / "model", {"embeddings": ROWS, "mapping": MAPPING > 2})
+    with pytest.raises(CheckpointError, match="`mapping` in BOOL, and integers are read"):
+        qdqbert.load(folder)
+
+
+def test_it_has_no_head_of_another_task(tmp_path) -> None:
+    folder = save(tmp_path / "model")
+    with pytest.raises(UserInputError, match="is a model for 'feature-extraction'"):
+        qdqbert.load(folder, task="text-classification")
 
 
 def test_a_mapping_to_rows_that_are_missing_is_refused(tmp_path) -> None:

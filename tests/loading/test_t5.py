@@ -101,7 +101,7 @@ def test_an_embedder_is_that_of_sentence_transformers(kind, tmp_path) -> None:
 PROMPT = "Represent the sentence for retrieval: "
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max", "weightedmean"])
 def test_tokens_of_a_prompt_are_not_pooled(pooling, tmp_path) -> None:
     folder = save_embedder(tmp_path, include_prompt=False, pooling=pooling)
     reference = sentence_transformers.SentenceTransformer(str(folder), device="cpu")

@@ -35,11 +35,10 @@ _KINDS: Mapping[str, np.dtype[Any]] = {
     "F16": np.dtype(np.float16),
     # numpy has no bfloat16. Its bits are the upper half of a float32.
     "BF16": np.dtype(np.uint16),
-    "I8": np.dtype(np.int8),
-    "I32": np.dtype(np.int32),
-    "I64": np.dtype(np.int64),
+    **{f"I{8 * size}": np.dtype(f"i{size}") for size in (1, 2, 4, 8)},
+    **{f"U{8 * size}": np.dtype(f"u{size}") for size in (1, 2, 4, 8)},
 }
-INTEGERS = ("I8", "I32", "I64")
+INTEGERS = tuple(name for name in _KINDS if name[0] in "IU")
 """Names of types of integers."""
 
 

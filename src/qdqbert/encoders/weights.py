@@ -171,8 +171,18 @@ class Weights:
         return self._used[name]
 
     def read_integers(self, name: str) -> NDArray[Any] | None:
-        """Return a tensor of integers; `None` if there is none of this name."""
-        return self._others.get(name, ("", None))[1]
+        """Return a tensor of integers; `None` if it has floats, or there is none of this name.
+
+        Raises:
+            CheckpointError: It has another type.
+        """
+        kind, found = self._others.get(name, ("", None))
+        if kind and found is None:
+            raise CheckpointError(
+                f"{str(self.path)!r} has `{name}` in {kind}, and integers are read. Save a copy "
+                "with the library that made it."
+            )
+        return found
 
     def read_row(self, name: str, index: int) -> Floats:
         """Return a row of a tensor in float32, which counts as read; see `read`."""

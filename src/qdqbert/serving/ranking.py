@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.service import Answers, Served
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.multi_vector_embedding import MultiVectorEmbedder
@@ -16,14 +17,26 @@ from qdqbert.tasks.regression import Regressor
 
 
 async def rank_logits(
-    served: Served, query: str, texts: Sequence[str], **cutting: Any
+    served: Served,
+    query: str,
+    texts: Sequence[str],
+    prompts: Mapping[str, str | None],
+    **cutting: Any,
 ) -> tuple[Answers, NDArray[np.float32]]:
-    """Return the answers of a model about texts, and their logits or MaxSim, `(texts,)`."""
+    """Return the answers of a model about texts, and their logits or MaxSim, `(texts,)`.
+
+    `prompts` has `prompt_name` and `prompt` of `Reranker.predict`.
+
+    Raises:
+        BadRequestError: There is a prompt, and the model has one of its own for each kind of text.
+    """
     if isinstance(served.model, MultiVectorEmbedder):
+        if any(each is not None for each in prompts.values()):
+            raise BadRequestError("This model takes no prompt: leave it out.")
         return await _rank_vectors(served, served.model, query, texts, **cutting)
     # Scores of large logits round to the same number.
     pairs = [(query, text) for text in texts]
-    found = await served.run("scoring_job", {"activation": "none"}, pairs, **cutting)
+    found = await served.run("scoring_job", {"activation": "none", **prompts}, pairs, **cutting)
     return found, np.array([each[0] for each in found.each])
 
 

@@ -50,9 +50,10 @@ class Ranking(Truncation, NamesModel):
         **Truncation.renamed,
         "top_k": "top_n",
         **dict.fromkeys(("use_activation", "activation"), _RAW),
+        **dict.fromkeys(("instruct", "instruction"), "prompt"),
     }
     refused: ClassVar[Refused] = {
-        **VLLM_REFUSED,
+        **{name: values for name, values in VLLM_REFUSED.items() if name != "instruction"},
         "return_embeddings": (False,),
         **dict.fromkeys(
             ("max_chunks_per_doc", "max_doc_length", "max_query_length", "max_tokens_per_query"), ()
@@ -60,6 +61,10 @@ class Ranking(Truncation, NamesModel):
     }
 
     query: str = Field(description="The query.")
+    prompt_name: str | None = Field(None, description="Prompt of the model for its query.")
+    prompt: str | None = Field(
+        None, description="Prompt or instruction for the query, instead of a named one."
+    )
     top_n: int | None = Field(
         None, ge=0, description="Number of documents to return; all by default, and for 0."
     )
@@ -144,7 +149,8 @@ async def rank(
         max_tokens_per_doc=body.max_tokens_per_doc,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
     )
-    found, logits = await rank_logits(served, body.query, texts, **body.cutting)
+    prompts = {"prompt_name": body.prompt_name, "prompt": body.prompt}
+    found, logits = await rank_logits(served, body.query, texts, prompts, **body.cutting)
     scores = scores_of(served, logits, is_raw=body.raw_scores).tolist()
     return found, [(index, scores[index]) for index in best_first(logits)[: body.top_n or None]]
 

@@ -188,8 +188,11 @@ class Reranker(TextClassifier):
     rows = RowFormat(
         name="a reranker",
         pair="required",
+        options=("prompt", "prompt_name"),
         columns=always(SCORE),
-        job=lambda model, _: model.scoring_job(),
+        job=lambda model, options: model.scoring_job(
+            prompt=options.prompt, prompt_name=options.prompt_name
+        ),
         values=lambda answer, _: (float(answer[0]),),
     )
 

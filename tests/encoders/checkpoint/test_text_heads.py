@@ -120,9 +120,22 @@ def test_each_module_is_run_or_refused_by_name(model: str) -> None:
 def test_padding_to_the_longest_input_changes_nothing() -> None:
     files = files_of("SentenceTransformer", ["Transformer", "Pooling"])
     expected = read_layout(SentenceFiles(files.get))
-    settings = {"processing_kwargs": {"text": {"padding": "max_length"}}}
+    settings = {
+        "processing_kwargs": {"text": {"padding": "max_length"}},
+        "model_kwargs": {"dtype": "bfloat16", "attn_implementation": "sdpa"},
+        "tokenizer_args": {"padding_side": "left"},
+    }
     files["0/sentence_bert_config.json"] = json.dumps(settings)
     assert read_layout(SentenceFiles(files.get)) == expected
+
+
+def test_the_length_for_the_tokenizer_counts_before_the_other_one() -> None:
+    files = files_of("SentenceTransformer", ["Transformer", "Pooling"])
+    settings = {"max_seq_length": 20, "processing_kwargs": {"text": {"max_length": 5}}}
+    files["0/sentence_bert_config.json"] = json.dumps(settings)
+    found = read_layout(SentenceFiles(files.get))
+    assert found is not None
+    assert found.max_length == 5
 
 
 @pytest.mark.parametrize(
@@ -142,8 +155,15 @@ def test_padding_to_the_longest_input_changes_nothing() -> None:
             "'method_output_name': 'pooler_output'",
         ),
         ({"processing_kwargs": {"text": {"padding": False}}}, "padding=False"),
+        (
+            {"max_seq_length": 9, "processing_kwargs": {"common": {"add_special_tokens": False}}},
+            "add_special_tokens=False",
+        ),
+        ({"config_kwargs": {"num_hidden_layers": 1}}, "config_kwargs.num_hidden_layers=1"),
+        ({"config_args": {"is_causal": False}}, "config_args.is_causal=False"),
+        ({"model_args": {"revisions": 1}}, "model_args.revisions=1"),
+        ({"tokenizer_args": {"truncation_side": "left"}}, "tokenizer_args.truncation_side='left'"),
     ],
-    ids=["task", "chat", "output", "padding"],
 )
 def test_a_transformer_that_returns_something_else_is_refused(settings, message) -> None:
     files = files_of("SentenceTransformer", ["Transformer", "Pooling"])

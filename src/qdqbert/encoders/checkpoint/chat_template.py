@@ -55,8 +55,11 @@ _PROBES = (
     " \n A b\tc \n ",
     '<b>"It\'s" 100 % {x} {{ y }} \\n &amp; [1]</b>',
     "Überraschung! 日本語 🙂 ÉCOLE",
-    "</think> <|im_end|> <s> [SEP] yes no system user query document",
-    "word " * 300,
+    "</think> <|im_end|> <|endoftext|> <s> [SEP] yes no system user query document",
+    "\n\nlines\r\n\r\nof  text 2020\n\n",
+    "\n \nx\n \n",
+    # Longer than what models read.
+    "word " * 24_000,
 )
 
 
@@ -189,15 +192,19 @@ def read_pair_template(
         **tokens,
         **options,
     }
-    return _Reader(source, form, variables, name).template(default_prompt)
+    special = " ".join(sorted({*tokens.values()}))
+    return _Reader(source, form, variables, name, special).template(default_prompt)
 
 
 class _Reader:
     """Reads what a chat template makes of pairs."""
 
-    def __init__(self, source: str, form: Format, variables: Mapping[str, Any], name: str) -> None:
+    def __init__(
+        self, source: str, form: Format, variables: Mapping[str, Any], name: str, special: str
+    ) -> None:
         self._source, self._form = source, form
         self._variables, self._name = variables, name
+        self._probes = (*_PROBES, special)
 
     def template(self, default_prompt: str) -> PairTemplate:
         """Return the pieces of the template, which are checked on other texts."""
@@ -213,15 +220,14 @@ class _Reader:
             raise self._refused(f"it takes no prompt ({errors[count]}), and the model has one")
         return PairTemplate(plain=plain, prompted=prompted, default_prompt=default_prompt)
 
-    @staticmethod
-    def _cases(*, with_prompt: bool) -> Iterator[dict[Slot, str]]:
+    def _cases(self, *, with_prompt: bool) -> Iterator[dict[Slot, str]]:
         """Yield the marks, and then texts that templates could change."""
         slots = SLOTS if with_prompt else SLOTS[1:]
         yield {slot: _MARKS[slot] for slot in slots}
         # Without a text there is no prompt.
         yield from (
             {**{each: _MARKS[each] for each in slots}, slot: probe}
-            for slot, probe in itertools.product(slots, _PROBES)
+            for slot, probe in itertools.product(slots, self._probes)
             if probe or slot != "prompt"
         )
 

@@ -61,6 +61,33 @@ _PLAIN_ARGUMENTS: Mapping[str, tuple[object, ...]] = {
     "return_tensors": ("pt",),
 }
 
+# Arguments for transformers' classes that do not change a vector, by the names of their fields.
+_LOADING = (
+    "cache_dir",
+    "force_download",
+    "local_files_only",
+    "revision",
+    "token",
+    "use_auth_token",
+)
+_HARMLESS: Mapping[str, tuple[str, ...]] = {
+    "config": (
+        *("attn_implementation", "output_attentions", "output_hidden_states", "torch_dtype"),
+        *("trust_remote_code", "unpad_inputs", "use_cache", "use_memory_efficient_attention"),
+    ),
+    "model": (
+        *("add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage"),
+        *("torch_dtype", "trust_remote_code", "use_safetensors"),
+    ),
+    "processor": ("fix_mistral_regex", "padding_side", "trust_remote_code", "use_fast"),
+}
+# Their older names.
+_OLD_ARGUMENTS: Mapping[str, str] = {
+    "config": "config_args",
+    "model": "model_args",
+    "processor": "tokenizer_args",
+}
+
 # sentence-transformers' names of the transformer's task, and of its output.
 _TRANSFORMERS: Mapping[Returned, tuple[str, str]] = {
     "states": ("feature-extraction", "last_hidden_state"),
@@ -283,6 +310,7 @@ def read_layout_fields(
     names = [join(subfolder, name) for name in (SETTINGS, *_OLD_SETTINGS)]
     text = next((text for name in names if (text := files.read(name)) is not None), None)
     fields = Fields.of_text(text or "{}", SETTINGS)
+    _check_arguments(fields)
     method = _METHODS.get(returned, "forward")
     chat = _check_transformer(fields, *_TRANSFORMERS[returned], method, chats=chats)
     copied = {SETTINGS: text, MODEL_SETTINGS: files.read(MODEL_SETTINGS)}
@@ -296,6 +324,20 @@ def read_layout_fields(
         "chat": chat,
         "files": {path: text for path, text in copied.items() if text is not None},
     }
+
+
+def _check_arguments(fields: Fields) -> None:
+    """Refuse arguments for transformers' classes that change what the model computes."""
+    for kind, harmless in _HARMLESS.items():
+        for name in (f"{kind}_kwargs", _OLD_ARGUMENTS[kind]):
+            given = fields.optional(fields.child, name)
+            for key, value in given.values.items() if given is not None else ():
+                if key not in (*harmless, *_LOADING) and value is not None:
+                    raise CheckpointError(
+                        f"{SETTINGS} has {name}.{key}={value!r:.60}, which is not supported. Write "
+                        "it into config.json or tokenizer_config.json of a copy of the folder, and "
+                        "remove it here."
+                    )
 
 
 def _check_transformer(
@@ -337,12 +379,12 @@ def _longest_input(fields: Fields) -> int | None:
     arguments: dict[str, Any] = {}
     if fields.has("processing_kwargs"):
         given = fields.child("processing_kwargs")
-        for own in map(given.child, filter(given.has, ("common", "text"))):
-            own.optional(own.integer, "max_length", 1, _LONGEST)
-            arguments |= own.values
-    if fields.has("max_seq_length"):
-        return fields.integer("max_seq_length", 1, _LONGEST)
-    length: int | None = arguments.pop("max_length", None)
+        for each in map(given.child, filter(given.has, ("common", "text"))):
+            each.optional(each.integer, "max_length", 1, _LONGEST)
+            arguments |= each.values
+    own = fields.integer("max_seq_length", 1, _LONGEST) if fields.has("max_seq_length") else None
+    # It counts before the other one.
+    length: int | None = arguments.pop("max_length", None) or own
     for key, value in arguments.items():
         if value not in _PLAIN_ARGUMENTS.get(key, ()):
             raise CheckpointError(

@@ -36,7 +36,7 @@ def read_static(reader: Reader) -> Encoder:
             raise reader.config.refuse(
                 "vocabulary_quantization", "`mapping` names rows that `embeddings` lacks."
             )
-        rows = rows[mapping]
+        rows = rows[mapping.astype(np.int64)]
     rows = np.asarray(rows, np.float32)
     if reader.has("weights"):
         rows = rows * reader.tensor("weights", (len(rows),))[:, None]

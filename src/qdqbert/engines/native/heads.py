@@ -111,8 +111,10 @@ class Heads:
             states, starts = np.ascontiguousarray(states[tokens_read]), np.arange(len(starts))
         if self._final_norm is not None:
             self._program.normalize_(self._final_norm, states := states.copy())
-        every = (states, starts)
-        some = every if pooled is None else _some_rows(states, starts, pooled)
+        # Rows that poolings read, where those of each text start, and their places in it.
+        places = np.arange(1, starts[-1] + 1) - starts[:-1].repeat(np.diff(starts))
+        every = (states, starts, places)
+        some = every if pooled is None else _some_rows(states, starts, places, pooled)
         for index, head in enumerate(self._heads):
             outputs = [each for each in head["outputs"] if each["name"] in wanted]
             if not outputs:
@@ -120,7 +122,7 @@ class Heads:
             steps = [(f"heads.{index}.{n}", step) for n, step in enumerate(head["steps"])]
             count, width = head["token_steps"], self._program.settings["hidden"]
             poolings = head["poolings"]
-            states, starts = every if poolings == ["none"] else some
+            states, starts, places = every if poolings == ["none"] else some
             if index in self._words:
                 before = functools.partial(self._take_steps, steps[: count - 1])
                 rows = self._words[index].largest(before, states, starts, threads)
@@ -131,7 +133,7 @@ class Heads:
                 rows, width = self._pool_blocks(steps[:count], states, starts, width, *poolings)
             else:
                 rows, width = self._run_steps(steps[:count], states, width)
-                rows, width = self._joined(rows, starts, width, poolings)
+                rows, width = self._joined(rows, starts, places, width, poolings)
             rows, width = self._run_steps(steps[count:], rows, width, owned=rows is not states)
             for output in outputs:
                 column = output["column"]
@@ -209,10 +211,15 @@ class Heads:
         return pooled, wide
 
     def _joined(
-        self, states: Rows, starts: NDArray[np.int64], width: int, poolings: Sequence[str]
+        self,
+        states: Rows,
+        starts: NDArray[np.int64],
+        places: NDArray[np.int64],
+        width: int,
+        poolings: Sequence[str],
     ) -> tuple[Rows, int]:
         """Return a row for each text, with the results of the poolings, or all rows."""
-        found = [self._pooled(states, starts, each) for each in poolings]
+        found = [self._pooled(states, starts, places, each) for each in poolings]
         if len(found) == 1:
             return found[0], width
         total = width * len(found)
@@ -220,7 +227,9 @@ class Heads:
         np.concatenate([each[:, :width] for each in found], axis=1, out=rows[:, :total])
         return rows, total
 
-    def _pooled(self, states: Rows, starts: NDArray[np.int64], pooling: str) -> Rows:
+    def _pooled(
+        self, states: Rows, starts: NDArray[np.int64], places: NDArray[np.int64], pooling: str
+    ) -> Rows:
         """Return a row for each text, or all rows."""
         if pooling == "none":
             return states
@@ -231,10 +240,10 @@ class Heads:
         if pooling == "sum":
             return self._pool_blocks((), states, starts, 0, pooling)[0]
         if pooling == "weightedmean":
-            # The mean of rows times 2 i / (n + 1), as the sum of i is n (n + 1) / 2.
+            # The mean of rows times their places in the text, which a prompt shifts.
             lengths = np.diff(starts)
-            places = np.arange(1, starts[-1] + 1) - starts[:-1].repeat(lengths)
-            weights = (2 * places / (lengths + 1).repeat(lengths)).astype(np.float32)
+            shares = lengths / np.add.reduceat(places, starts[:-1])
+            weights = (places * shares.repeat(lengths)).astype(np.float32)
             states, pooling = states * weights[:, None], "mean"
         found = zeros((len(starts) - 1, states.shape[1]), np.float32)
         self._program.functions[f"pool_{pooling}"](
@@ -244,13 +253,16 @@ class Heads:
 
 
 def _some_rows(
-    states: Rows, starts: NDArray[np.int64], pooled: NDArray[np.bool_]
-) -> tuple[Rows, NDArray[np.int64]]:
-    """Return the rows of some tokens, and where those of each text start."""
+    states: Rows,
+    starts: NDArray[np.int64],
+    places: NDArray[np.int64],
+    pooled: NDArray[np.bool_],
+) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of some tokens, where those of each text start, and their places in it."""
     counts = np.append(0, np.cumsum(pooled))[starts]
     if (empty := np.flatnonzero(np.diff(counts) == 0)).size:
         raise UserInputError(
             f"Text {int(empty[0])} of the batch has only tokens of its prompt, which are not "
             "pooled. Pass a shorter prompt, or a longer text."
         )
-    return np.ascontiguousarray(states[: len(pooled)][pooled]), counts
+    return np.ascontiguousarray(states[: len(pooled)][pooled]), counts, places[pooled]

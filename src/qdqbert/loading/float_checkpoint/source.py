@@ -204,7 +204,7 @@ def _task(config: Config, layout: Any, wanted: TaskName | None) -> TaskName:
     named = architectures_of(config.values.get("architectures"))
     if isinstance(layout, LabelHead):
         return layout.task
-    if not named and wanted is not None:
+    if not named and wanted is not None and not isinstance(layout, Layout):
         return wanted
     task = task_of_files(named or ["Model"], config, layout)
     if task is None:
