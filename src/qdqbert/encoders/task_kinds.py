@@ -399,6 +399,11 @@ def is_use_of(wanted: str | None, task: str) -> bool:
     return kind is not None and kind.names_labels and kind.head == task
 
 
+def has_other_use(task: str) -> bool:
+    """Return whether another task uses models of a task with labels of a call."""
+    return any(is_use_of(each, task) for each in TASK_KINDS)
+
+
 def head_of(task: str) -> str:
     """Return the task under which `tasks_of` names the head of a task.
 

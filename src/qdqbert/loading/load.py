@@ -19,7 +19,7 @@ from qdqbert.common.objects import ModelLike, SavedModel, saved
 from qdqbert.common.options.functions import taking
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.peft import ADAPTER_CONFIG
-from qdqbert.encoders.task_kinds import names_entailment
+from qdqbert.encoders.task_kinds import has_other_use, names_entailment
 from qdqbert.engines.cuda.device import Device, open_on
 from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.native.storage import load_packed
@@ -122,7 +122,7 @@ def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking
         artifact = open_folder(source, options, place.device)
     with showing(str(source), artifact.directory):
         config, kind = _kind_of(artifact, str(source), options.task)
-        if options.task is None and artifact.task == "text-classification":
+        if options.task is None and has_other_use(artifact.task):
             _name_other_use(str(source), config["id2label"])
         engine, target, device = _graph_of(artifact, str(source), options, place)
         runners, scheduler, tokenizer = open_graph(artifact, engine, target, options, device)

@@ -295,6 +295,10 @@ def test_tokens_that_are_not_pooled_are_left_out(tmp_path) -> None:
         for head in heads[1:]:
             name = head.poolings[0]
             wanted = run_head(own, head)[name]
+            if name == "weightedmean":
+                # Tokens keep their places behind those that are left out.
+                places = 1 + np.flatnonzero(mask)
+                wanted = (own * places[:, None]).sum(axis=0) / places.sum()
             np.testing.assert_allclose(found[name][text], wanted, rtol=1e-5, atol=1e-5)
     batch[POOLED][2] = 0
     with pytest.raises(UserInputError, match="Text 2 of the batch has only tokens of its prompt"):

@@ -90,7 +90,7 @@ def test_the_task_is_the_requested_one_or_that_of_the_head(options, load) -> Non
 
 
 def test_a_checkpoint_without_a_head_requires_a_task(options, load) -> None:
-    with pytest.raises(UserInputError, match=r"has no head.* Pass .*task`, one of: feature-ex"):
+    with pytest.raises(UserInputError, match=r"has no head.* Pass .*task`, one of: entity-ex"):
         choose_task(options(model=load().name))
 
 
