@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import qdqbert
 from conftest import WORDS
@@ -205,6 +206,7 @@ def test_labels_that_leave_no_room_are_refused(model) -> None:
     [
         ({"labels": 3}, "`labels` must be a list of texts, or texts by name, got int 3"),
         ({"labels": ["a", None]}, "Each of `labels` has to be a text; got NoneType None"),
+        ({"labels": [["a"]]}, r"Each of `labels` has to be a text; got list \['a'\]"),
         ({"labels": {"a": "x", "b": "x"}}, "gives two kinds of entities the same text"),
         ({"labels": "a", "threshold": 1.0}, "`threshold` must be a number from 0 to below 1"),
         ({"labels": "a", "threshold": "x"}, "`threshold` must be a number from 0 to below 1"),
@@ -229,6 +231,8 @@ def test_wrong_options_are_refused(options, message, model) -> None:
         ({"encoder_config": None}, "has no `encoder_config`, only the name of a model, 'a/model'"),
         ({"subtoken_pooling": "sum"}, "'subtoken_pooling' is 'sum'"),
         ({"max_width": 0}, "'max_width' is 0"),
+        ({"num_rnn_layers": 2}, "has no tensor `rnn.lstm.weight_hh_l1`"),
+        ({"num_rnn_layers": "1"}, "'num_rnn_layers' is '1'"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(settings, message, folder, tmp_path) -> None:
@@ -237,6 +241,31 @@ def test_what_is_not_computed_is_refused_by_name(settings, message, folder, tmp_
     (copy / "gliner_config.json").write_text(json.dumps(content))
     with pytest.raises(qdqbert.CheckpointError, match=message):
         qdqbert.load(copy)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prompt_rep_layer.0.weight",
+        "span_rep_layer.span_rep_layer.project_start.0.weight",
+        "rnn.lstm.weight_ih_l0",
+        "rnn.lstm.bias_hh_l0",
+    ],
+)
+@pytest.mark.parametrize("change", ["wider", "one", "gone"])
+@pytest.mark.usual("wider-*", "one-rnn*")
+def test_tensors_that_do_not_fit_are_refused(change, name, folder, tmp_path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    file = copy / "pytorch_model.bin"
+    tensors = torch.load(file)
+    found = tensors.pop(name)
+    if change == "wider":
+        tensors[name] = torch.cat([found, found], dim=-1)
+    elif change == "one":
+        tensors[name] = found[..., :1].clone()
+    torch.save(tensors, file)
+    with pytest.raises(qdqbert.CheckpointError, match=r"that fits|do not fit"):
+        qdqbert.load(copy)("a text", ["a"])
 
 
 def scores_of(model: Any) -> dict[tuple[int, int, str], float]:

@@ -171,6 +171,8 @@ def test_marks_in_a_text_are_not_labels(model) -> None:
         (["the cat " * 60], {}, "Pass fewer or shorter labels"),
         (LABELS, {"hypothesis_template": "It is {}."}, "reads labels as they are"),
         (LABELS, {"entailment_label": "a"}, "reads labels as they are"),
+        ({"topic": ["cats", "dogs"]}, {}, "has to be a list of labels, got dict"),
+        (["a", None], {}, "has to be labels, .* got NoneType None"),
     ],
 )
 def test_labels_that_cannot_be_read_are_refused(model, labels, options, message) -> None:
@@ -192,6 +194,8 @@ def test_labels_that_cannot_be_read_are_refused(model, labels, options, message)
         ({"encoder_config": None}, "no `encoder_config`"),
         ({"encoder_config": {"model_type": "qwen2"}}, "llm2vec"),
         ({"scorer_type": "hopfield"}, "has no tensor"),
+        ({"class_token_index": 7}, "'<<LABEL>>' the id 7 .*, and the tokenizer gives it the id"),
+        ({"text_token_index": -1}, "'<<SEP>>' the id"),
     ],
 )
 def test_other_layouts_are_refused_by_name(folder, settings, message, tmp_path) -> None:

@@ -119,6 +119,10 @@ def test_the_model_says_what_scores_a_label(model) -> None:
         (LABELS, {"hypothesis_template": "It is so."}, "needs `{}`"),
         (LABELS, {"hypothesis_template": "{} {0.__class__}"}, "no other braces"),
         (LABELS, {"entailment_label": "yes"}, "'yes'` is not a class"),
+        (LABELS, {"entailment_label": 5}, "`entailment_label` has to be a text, got int 5"),
+        (LABELS, {"hypothesis_template": ""}, "`hypothesis_template` has to be a text, got str ''"),
+        (["music", None], {}, "got NoneType None"),
+        ({"topic": ["cats"]}, {}, "has to be a list of labels, got dict"),
     ],
 )
 def test_wrong_options_are_refused(model, labels, options, message) -> None:

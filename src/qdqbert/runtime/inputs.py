@@ -71,11 +71,11 @@ def listed_labels(labels: Any, argument: str = "candidate_labels") -> list[str]:
     if isinstance(labels, str):
         labels = [each.strip() for each in labels.split(",") if each.strip()]
     found = list(labels) if isinstance(labels, Iterable) else [labels]
-    wrong = next((each for each in found if not is_text(each) or not each.strip()), None)
-    if not found or wrong is not None:
+    wrong = [each for each in found if not is_text(each) or not each.strip()]
+    if not found or wrong:
         raise UserInputError(
             f"`{argument}` has to be labels, as a list of texts or one text with commas, got "
-            f"{described(labels if wrong is None else wrong)}.",
+            f"{described(wrong[0] if wrong else labels)}.",
             argument=argument,
         )
     twice = next((each for place, each in enumerate(found) if each in found[:place]), None)

@@ -26,7 +26,9 @@ from qdqbert.tasks.logits import apply, probabilities
 Kind = Literal["choice", "score", "noul"]
 _NOUL = ("true", "false")
 
-# Bounds of a temperature, and steps of the search in them.
+# The smallest temperature of a call.
+_COLDEST_GIVEN = 0.01
+# Bounds of a fitted temperature, and steps of the search in them.
 _COLDEST, _HOTTEST, _STEPS = 0.05, 20.0, 80
 # As in Guo et al., "On Calibration of Modern Neural Networks" (2017).
 _BINS = 15
@@ -116,7 +118,12 @@ def read_questions(questions: Any) -> dict[str, Question]:
             f"{{'calm': None, 'angry': None}}}}}}, got {described(questions)}.",
             argument="questions",
         )
-    return {str(name): _question(str(name), each) for name, each in questions.items()}
+    for name in questions:
+        if not is_text(name) or not name.strip():
+            raise UserInputError(
+                f"`questions`: names have to be texts, got {described(name)}.", argument="questions"
+            )
+    return {name: _question(name, each) for name, each in questions.items()}
 
 
 def _question(name: str, given: Any) -> Question:
@@ -206,9 +213,10 @@ def texts_of(questions: Mapping[str, Question]) -> list[str]:
 
 def check_decision(temperature: float | None, threshold: float | None) -> None:
     """Refuse a temperature or a threshold that is no such number."""
-    if not (temperature is None or (_is_number(temperature) and temperature > 0)):
+    if not (temperature is None or (_is_number(temperature) and temperature >= _COLDEST_GIVEN)):
         raise UserInputError(
-            f"`temperature` has to be a number above 0, got {described(temperature)}.",
+            f"`temperature` has to be a number of at least {_COLDEST_GIVEN:g}, got "
+            f"{described(temperature)}.",
             argument="temperature",
         )
     if not (threshold is None or (_is_number(threshold) and 0 <= threshold <= 1)):

@@ -221,13 +221,14 @@ def _names_and_prompts(labels: Labels) -> tuple[list[str], list[str]]:
             f"`labels` must be a list of texts, or texts by name, got {described(labels)}.",
             argument="labels",
         )
-    names = [labels] if isinstance(labels, str) else list(dict.fromkeys(labels))
-    prompts = [labels[name] for name in names] if isinstance(labels, Mapping) else names
-    for each in (*names, *prompts):
+    given = [labels] if isinstance(labels, str) else list(labels)
+    for each in (*given, *(labels.values() if isinstance(labels, Mapping) else ())):
         if not is_text(each):
             raise UserInputError(
                 f"Each of `labels` has to be a text; got {described(each)}.", argument="labels"
             )
+    names = list(dict.fromkeys(given))
+    prompts = [labels[name] for name in names] if isinstance(labels, Mapping) else names
     if len(set(prompts)) < len(prompts):
         raise UserInputError(
             "`labels` gives two kinds of entities the same text. The model cannot tell them apart.",
@@ -334,6 +335,11 @@ def _check_labels(dataset: Dataset, id2label: Mapping[int, str]) -> None:
             raise DataFileError(
                 "The sentence has no tags to compare with. Write the tag in the last column of "
                 "each line, or a list `ner_tags`, `tags` or `labels` in each row."
+            )
+        if any(str(each).isdigit() for each in example.labels):
+            raise DataFileError(
+                "The tags are numbers, and the model finds entities by their names. Write names, "
+                "such as B-person, in their place."
             )
 
     check_each(dataset, check)

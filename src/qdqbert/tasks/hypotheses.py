@@ -20,7 +20,7 @@ from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.task_kinds import Entailment, entailment_of
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_text
+from qdqbert.runtime.inputs import check_text, described, is_text
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, is_one
@@ -161,6 +161,14 @@ def hypotheses_of(
             entailment.
     """
     settings = loaded.artifact.task_options
+    for name, given in (
+        ("hypothesis_template", hypothesis_template),
+        ("entailment_label", entailment_label),
+    ):
+        if not (given is None or (is_text(given) and given.strip())):
+            raise UserInputError(
+                f"`{name}` has to be a text, got {described(given)}.", argument=name
+            )
     named = entailment_label or settings.entailment_label
     return Hypotheses(
         tokenizer=loaded.tokenizer,

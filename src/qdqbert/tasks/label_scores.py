@@ -23,6 +23,7 @@ _NORM_EPSILON = np.float32(1e-5)
 # Of the length of a vector, as in gliclass.
 _LENGTH_EPSILON = np.float32(1e-8)
 # Of the scorer "hopfield".
+_WITHOUT_BIAS = tuple(f"scorer.{each}_proj" for each in "qkv")
 _BETA = np.float32(4)
 
 
@@ -38,10 +39,17 @@ class _Tensors:
         if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
             raise self._damaged(f"{name}.weight")
         bias = self._tensors.get(f"{name}.bias")
+        if (bias is None and name not in _WITHOUT_BIAS) or (
+            bias is not None and bias.shape != weight.shape[:1]
+        ):
+            raise self._damaged(f"{name}.bias")
         return np.asarray(x @ weight.T if bias is None else x @ weight.T + bias, np.float32)
 
     def norm(self, name: str, x: Floats) -> Floats:
         """Return normalized vectors."""
+        for part in ("weight", "bias"):
+            if self.get(f"{name}.{part}").shape != x.shape[-1:]:
+                raise self._damaged(f"{name}.{part}")
         centered = x - x.mean(axis=-1, keepdims=True)
         scale = np.sqrt(np.square(centered).mean(axis=-1, keepdims=True) + _NORM_EPSILON)
         return np.asarray(

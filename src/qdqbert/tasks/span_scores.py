@@ -100,12 +100,14 @@ class SpanScorer:
         recurrent: Layers of the LSTM over the words.
         score: Returns the scores of the vectors of words, `(words, width)`, and of labels,
             `(labels, width)`.
+        path: Where their weights are, for messages.
     """
 
     head: SpanHead
     projection: FloatLinear | None
     recurrent: tuple[_Recurrent, ...]
     score: Callable[[Floats, Floats], Floats]
+    path: Path
 
     @classmethod
     def of_folder(cls, head: SpanHead, folder: Path) -> SpanScorer:
@@ -120,9 +122,7 @@ class SpanScorer:
             CheckpointError: A tensor is missing, or does not fit the others.
         """
         tensors = _Tensors(weights, path)
-        layers: list[_Recurrent] = []
-        while f"rnn.lstm.weight_ih_l{len(layers)}" in tensors:
-            layers.append(tensors.recurrent(len(layers)))
+        layers = [tensors.recurrent(index) for index in range(head.recurrent_layers)]
         projection = "token_rep_layer.projection"
         is_of_words = head.span_mode == "token_level"
         return cls(
@@ -130,6 +130,7 @@ class SpanScorer:
             projection=tensors.linear(projection) if f"{projection}.weight" in tensors else None,
             recurrent=tuple(layers),
             score=_word_scores(tensors) if is_of_words else _span_scores(tensors, head),
+            path=path,
         )
 
     def logits(self, states: Floats, tokens: Tokens) -> Floats:
@@ -143,6 +144,15 @@ class SpanScorer:
             `[first, width - 1, label]`, of spans beyond the last word 0; or for models that score
             words `[word, label, ...]`, the scores as first, last and any word of an entity.
         """
+        try:
+            return self._logits(states, tokens)
+        except ValueError as error:
+            raise CheckpointError(
+                f"Tensors of {str(self.path)!r} do not fit the encoder of {states.shape[1]} "
+                f"channels, or each other: {error}. Download or copy the checkpoint again."
+            ) from error
+
+    def _logits(self, states: Floats, tokens: Tokens) -> Floats:
         project = self.projection or (lambda x: x)
         labels = project(states[tokens.labels])
         if self.head.subtoken_pooling == "max":
@@ -293,6 +303,20 @@ class _Tensors:
     def recurrent(self, index: int) -> _Recurrent:
         """Return a layer of the LSTM."""
         ways = [f"_l{index}", f"_l{index}_reverse"]
+        width = self._get(f"rnn.lstm.weight_hh{ways[0]}", 2).shape[1]
+        # The second direction fits the first one.
+        depth = self._get(f"rnn.lstm.weight_ih{ways[1]}", 2).shape[1]
+        shapes = {
+            "weight_ih": (4 * width, depth),
+            "weight_hh": (4 * width, width),
+            "bias_ih": (4 * width,),
+            "bias_hh": (4 * width,),
+        }
+        for way in ways:
+            for part, shape in shapes.items():
+                name = f"rnn.lstm.{part}{way}"
+                if self._get(name, len(shape)).shape != shape:
+                    raise self._damaged(name)
         inputs = [self._get(f"rnn.lstm.weight_ih{way}", 2) for way in ways]
         states = [self._get(f"rnn.lstm.weight_hh{way}", 2) for way in ways]
         biases = [
@@ -303,7 +327,7 @@ class _Tensors:
         return _Recurrent(
             inputs=FloatLinear(np.concatenate(inputs), np.concatenate(biases)),
             states=(first, second),
-            width=states[0].shape[1],
+            width=width,
         )
 
     def _get(self, name: str, axes: int) -> Floats:

@@ -68,6 +68,12 @@ class TakesLabels(Model):
         Raises:
             UserInputError: Labels are missing or no texts, or the model cannot read them.
         """
+        if isinstance(candidate_labels, Mapping):
+            raise UserInputError(
+                "`candidate_labels` has to be a list of labels, got "
+                f"{described(dict(candidate_labels))}. Pass the texts of all labels in one list.",
+                argument="candidate_labels",
+            )
         labels = listed_labels(candidate_labels)
         reader = self._labels_reader(
             labels, hypothesis_template=hypothesis_template, entailment_label=entailment_label

@@ -30,3 +30,11 @@ def test_a_row_has_the_same_bits_whatever_the_other_rows_are() -> None:
     assert all(np.array_equal(layer(x[each : each + 1])[0], every[each]) for each in range(50))
     # Columns of a wider array are no rows one after another.
     assert np.array_equal(layer(np.hstack([x, x])[:, :70]), every)
+
+
+def test_rows_and_biases_of_another_width_are_refused() -> None:
+    weight = np.ones((3, 5), np.float32)
+    with pytest.raises(ValueError, match="for 5 inputs"):
+        FloatLinear(weight)(np.ones((2, 4), np.float32))
+    with pytest.raises(ValueError, match="for 3 outputs"):
+        FloatLinear(weight, np.ones(1, np.float32))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
+import tokenizers
 
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.file_names import CONFIG
@@ -95,6 +96,24 @@ class LabelHead(Layout):
     shifts: bool
     label_id: int
     sep_id: int
+
+    def prepare_tokenizer_(self, backend: tokenizers.Tokenizer) -> None:
+        """Check that the tokenizer has the tokens around labels, with the ids of the settings.
+
+        Raises:
+            CheckpointError: One is missing, or has another id.
+        """
+        super().prepare_tokenizer_(backend)
+        for token, field, index in (
+            (LABEL_TOKEN, "class_token_index", self.label_id),
+            (SEP_TOKEN, "text_token_index", self.sep_id),
+        ):
+            if (found := backend.token_to_id(token)) != index:
+                has = "lacks it" if found is None else f"gives it the id {found}"
+                raise CheckpointError(
+                    f"{CONFIG} of gliclass gives {token!r} the id {index} (`{field}`), and the "
+                    f"tokenizer {has}. Save the checkpoint again with its tokenizer."
+                )
 
     @property
     def task(self) -> TaskName:

@@ -72,6 +72,7 @@ class SpanHead(Layout):
         sep_token: The token after the labels.
         reads_marker: Whether the state of a label is that of the token before it, and not that of
             its own first token.
+        recurrent_layers: Layers of the LSTM over the words.
         ent_id: Id of the token before each label, by which it is checked; `None` if it is not
             known.
         max_length: `None`: the tokenizer's limit counts.
@@ -88,6 +89,7 @@ class SpanHead(Layout):
     ent_token: str = "<<ENT>>"
     sep_token: str = "<<SEP>>"
     reads_marker: bool = True
+    recurrent_layers: int = 0
     ent_id: int | None = None
 
     def prepare_tokenizer_(self, backend: tokenizers.Tokenizer) -> None:
@@ -182,6 +184,9 @@ def read_span_head(read: ReadFile) -> SpanHead | None:
         ent_token=fields.optional(fields.text, "ent_token") or "<<ENT>>",
         sep_token=fields.optional(fields.text, "sep_token") or "<<SEP>>",
         reads_marker=fields.truth("embed_ent_token") if fields.has("embed_ent_token") else True,
+        recurrent_layers=max(
+            fields.integer("num_rnn_layers", -1, 16) if fields.has("num_rnn_layers") else 1, 0
+        ),
         files={GLINER_CONFIG: text},
     )
 

@@ -29,9 +29,16 @@ class FloatLinear:
     """`x @ weight.T + bias`."""
 
     def __init__(self, weight: Floats, bias: Floats | None = None) -> None:
-        """Pack the weight `(out, in)` and the bias `(out,)`, `None` for zeros."""
+        """Pack the weight `(out, in)` and the bias `(out,)`, `None` for zeros.
+
+        Raises:
+            ValueError: The bias has another length.
+        """
         self._function = _float_linear()
         self._width, depth = weight.shape
+        if bias is not None and bias.shape != (self._width,):
+            raise ValueError(f"a bias {bias.shape} for {self._width} outputs")
+        self._depth = depth
         self._weights = pack_floats(np.ascontiguousarray(weight, np.float32), depth)
         self._columns = len(self._weights) * PANEL
         given = np.zeros(self._width, np.float32) if bias is None else bias
@@ -48,8 +55,15 @@ class FloatLinear:
         self._place = self._record.ctypes.data
 
     def __call__(self, rows: Floats) -> Floats:
-        """Return the layer of rows `(rows, in)`, as `(rows, out)`."""
+        """Return the layer of rows `(rows, in)`, as `(rows, out)`.
+
+        Raises:
+            ValueError: Rows have another width.
+        """
         rows = np.ascontiguousarray(rows, np.float32)
+        # The kernel would read other memory.
+        if rows.ndim != 2 or rows.shape[1] != self._depth:
+            raise ValueError(f"rows {rows.shape} for {self._depth} inputs")
         out = zeros((len(rows), self._columns), np.float32)
         self._function(
             *(self._place, rows.ctypes.data, rows.strides[0], len(rows)),
