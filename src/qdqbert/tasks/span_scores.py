@@ -143,6 +143,9 @@ class SpanScorer:
         Returns:
             `[first, width - 1, label]`, of spans beyond the last word 0; or for models that score
             words `[word, label, ...]`, the scores as first, last and any word of an entity.
+
+        Raises:
+            CheckpointError: Weights have other widths than the states, or than each other.
         """
         try:
             return self._logits(states, tokens)
