@@ -44,6 +44,18 @@ def test_questions_get_the_decisions_of_the_model(served, state) -> None:
     assert found["usage"]["output_tokens"] == 0
 
 
+def test_options_of_decisions_are_those_of_the_model(served) -> None:
+    model, client = served
+    options = {"temperature": 9.0, "threshold": 1.0, "entailment_label": "neutral"}
+    body = {"state": "the cat", "questions": QUESTIONS}
+    found = answer(client, "/v1/systemone", {**body, **options})["answers"]
+    close(found, model.decide("the cat", questions=QUESTIONS, **options))
+    assert found["tone"]["choice"] is None
+    response = post(client, "/v1/systemone", {**body, "temperature": 0})
+    assert response.status_code == 422
+    assert "`temperature` has to be" in response.text
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -31,6 +31,13 @@ class SystemOneBody(NamesModel):
         max_length=64,
         description="Questions by name, with `type` (choice, score or noul) and `criteria`.",
     )
+    temperature: float | None = Field(None, description="Divides logits of options; see `decide`.")
+    threshold: float | None = Field(
+        None, description="Least probability of an option that is chosen; below it, null is."
+    )
+    entailment_label: str | None = Field(
+        None, description="The class of entailment, if classes have no names."
+    )
 
 
 class SystemOneUsage(TypedDict):
@@ -51,7 +58,9 @@ class SystemOneAnswer(TypedDict):
 async def _decide(body: SystemOneBody, served: Served) -> Response:
     """Answer questions about a text, all in one request."""
     text = body.state if isinstance(body.state, str) else json.dumps(body.state, ensure_ascii=False)
-    found = await served.run("deciding_job", {"questions": body.questions}, [text])
+    names = ("questions", "temperature", "threshold", "entailment_label")
+    options = {name: getattr(body, name) for name in names}
+    found = await served.run("deciding_job", options, [text])
     return found.response(
         {
             "model": served.name,
