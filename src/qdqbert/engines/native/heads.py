@@ -38,6 +38,7 @@ class Heads:
         self.output_names: tuple[str, ...] = tuple(
             each["name"] for head in self._heads for each in head["outputs"]
         )
+        self._weighs_places = any("weightedmean" in head["poolings"] for head in self._heads)
         self._records: dict[str, NDArray[np.int64]] = {}
         self._final_norm: NDArray[np.int64] | None = None
         if program.settings["final_norm"] is not None:
@@ -112,7 +113,7 @@ class Heads:
         if self._final_norm is not None:
             self._program.normalize_(self._final_norm, states := states.copy())
         # Rows that poolings read, where those of each text start, and their places in it.
-        places = np.arange(1, starts[-1] + 1) - starts[:-1].repeat(np.diff(starts))
+        places = _places(starts) if self._weighs_places else None
         every = (states, starts, places)
         some = every if pooled is None else _some_rows(states, starts, places, pooled)
         for index, head in enumerate(self._heads):
@@ -214,7 +215,7 @@ class Heads:
         self,
         states: Rows,
         starts: NDArray[np.int64],
-        places: NDArray[np.int64],
+        places: NDArray[np.int64] | None,
         width: int,
         poolings: Sequence[str],
     ) -> tuple[Rows, int]:
@@ -228,7 +229,11 @@ class Heads:
         return rows, total
 
     def _pooled(
-        self, states: Rows, starts: NDArray[np.int64], places: NDArray[np.int64], pooling: str
+        self,
+        states: Rows,
+        starts: NDArray[np.int64],
+        places: NDArray[np.int64] | None,
+        pooling: str,
     ) -> Rows:
         """Return a row for each text, or all rows."""
         if pooling == "none":
@@ -241,6 +246,7 @@ class Heads:
             return self._pool_blocks((), states, starts, 0, pooling)[0]
         if pooling == "weightedmean":
             # The mean of rows times their places in the text, which a prompt shifts.
+            assert places is not None
             lengths = np.diff(starts)
             shares = lengths / np.add.reduceat(places, starts[:-1])
             weights = (places * shares.repeat(lengths)).astype(np.float32)
@@ -255,9 +261,9 @@ class Heads:
 def _some_rows(
     states: Rows,
     starts: NDArray[np.int64],
-    places: NDArray[np.int64],
+    places: NDArray[np.int64] | None,
     pooled: NDArray[np.bool_],
-) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64] | None]:
     """Return the rows of some tokens, where those of each text start, and their places in it."""
     counts = np.append(0, np.cumsum(pooled))[starts]
     if (empty := np.flatnonzero(np.diff(counts) == 0)).size:
@@ -265,4 +271,10 @@ def _some_rows(
             f"Text {int(empty[0])} of the batch has only tokens of its prompt, which are not "
             "pooled. Pass a shorter prompt, or a longer text."
         )
-    return np.ascontiguousarray(states[: len(pooled)][pooled]), counts, places[pooled]
+    left = None if places is None else places[pooled]
+    return np.ascontiguousarray(states[: len(pooled)][pooled]), counts, left
+
+
+def _places(starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the place of each row in its text, from 1 on."""
+    return np.arange(1, starts[-1] + 1) - starts[:-1].repeat(np.diff(starts))
