@@ -20,11 +20,11 @@ import tokenizers
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.file_names import CONFIG
 from qdqbert.common.json_files import Fields
-from qdqbert.encoders.checkpoint.layout import Layout
+from qdqbert.encoders.checkpoint.own_layers import OwnLayers, found_weights
 from qdqbert.encoders.checkpoint.sentence_files import FindFile
-from qdqbert.encoders.model import Floats, Head, Pooling, Step
+from qdqbert.encoders.model import Floats
 from qdqbert.encoders.task_kinds import ENCODER, TaskName
-from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH, write_tensors
+from qdqbert.encoders.tensor_files import write_tensors
 from qdqbert.encoders.weights import Weights
 
 GLICLASS = "GLiClass"
@@ -42,7 +42,6 @@ LabelPooling = Literal["first", "average"]
 Scorer = Literal["simple", "weighted-dot", "mlp", "hopfield", "cross-attn"]
 Projection = Literal["gelu", "relu", "silu", "tanh"]
 
-_BODY = "model.encoder_model."
 _HEAD = ("model.text_projector.", "model.classes_projector.", "model.scorer.", "calibrator.")
 _SCALE = "model.logit_scale"
 # Decoders whose tokens see those after them in gliclass.
@@ -58,7 +57,7 @@ _MISSING: Mapping[str, tuple[object, str]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LabelHead(Layout):
+class LabelHead(OwnLayers):
     """How labels are scored by the states of their tokens and of a text.
 
     Attributes:
@@ -79,8 +78,7 @@ class LabelHead(Layout):
         max_length: `None`: the tokenizer's limit counts.
     """
 
-    row_poolings: ClassVar[tuple[Pooling, ...]] = ()
-    weight_folders: ClassVar[tuple[str, ...]] = ()
+    body: ClassVar[str] = "model.encoder_model."
     max_length: int | None = None
     scorer: Scorer
     text_pooling: TextPooling
@@ -120,31 +118,13 @@ class LabelHead(Layout):
         """The task of the graph, which is an encoder."""
         return ENCODER
 
-    def steps(self, find: FindFile) -> tuple[Step, ...]:
-        """Return the steps in the graph: none."""
-        del find
-        return ()
-
-    def token_heads(self, find: FindFile) -> tuple[Head, ...]:
-        """Return the heads in the graph besides the states: none."""
-        del find
-        return ()
-
-    def of_encoder(self, weights: Weights) -> Weights:
-        """Return the tensors of the encoder under the names of transformers."""
-        names = (name for name in weights if name.startswith(_BODY))
-        return weights.renamed({name.removeprefix(_BODY): name for name in names})
-
     def write_settings(self, folder: Path, find: FindFile) -> None:
         """Write the weights after the encoder to a folder; see `read_label_weights`.
 
         Raises:
             CheckpointError: There are none, or the file is damaged.
         """
-        path = find(SAFETENSORS) or find(TORCH)
-        if path is None:
-            raise CheckpointError(f"The checkpoint has neither {SAFETENSORS} nor {TORCH}.")
-        weights = Weights(path.parent)
+        weights = found_weights(find)
         names = [name for name in weights if name.startswith(_HEAD)]
         found = {name.removeprefix("model."): weights.read(name) for name in names}
         if _SCALE in weights:

@@ -19,11 +19,11 @@ import tokenizers
 
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.json_files import Fields, parse_object
-from qdqbert.encoders.checkpoint.layout import Layout
+from qdqbert.encoders.checkpoint.own_layers import OwnLayers, found_weights
 from qdqbert.encoders.checkpoint.sentence_files import FindFile, ReadFile
-from qdqbert.encoders.model import Floats, Head, Pooling, Step
+from qdqbert.encoders.model import Floats
 from qdqbert.encoders.task_kinds import TaskName
-from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH, write_tensors
+from qdqbert.encoders.tensor_files import write_tensors
 from qdqbert.encoders.weights import Weights
 
 GLINER_CONFIG = "gliner_config.json"
@@ -35,7 +35,6 @@ SPAN_WEIGHTS = "span_head.safetensors"
 SpanMode = Literal["marker", "markerV0", "markerV1", "token_level"]
 SubtokenPooling = Literal["first", "last", "mean", "max"]
 
-_BODY = "token_rep_layer.bert_layer.model."
 # Prefixes of the tensors after the encoder.
 _HEAD = ("rnn.", "span_rep_layer.", "prompt_rep_layer.", "scorer.", "token_rep_layer.projection.")
 _SAVE_AGAIN = (
@@ -59,7 +58,7 @@ _LONGEST = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SpanHead(Layout):
+class SpanHead(OwnLayers):
     """How spans of words are scored by labels.
 
     Attributes:
@@ -79,8 +78,7 @@ class SpanHead(Layout):
     """
 
     task: ClassVar[TaskName] = "entity-extraction"
-    row_poolings: ClassVar[tuple[Pooling, ...]] = ()
-    weight_folders: ClassVar[tuple[str, ...]] = ()
+    body: ClassVar[str] = "token_rep_layer.bert_layer.model."
     max_length: int | None = None
     span_mode: SpanMode
     max_width: int
@@ -108,31 +106,13 @@ class SpanHead(Layout):
                 f"(`class_token_index`), and the tokenizer the id {found}. {_SAVE_AGAIN}"
             )
 
-    def steps(self, find: FindFile) -> tuple[Step, ...]:
-        """Return the steps in the graph: none."""
-        del find
-        return ()
-
-    def token_heads(self, find: FindFile) -> tuple[Head, ...]:
-        """Return the heads in the graph besides the states: none."""
-        del find
-        return ()
-
-    def of_encoder(self, weights: Weights) -> Weights:
-        """Return the tensors of the encoder under the names of transformers."""
-        names = (name for name in weights if name.startswith(_BODY))
-        return weights.renamed({name.removeprefix(_BODY): name for name in names})
-
     def tensors(self, find: FindFile) -> dict[str, Floats]:
         """Return the weights after the encoder by name, of the files of a checkpoint.
 
         Raises:
             CheckpointError: There is no such file, or it is damaged.
         """
-        path = find(SAFETENSORS) or find(TORCH)
-        if path is None:
-            raise CheckpointError(f"The checkpoint has neither {SAFETENSORS} nor {TORCH}.")
-        weights = Weights(path.parent)
+        weights = found_weights(find)
         return {name: weights.read(name) for name in weights if name.startswith(_HEAD)}
 
     def write_settings(self, folder: Path, find: FindFile) -> None:
