@@ -35,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +232,18 @@ def worker(
     finally:
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def workers(
+    names: Sequence[str], *, script: str, **given: Any
+) -> Iterator[dict[str, Callable[[dict[str, Any]], float]]]:
+    """Start a process for each way; see `worker`. All ways get what is `given`."""
+    with contextlib.ExitStack() as stack:
+        yield {
+            name: stack.enter_context(worker({"name": name, **given}, script=script))
+            for name in names
+        }
 
 
 def serve(way: dict[str, Any]) -> None:

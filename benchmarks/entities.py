@@ -23,7 +23,6 @@ a newer one: `pip install --no-deps gliner`.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shutil
@@ -34,7 +33,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines import worker
+from engines import workers
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.data.texts import heldout_examples
 
@@ -137,16 +136,8 @@ def compare(name: str, folder: Path, texts: list[str], arguments: argparse.Names
         (count, way): [] for count in COUNTS for way in WAYS
     }
     found: dict[str, int] = {}
-    with contextlib.ExitStack() as stack:
-        ask = {
-            way: stack.enter_context(
-                worker(
-                    {"name": way, "folder": str(folder), "threads": arguments.threads},
-                    script=__file__,
-                )
-            )
-            for way in WAYS
-        }
+    given = {"folder": str(folder), "threads": arguments.threads}
+    with workers(WAYS, script=__file__, **given) as ask:
         for turn in range(arguments.rounds + 1):
             for count in COUNTS:
                 for way in WAYS:

@@ -21,7 +21,6 @@ Needs `pip install 'qdqbert[benchmarks]'`.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shutil
@@ -35,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from engines import worker
+from engines import workers
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.encoders.checkpoint.demo import demo_checkpoint
 
@@ -118,16 +117,8 @@ def compare(folder: Path, texts: list[str], arguments: argparse.Namespace) -> No
     qdqbert.load(folder, check=False).close()
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     found: dict[str, np.ndarray] = {}
-    with contextlib.ExitStack() as stack:
-        ask = {
-            way: stack.enter_context(
-                worker(
-                    {"name": way, "folder": str(folder), "threads": arguments.threads},
-                    script=__file__,
-                )
-            )
-            for way in WAYS
-        }
+    given = {"folder": str(folder), "threads": arguments.threads}
+    with workers(WAYS, script=__file__, **given) as ask:
         for turn in range(arguments.rounds + 1):
             for way in WAYS:
                 file = folder / f"{WAYS.index(way)}.json"

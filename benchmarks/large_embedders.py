@@ -31,7 +31,6 @@ Needs `pip install 'qdqbert[benchmarks]'`.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shutil
@@ -47,7 +46,7 @@ import numpy as np
 import psutil
 
 from decoders import save_modules
-from engines import worker
+from engines import worker, workers
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.evidence.fidelity import all_cosines
 
@@ -248,16 +247,8 @@ def compare(name: str, folder: Path, texts: list[str], arguments: argparse.Names
     qdqbert.load(folder, check=False).close()
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     found, memory = {}, {}
-    with contextlib.ExitStack() as stack:
-        ask = {
-            way: stack.enter_context(
-                worker(
-                    {"name": way, "folder": str(folder), "threads": arguments.threads},
-                    script=__file__,
-                )
-            )
-            for way in WAYS
-        }
+    given = {"folder": str(folder), "threads": arguments.threads}
+    with workers(WAYS, script=__file__, **given) as ask:
         for turn in range(arguments.rounds + 1):
             for way in WAYS:
                 file = folder / f"{WAYS.index(way)}.npy"

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from engines import worker
+from engines import workers
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 
 WAYS = ("qdqbert", "sentence-transformers", "model2vec", "tokenizing alone")
@@ -62,10 +62,7 @@ def main() -> None:
         has = importlib.util.find_spec("model2vec") is not None
         ways = [each for each in WAYS if has or each != "model2vec"]
         given = {"folder": str(folder), "texts": str(arguments.texts)}
-        ask = {
-            way: stack.enter_context(worker({"name": way, **given}, script=__file__))
-            for way in ways
-        }
+        ask = stack.enter_context(workers(ways, script=__file__, **given))
         times: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(arguments.rounds + 1):
             for way in ways:
