@@ -39,6 +39,15 @@ def test_few_inputs_are_divided_among_streams() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("length", "rows"), [(130, [5] * 4), (230, [4] * 2 + [3] * 4), (1000, [1] * 20)]
+)
+def test_streams_get_as_many_batches_each(length, rows) -> None:
+    plan = BatchPlan(tokens=1024, multiple=1, has_few_shapes=False)
+    batches = plan.group([length] * 20, streams=2, limit=1024)
+    assert [len(indices) for indices, _ in batches] == rows
+
+
 @pytest.mark.parametrize(("has_few_shapes", "rows"), [(True, [8, 4, 2, 1]), (False, [8, 7])])
 def test_inputs_that_are_left_are_divided_if_few_shapes_are_wanted(has_few_shapes, rows) -> None:
     plan = BatchPlan(tokens=64, multiple=8, has_few_shapes=has_few_shapes)

@@ -60,23 +60,32 @@ class BatchPlan:
     ) -> list[tuple[list[int], int]]:
         """Return the indices of each batch and its length in tokens, longest inputs first.
 
-        Batches are smaller if there would be fewer of them than streams.
+        Streams get as many batches each, so that none waits for another at the end; with few
+        shapes, only where there would be fewer batches than streams.
 
         Args:
             lengths: Number of tokens of each input.
             streams: Number of batches that run at the same time.
             limit: Longest input that the model takes; lengths are not rounded above it.
         """
-        most = min(self.tokens, -(-sum(lengths) // streams))
         order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-        batches = []
+        total = tokens = sum(lengths)
+        count = -(-total // (self.tokens * streams)) * streams
+        batches: list[tuple[list[int], int]] = []
         start = 0
         while start < len(order):
             length = self.rounded(lengths[order[start]], limit=limit)
-            rows, left = max(1, most // length), len(order) - start
-            if rows > left:
-                rows = 1 << (left.bit_length() - 1) if self.has_few_shapes else left
-            batches.append((order[start : start + rows], length))
+            left = len(order) - start
+            if self.has_few_shapes:
+                rows = max(1, min(self.tokens, -(-total // streams)) // length)
+                rows = rows if rows <= left else 1 << (left.bit_length() - 1)
+            else:
+                # Rounded up, so that the last batches are the smallest.
+                rows = -(-tokens // (max(1, count - len(batches)) * length))
+                rows = max(1, min(rows, self.tokens // length))
+            batch = order[start : start + rows]
+            batches.append((batch, length))
+            tokens -= sum(lengths[index] for index in batch)
             start += rows
         return batches
 

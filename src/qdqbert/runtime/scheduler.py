@@ -376,14 +376,9 @@ class Scheduler:
         What they begin with is kept with the chunk.
         """
         chunk.prefix = prefixes.of(runner, chunk.features, outputs_read(job))
-        plan, shared = self._schedule.plan, chunk.shared
+        shared = chunk.shared
         lengths = [_length(feature) - shared for feature in chunk.features]
-        if chunk.prefix is not None:
-            # Documents of a query are a few batches: as many for each stream, or one would wait.
-            total = sum(lengths)
-            count = -(-total // (plan.tokens * streams)) * streams
-            plan = dataclasses.replace(plan, tokens=-(-total // count))
-        groups = plan.group(lengths, streams=streams, limit=self._limit - shared)
+        groups = self._schedule.plan.group(lengths, streams=streams, limit=self._limit - shared)
         return [(indices, length + shared) for indices, length in groups]
 
     def _run_batch(
