@@ -135,7 +135,8 @@ class Family:
         projects_states: Whether embedders may have a linear layer next to the encoder, on the state
             of each token.
         nested: Field of the config with the fields of this model, in files of a larger one.
-        others: First parts of the names of tensors of a larger model's other parts.
+        others: First parts of the names of tensors of a larger model's other parts, or of the
+            family's own heads.
         fills_texts: Whether texts are filled up to the longest length with the padding token, which
             tokens attend to.
         masks_queries: Whether a token that no token attends to attends to no token itself.

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.model import Activation, Attention, Floats, Later, Layer, Linear, Residual
@@ -142,6 +143,11 @@ def changed(
         (len(bias), weight.shape[1]), lambda rows: change(np.asarray(weight, np.float32))[rows]
     )
     return dataclasses.replace(linear, weight=made, bias=bias)
+
+
+def picked(linear: Linear, rows: NDArray[np.intp]) -> Linear:
+    """Return a linear layer with some outputs of another one, or with all in another order."""
+    return changed(linear, lambda weight: weight[rows], linear.bias[rows])
 
 
 def centered(linear: Linear) -> Linear:

@@ -107,7 +107,8 @@ class Linear:
         codes: How the input is quantized; `None` in float.
         module: Path of its module in a model of transformers, which its sites are named after;
             empty if it is not known.
-        first: Index of its first output in the module, if several layers are one module.
+        first: Index of its first output in the module, if several layers are one module. A module
+            whose layers alternate counts as one with all outputs of a layer next to each other.
     """
 
     weight: NDArray[np.int8] | Floats | Later

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.config import Config
@@ -42,6 +43,15 @@ def rotary_of(frequencies: Floats, limit: int, *, scale: float = 1.0) -> Rotary:
     """Return the rotation by frequencies, `(size / 2,)`, at `limit` positions, times a scale."""
     angles, by = np.arange(limit, dtype=np.float32)[:, None] * frequencies, np.float32(scale)
     return Rotary(cos=np.cos(angles) * by, sin=np.sin(angles) * by)
+
+
+def halves(heads: int, size: int) -> NDArray[np.intp]:
+    """Return the order of channels in which the even ones of each head come first.
+
+    With queries and keys in this order, a rotation of neighboring channels is one of halves.
+    """
+    own = np.concatenate([np.arange(0, size, 2), np.arange(1, size, 2)])
+    return np.asarray(np.add.outer(np.arange(heads) * size, own).ravel())
 
 
 def rope_parameters(config: Config) -> Mapping[str, Any]:

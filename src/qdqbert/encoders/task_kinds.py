@@ -159,10 +159,10 @@ TASK_KINDS: Mapping[str, TaskKind] = {
     ),
     "feature-extraction": TaskKind(
         auto_class="AutoModel",
-        # The last three are DPR's and CLIP's.
+        # The last four are DPR's, CLIP's and NeoBERT's.
         architectures=(
             *("Model", "GenerationEncoder", "ContextEncoder", "QuestionEncoder"),
-            "ModelWithProjection",
+            *("ModelWithProjection", "NeoBERT"),
         ),
         outputs=("last_hidden_state",),
         of_tokens=True,
@@ -172,7 +172,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
     ),
     "fill-mask": TaskKind(
         auto_class="AutoModelForMaskedLM",
-        architectures=("ForMaskedLM",),
+        architectures=("ForMaskedLM", "NeoBERTLMHead"),
         reader="fill_mask",
         of_tokens=True,
         rank=3,

@@ -48,7 +48,7 @@ def test_a_config_without_a_family_says_so(checkpoint_copy) -> None:
         load_checkpoint(folder)
 
 
-@pytest.mark.parametrize("model_type", ["neobert", "funnel"])
+@pytest.mark.parametrize("model_type", ["bloom", "funnel"])
 def test_an_unknown_family_is_named_with_the_known_ones(checkpoint_copy, model_type) -> None:
     folder = change(checkpoint_copy("bert"), model_type=model_type)
     message = (

@@ -21,7 +21,7 @@ from qdqbert.encoders.families import quantized_family
 # no model of one text, transformers has no classes of the others, and towers of texts are read by
 # `load` alone.
 LEFT_OUT = {
-    *("albert", "clip", "clip_text_model", "dpr", "jina-bert", "new"),
+    *("albert", "clip", "clip_text_model", "dpr", "jina-bert", "neobert", "new"),
     *("model2vec", "siglip", "siglip_text_model"),
 }
 ROTARY = {"position_embedding_type": "rotary", "emb_layer_norm_before": False}

@@ -32,6 +32,7 @@ from qdqbert.encoders.families.model2vec import MODEL2VEC
 from qdqbert.encoders.families.modernbert import MODERNBERT
 from qdqbert.encoders.families.modernbert_decoder import MODERNBERT_DECODER
 from qdqbert.encoders.families.mpnet import MPNET
+from qdqbert.encoders.families.neobert import NEOBERT
 from qdqbert.encoders.families.nomic_bert import NOMIC_BERT
 from qdqbert.encoders.families.qwen2 import QWEN2
 from qdqbert.encoders.families.qwen3 import QWEN3
@@ -76,6 +77,7 @@ FAMILIES = {
         MODERNBERT_DECODER,
         MPNET,
         MT5,
+        NEOBERT,
         NEW,
         NOMIC_BERT,
         QDQBERT,

@@ -82,7 +82,8 @@ def read_nomic_bert(reader: Reader) -> Encoder:
 def check_expected(config: Config, expected: Mapping[str, object]) -> None:
     """Refuse fields with other values than those that are read; null is one of them."""
     for name, value in expected.items():
-        if (config.values[name] or value) != value:
+        found = config.values[name]
+        if found is not None and (found or None) != (value or None):
             raise config.refuse(name, f"only {value!r} is supported.")
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qdqbert.encoders.families.bert import (
     BERT_DEFAULTS,
@@ -18,9 +17,10 @@ from qdqbert.encoders.families.bert import (
 from qdqbert.encoders.families.electra import summary
 from qdqbert.encoders.family import Encoder, Family, Parts
 from qdqbert.encoders.heads import logits
-from qdqbert.encoders.layers import BERT_LAYER, Sizes, changed, read_layers
-from qdqbert.encoders.model import Attention, Embeddings, Head, Linear, Rotary
+from qdqbert.encoders.layers import BERT_LAYER, Sizes, picked, read_layers
+from qdqbert.encoders.model import Attention, Embeddings, Head, Rotary
 from qdqbert.encoders.reader import Reader
+from qdqbert.encoders.rotation import halves
 
 _POSITIONS = "encoder.embed_positions"
 
@@ -33,10 +33,10 @@ def read_roformer(reader: Reader) -> Encoder:
         raise config.refuse("rotary_value", "rotated values are not supported.")
     limit = config.integer("max_position_embeddings", least=1)
     rotary = _rotary(reader, sizes.head, limit)
-    order = _halves(sizes.heads, sizes.head)
+    order = halves(sizes.heads, sizes.head)
 
     def rotated(attention: Attention) -> Attention:
-        query, key = (_reordered(each, order) for each in (attention.query, attention.key))
+        query, key = (picked(each, order) for each in (attention.query, attention.key))
         return dataclasses.replace(attention, query=query, key=key, rotary=rotary)
 
     return Encoder(
@@ -64,17 +64,6 @@ def _rotary(reader: Reader, size: int, limit: int) -> Rotary:
     frequencies = 1 / np.power(10000, np.arange(0, size, 2) / size)
     angles = np.arange(limit)[:, None] * frequencies
     return Rotary(cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32))
-
-
-def _halves(heads: int, size: int) -> NDArray[np.intp]:
-    """Return the order of channels in which the even ones of a head come first."""
-    own = np.concatenate([np.arange(0, size, 2), np.arange(1, size, 2)])
-    return np.asarray(np.add.outer(np.arange(heads) * size, own).ravel())
-
-
-def _reordered(linear: Linear, order: NDArray[np.intp]) -> Linear:
-    """Return a linear layer whose outputs are in another order, the same for queries and keys."""
-    return changed(linear, lambda weight: weight[order], linear.bias[order])
 
 
 def classify(parts: Parts) -> tuple[Head, ...]:
