@@ -41,6 +41,25 @@ def test_what_a_known_family_lacks_is_named() -> None:
         family_of(Config(values={"model_type": "xmod"}))
 
 
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({}, "bert"),
+        ({"alibi_starting_size": 512}, "mosaic-bert"),
+        ({"auto_map": {"AutoModel": "bert_layers.BertModel"}}, "mosaic-bert"),
+        ({"auto_map": {"AutoModel": "owner/name--bert_layers.BertForMaskedLM"}}, "mosaic-bert"),
+    ],
+)
+def test_a_bert_of_other_code_is_recognized_by_its_config(fields, kind) -> None:
+    assert family_of(Config(values={"model_type": "bert", **fields})).model_type == kind
+
+
+@pytest.mark.parametrize("path", ["own.BertModel", "own--bert_layers.FlexBertModel"])
+def test_a_bert_of_unknown_code_is_refused(path) -> None:
+    with pytest.raises(CheckpointError, match="code of its own"):
+        family_of(Config(values={"model_type": "bert", "auto_map": {"AutoModel": path}}))
+
+
 @pytest.mark.parametrize("family", ["albert", "clip", "dpr", "new", "siglip_text_model"])
 def test_families_that_load_runs_alone_are_named(family) -> None:
     with pytest.raises(CheckpointError, match=rf"`{family}`. `qdqbert.load` runs them in INT8"):

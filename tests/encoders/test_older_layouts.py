@@ -223,6 +223,79 @@ def test_jina_v2(for_code: bool, tmp_path: Path) -> None:
     assert sqnr_db(expected, found) >= 32
 
 
+def mosaic_weights(weights: dict[str, Any], task: str) -> dict[str, Any]:
+    """Return weights of Jina's model as MosaicBERT's, with a head."""
+    found = {f"bert.{name}": each for name, each in weights.items()}
+    for name in [name for name in found if ".self.query." in name]:
+        every = [found.pop(name.replace("query", each)) for each in ("query", "key", "value")]
+        found[name.replace("query", "Wqkv")] = np.concatenate(every)
+    hidden, rng = weights["embeddings.LayerNorm.weight"].shape[0], np.random.default_rng(2)
+    if task == "fill-mask":
+        at = "cls.predictions."
+        dense, norm, last = f"{at}transform.dense", f"{at}transform.LayerNorm", f"{at}decoder"
+        own = {f"{norm}.weight": (hidden,), f"{norm}.bias": (hidden,), f"{last}.bias": (131,)}
+        found[f"{last}.weight"] = weights["embeddings.word_embeddings.weight"]
+    else:
+        dense = "bert.pooler.dense"
+        own = {"classifier.weight": (3, hidden), "classifier.bias": (3,)}
+    own |= {f"{dense}.weight": (hidden, hidden), f"{dense}.bias": (hidden,)}
+    drawn = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in own.items()}
+    return found | drawn
+
+
+DNABERT = "zhihan1996/DNABERT-2-117M--bert_layers."
+MOSAIC_CODE = {
+    "AutoConfig": "configuration_bert.BertConfig",
+    "AutoModel": f"{DNABERT}BertModel",
+    "AutoModelForMaskedLM": f"{DNABERT}BertForMaskedLM",
+    "AutoModelForSequenceClassification": f"{DNABERT}BertForSequenceClassification",
+}
+
+
+@pytest.mark.parametrize("task", ["feature-extraction", "fill-mask", "text-classification"])
+def test_mosaic_bert(task: Any, tmp_path: Path) -> None:
+    heads, layers = 6, 2
+    jina = jina_weights(48, 56, layers, for_code=False)
+    weights = {n: torch.from_numpy(each) for n, each in mosaic_weights(jina, task).items()}
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    values = {
+        "model_type": "bert",
+        "auto_map": MOSAIC_CODE,
+        "hidden_size": 48,
+        # Of the last part of the head alone.
+        "hidden_act": "relu",
+        "id2label": {"0": "a", "1": "b", "2": "c"},
+        "intermediate_size": 56,
+        "layer_norm_eps": 1e-12,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "position_embedding_type": "absolute",
+        "vocab_size": 131,
+    }
+    model = read_encoder(Weights(tmp_path), Config(values=values), task)
+    # Longer than the config says.
+    inputs = encoder_reference.random_inputs((2, 530))
+    inputs["token_type_ids"] *= 0
+    (found,) = NativeRunner(pack_model(model, precision="float"), threads=1).run(inputs).values()
+
+    def linear(name: str, x: Any) -> Any:
+        return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    plain = {name: torch.from_numpy(each) for name, each in jina.items()}
+    for row, length in enumerate(inputs["attention_mask"].sum(axis=1)):
+        ids = torch.from_numpy(inputs["input_ids"][row, :length])
+        wanted, made = jina_reference(plain, ids, heads, layers), found[row]
+        if task == "fill-mask":
+            at = "cls.predictions."
+            own = [weights[f"{at}transform.LayerNorm.{each}"] for each in ("weight", "bias")]
+            wanted = linear(f"{at}transform.dense", wanted).relu()
+            wanted = functional.layer_norm(wanted, wanted.shape[-1:], *own, eps=1e-12)
+            wanted = linear(f"{at}decoder", wanted)
+        elif task == "text-classification":
+            wanted = linear("classifier", linear("bert.pooler.dense", wanted[0]).tanh())
+        assert sqnr_db(wanted.numpy(), made[:length] if made.ndim == 2 else made) >= 90
+
+
 @pytest.mark.parametrize("model_type", [None, "", "xlm-roberta"])
 @pytest.mark.parametrize("values", [ABSOLUTE, ROTARY], ids=["absolute", "rotary"])
 def test_xlm_roberta_of_jina(

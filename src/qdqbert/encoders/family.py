@@ -289,6 +289,8 @@ def family_name(values: Mapping[str, Any]) -> Any:
         kind = "xlm-roberta"
     if is_jina_v5(values) and values.get("is_decoder") is False:
         kind = "eurobert"
+    if kind == "bert" and _is_mosaic(values):
+        kind = "mosaic-bert"
     positions = values.get("position_embedding_type")
     return _BY_POSITIONS.get((str(kind), str(positions)), kind)
 
@@ -304,6 +306,17 @@ def is_jina_v5(values: Mapping[str, Any]) -> bool:
     named = values.get("architectures")
     own = _class_of(values.get("auto_map"), "AutoModel") == JINA_V5
     return own or (isinstance(named, list) and JINA_V5 in named)
+
+
+def _is_mosaic(values: Mapping[str, Any]) -> bool:
+    """Return whether a model that says that it is BERT is MosaicBERT.
+
+    Its config has a field of its own, and its classes are in a module of their own.
+    """
+    auto_map = values.get("auto_map")
+    named = auto_map.values() if isinstance(auto_map, Mapping) else ()
+    modules = (str(path).rpartition("--")[2].partition(".")[0] for path in named)
+    return "alibi_starting_size" in values or "bert_layers" in modules
 
 
 def _class_of(auto_map: Any, auto: str) -> str | None:

@@ -22,7 +22,7 @@ from qdqbert.encoders.families import quantized_family
 # `load` alone.
 LEFT_OUT = {
     *("albert", "clip", "clip_text_model", "dpr", "jina-bert", "neobert", "new"),
-    *("model2vec", "siglip", "siglip_text_model"),
+    *("model2vec", "mosaic-bert", "siglip", "siglip_text_model"),
 }
 ROTARY = {"position_embedding_type": "rotary", "emb_layer_norm_before": False}
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -31,6 +31,7 @@ from qdqbert.encoders.families.mistral import MISTRAL
 from qdqbert.encoders.families.model2vec import MODEL2VEC
 from qdqbert.encoders.families.modernbert import MODERNBERT
 from qdqbert.encoders.families.modernbert_decoder import MODERNBERT_DECODER
+from qdqbert.encoders.families.mosaic_bert import MOSAIC_BERT
 from qdqbert.encoders.families.mpnet import MPNET
 from qdqbert.encoders.families.neobert import NEOBERT
 from qdqbert.encoders.families.nomic_bert import NOMIC_BERT
@@ -75,6 +76,7 @@ FAMILIES = {
         MODEL2VEC,
         MODERNBERT,
         MODERNBERT_DECODER,
+        MOSAIC_BERT,
         MPNET,
         MT5,
         NEOBERT,

@@ -21,7 +21,7 @@ from qdqbert.encoders.weights import Conversion
 
 # Activation functions of the kinds of feed-forward parts.
 _ACTIVATIONS: Mapping[str, Activation] = {"geglu": "gelu", "reglu": "relu"}
-_CONVERSION = Conversion(
+CONVERSION = Conversion(
     renames=(
         (r"mlp\.(wo|down_layer)\.", "output.dense."),
         (r"(mlp\.layernorm|layer_norm_2)\.", "output.LayerNorm."),
@@ -32,17 +32,22 @@ _CONVERSION = Conversion(
         ".mlp.up_gated_layer": (".intermediate.gate", ".intermediate.dense"),
     },
 )
+"""Names of the tensors, and BERT's."""
+
 _LAYER = dataclasses.replace(BERT_LAYER, gate="intermediate.gate")
 
 
-def read_jina_bert(reader: Reader) -> Encoder:
-    """Read a model with ALiBi: scores fall with the distance of two tokens."""
+def read_jina_bert(reader: Reader, *, limit: int | None = None) -> Encoder:
+    """Read a model with ALiBi: scores fall with the distance of two tokens.
+
+    `limit` is the longest text in tokens, by default as the config says.
+    """
     config = reader.config
     sizes = Sizes.of(reader)
     kind = config.text("feed_forward_type")
     if kind not in _ACTIVATIONS:
         raise config.refuse("feed_forward_type", f"expected one of {', '.join(_ACTIVATIONS)}.")
-    limit = config.integer("max_position_embeddings", least=1)
+    limit = limit or config.integer("max_position_embeddings", least=1)
     bias = alibi(sizes.heads, limit)
 
     def layer(index: int) -> Layer:
@@ -113,5 +118,5 @@ JINA_BERT = Family(
     heads=BERT_HEADS,
     defaults={**BERT_DEFAULTS, "feed_forward_type": "original"},
     code=("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"),
-    conversion=_CONVERSION,
+    conversion=CONVERSION,
 )
