@@ -151,3 +151,14 @@ def save_gliner(
     }
     (folder / "gliner_config.json").write_text(json.dumps(content))
     return folder
+
+
+def as_older_versions(folder: Path, base: Any) -> Path:
+    """Leave nothing but weights and settings of a checkpoint, as older versions of gliner do."""
+    values = json.loads((folder / "gliner_config.json").read_text())
+    for each in folder.glob("*.json"):
+        each.unlink()
+    kept = ("max_width", "max_len", "hidden_size", "span_mode", "subtoken_pooling")
+    content = {name: values[name] for name in kept} | {"model_name": str(base)}
+    (folder / "gliner_config.json").write_text(json.dumps(content))
+    return folder

@@ -17,8 +17,10 @@ import qdqbert
 from qdqbert.common.errors import CheckpointError, DataFileError, QdqBertError, UserInputError
 from qdqbert.data.rows.lines import read_records
 from qdqbert.data.tables.inputs import open_source
+from qdqbert.data.tokenizing.sentencepiece_model import read_sentencepiece
 from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.graphs.imported.onnx_file import load_graph
+from spm_models import write_spm
 
 TEXTS = ["the old house", "a good book"]
 
@@ -174,6 +176,21 @@ def test_the_advice_for_a_vocabulary_works(checkpoint_copy) -> None:
     [advice] = re.findall("`(.*)`", str(caught.value))
     eval(advice, {"AutoTokenizer": transformers.AutoTokenizer, "folder": folder})
     qdqbert.load(folder, check=False).close()
+
+
+def test_deberta_with_the_vocabulary_of_sentencepiece_needs_no_tokenizer_json(
+    save_tiny, tmp_path
+) -> None:
+    folder = save_tiny(tmp_path / "model", "deberta-v2", vocab_size=300)
+    for each in folder.glob("*token*"):
+        each.unlink()
+    write_spm(folder)
+    with qdqbert.load(folder, precision="float") as model:
+        found = model.encode(TEXTS)
+        ids = [each.ids for each in model._loaded.tokenizer.encode_batch(TEXTS)]
+    assert load_checkpoint(str(folder)).tokenizer(TEXTS)["input_ids"] == ids
+    read_sentencepiece(folder / "spm.model", {}).save(str(folder / "tokenizer.json"))
+    np.testing.assert_array_equal(qdqbert.load(folder, precision="float").encode(TEXTS), found)
 
 
 @pytest.mark.parametrize("is_cut", [False, True])

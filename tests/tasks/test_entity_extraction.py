@@ -8,14 +8,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import qdqbert
-from conftest import WORDS
-from gliner_models import MAX_WIDTH, save_gliner
+from conftest import ROBERTA_SPECIAL, WORDS, make_config, make_tokenizer
+from gliner_models import MAX_WIDTH, as_older_versions, save_gliner
 from gliner_reference import Reference, same
+from qdqbert.data.tokenizing.sentencepiece_model import read_sentencepiece
+from qdqbert.encoders.checkpoint.description import describe_checkpoint
+from spm_models import write_spm
 
 TEXTS = (
     "the house of the cat is in london, and the dog came home last night.",
@@ -228,7 +233,8 @@ def test_wrong_options_are_refused(options, message, model) -> None:
         ({"precomputed_prompts_mode": True}, "labels that are stored"),
         ({"words_splitter_type": "spacy"}, "`words_splitter_type='spacy'` .* another package"),
         ({"span_mode": "conv_share"}, "`span_mode='conv_share'` .* expected one of marker"),
-        ({"encoder_config": None}, "has no `encoder_config`, only the name of a model, 'a/model'"),
+        ({"encoder_config": None}, "names the model that has them, `model_name='a/model'`. Model"),
+        ({"encoder_config": None, "model_name": None}, "neither `encoder_config` nor a `model_n"),
         ({"subtoken_pooling": "sum"}, "'subtoken_pooling' is 'sum'"),
         ({"max_width": 0}, "'max_width' is 0"),
         ({"num_rnn_layers": 2}, "has no tensor `rnn.lstm.weight_hh_l1`"),
@@ -304,6 +310,60 @@ def test_a_tokenizer_without_the_marks_gets_them_as_gliner_adds_them(folder, tmp
     (copy / "tokenizer_config.json").write_text(json.dumps(settings))
     with qdqbert.load(folder, check=False) as model, qdqbert.load(copy, check=False) as other:
         assert other(TEXTS[0], LABELS) == model(TEXTS[0], LABELS)
+
+
+def save_base(folder: Path, vocabulary: str) -> tuple[Any, Any]:
+    """Save config and tokenizer of an encoder, and return them with ids that it has."""
+    config = make_config("deberta-v2", vocab_size=500)
+    folder.mkdir(parents=True)
+    config.save_pretrained(folder)
+    if vocabulary == "tokenizer.json":
+        make_tokenizer(ROBERTA_SPECIAL).save_pretrained(folder)
+        return config, make_tokenizer(ROBERTA_SPECIAL)
+    inner = read_sentencepiece(write_spm(folder) / "spm.model", {})
+    named = {f"{each}_token": f"[{each.upper()}]" for each in ("cls", "sep", "unk", "pad", "mask")}
+    return config, transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **named)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "place"),
+    [("spm.model", "folder"), ("tokenizer.json", "folder"), ("spm.model", "hub")],
+)
+def test_the_model_that_an_older_checkpoint_names_has_its_config_and_tokenizer(
+    vocabulary, place, tmp_path, monkeypatch
+) -> None:
+    base, name = tmp_path / "base", str(tmp_path / "base")
+    if place == "hub":
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        name, commit = "owner/base", "0" * 40
+        repository = tmp_path / "hub" / "models--owner--base"
+        base = repository / "snapshots" / commit
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text(commit)
+    config, tokenizer = save_base(base, vocabulary)
+    folder = save_gliner(tmp_path / "model", config=config, tokenizer=tokenizer)
+    older = as_older_versions(shutil.copytree(folder, tmp_path / "older"), name)
+    with qdqbert.load(folder, precision="float") as model:
+        wanted = model(TEXTS, LABELS, threshold=0.3)
+    with qdqbert.load(older, precision="float") as model:
+        assert model(TEXTS, LABELS, threshold=0.3) == wanted
+    assert any(wanted)
+    found, known = (describe_checkpoint(str(each)) for each in (older, folder))
+    assert found.config.vocab_size == known.config.vocab_size == len(found.tokenizer)
+    assert found.tokenizer(TEXTS)["input_ids"] == known.tokenizer(TEXTS)["input_ids"]
+
+
+def test_a_tokenizer_next_to_an_older_checkpoint_comes_before_the_models(tmp_path) -> None:
+    base = tmp_path / "base"
+    config, _ = save_base(base, "spm.model")
+    folder = save_gliner(tmp_path / "model", config=config)
+    with qdqbert.load(folder, precision="float") as model:
+        wanted = model(TEXTS, LABELS, threshold=0.3)
+    kept = (folder / "tokenizer.json").read_text()
+    as_older_versions(folder, base)
+    (folder / "tokenizer.json").write_text(kept)
+    with qdqbert.load(folder, precision="float") as model:
+        assert model(TEXTS, LABELS, threshold=0.3) == wanted
 
 
 def test_rows_get_the_entities_of_the_model(folder, model, tmp_path) -> None:

@@ -11,9 +11,10 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 import qdqbert
-from conftest import WORDS
-from gliner_models import save_gliner
+from conftest import WORDS, make_config
+from gliner_models import as_older_versions, save_gliner
 from gliner_reference import same
+from spm_models import write_spm
 
 gliner = pytest.importorskip("gliner")
 
@@ -106,6 +107,18 @@ def test_answers_are_those_of_the_package_with_other_settings(settings, tmp_path
 
 def test_words_of_sentencepiece_are_those_of_the_package(tmp_path) -> None:
     check(*saved(tmp_path, tokenizer=metaspace_tokenizer()))
+
+
+@pytest.mark.parametrize("mode", ["markerV0", "token_level"])
+def test_older_checkpoints_are_those_of_the_package(mode, tmp_path) -> None:
+    # Needs the package sentencepiece, as transformers' tokenizer does.
+    config = make_config("deberta-v2", vocab_size=500)
+    config.save_pretrained(write_spm(tmp_path / "base"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base")
+    made = {"config": config, "tokenizer": tokenizer, "span_mode": mode, "scale": 30.0}
+    folder = save_gliner(tmp_path / "model", **made)
+    as_older_versions(folder, tmp_path / "base")
+    check(gliner.GLiNER.from_pretrained(str(folder)), folder)
 
 
 def test_descriptions_of_labels_are_those_of_the_package(tmp_path) -> None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from qdqbert.common.errors import CheckpointError
+from qdqbert.common.file_names import SPM
 from qdqbert.common.storage import is_url
 from qdqbert.evidence.checksums import CHECKSUMS
 from qdqbert.runtime.artifact import Artifact
@@ -42,7 +43,7 @@ def download_settings(name: str) -> Path:
 
     check_hub_model(name)
     # Small files with weights, which say what a model returns.
-    return _download(name, None, ["*.json", "*.jinja", CHECKSUMS, *TOKEN_HEAD_FILES])
+    return _download(name, None, ["*.json", "*.jinja", SPM, CHECKSUMS, *TOKEN_HEAD_FILES])
 
 
 def download_graph(name: str, artifact: Artifact, model: Path) -> None:

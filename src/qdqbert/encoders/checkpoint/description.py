@@ -15,9 +15,11 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from qdqbert.common.choices import POOLING_MODES, PoolingMode
 from qdqbert.common.errors import CheckpointError, UserInputError, showing
 from qdqbert.common.file_names import CONFIG, TOKENIZER
+from qdqbert.common.json_files import read_text
 from qdqbert.data.tokenizing.pair_template import PairTemplate
 from qdqbert.data.tokenizing.tokenizer_files import check_end, no_tokenizer
 from qdqbert.encoders.adapters import check_adapter
+from qdqbert.encoders.checkpoint.base_model import completed_folder
 from qdqbert.encoders.checkpoint.calls import call, files_of, finder_of
 from qdqbert.encoders.checkpoint.configuration import register_config
 from qdqbert.encoders.checkpoint.cross_encoder import (
@@ -188,8 +190,11 @@ def describe_checkpoint(
         set_classes_(config, dict(enumerate(new_head)))
     check_classes(chosen, config.id2label, where=str(Path(name) / subfolder / CONFIG))
     layout = head or cross_encoder
+    completed = completed_folder(layout, finder_of(name), name, subfolder)
     tokenizer, token_notices = _load_tokenizer(
-        name, subfolder, prepare_=layout.prepare_tokenizer_ if layout else lambda backend: None
+        name if completed is None else str(completed),
+        subfolder if completed is None else "",
+        prepare_=layout.prepare_tokenizer_ if layout else lambda backend: None,
     )
     if head is None and tokenizer.is_fast and family.is_of_last_token(chosen):
         check_end(tokenizer.backend_tokenizer, config.pad_token_id, name)
@@ -365,11 +370,16 @@ def _input_names(tokenizer: Any, config: Any) -> tuple[str, ...]:
     return tuple(name for name in known if name in tokenizer.model_input_names)
 
 
-def _reading(files: SentenceFiles, layout: object) -> ReadFile:
+def _reading(files: SentenceFiles, layout: object, name: str) -> ReadFile:
     """Return the reader of files with the config of the encoder, which gliner has in its own."""
     if not isinstance(layout, SpanHead):
         return files.read
-    text = json.dumps(encoder_config(layout.files[GLINER_CONFIG]))
+    completed = completed_folder(layout, files.find, name, "")
+    text = (
+        json.dumps(encoder_config(layout.files[GLINER_CONFIG]))
+        if completed is None
+        else read_text(completed / CONFIG)
+    )
     return lambda path: text if path == CONFIG else files.read(path)
 
 
@@ -383,7 +393,7 @@ def _read_configs(
         # It refuses the family, of which config.json may be missing.
         quantized_family(MODEL2VEC)
     subfolder = stored.subfolder if stored else ""
-    known = read_known_config(name, _reading(files, stored), subfolder)
+    known = read_known_config(name, _reading(files, stored, name), subfolder)
     names = known.class_names()
     stored = stored or generator_head(files, known.values.get("architectures"), task, name)
     register_config()

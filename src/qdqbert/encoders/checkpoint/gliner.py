@@ -171,24 +171,25 @@ def read_span_head(read: ReadFile) -> SpanHead | None:
     )
 
 
-def encoder_config(text: str) -> dict[str, Any]:
-    """Return the config of the encoder, as transformers writes it, of the text of GLINER_CONFIG.
+def encoder_config(
+    text: str, base: Mapping[str, Any] | None = None, *, vocab_size: int | None = None
+) -> dict[str, Any]:
+    """Return the config of the encoder, as transformers writes it.
 
-    Raises:
-        CheckpointError: There is none: gliner would look for it on the hub.
+    Args:
+        text: The text of GLINER_CONFIG.
+        base: The config of the model that it names, for files without `encoder_config`.
+        vocab_size: Number of tokens with those that gliner adds, if the file does not say it.
     """
     values = parse_object(text, GLINER_CONFIG)
     given = values.get("encoder_config")
-    if not isinstance(given, Mapping):
-        raise CheckpointError(
-            f"{GLINER_CONFIG} has no `encoder_config`, only the name of a model, "
-            f"{values.get('model_name')!r:.80}. {_SAVE_AGAIN}"
-        )
-    found = {"model_type": "deberta-v2", **given}
+    found = {"model_type": "deberta-v2", **(given if isinstance(given, Mapping) else base or {})}
     # gliner adds tokens to the table, and says so here.
     size = values.get("vocab_size")
     if type(size) is int and size > 0:
         found["vocab_size"] = size
+    elif vocab_size is not None:
+        found["vocab_size"] = vocab_size
     return _without_limit(found)
 
 

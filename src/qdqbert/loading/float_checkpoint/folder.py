@@ -89,7 +89,7 @@ def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
         CheckpointError: A part is missing, or of a kind that is not supported.
         UserInputError: The family has no head for the checkpoint's task.
     """
-    if not (checkpoint.encoder_folder / TOKENIZER).is_file():
+    if not (checkpoint.tokenizer_folder / TOKENIZER).is_file():
         raise no_tokenizer(checkpoint.encoder_folder, str(Path(checkpoint.config.path).parent))
     head, find = checkpoint.head, file_finder(checkpoint.folder)
     is_embedding = TASK_KINDS[checkpoint.task].vectors == "sentence"
@@ -142,7 +142,7 @@ def write_folder(
     model = read_model(checkpoint, weights)
     named = Path(checkpoint.config.path).parent
     tokenizer = with_named_tokens(
-        read_tokenizer(checkpoint.encoder_folder / TOKENIZER),
+        read_tokenizer(checkpoint.tokenizer_folder / TOKENIZER),
         checkpoint.tokenizer_config,
         named / TOKENIZER_CONFIG,
     )

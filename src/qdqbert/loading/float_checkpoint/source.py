@@ -28,6 +28,7 @@ from qdqbert.encoders.adapters import (
     has_adapter_weights,
     merged,
 )
+from qdqbert.encoders.checkpoint.base_model import completed_folder
 from qdqbert.encoders.checkpoint.cross_encoder import ScoreHead, generator_head, task_of_files
 from qdqbert.encoders.checkpoint.gliclass import (
     LabelHead,
@@ -65,6 +66,7 @@ class FloatCheckpoint:
         folder: Its folder.
         config: The encoder's config.
         encoder_folder: Folder of the encoder in it.
+        tokenizer_folder: Folder of the tokenizer: the encoder's, or one of the cache.
         layout: The files of sentence-transformers, if there are some.
         task: The task of its head.
         tokenizer_config: Settings of its tokenizer.
@@ -75,6 +77,7 @@ class FloatCheckpoint:
     folder: Path
     config: Config
     encoder_folder: Path
+    tokenizer_folder: Path
     layout: Any
     task: TaskName
     tokenizer_config: Mapping[str, Any]
@@ -159,7 +162,8 @@ def read_checkpoint(
             f"{str(folder)!r} has an adapter next to the model, which would be left out. Merge it "
             "with PEFT's `merge_and_unload()`, and save the whole model."
         )
-    values = _config_of(layout, path)
+    completed = completed_folder(layout, files.find, name, subfolder)
+    values = _config_of(layout, path, completed)
     if is_gliclass(values):
         layout, values = label_head(values), encoder_values(values)
     layout = layout or generator_head(files, values.get("architectures"), task, name)
@@ -173,14 +177,17 @@ def read_checkpoint(
     if task is not None and is_use_of(task, chosen):
         check_classes(task, config.class_names(), where=config.path)
     check_adapter(config, adapter, name)
+    tokenizer_folder = completed or folder / subfolder
+    read = SentenceFiles.of_folder(tokenizer_folder).read
     stored = (
-        parse_object(files.read(join(subfolder, each)) or "{}", f"{name}/{join(subfolder, each)}")
+        parse_object(read(each) or "{}", f"{name}/{join(subfolder, each)}")
         for each in (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
     )
     return FloatCheckpoint(
         folder=folder,
         config=config,
         encoder_folder=folder / subfolder,
+        tokenizer_folder=tokenizer_folder,
         layout=layout,
         task=chosen,
         tokenizer_config=check_settings(
@@ -191,9 +198,11 @@ def read_checkpoint(
     )
 
 
-def _config_of(layout: Any, path: Path) -> dict[str, Any]:
+def _config_of(layout: Any, path: Path, completed: Path | None) -> dict[str, Any]:
     """Return the content of config.json, which static embeddings and gliner's need not have."""
     if isinstance(layout, SpanHead):
+        if completed is not None:
+            return read_json(completed / CONFIG)
         return encoder_config(layout.files[GLINER_CONFIG])
     if not (isinstance(layout, SentenceHead) and layout.is_static):
         return read_json(path)
@@ -231,8 +240,11 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
         settings: Other settings that the content of the folder depends on.
     """
     digest = hashlib.sha256(settings.encode())
-    names = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
-    places = [checkpoint.encoder_folder / name for name in names]
+    names = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
+    places = [checkpoint.encoder_folder / CONFIG]
+    places += [checkpoint.tokenizer_folder / name for name in names]
+    if checkpoint.tokenizer_folder != checkpoint.encoder_folder:
+        places.append(checkpoint.tokenizer_folder / CONFIG)
     if checkpoint.adapter is not None:
         own = checkpoint.encoder_folder / ADAPTERS / checkpoint.adapter
         places += [own / name for name in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS)]

@@ -1,0 +1,162 @@
+"""Files that a checkpoint lacks, made once and kept in the cache: tokenizer.json, config.json.
+
+Checkpoints of DeBERTa may have the vocabulary of sentencepiece only, `spm.model`. Older ones of
+gliner have neither a tokenizer nor a config, but the name of the model that has them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from qdqbert.common.cache import kept_digest, kept_folder
+from qdqbert.common.errors import CheckpointError
+from qdqbert.common.file_names import (
+    ADDED_TOKENS,
+    CONFIG,
+    SPECIAL_TOKENS,
+    SPM,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
+from qdqbert.common.files import write_json
+from qdqbert.common.json_files import parse_object, read_json
+from qdqbert.data.tokenizing.sentencepiece_model import read_sentencepiece
+from qdqbert.data.tokenizing.tokenizer_files import (
+    merged_settings,
+    no_tokenizer,
+    read_tokenizer,
+    with_named_tokens,
+)
+from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG, SpanHead, encoder_config
+from qdqbert.encoders.checkpoint.sentence_files import FindFile, file_finder, join, text_reader
+
+# Version of the folders.
+_VERSION = "1"
+# transformers' class of tokenizers that have the file of sentencepiece.
+_CLASS = "DebertaV2Tokenizer"
+_SETTINGS = (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
+
+
+def completed_folder(layout: object, find: FindFile, name: str, subfolder: str) -> Path | None:
+    """Return a folder with the tokenizer of a checkpoint that lacks tokenizer.json, if it can.
+
+    With a config.json, it has the config, too. It is made once, and is in the cache.
+
+    Args:
+        layout: The layout of the checkpoint.
+        find: Finds its files.
+        name: Its folder or hub id, for messages.
+        subfolder: Folder of the encoder in it.
+
+    Returns:
+        The folder; `None` for a checkpoint with tokenizer.json, or without all of this.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or the model that a checkpoint of gliner
+            names is neither a folder nor on the hub.
+    """
+    if isinstance(layout, SpanHead):
+        return _of_gliner(layout, find, name)
+    if find(join(subfolder, TOKENIZER)) is not None:
+        return None
+    vocabulary = find(join(subfolder, SPM))
+    if vocabulary is None:
+        return None
+    settings = _settings(lambda path: find(join(subfolder, path)), vocabulary)
+
+    def write(folder: Path) -> None:
+        _write(read_sentencepiece(vocabulary, settings), settings, folder)
+
+    return kept_folder(_key("spm", _digest(vocabulary), settings), write)
+
+
+def _of_gliner(head: SpanHead, find: FindFile, name: str) -> Path | None:
+    text = head.files[GLINER_CONFIG]
+    values = parse_object(text, GLINER_CONFIG)
+    has_config = isinstance(values.get("encoder_config"), Mapping)
+    # gliner looks for the second one.
+    has_tokenizer = any(find(each) is not None for each in (TOKENIZER, TOKENIZER_CONFIG))
+    if has_config and find(TOKENIZER) is not None:
+        return None
+    base = file_finder(_base_folder(values.get("model_name"), name))
+    source = find if has_tokenizer else base
+    vocabulary, config = source(TOKENIZER) or source(SPM), base(CONFIG)
+    if vocabulary is None:
+        raise no_tokenizer(Path(str(values.get("model_name"))), str(values.get("model_name")))
+    if config is None and not has_config:
+        raise CheckpointError(
+            f"{values.get('model_name')!r}, which {name!r} names, has no {CONFIG}."
+        )
+    settings = _settings(source, vocabulary)
+    given = {} if has_config or config is None else read_json(config)
+
+    def write(folder: Path) -> None:
+        made = _tokenizer(vocabulary, settings)
+        head.prepare_tokenizer_(made)
+        _write(made, settings, folder)
+        size = made.get_vocab_size()
+        write_json(folder / CONFIG, encoder_config(text, given, vocab_size=size))
+
+    return kept_folder(_key(text, _digest(vocabulary), settings, given), write)
+
+
+def _base_folder(base: object, name: str) -> Path:
+    """Return the folder of the model that a checkpoint of gliner names."""
+    if not isinstance(base, str) or not base:
+        raise CheckpointError(
+            f"{GLINER_CONFIG} of {name!r} has neither `encoder_config` nor a `model_name`, which "
+            "the config and the tokenizer would be taken from."
+        )
+    if Path(base).is_dir():
+        return Path(base)
+    # It loads the hub's library, which local folders do not need.
+    from qdqbert.encoders.checkpoint.hub import check_hub_model, download
+
+    files = (CONFIG, TOKENIZER, *_SETTINGS, SPM)
+    try:
+        check_hub_model(base)
+        return download(base, files)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{name!r} has no config or no tokenizer of its own; {GLINER_CONFIG} names the model "
+            f"that has them, `model_name={base!r}`. {error} Without a connection, copy {CONFIG}, "
+            f"{TOKENIZER} or {SPM}, and {TOKENIZER_CONFIG} of that model into a folder, and write "
+            "its path as `model_name`."
+        ) from error
+
+
+def _tokenizer(path: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    if path.name == SPM:
+        return read_sentencepiece(path, settings)
+    return with_named_tokens(
+        read_tokenizer(path), settings, path.parent / TOKENIZER_CONFIG
+    ).tokenizer
+
+
+def _settings(find: FindFile, vocabulary: Path) -> dict[str, Any]:
+    """Return the settings of a tokenizer, of all files that have some."""
+    read = text_reader(find)
+    found = merged_settings(*(parse_object(read(each) or "{}", each) for each in _SETTINGS))
+    return {"tokenizer_class": _CLASS, **found} if vocabulary.name == SPM else found
+
+
+def _write(made: tokenizers.Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
+    made.save(str(folder / TOKENIZER))
+    write_json(folder / TOKENIZER_CONFIG, settings)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return kept_digest(path)
+    except OSError as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+
+
+def _key(*content: Any) -> str:
+    return "base-" + hashlib.sha256(json.dumps([_VERSION, *content]).encode()).hexdigest()[:32]
