@@ -145,6 +145,7 @@ BASES: Mapping[str, tuple[str, Change]] = {
         {**DECODER, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2},
     ),
     "llama, plain": ("llama", ROTATED),
+    "longformer": ("longformer", {**BERT, "attention_window": [4, 8, 4], "pad_token_id": 3}),
     "megatron-bert": ("megatron-bert", BERT),
     "mistral": ("mistral", {**DECODER, "sliding_window": 5}),
     "modernbert": (
@@ -531,6 +532,10 @@ CHANGES: Mapping[str, list[dict[str, Any]]] = {
         {"pretraining_tp": 2},
         {"layer_types": KINDS[1]},
         {"head_dim": 6},
+    ],
+    "longformer": [
+        {"attention_window": value}
+        for value in (8, 7, 0, [4, 4, 4], [4, 4], [4, 3, 4], [4, 0, 4], None)
     ],
     "mistral": [*CAUSAL, *({"sliding_window": size} for size in (1, 9, 0, None))],
     "modernbert": MODERNBERT,

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import encoder_reference
-from qdqbert.common.errors import CheckpointError
+from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES
 from qdqbert.encoders.of_checkpoint import read_encoder
@@ -156,6 +156,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "jina_embeddings_v3": ("jina_embeddings_v3", {"type_vocab_size": 1}),
     "llama": ("llama", {"rope_scaling": LLAMA3}),
     "llama, shared keys": ("llama", {**SHARED, "head_dim": 6, "rope_scaling": YARN}),
+    "longformer": ("longformer", {"attention_window": [4, 8, 4]}),
     "megatron-bert": ("megatron-bert", {}),
     "mistral": ("mistral", {**SHARED, "sliding_window": 6}),
     "mistral, both ways": (
@@ -376,6 +377,13 @@ def test_a_choice_by_the_last_state_is_refused(tmp_path: Path) -> None:
     del config["summary_type"]
     with pytest.raises(CheckpointError, match=r"summary_type='last'.* expected 'first'"):
         read_encoder(Weights(tmp_path), Config(values=config), "multiple-choice")
+
+
+def test_a_head_of_longformer_that_no_engine_computes_says_why(tmp_path: Path) -> None:
+    save_model("longformer", "feature-extraction", tmp_path)
+    message = r"`longformer` have tokens that attend to all others.* Known: .*token-classification"
+    with pytest.raises(UserInputError, match=message):
+        read(tmp_path, "text-classification")
 
 
 @pytest.mark.parametrize("name", ["DPRContextEncoder", "DPRQuestionEncoder"])

@@ -130,6 +130,7 @@ class Family:
         conversion: Names of the tensors in older files, and today's.
         encoder: Reads the encoder.
         heads: Reads the head of a model.
+        lacking: What its models with other heads have that no engine computes, if anything.
         embedding: Reads token states and their embedding, if the family's encoders end with a way
             of their own to make it; `None` if it is the user's choice.
         projects_states: Whether embedders may have a linear layer next to the encoder, on the state
@@ -153,6 +154,7 @@ class Family:
     prefix: str
     encoder: Callable[[Reader], Encoder]
     heads: Heads = Heads()
+    lacking: str | None = None
     embedding: ReadHead | None = None
     encoder_class: str = "AutoModel"
     first: str = "embeddings.word_embeddings.weight"

@@ -10,8 +10,8 @@ from qdqbert.encoders.task_kinds import TASK_KINDS, TaskName
 
 # Buffers that older versions of transformers saved. They follow from the config.
 _BUFFER = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|embed_positions\.weight)$")
-# Poolers, and ESM's head for contacts.
-_MODULE = re.compile(r"(^|\.)(pooler|contact_head)\.")
+# Poolers, ESM's head for contacts, and Longformer's layers of tokens that attend to all others.
+_MODULE = re.compile(r"(^|\.)(pooler|contact_head|(?:query|key|value)_global)\.")
 _QUANTIZER = re.compile(r"_quantizer\.(\w+|clip\.\w+)$")
 # Parts of names of tensors that PEFT and AdapterHub add to a model.
 _ADAPTER = re.compile(

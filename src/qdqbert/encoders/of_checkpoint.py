@@ -236,8 +236,9 @@ def _read_head(family: Family, parts: Parts, task: TaskName) -> tuple[Head, ...]
     if read is None:
         kinds = TASK_KINDS.items()
         known = [name for name, each in kinds if not each.has_head or name in family.heads.tasks]
+        why = "no such head" if family.lacking is None else f"{family.lacking}, for this head"
         raise UserInputError(
-            f"`task={task!r}`: models of type `{family.model_type}` have no such head. Known: "
+            f"`task={task!r}`: models of type `{family.model_type}` have {why}. Known: "
             f"{', '.join(known)}.",
             argument="task",
         )

@@ -38,6 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gte": {},
     "jina_embeddings_v3": {"type_vocab_size": 1},
     "llama": {},
+    "longformer": {"attention_window": 6},
     "megatron-bert": {},
     "mistral": {"num_key_value_heads": 2, "sliding_window": 5},
     "modernbert-decoder": {"local_attention": 12},

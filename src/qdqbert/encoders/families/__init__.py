@@ -26,6 +26,7 @@ from qdqbert.encoders.families.gte import GTE, NEW
 from qdqbert.encoders.families.jina_bert import JINA_BERT
 from qdqbert.encoders.families.jina_embeddings_v3 import JINA_EMBEDDINGS_V3
 from qdqbert.encoders.families.llama import LLAMA
+from qdqbert.encoders.families.longformer import LONGFORMER
 from qdqbert.encoders.families.megatron_bert import MEGATRON_BERT
 from qdqbert.encoders.families.mistral import MISTRAL
 from qdqbert.encoders.families.model2vec import MODEL2VEC
@@ -71,6 +72,7 @@ FAMILIES = {
         JINA_BERT,
         JINA_EMBEDDINGS_V3,
         LLAMA,
+        LONGFORMER,
         MEGATRON_BERT,
         MISTRAL,
         MODEL2VEC,
@@ -119,7 +121,6 @@ LACKING: Mapping[str, str] = {
     "gemma2": "scores that are limited by tanh (`attn_logit_softcapping`)",
     "layoutlm": "the place of each word on a page",
     "lfm2": "convolutions between layers with attention",
-    "longformer": "tokens that attend to all others, by linear layers of their own",
     "luke": "entities among the tokens",
     "mobilebert": "narrow parts of layers, and several feed-forward parts in each",
     "openai_privacy_filter": _EXPERTS,
