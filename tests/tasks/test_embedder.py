@@ -230,6 +230,22 @@ def test_results_are_those_of_sentence_transformers(quantized) -> None:
             assert (cosines / np.linalg.norm(expected, axis=1)).min() > 0.98
 
 
+@pytest.mark.usefixtures("own_cache")
+def test_documents_get_the_prompt_of_their_name_alone(checkpoint_copy) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = checkpoint_copy("sentence")
+    prompts = {"prompts": {"query": "the dog ", "passage": "a book "}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    with qdqbert.load(folder, precision="float") as model:
+        for method in ("encode_query", "encode_document"):
+            for options in ({}, {"prompt_name": "passage"}):
+                found, expected = (
+                    getattr(each, method)(TEXTS, **options) for each in (model, theirs)
+                )
+                np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_the_folders_default_prompt_and_dimensions_are_used(quantized, tmp_path) -> None:
     folder = shutil.copytree(quantized("sentence").directory, tmp_path / "int8")
     with qdqbert.load(folder) as model:

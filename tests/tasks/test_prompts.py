@@ -20,7 +20,7 @@ from qdqbert.tasks.task import Tokenization
     ("prompts", "default", "expected"),
     [
         ({}, None, [""]),
-        ({"query": "q: ", "passage": "p: "}, None, ["", "p: ", "q: "]),
+        ({"query": "q: ", "passage": "p: "}, None, ["", "q: ", "p: "]),
         ({"query": "q: ", "document": "d: "}, "query", ["q: ", "d: "]),
         ({"query": "q: "}, "query", ["q: ", ""]),
         ({"sts": "s: ", "same": "s: ", "none": ""}, None, ["", "s: "]),

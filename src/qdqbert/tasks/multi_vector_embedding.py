@@ -40,7 +40,6 @@ from qdqbert.tasks.prompts import (
     PromptedModel,
     Texts,
     check_as_many,
-    first_prompt,
 )
 from qdqbert.tasks.ranked import check_ranking, ranked
 from qdqbert.tasks.scores import correlations, score_of
@@ -343,8 +342,7 @@ class MultiVectorEmbedder(PromptedModel[Any]):
             task: Kind of the texts.
             prompt: Text that is put before each text, instead of the prompt of this kind.
         """
-        names = QUERY_PROMPTS if task == "query" else DOCUMENT_PROMPTS
-        return self.job(task=task, **self._with_prompt(names, {"prompt": prompt}))
+        return self.job(task=task, **self._with_prompt(task, {"prompt": prompt}))
 
     def job_of_prompt(self, prompt_name: str | None, prompt: str | None = None) -> _Encode:
         """Return the job for texts, which are documents unless the prompt is for queries.
@@ -408,21 +406,18 @@ def _padding(rules: TokenRules, tokenizer: Tokenizer, max_length: int) -> _Paddi
 def _calibration_jobs(head: MultiVectorHead, how: Tokenization) -> list[_Encode]:
     """Return the jobs for documents and for expanded queries."""
     settings = head.settings
-    kinds: tuple[tuple[Kind, Sequence[str]], ...] = (
-        ("document", DOCUMENT_PROMPTS),
-        ("query", QUERY_PROMPTS),
-    )
+    kinds: tuple[Kind, ...] = ("document", "query")
     return [
         _job(
             head.rules,
             how.tokenizer,
             how.input_names,
             kind,
-            first_prompt(settings.prompts, names),
+            settings.prompts.get(kind, ""),
             max_length=how.max_length,
             skipped=_skipped_ids(head.rules, how.tokenizer),
         )
-        for kind, names in kinds
+        for kind in kinds
     ]
 
 

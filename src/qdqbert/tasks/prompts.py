@@ -92,15 +92,7 @@ class Prompted(TextEncoder):
 
 QUERY_PROMPTS = ("query",)
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-"""Names of the prompts of queries and of documents in sentence-transformers."""
-
-
-def first_prompt(prompts: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the first prompt that has one of some names; empty if there is none.
-
-    There is no fallback to the default prompt, as in sentence-transformers.
-    """
-    return next((prompts[name] for name in names if name in prompts), "")
+"""Names of the adapters for queries and documents, and of the prompts that servers give them."""
 
 
 def prompts_of(settings: ModelSettings) -> list[str]:
@@ -108,7 +100,7 @@ def prompts_of(settings: ModelSettings) -> list[str]:
 
     They are the default, those of documents and queries, and all others.
     """
-    named = [first_prompt(settings.prompts, names) for names in (DOCUMENT_PROMPTS, QUERY_PROMPTS)]
+    named = [settings.prompts.get(kind, "") for kind in ("document", "query")]
     return [*dict.fromkeys([settings.default_prompt, *named, *settings.prompts.values()])]
 
 
@@ -329,9 +321,10 @@ class PromptedModel(HasPrompts, Generic[_Vectors]):
     def encode_document(self, inputs: Texts, **options: Any) -> _Vectors: ...
 
     def encode_document(self, inputs: Texts, **options: Any) -> Any:
-        """Compute embeddings of documents: `encode` with the document prompt, if there is one.
+        """Compute embeddings of documents: `encode` with the prompt "document", if there is one.
 
-        It is the first of the prompts "document", "passage" and "corpus" that the folder has.
+        As in sentence-transformers 5 and later, whose models all have it, empty or not, a prompt of
+        another name, such as "passage", is not used. Pass it as `prompt_name`.
         """
         return self._encode("document", DOCUMENT_PROMPTS, inputs, options)
 
@@ -346,7 +339,7 @@ class PromptedModel(HasPrompts, Generic[_Vectors]):
             return model.encode(inputs, **{"task": own[0], **options})
         if "retrieval" in self.adapters:
             options = {"task": "retrieval", **options}
-        return model.encode(inputs, **{**task, **self._with_prompt(names, options)})
+        return model.encode(inputs, **{**task, **self._with_prompt(kind, options)})
 
     @property
     def similarity_fn_name(self) -> str:
@@ -375,11 +368,12 @@ class PromptedModel(HasPrompts, Generic[_Vectors]):
     # Its name before version 5.4 of sentence-transformers.
     get_sentence_embedding_dimension = get_embedding_dimension
 
-    def _with_prompt(self, names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of `encode`, with the first of some prompts that the folder has.
+    def _with_prompt(self, kind: Kind, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of `encode`, with the prompt of a kind of texts, empty without one.
 
-        A prompt among the options takes precedence.
+        A prompt among the options takes precedence. There is no fallback to the default prompt, as
+        in sentence-transformers.
         """
         if options.get("prompt") is not None or options.get("prompt_name") is not None:
             return dict(options)
-        return {**options, "prompt": first_prompt(self.prompts, names)}
+        return {**options, "prompt": self.prompts.get(kind, "")}

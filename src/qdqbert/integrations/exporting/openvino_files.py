@@ -145,10 +145,9 @@ def instructions_of(source: Source) -> dict[str, str]:
         `encode_query` and `encode_document`, else the default prompt.
     """
     prompts, default = source.settings.prompts, source.settings.default_prompt
-    documents = (prompts[name] for name in ("document", "passage", "corpus") if name in prompts)
     found = {
         "query_instruction": prompts.get("query", default),
-        "embed_instruction": next(documents, default),
+        "embed_instruction": prompts.get("document", default),
     }
     return {name: text for name, text in found.items() if text}
 
