@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.data.tokenizing.tokenizer_files import raising, read_tokenizer, set_limits
+from qdqbert.data.tokenizing.tokenizer_files import (
+    contradictions,
+    raising,
+    read_tokenizer,
+    set_limits,
+)
 
 
 def content() -> dict[str, Any]:
@@ -134,3 +140,34 @@ def test_a_limit_is_added_only_to_files_that_there_are(tmp_path) -> None:
     set_limits(tmp_path, 64)
     found = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert found == {"model_max_length": 64}
+
+
+@pytest.mark.parametrize(
+    ("kind", "model_type", "prepends"),
+    [
+        ("LlamaTokenizer", "llama", True),
+        ("LlamaTokenizerFast", "llama", True),
+        ("LlamaTokenizer", "llama", False),
+        ("LlamaTokenizer", "mistral", True),
+        ("PreTrainedTokenizerFast", "llama", True),
+    ],
+)
+def test_a_class_of_llama_is_named_if_it_reads_blanks_otherwise(
+    kind: str, model_type: str, prepends: bool, tmp_path: Path
+) -> None:
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, "\u2581": 3, "a": 4, "\u2581a": 5}
+    made = Tokenizer(models.BPE(vocab, [("\u2581", "a")], unk_token="<unk>"))
+    if prepends:
+        # As Llama 2 has it.
+        steps = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+        made.normalizer = normalizers.Sequence(steps)
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    made.save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": kind, "add_bos_token": False, "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    differs = theirs(" a")["input_ids"] != made.encode(" a").ids
+    assert contradictions(settings, made, model_type) == [f"tokenizer_class={kind!r}"] * differs
+    assert differs == (prepends and kind != "PreTrainedTokenizerFast" and model_type == "llama")

@@ -250,25 +250,33 @@ def _extra(settings: Mapping[str, Any]) -> list[Any]:
     return named + (list(extra.values()) if isinstance(extra, dict) else _list(extra))
 
 
-def contradictions(settings: Mapping[str, Any], tokenizer: tokenizers.Tokenizer) -> list[str]:
+def contradictions(
+    settings: Mapping[str, Any], tokenizer: tokenizers.Tokenizer, model_type: object
+) -> list[str]:
     """Return the settings that transformers follows where tokenizer.json says something else.
 
     Classes of BERT's kind make the normalizer, and the tokens around a text, of their settings.
+    Llama's has no normalizer, and that of Llama 2 reads blanks at the start of a text otherwise.
 
-    They are the contents of tokenizer_config.json and tokenizer.json.
+    Args:
+        settings: The content of tokenizer_config.json.
+        tokenizer: The content of tokenizer.json.
+        model_type: The field of config.json. Other models with Llama's class get the file as it is.
     """
     kind = settings.get("tokenizer_class")
-    if (
-        not isinstance(kind, str)
-        or kind.removesuffix("Fast").removesuffix("Tokenizer") not in _BERTS
-    ):
-        return []
-    found = []
+    own = kind.removesuffix("Fast").removesuffix("Tokenizer") if isinstance(kind, str) else ""
     step = tokenizer.normalizer
     state = {} if step is None else json.loads(step.__getstate__())
+    steps = state.get("normalizers", [state])
+    prepends = any(each.get("type") == "Prepend" for each in steps)
+    if prepends and own == "Llama" and model_type == "llama":
+        return [f"tokenizer_class={kind!r}"]
+    if own not in _BERTS:
+        return []
+    found = []
     if state.get("type") == "BertNormalizer":
-        for name, default, own in _NORMALIZER_SETTINGS:
-            if settings.get(name, default) != state.get(own):
+        for name, default, field in _NORMALIZER_SETTINGS:
+            if settings.get(name, default) != state.get(field):
                 found.append(f"{name}={settings.get(name, default)!r}")
     ends = tokenizer.encode("").tokens
     if len(ends) == 2:

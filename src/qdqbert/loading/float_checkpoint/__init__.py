@@ -115,7 +115,7 @@ def open_float_checkpoint(
     if settings_of_class := artifact.contradictions:
         _LOGGER.warning(
             "tokenizer_config.json of %s has %s, and its tokenizer.json says something else. "
-            "tokenizer.json is used, as by other runtimes; transformers would give other ids. If "
+            "tokenizer.json is used, as by other runtimes; transformers can give other ids. If "
             "the model was trained with transformers, save its tokenizer again with "
             "`AutoTokenizer.from_pretrained(folder).save_pretrained(new_folder)`.",
             name,

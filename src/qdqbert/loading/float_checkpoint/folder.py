@@ -152,7 +152,9 @@ def write_folder(
     lacking = check_tokens(backend, rows, str(named))
     if checkpoint.head is None and family_of(checkpoint.config).is_of_last_token(checkpoint.task):
         check_end(backend, checkpoint.config.values.get("pad_token_id"), str(named))
-    contradicted = contradictions(checkpoint.tokenizer_config, backend)
+    contradicted = contradictions(
+        checkpoint.tokenizer_config, backend, checkpoint.config.values.get("model_type")
+    )
     if checkpoint.layout is not None:
         checkpoint.layout.prepare_tokenizer_(backend)
     backend.save(str(folder / TOKENIZER))
