@@ -6,15 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import save_file
+from tokenizers import decoders, models, pre_tokenizers, processors
 from torch import nn
 
 from conftest import (
     BERT_SPECIAL,
     ROBERTA_SPECIAL,
     WITH_SEGMENTS,
+    WORDS,
     make_config,
     make_tokenizer,
     spread,
@@ -162,3 +165,26 @@ def as_older_versions(folder: Path, base: Any) -> Path:
     content = {name: values[name] for name in kept} | {"model_name": str(base)}
     (folder / "gliner_config.json").write_text(json.dumps(content))
     return folder
+
+
+def metaspace_tokenizer() -> Any:
+    """Return a Unigram tokenizer with the steps of DeBERTa-v3's."""
+    pieces = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "[MASK]": 4}
+    letters = "▁abcdefghijklmnopqrstuvwxyz0123456789.,-()ABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+    vocab = [(piece, 0.0) for piece in pieces]
+    vocab += [(letter, -8.0) for letter in letters]
+    vocab += [(f"▁{word}", -3.0) for word in dict.fromkeys(WORDS)]
+    inner = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=3))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.decoder = decoders.Metaspace()
+    inner.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    )

@@ -472,7 +472,7 @@ def check_extras(requirement: str) -> None:
 def known_options() -> set[str]:
     declared = [each for command in COMMANDS for each in declared_options(command.options)]
     flags = {f"--{each.flag}" for each in declared}
-    negated = {f"--no-{each.flag}" for each in declared if each.default is True}
+    negated = {f"--no-{each.flag}" for each in declared if each.can_be_off}
     return flags | negated | {"--json", "--progress", "--help", "--version"}
 
 

@@ -33,8 +33,7 @@ def test_an_unknown_family_lists_the_known_ones() -> None:
 
 def test_what_a_known_family_lacks_is_named() -> None:
     for kind in LACKING:
-        # The name of gliner2's models, which is a package of its own.
-        assert kind in transformers.CONFIG_MAPPING or kind == "extractor"
+        assert kind in transformers.CONFIG_MAPPING
         assert kind not in FAMILIES
     match = "`xmod` are not supported: they have a part of each layer for each language, which no"
     with pytest.raises(CheckpointError, match=match):

@@ -20,6 +20,7 @@ from gliner_models import MAX_WIDTH, as_older_versions, save_gliner
 from gliner_reference import Reference, same
 from qdqbert.data.tokenizing.sentencepiece_model import read_sentencepiece
 from qdqbert.encoders.checkpoint.description import describe_checkpoint
+from qdqbert.tasks.extraction import Words
 from spm_models import write_spm
 
 TEXTS = (
@@ -156,7 +157,7 @@ def test_a_long_text_is_read_in_windows_that_share_words(model) -> None:
     words = [word for each in WORDS[:12] for word in (each, "house", ".")]
     text = " ".join(words)
     reader = model.job(labels=LABELS).reader
-    features, windows = next(reader.read([words]))
+    features, windows = next(reader.read([Words(words, len(words))]))
     assert [each.first for each in windows] == [0, 18]
     # The checkpoint reads 24 words together, and a span has 4 words at most.
     assert all(len(each.tokens.words) <= 24 for each in windows)

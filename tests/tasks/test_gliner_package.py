@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import transformers
-from tokenizers import decoders, models, pre_tokenizers, processors
 
 import qdqbert
 from conftest import WORDS, make_config
-from gliner_models import as_older_versions, save_gliner
+from gliner_models import as_older_versions, metaspace_tokenizer, save_gliner
 from gliner_reference import same
 from spm_models import write_spm
 
@@ -29,29 +27,6 @@ TEXTS = (
     "Straße 東京 naïve (the) [SEP] e-mail_x",
 )
 LABELS = ("city", "the name of a person", "animal", "城市", "")
-
-
-def metaspace_tokenizer() -> Any:
-    """Return a Unigram tokenizer with the steps of DeBERTa-v3's."""
-    pieces = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "[MASK]": 4}
-    letters = "▁abcdefghijklmnopqrstuvwxyz0123456789.,-()ABCDEFGHIJKLMNOPQRSTUVWXYZ_"
-    vocab = [(piece, 0.0) for piece in pieces]
-    vocab += [(letter, -8.0) for letter in letters]
-    vocab += [(f"▁{word}", -3.0) for word in dict.fromkeys(WORDS)]
-    inner = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=3))
-    inner.pre_tokenizer = pre_tokenizers.Metaspace()
-    inner.decoder = decoders.Metaspace()
-    inner.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-    )
 
 
 def saved(folder: Path, **settings: Any) -> tuple[Any, Path]:

@@ -165,8 +165,7 @@ def _parameter(
         name=option.flag.upper() if is_positional else [f"--{option.flag}", *short],
         help=_help_text(option, command, options),
         group=_panel(option, command, options),
-        # Only an option that is on by default can be turned off.
-        negative=None if option.default is True else (),
+        negative=None if option.can_be_off else (),
         # By identity, as `0 == False` and `1.0 == True`.
         show_default=(
             not any(option.default is each for each in (None, (), True, False, dataclasses.MISSING))

@@ -259,11 +259,14 @@ def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
 
 def _check_checkpoint(folder: Path) -> None:
     """Refuse a checkpoint that `quantize` does not take, with its own words."""
+    from qdqbert.encoders.checkpoint.base_model import encoder_reader
     from qdqbert.encoders.checkpoint.folder import check_name, read_known_config
     from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
+    from qdqbert.encoders.checkpoint.text_heads import read_span_head
 
     check_name(str(folder))
-    read_known_config(str(folder), SentenceFiles.of_folder(folder).read, "")
+    files, name = SentenceFiles.of_folder(folder), str(folder)
+    read_known_config(name, encoder_reader(files, read_span_head(files.read), name), "")
 
 
 def _check_format(fields: Fields, path: Path, expected: str) -> None:

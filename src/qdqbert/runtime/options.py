@@ -65,7 +65,8 @@ class AnswerOptions(Options):
         labels: Labels to choose among, or kinds of entities, for models that take them in the call.
             In Python also a list of texts, which can have commas.
         multi_label: Score each label alone, so that any number of them can fit a text, or the same
-            words of it.
+            words of it. By default labels exclude each other, but not kinds of entities in models
+            of gliner2.
         flat_ner: Whether no word is in two entities, for models that find entities of the labels of
             a call. Otherwise one may be inside of another.
         hypothesis_template: Sentence about a label, whose place is `{}`, which a text entails if
@@ -84,7 +85,7 @@ class AnswerOptions(Options):
     threshold: float | None = option(default=None, at_least=0, below=1)
     aggregation_strategy: AggregationStrategy | None = None
     labels: Several[str] = option(default=(), commas=True)
-    multi_label: bool = False
+    multi_label: bool | None = None
     flat_ner: bool = True
     hypothesis_template: str | None = None
     entailment_label: str | None = None

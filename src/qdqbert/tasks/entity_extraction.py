@@ -1,4 +1,4 @@
-"""Entities of kinds that are named in the call, as gliner's models find them."""
+"""Entities of kinds that are named in the call, as gliner's and gliner2's models find them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from qdqbert.common.keywords import suggest_keywords
 from qdqbert.data.rows.conll import OUTSIDE, TokenExample, read_sentences
 from qdqbert.data.rows.data import Dataset, check_each
 from qdqbert.data.tables.rows import Column, Kind
-from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG, SpanHead, read_span_head
+from qdqbert.encoders.checkpoint.own_layers import SPAN_WEIGHTS, SpanHead
 from qdqbert.encoders.checkpoint.sentence_files import FindFile, file_finder, text_reader
+from qdqbert.encoders.checkpoint.text_heads import read_span_head
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_whole, described, is_text, listed_texts
 from qdqbert.runtime.model import Loaded, Model
@@ -32,9 +33,9 @@ from qdqbert.tasks.extraction import (
     Span,
     Window,
     WindowReader,
+    Words,
     chosen,
     merged,
-    split_words,
 )
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.span_scores import Found, SpanScorer
@@ -65,7 +66,7 @@ class ExtractOptions(TypedDict, total=False):
 
     threshold: float
     flat_ner: bool
-    multi_label: bool
+    multi_label: bool | None
     batch_size: int | None
 
 
@@ -111,17 +112,16 @@ class EntityExtractor(Model):
         folder = loaded.artifact.directory
         head = read_span_head(text_reader(file_finder(folder)))
         if head is None:
-            raise CheckpointError(f"{str(folder)!r} is incomplete: {GLINER_CONFIG} is missing.")
+            raise CheckpointError(
+                f"{str(folder)!r} is incomplete: the settings of {SPAN_WEIGHTS} are missing."
+            )
         self._head: SpanHead = head
         self._scorer = SpanScorer.of_folder(head, folder)
 
     @property
     def facts(self) -> dict[str, Any]:
         """The longest entity and text in words, and how far INT8 is from float."""
-        words = {"max_words": self._head.max_words}
-        if self._head.span_mode != "token_level":
-            words = {"max_width": self._head.max_width, **words}
-        return {**words, **self._loaded.closeness}
+        return {**self._head.shown, **self._loaded.closeness}
 
     @overload
     def __call__(
@@ -141,20 +141,24 @@ class EntityExtractor(Model):
         *,
         threshold: float = THRESHOLD,
         flat_ner: bool = True,
-        multi_label: bool = False,
+        multi_label: bool | None = None,
         batch_size: int | None = None,
     ) -> Any:
-        """Find entities, as `GLiNER.predict_entities` and `GLiNER.inference` do.
+        """Find entities, as `GLiNER.predict_entities` or `GLiNER2.extract_entities` does.
 
         A text that is longer than the model reads at once is read in windows that share words.
 
         Args:
             inputs: A text, or a list of texts.
-            labels: Kinds of entities, in any language; or a mapping from their names to what the
-                model reads, such as descriptions.
+            labels: Kinds of entities, in any language; or a mapping from their names to
+                descriptions. Models of gliner read descriptions in place of names, and those of
+                gliner2 both.
             threshold: Entities are more probable than this, from 0 to below 1.
             flat_ner: Whether no word is in two entities. Otherwise one may be inside of another.
-            multi_label: Whether the same words may be entities of several kinds.
+            multi_label: Whether the same words may be entities of several kinds. By default what
+                the package does: not in models of gliner. Those of gliner2 find each kind alone, so
+                that its entities may be anywhere in those of another one, and `flat_ner` holds for
+                each kind.
             batch_size: Has no effect. It is there for code that passes it to gliner.
 
         Returns:
@@ -185,7 +189,7 @@ class EntityExtractor(Model):
         labels: Labels,
         threshold: float = THRESHOLD,
         flat_ner: bool = True,
-        multi_label: bool = False,
+        multi_label: bool | None = None,
     ) -> Extract:
         """Return the job of a call with these options, for `stream`."""
         if type(threshold) not in (int, float) or not 0 <= threshold < 1:
@@ -193,12 +197,12 @@ class EntityExtractor(Model):
                 f"`threshold` must be a number from 0 to below 1, got {threshold!r:.100}.",
                 argument="threshold",
             )
-        names, prompts = _names_and_prompts(labels)
+        described_labels = _descriptions(labels, self._head)
         loaded = self._loaded
         reader = None
-        if names:
+        if described_labels:
             reader = WindowReader.of(
-                prompts,
+                described_labels,
                 self._head,
                 loaded.tokenizer,
                 input_names=loaded.artifact.input_names,
@@ -207,15 +211,15 @@ class EntityExtractor(Model):
         return Extract(
             reader=reader,
             scorer=self._scorer,
-            labels=names,
+            labels=list(described_labels),
             threshold=threshold,
             flat=flat_ner,
             multi_label=multi_label,
         )
 
 
-def _names_and_prompts(labels: Labels) -> tuple[list[str], list[str]]:
-    """Return the labels of a call, each once, and what the model reads for each."""
+def _descriptions(labels: Labels, head: SpanHead) -> dict[str, str | None]:
+    """Return the labels of a call, each once, with their descriptions, `None` for none."""
     if not isinstance(labels, str | Sequence | Mapping):
         raise UserInputError(
             f"`labels` must be a list of texts, or texts by name, got {described(labels)}.",
@@ -227,14 +231,14 @@ def _names_and_prompts(labels: Labels) -> tuple[list[str], list[str]]:
             raise UserInputError(
                 f"Each of `labels` has to be a text; got {described(each)}.", argument="labels"
             )
-    names = list(dict.fromkeys(given))
-    prompts = [labels[name] for name in names] if isinstance(labels, Mapping) else names
-    if len(set(prompts)) < len(prompts):
+    if not isinstance(labels, Mapping):
+        return dict.fromkeys(given)
+    if not head.describes and len(set(labels.values())) < len(labels):
         raise UserInputError(
             "`labels` gives two kinds of entities the same text. The model cannot tell them apart.",
             argument="labels",
         )
-    return names, prompts
+    return dict(labels)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -253,9 +257,10 @@ class _Place:
 
     def found(self, prediction: Prediction) -> Found:
         """Return the probable spans."""
-        shape = (len(self.window.tokens.words), -1, len(self.labels))
-        if self.scorer.head.span_mode == "token_level":
-            shape = (len(self.window.tokens.words), len(self.labels), 3)
+        words, head = len(self.window.tokens.words), self.scorer.head
+        shape = (words, -1, head.extra_scores + len(self.labels))
+        if head.is_of_words:
+            shape = (words, len(self.labels), 3)
         return self.scorer.spans(prediction.reshape(shape), threshold=THRESHOLD)
 
 
@@ -265,13 +270,13 @@ def of_scorer(scorer: SpanScorer) -> Task:
 
 
 def task_of_head(task: Task, head: object, find: FindFile) -> Task:
-    """Return a task, with the layers after the encoder of a checkpoint if it is gliner's.
+    """Return a task, with the layers after the encoder of a checkpoint if a call names its labels.
 
     `find` finds files of the checkpoint.
     """
     if not isinstance(head, SpanHead):
         return task
-    return of_scorer(SpanScorer.of(head, head.tensors(find), Path(GLINER_CONFIG)))
+    return of_scorer(SpanScorer.of(head, head.tensors(find), Path(head.file)))
 
 
 def task_of_folder(task: Task, folder: Path) -> Task:
@@ -284,8 +289,8 @@ def _unbound(examples: Sequence[Any], how: Tokenization) -> Features:
     """Refuse examples for a model without the layers after the encoder."""
     del examples, how
     raise CheckpointError(
-        f"The model has no {GLINER_CONFIG}, whose layers entities are found by. Pass the folder "
-        "of the checkpoint, or one that `quantize` made of it."
+        "The model has no settings of the layers that entities are found by. Pass the folder of "
+        "the checkpoint, or one that `quantize` made of it."
     )
 
 
@@ -294,7 +299,7 @@ def _encode(scorer: SpanScorer, examples: Sequence[Any], how: Tokenization) -> F
     kinds = {each.type for example in examples for each in _known(example)}
     labels = tuple(sorted(kinds)) or SAMPLE_LABELS
     reader = WindowReader.of(
-        labels,
+        dict.fromkeys(labels),
         scorer.head,
         how.tokenizer,
         input_names=how.input_names,
@@ -303,7 +308,8 @@ def _encode(scorer: SpanScorer, examples: Sequence[Any], how: Tokenization) -> F
     inputs: list[Any] = []
     places: list[_Place] = []
     owners: list[int] = []
-    for number, (features, windows) in enumerate(reader.read([_words(each) for each in examples])):
+    words = [Words.of_words(_words(each, scorer.head), scorer.head) for each in examples]
+    for number, (features, windows) in enumerate(reader.read(words)):
         inputs += features
         places += [_Place(window=each, labels=labels, scorer=scorer) for each in windows]
         owners += [number] * len(features)
@@ -315,10 +321,15 @@ def _encode(scorer: SpanScorer, examples: Sequence[Any], how: Tokenization) -> F
     )
 
 
-def _words(example: Any) -> list[str]:
+def _words(example: Any, head: SpanHead | None) -> list[str]:
     if isinstance(example, TokenExample):
         return list(example.words)
-    return [example.text[start:end] for start, end in split_words(example.text)]
+    return [] if head is None else [each.group() for each in head.word.finditer(example.text)]
+
+
+def _head_of(outcome: Outcome) -> SpanHead | None:
+    """Return how spans are scored; `None` if no example has a word."""
+    return next((each.scorer.head for each in outcome.features.places), None)
 
 
 def _known(example: Any) -> list[Entity]:
@@ -379,8 +390,9 @@ def _entities(outcome: Outcome) -> Entities:
 def _decisions(outcome: Outcome) -> Decisions:
     """Return the kind of the entity that each word of each example is in."""
     found = []
+    head = _head_of(outcome)
     for example, spans in zip(outcome.examples, _spans(outcome), strict=True):
-        kinds = [OUTSIDE] * len(_words(example))
+        kinds = [OUTSIDE] * len(_words(example, head))
         for span, label in spans:
             kinds[span.first : span.last + 1] = [label] * (span.last + 1 - span.first)
         found.append(tuple(kinds))
@@ -399,7 +411,7 @@ def _answers(outcome: Outcome) -> list[Answer]:
     for example, spans, indices in zip(
         outcome.examples, _spans(outcome), outcome.features.by_example(), strict=True
     ):
-        words = _words(example)
+        words = _words(example, _head_of(outcome))
         tags = {} if example.labels is None else {"labels": list(example.labels)}
         own = [apply("sigmoid", outcome.predictions[each]).reshape(-1) for each in indices]
         answers.append(
@@ -442,7 +454,7 @@ ENTITY_EXTRACTION = Task(
             "labels": ...,
             "threshold": THRESHOLD,
             "flat_ner": True,
-            "multi_label": False,
+            "multi_label": None,
         },
     ),
 )

@@ -7,8 +7,7 @@ counts in the one in which it is farthest from the ends.
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
@@ -20,7 +19,7 @@ from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.long_texts import Kept
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.encoders.checkpoint.gliner import SpanHead
+from qdqbert.encoders.checkpoint.own_layers import PromptWords, SpanHead
 from qdqbert.runtime.batches import Feature, Results
 from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.scheduler import EncodedItem
@@ -28,8 +27,6 @@ from qdqbert.tasks.span_scores import Found, SpanScorer, Tokens
 
 STATES = "last_hidden_state"
 
-# Words as gliner's splitter "whitespace" finds them.
-_WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
 # Fewest tokens of a text that are read next to the labels.
 _LEAST_ROOM = 32
 _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
@@ -71,6 +68,43 @@ class Window(NamedTuple):
         return self.first + len(self.tokens.words)
 
 
+class Words(NamedTuple):
+    """The words of a text as they are read.
+
+    Attributes:
+        texts: The words, and after them what is read after the text, if there is something.
+        own: Number of the words of the text.
+    """
+
+    texts: list[str]
+    own: int
+
+    @classmethod
+    def of_text(cls, text: str, head: SpanHead) -> Words:
+        """Return the words of a text."""
+        whole = text + _lacking_end(text, head)
+        found = [each.span() for each in head.word.finditer(whole)]
+        return cls(
+            [_read_as(whole[start:end], head) for start, end in found],
+            sum(start < len(text) for start, _ in found),
+        )
+
+    @classmethod
+    def of_words(cls, words: Sequence[str], head: SpanHead) -> Words:
+        """Return words that are given."""
+        end = _lacking_end(words[-1], head) if words else ""
+        return cls([*(_read_as(each, head) for each in words), *([end] if end else [])], len(words))
+
+
+def _lacking_end(text: str, head: SpanHead) -> str:
+    """Return what is read after a text; empty for nothing."""
+    return "" if not head.ends or text.endswith(head.ends) else head.ends[0]
+
+
+def _read_as(word: str, head: SpanHead) -> str:
+    return word.lower() if head.lower_words else word
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompt:
     """The tokens around a text, of which most are the labels.
@@ -78,38 +112,36 @@ class Prompt:
     Attributes:
         before: Ids of the tokens before the text.
         after: Ids of the tokens after it.
-        labels: Position of the token whose state stands for each label. Shape `(labels,)`.
+        marks: Position of the token whose state is read for each mark. Shape `(marks,)`.
     """
 
     before: NDArray[np.int32]
     after: NDArray[np.int32]
-    labels: NDArray[np.int64]
+    marks: NDArray[np.int64]
 
     @classmethod
-    def of(cls, labels: Sequence[str], head: SpanHead, tokenizer: Tokenizer) -> Prompt:
-        """Tokenize labels.
+    def of(cls, words: PromptWords, tokenizer: Tokenizer) -> Prompt:
+        """Tokenize labels and what is around them.
 
         Raises:
-            CheckpointError: The tokenizer has no token for the marker before a label.
+            CheckpointError: The tokenizer has no token for a mark.
         """
-        marks = [(head.ent_token, label) if label else (head.ent_token,) for label in labels]
-        words = [*(word for mark in marks for word in mark), head.sep_token]
-        found = tokenizer.encode_batch([words], words=True)[0]
+        (found,) = tokenizer.encode_batch([words.words], words=True, special=words.has_ends)
         owners = found.word_ids
         inner = [place for place, owner in enumerate(owners) if owner is not None]
-        starts = np.cumsum([0, *map(len, marks)])[:-1].tolist()
-        places = [owners.index(start) for start in starts]
-        for start, place in zip(starts, places, strict=True):
-            if owners.count(start) != 1:
+        for mark in words.marks:
+            if owners.count(mark) != 1:
+                parts = [found.tokens[place] for place in inner if owners[place] == mark]
                 raise CheckpointError(
-                    f"The tokenizer divides {head.ent_token!r}, which marks labels: "
-                    f"{found.tokens[place]!r} is a part of it. Use the tokenizer of the checkpoint."
+                    f"The tokenizer divides {words.words[mark]!r}, which marks labels: it makes "
+                    f"{parts} of it. Use the tokenizer of the checkpoint."
                 )
         ids = np.array(found.ids, np.int32)
         return cls(
             before=ids[: inner[-1] + 1],
             after=ids[inner[-1] + 1 :],
-            labels=np.array(places, np.int64) + (not head.reads_marker),
+            marks=np.array([owners.index(mark) for mark in words.marks], np.int64)
+            + (not words.reads_marks),
         )
 
     def __len__(self) -> int:
@@ -125,6 +157,7 @@ class WindowReader:
         input_names: Inputs of the graph.
         head: How spans are scored.
         prompt: The tokens around a text.
+        end: Ids of what is read after a part of a text that has no end of its own.
         room: Most tokens of a text in a feature.
     """
 
@@ -132,26 +165,28 @@ class WindowReader:
     input_names: Sequence[str]
     head: SpanHead
     prompt: Prompt
+    end: NDArray[np.int32]
     room: int
 
     @classmethod
     def of(
         cls,
-        labels: Sequence[str],
+        labels: Mapping[str, str | None],
         head: SpanHead,
         tokenizer: Tokenizer,
         *,
         input_names: Sequence[str],
         max_length: int,
     ) -> WindowReader:
-        """Return the reader of texts behind labels.
+        """Return the reader of texts behind labels with their descriptions, `None` for none.
 
         Raises:
             UserInputError: The labels leave no room for a text in `max_length` tokens.
         """
         whole = tokenizer.cutting(None)
-        prompt = Prompt.of(labels, head, whole)
-        room = max_length - len(prompt)
+        prompt = Prompt.of(head.prompt(labels), whole)
+        (end,) = whole.encode_batch([[*head.ends[:1]]], words=True, special=False)
+        room = max_length - len(prompt) - len(end.ids)
         if room < min(_LEAST_ROOM, max_length // 2):
             raise UserInputError(
                 f"`labels` are {counted(len(labels), 'label')} of {len(prompt)} tokens, which "
@@ -159,28 +194,39 @@ class WindowReader:
                 "a call.",
                 argument="labels",
             )
-        return cls(tokenizer=whole, input_names=input_names, head=head, prompt=prompt, room=room)
+        return cls(
+            tokenizer=whole,
+            input_names=input_names,
+            head=head,
+            prompt=prompt,
+            end=np.array(end.ids, np.int32),
+            room=room,
+        )
 
-    def read(self, texts: Sequence[Sequence[str]]) -> Iterator[tuple[list[Feature], list[Window]]]:
-        """Yield the features of each text, a list of words, and the words that each shows."""
-        made = self.tokenizer.encode_batch([*map(list, texts)], words=True, special=False)
+    def read(self, texts: Sequence[Words]) -> Iterator[tuple[list[Feature], list[Window]]]:
+        """Yield the features of each text, and the words that each shows."""
+        given = [each.texts for each in texts]
+        made = self.tokenizer.encode_batch(given, words=True, special=False)
         for words, each in zip(texts, made, strict=True):
-            yield self._windows(np.array(each.ids, np.int32), _limits(each, len(words)))
+            yield self._windows(words, np.array(each.ids, np.int32), _limits(each, words.own))
 
     def _windows(
-        self, ids: NDArray[np.int32], limits: NDArray[np.int64]
+        self, words: Words, ids: NDArray[np.int32], limits: NDArray[np.int64]
     ) -> tuple[list[Feature], list[Window]]:
         features: list[Feature] = []
         windows = []
         before = len(self.prompt.before)
         for first, stop in self._cut(limits):
-            start = int(limits[first, 0])
-            own = ids[start : int(limits[stop - 1, 1])][: self.room]
+            start, last = int(limits[first, 0]), int(limits[stop - 1, 1])
+            own = ids[start:last][: self.room]
+            # What is read after the whole text is there already.
+            lacks_end = stop < words.own and _lacking_end(words.texts[stop - 1], self.head)
+            end = ids[last:] if stop == words.own else self.end[: len(self.end) * bool(lacks_end)]
             places = np.minimum(limits[first:stop] - start, len(own)) + before
-            joined = np.concatenate([self.prompt.before, own, self.prompt.after])
+            joined = np.concatenate([self.prompt.before, own, end, self.prompt.after])
             kept = Kept(joined.tolist(), [0] * len(joined), truncated=False)
             features.append(feature_of(kept, self.input_names))
-            windows.append(Window(first, Tokens(labels=self.prompt.labels, words=places)))
+            windows.append(Window(first, Tokens(labels=self.prompt.marks, words=places)))
         return features, windows
 
     def _cut(self, limits: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
@@ -189,7 +235,7 @@ class WindowReader:
         while count:
             # The words whose last token still fits; one if it is longer than that.
             fitting = int(np.searchsorted(limits[:, 1], limits[first, 0] + self.room, "right"))
-            stop = min(max(fitting, first + 1), first + self.head.max_words, count)
+            stop = min(max(fitting, first + 1), first + (self.head.max_words or count), count)
             yield first, stop
             if stop == count:
                 return
@@ -197,9 +243,11 @@ class WindowReader:
             first = max(stop - shared, first + 1)
 
 
-def split_words(text: str) -> list[tuple[int, int]]:
+def places_of_words(text: str, head: SpanHead) -> list[tuple[int, int]]:
     """Return the position of each word in a text, and of the character after it."""
-    return [each.span() for each in _WORD.finditer(text)]
+    found = (each.span() for each in head.word.finditer(text + _lacking_end(text, head)))
+    # What is read after the text can be a part of its last word, an address.
+    return [(start, min(end, len(text))) for start, end in found if start < len(text)]
 
 
 def _limits(encoding: tokenizers.Encoding, count: int) -> NDArray[np.int64]:
@@ -259,6 +307,15 @@ def chosen(spans: Iterable[Span], *, flat: bool, multi_label: bool) -> list[Span
     return sorted(kept, key=lambda span: span.first)
 
 
+def chosen_alone(spans: Iterable[Span], *, flat: bool) -> list[Span]:
+    """Return the spans that stay if labels do not exclude each other, by their first word."""
+    of_label: dict[int, list[Span]] = {}
+    for each in spans:
+        of_label.setdefault(each.label, []).append(each)
+    kept = (chosen(own, flat=flat, multi_label=False) for own in of_label.values())
+    return sorted((each for own in kept for each in own), key=lambda span: span.first)
+
+
 def _clashes(
     span: Span,
     firsts: NDArray[np.int64],
@@ -288,7 +345,7 @@ class Extract:
         labels: Names of the labels.
         threshold: Entities are more probable than this.
         flat: See `chosen`.
-        multi_label: See `chosen`.
+        multi_label: See `chosen`; `None` for what the model's package does.
     """
 
     reader: WindowReader | None
@@ -296,7 +353,7 @@ class Extract:
     labels: Sequence[str]
     threshold: float
     flat: bool
-    multi_label: bool
+    multi_label: bool | None
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -309,7 +366,7 @@ class Extract:
         reader = self.reader
         if reader is None:
             return [EncodedItem(features=()) for _ in texts]
-        words = [[text[start:end] for start, end in split_words(text)] for text in texts]
+        words = [Words.of_text(text, self.scorer.head) for text in texts]
         return [
             EncodedItem(features=tuple(features), places=windows)
             for features, windows in reader.read(words)
@@ -326,7 +383,13 @@ class Extract:
     def answer(self, item: str, encoded: EncodedItem, values: Sequence[Found]) -> list[FoundEntity]:
         """Return the entities."""
         spans = merged(encoded.places, values)
-        places = split_words(item) if spans else []
+        head = self.scorer.head
+        places = places_of_words(item, head) if spans else []
+        stays = (
+            chosen_alone(spans, flat=self.flat)
+            if head.separates_labels and self.multi_label in (None, True)
+            else chosen(spans, flat=self.flat, multi_label=bool(self.multi_label))
+        )
         return [
             {
                 "start": places[each.first][0],
@@ -335,5 +398,5 @@ class Extract:
                 "label": self.labels[each.label],
                 "score": each.score,
             }
-            for each in chosen(spans, flat=self.flat, multi_label=self.multi_label)
+            for each in stays
         ]

@@ -239,7 +239,7 @@ LABELED_ROWS = RowFormat(
     columns=_columns,
     job=lambda model, options: model.zero_shot_job(
         candidate_labels=options.labels,
-        multi_label=options.multi_label,
+        multi_label=bool(options.multi_label),
         hypothesis_template=options.hypothesis_template,
         entailment_label=options.entailment_label,
     ),

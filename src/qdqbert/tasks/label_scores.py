@@ -163,7 +163,7 @@ class LabelScorer:
         other = self.tensors.norm("calibrator.label_norm", labels)
         x = np.concatenate([own, other, own * other, np.abs(own - other), np.stack(facts, -1)], -1)
         for index in (0, 3):
-            x = _gelu(self.tensors.linear(f"calibrator.mlp.{index}", x))
+            x = gelu(self.tensors.linear(f"calibrator.mlp.{index}", x))
         x = self.tensors.linear("calibrator.mlp.6", x)
         scales = np.float32(self.head.largest_scale) * apply("sigmoid", x[:, 0])
         return scales * logits + (x[:, 1] if self.head.shifts else np.float32(0))
@@ -206,7 +206,7 @@ def _cross_attention(scorer: LabelScorer, text: Floats, labels: Floats) -> Float
     shares = query @ key.swapaxes(1, 2) / np.sqrt(np.float32(query.shape[-1]))
     context = (apply("softmax", shares) @ value).swapaxes(0, 1).reshape(labels.shape)
     context = tensors.norm("scorer.norm", tensors.linear("scorer.out", context))
-    return _layers(scorer, "scorer.score_mlp", np.concatenate([context, labels], -1), _gelu)
+    return _layers(scorer, "scorer.score_mlp", np.concatenate([context, labels], -1), gelu)
 
 
 _SCORERS: Mapping[str, Callable[[LabelScorer, Floats, Floats], Floats]] = {
@@ -242,7 +242,8 @@ def _relu(x: Floats) -> Floats:
     return np.maximum(x, 0)
 
 
-def _gelu(x: Floats) -> Floats:
+def gelu(x: Floats) -> Floats:
+    """Return the function GELU of each value, by the error function."""
     return np.asarray(x * (1 + _erf(x / np.sqrt(np.float32(2)))) / 2, np.float32)
 
 
@@ -257,7 +258,7 @@ def _erf(x: Floats) -> Floats:
 
 
 _ACTIVATIONS: Mapping[str, Callable[[Floats], Floats]] = {
-    "gelu": _gelu,
+    "gelu": gelu,
     "relu": _relu,
     "silu": lambda x: x * apply("sigmoid", x),
     "tanh": np.tanh,

@@ -1,11 +1,8 @@
-"""Scores of spans of words by labels: the layers of gliner's models after the encoder, in float32.
+"""Scores of spans of words by labels, of the states of an encoder, in float32.
 
-The vector of a span comes from its first and its last word, through two linear layers. The first of
-them has a part for each of the two words, so that it is computed once for a word and added for a
-span; the second one is multiplied by the vectors of the labels first. No vector of a span is made.
 Each text is computed alone: its scores do not depend on the other texts of a batch.
 
-Source: modeling/ of gliner 0.2, `SpanMarkerV0`, `Scorer` and `LstmSeq2SeqEncoder`.
+Source: modeling/ of gliner 0.2, `Scorer` and `LstmSeq2SeqEncoder`; for gliner2, `gliner2_scores`.
 """
 
 from __future__ import annotations
@@ -19,20 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint.gliner import SPAN_WEIGHTS, SpanHead, read_span_weights
+from qdqbert.encoders.checkpoint.gliner import GlinerHead
+from qdqbert.encoders.checkpoint.gliner2 import Gliner2Head
+from qdqbert.encoders.checkpoint.own_layers import SPAN_WEIGHTS, SpanHead, read_span_weights
 from qdqbert.encoders.model import Floats
 from qdqbert.engines.native.float_layers import FloatLinear
+from qdqbert.tasks.gliner2_scores import gliner2_scores
 from qdqbert.tasks.logits import apply
-
-# Where the first and the last linear layer are in gliner's projections.
-_FIRST, _LAST = "0", "3"
+from qdqbert.tasks.span_layers import FIRST, LAST, Tensors, relu, span_scores
 
 
 class Tokens(NamedTuple):
     """Which tokens of a feature the scores are made of.
 
     Attributes:
-        labels: Positions of the tokens with the states of the labels. Shape `(labels,)`.
+        labels: Positions of the tokens with the states of the labels; for gliner2, of the marks of
+            the task and of the labels. Shape `(labels,)`.
         words: Positions of the first token of each word, and of the one after its last token; equal
             for a word without tokens. Shape `(words, 2)`.
     """
@@ -104,8 +103,8 @@ class SpanScorer:
     """
 
     head: SpanHead
-    projection: FloatLinear | None
-    recurrent: tuple[_Recurrent, ...]
+    projection: FloatLinear | None = None
+    recurrent: tuple[_Recurrent, ...] = ()
     score: Callable[[Floats, Floats], Floats]
     path: Path
 
@@ -121,15 +120,16 @@ class SpanScorer:
         Raises:
             CheckpointError: A tensor is missing, or does not fit the others.
         """
-        tensors = _Tensors(weights, path)
-        layers = [tensors.recurrent(index) for index in range(head.recurrent_layers)]
+        tensors = Tensors(weights, path)
+        if isinstance(head, Gliner2Head):
+            return cls(head=head, score=gliner2_scores(tensors, head), path=path)
+        assert isinstance(head, GlinerHead), "there are two packages"
         projection = "token_rep_layer.projection"
-        is_of_words = head.span_mode == "token_level"
         return cls(
             head=head,
             projection=tensors.linear(projection) if f"{projection}.weight" in tensors else None,
-            recurrent=tuple(layers),
-            score=_word_scores(tensors) if is_of_words else _span_scores(tensors, head),
+            recurrent=tuple(_recurrent(tensors, each) for each in range(head.recurrent_layers)),
+            score=_gliner_scores(tensors, head),
             path=path,
         )
 
@@ -142,7 +142,8 @@ class SpanScorer:
 
         Returns:
             `[first, width - 1, label]`, of spans beyond the last word 0; or for models that score
-            words `[word, label, ...]`, the scores as first, last and any word of an entity.
+            words `[word, label, ...]`, the scores as first, last and any word of an entity. Models
+            of gliner2 have another score before those of the labels: whether there is an entity.
 
         Raises:
             CheckpointError: Weights have other widths than the states, or than each other.
@@ -163,7 +164,8 @@ class SpanScorer:
             words = self._words(project(states), tokens.words)
         else:
             words = project(self._words(states, tokens.words))
-        words[tokens.words[:, 0] == tokens.words[:, 1]] = 0
+        if not self.head.keeps_empty_words:
+            words[tokens.words[:, 0] == tokens.words[:, 1]] = 0
         for each in self.recurrent:
             words = each(words)
         return self.score(words, labels)
@@ -173,8 +175,11 @@ class SpanScorer:
 
         `logits` is what the method of this name returns.
         """
-        chances = apply("sigmoid", logits)
-        if self.head.span_mode == "token_level":
+        extra = self.head.extra_scores
+        if extra and not (logits[..., :extra] > 0).all():
+            logits = np.full_like(logits, -np.inf)
+        chances = apply("sigmoid", logits[..., extra:])
+        if self.head.is_of_words:
             return _of_words(chances, threshold)
         first, more, label = np.nonzero(chances > threshold)
         is_inside = first + more < len(chances)
@@ -197,44 +202,26 @@ class SpanScorer:
         return found
 
 
-def _span_scores(tensors: _Tensors, head: SpanHead) -> Callable[[Floats, Floats], Floats]:
-    """Return the function from vectors of words and labels to scores of spans."""
-    prefix = "span_rep_layer.span_rep_layer."
-    starts, ends = tensors.two(f"{prefix}project_start"), tensors.two(f"{prefix}project_end")
+def _gliner_scores(tensors: Tensors, head: GlinerHead) -> Callable[[Floats, Floats], Floats]:
+    """Return the function from vectors of words and labels to scores of spans, or of words."""
+    if head.is_of_words:
+        return _word_scores(tensors)
     label = tensors.two("prompt_rep_layer")
-    is_linear = head.span_mode == "marker"
-    name = f"{prefix}out_project"
-    weight, bias = tensors.layer(name if is_linear else f"{name}.{_FIRST}")
-    size = weight.shape[1] // (3 if head.span_mode == "markerV1" else 2)
-    of_first = FloatLinear(weight[:, :size], bias)
-    of_last = FloatLinear(weight[:, size : 2 * size])
-    of_mean = FloatLinear(weight[:, 2 * size :]) if weight.shape[1] > 2 * size else None
-    inner, last_bias = (None, None) if is_linear else tensors.layer(f"{name}.{_LAST}")
-    # Of the labels, instead of the spans.
-    folded = None if inner is None else FloatLinear(inner.T)
-
-    def score(words: Floats, labels: Floats) -> Floats:
-        vectors = label(labels)
-        first, last = of_first(_relu(starts(words))), of_last(_relu(ends(words)))
-        if of_mean is not None:
-            first += of_mean(_relu(words.mean(axis=0, keepdims=True)))
-        outer = FloatLinear(vectors)
-        if folded is not None and last_bias is not None:
-            outer = FloatLinear(folded(vectors), vectors @ last_bias)
-        found = np.zeros((len(words), head.max_width, len(vectors)), np.float32)
-        for more in range(min(head.max_width, len(words))):
-            pairs = first[: len(words) - more] + last[more:]
-            found[: len(words) - more, more] = outer(pairs if is_linear else _relu(pairs))
-        return found
-
-    return score
+    score = span_scores(
+        tensors,
+        "span_rep_layer.span_rep_layer.",
+        max_width=head.max_width,
+        parts=3 if head.span_mode == "markerV1" else 2,
+        is_linear=head.span_mode == "marker",
+    )
+    return lambda words, labels: score(words, label(labels))
 
 
-def _word_scores(tensors: _Tensors) -> Callable[[Floats, Floats], Floats]:
+def _word_scores(tensors: Tensors) -> Callable[[Floats, Floats], Floats]:
     """Return the function from vectors of words and labels to scores of words."""
     of_word, of_label = tensors.linear("scorer.proj_token"), tensors.linear("scorer.proj_label")
-    weight, bias = tensors.layer(f"scorer.out_mlp.{_FIRST}")
-    last = tensors.linear(f"scorer.out_mlp.{_LAST}")
+    weight, bias = tensors.layer(f"scorer.out_mlp.{FIRST}")
+    last = tensors.linear(f"scorer.out_mlp.{LAST}")
     size = weight.shape[1] // 3
     own, added = FloatLinear(weight[:, :size], bias), FloatLinear(weight[:, size : 2 * size])
     product = FloatLinear(weight[:, 2 * size :])
@@ -245,7 +232,7 @@ def _word_scores(tensors: _Tensors) -> Callable[[Floats, Floats], Floats]:
         found = np.empty((len(words), len(labels), 3), np.float32)
         for index, each in enumerate(label[:, size:]):
             pairs = product(word[:, size:] * each)
-            found[:, index] = last(_relu(pairs + inner + outer[index]))
+            found[:, index] = last(relu(pairs + inner + outer[index]))
         return found
 
     return score
@@ -275,76 +262,32 @@ def _of_words(chances: Floats, threshold: float) -> Found:
     return Found(first_words, last_words, labels, np.array(columns[3], np.float32))
 
 
-class _Tensors:
-    """Tensors by name, and the layers that they make."""
-
-    def __init__(self, tensors: Mapping[str, Floats], path: Path) -> None:
-        self._tensors, self._path = tensors, path
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def layer(self, name: str) -> tuple[Floats, Floats]:
-        """Return the weight `(out, in)` and the bias of a linear layer."""
-        weight, bias = self._get(f"{name}.weight", 2), self._get(f"{name}.bias", 1)
-        if len(weight) != len(bias):
-            raise self._damaged(f"{name}.bias")
-        return weight, bias
-
-    def linear(self, name: str) -> FloatLinear:
-        """Return a linear layer."""
-        return FloatLinear(*self.layer(name))
-
-    def two(self, name: str) -> Callable[[Floats], Floats]:
-        """Return a projection: two linear layers with a ReLU between them."""
-        (first, _), (last, _) = (self.layer(f"{name}.{each}") for each in (_FIRST, _LAST))
-        if len(first) != last.shape[1]:
-            raise self._damaged(f"{name}.{_LAST}.weight")
-        one, other = (self.linear(f"{name}.{each}") for each in (_FIRST, _LAST))
-        return lambda x: other(_relu(one(x)))
-
-    def recurrent(self, index: int) -> _Recurrent:
-        """Return a layer of the LSTM."""
-        ways = [f"_l{index}", f"_l{index}_reverse"]
-        width = self._get(f"rnn.lstm.weight_hh{ways[0]}", 2).shape[1]
-        # The second direction fits the first one.
-        depth = self._get(f"rnn.lstm.weight_ih{ways[1]}", 2).shape[1]
-        shapes = {
-            "weight_ih": (4 * width, depth),
-            "weight_hh": (4 * width, width),
-            "bias_ih": (4 * width,),
-            "bias_hh": (4 * width,),
-        }
-        for way in ways:
-            for part, shape in shapes.items():
-                name = f"rnn.lstm.{part}{way}"
-                if self._get(name, len(shape)).shape != shape:
-                    raise self._damaged(name)
-        inputs = [self._get(f"rnn.lstm.weight_ih{way}", 2) for way in ways]
-        states = [self._get(f"rnn.lstm.weight_hh{way}", 2) for way in ways]
-        biases = [
-            self._get(f"rnn.lstm.bias_ih{way}", 1) + self._get(f"rnn.lstm.bias_hh{way}", 1)
-            for way in ways
-        ]
-        first, second = map(FloatLinear, states)
-        return _Recurrent(
-            inputs=FloatLinear(np.concatenate(inputs), np.concatenate(biases)),
-            states=(first, second),
-            width=width,
-        )
-
-    def _get(self, name: str, axes: int) -> Floats:
-        found = self._tensors.get(name)
-        if found is None or found.ndim != axes:
-            raise self._damaged(name)
-        return found
-
-    def _damaged(self, name: str) -> CheckpointError:
-        return CheckpointError(
-            f"{str(self._path)!r} has no tensor `{name}` that fits the settings of gliner next to "
-            "it. Download or copy the checkpoint again."
-        )
-
-
-def _relu(x: Floats) -> Floats:
-    return np.maximum(x, 0, out=x)
+def _recurrent(tensors: Tensors, index: int) -> _Recurrent:
+    """Return a layer of the LSTM."""
+    ways = [f"_l{index}", f"_l{index}_reverse"]
+    width = tensors.get(f"rnn.lstm.weight_hh{ways[0]}", 2).shape[1]
+    # The second direction fits the first one.
+    depth = tensors.get(f"rnn.lstm.weight_ih{ways[1]}", 2).shape[1]
+    shapes = {
+        "weight_ih": (4 * width, depth),
+        "weight_hh": (4 * width, width),
+        "bias_ih": (4 * width,),
+        "bias_hh": (4 * width,),
+    }
+    for way in ways:
+        for part, shape in shapes.items():
+            name = f"rnn.lstm.{part}{way}"
+            if tensors.get(name, len(shape)).shape != shape:
+                raise tensors.damaged(name)
+    inputs = [tensors.get(f"rnn.lstm.weight_ih{way}", 2) for way in ways]
+    states = [tensors.get(f"rnn.lstm.weight_hh{way}", 2) for way in ways]
+    biases = [
+        tensors.get(f"rnn.lstm.bias_ih{way}", 1) + tensors.get(f"rnn.lstm.bias_hh{way}", 1)
+        for way in ways
+    ]
+    first, second = map(FloatLinear, states)
+    return _Recurrent(
+        inputs=FloatLinear(np.concatenate(inputs), np.concatenate(biases)),
+        states=(first, second),
+        width=width,
+    )

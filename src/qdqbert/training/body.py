@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from qdqbert.calibration.reference.body import pool as pool_states
 from qdqbert.calibration.reference.body import run_head, run_steps, tensor_of
 from qdqbert.encoders.checkpoint.cross_encoder import ScoreHead
-from qdqbert.encoders.checkpoint.gliner import SpanHead
 from qdqbert.encoders.checkpoint.layout import PooledHead
 from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
+from qdqbert.encoders.checkpoint.own_layers import SpanHead
 from qdqbert.encoders.checkpoint.sparse_encoder import SpladeHead
 from qdqbert.encoders.checkpoint.text_heads import TextHead
 from qdqbert.encoders.heads import EMBEDDING, pooled_words

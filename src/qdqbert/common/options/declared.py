@@ -226,6 +226,11 @@ class Declared(NamedTuple):
     is_path: bool = False
 
     @property
+    def can_be_off(self) -> bool:
+        """Whether a flag turns it off: it is on by default, or its default depends on the model."""
+        return self.default is True or (self.type is bool and self.is_optional)
+
+    @property
     def flag(self) -> str:
         """Name on the command line, without dashes."""
         return self.settings.get("flag") or self.name.replace("_", "-")

@@ -33,8 +33,16 @@ from qdqbert.data.tokenizing.tokenizer_files import (
     read_tokenizer,
     with_named_tokens,
 )
-from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG, SpanHead, encoder_config
-from qdqbert.encoders.checkpoint.sentence_files import FindFile, file_finder, join, text_reader
+from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG, GlinerHead
+from qdqbert.encoders.checkpoint.own_layers import SpanHead
+from qdqbert.encoders.checkpoint.sentence_files import (
+    FindFile,
+    ReadFile,
+    SentenceFiles,
+    file_finder,
+    join,
+    text_reader,
+)
 
 # Version of the folders.
 _VERSION = "1"
@@ -61,7 +69,7 @@ def completed_folder(layout: object, find: FindFile, name: str, subfolder: str) 
         CheckpointError: A file is missing or damaged, or the model that a checkpoint of gliner
             names is neither a folder nor on the hub.
     """
-    if isinstance(layout, SpanHead):
+    if isinstance(layout, GlinerHead):
         return _of_gliner(layout, find, name)
     if find(join(subfolder, TOKENIZER)) is not None:
         return None
@@ -76,7 +84,34 @@ def completed_folder(layout: object, find: FindFile, name: str, subfolder: str) 
     return kept_folder(_key("spm", _digest(vocabulary), settings), write)
 
 
-def _of_gliner(head: SpanHead, find: FindFile, name: str) -> Path | None:
+def config_of_encoder(layout: SpanHead, completed: Path | None) -> dict[str, Any]:
+    """Return the config of an encoder that its package has elsewhere than in config.json.
+
+    Args:
+        layout: The layout of the checkpoint.
+        completed: See `completed_folder`.
+    """
+    if completed is not None and (completed / CONFIG).is_file():
+        return read_json(completed / CONFIG)
+    return layout.encoder_values()
+
+
+def encoder_reader(files: SentenceFiles, layout: object, name: str) -> ReadFile:
+    """Return a reader of files whose config.json is the encoder's.
+
+    Args:
+        files: The files of a checkpoint.
+        layout: Its layout.
+        name: Its folder or hub id, for messages.
+    """
+    if not isinstance(layout, SpanHead):
+        return files.read
+    values = config_of_encoder(layout, completed_folder(layout, files.find, name, ""))
+    text = json.dumps(values)
+    return lambda path: text if path == CONFIG else files.read(path)
+
+
+def _of_gliner(head: GlinerHead, find: FindFile, name: str) -> Path | None:
     text = head.files[GLINER_CONFIG]
     values = parse_object(text, GLINER_CONFIG)
     has_config = isinstance(values.get("encoder_config"), Mapping)
@@ -101,7 +136,7 @@ def _of_gliner(head: SpanHead, find: FindFile, name: str) -> Path | None:
         head.prepare_tokenizer_(made)
         _write(made, settings, folder)
         size = made.get_vocab_size()
-        write_json(folder / CONFIG, encoder_config(text, given, vocab_size=size))
+        write_json(folder / CONFIG, head.encoder_values(given, vocab_size=size))
 
     return kept_folder(_key(text, _digest(vocabulary), settings, given), write)
 

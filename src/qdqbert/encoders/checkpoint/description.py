@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from qdqbert.common.choices import POOLING_MODES, PoolingMode
 from qdqbert.common.errors import CheckpointError, UserInputError, showing
 from qdqbert.common.file_names import CONFIG, TOKENIZER
-from qdqbert.common.json_files import read_text
 from qdqbert.data.tokenizing.pair_template import PairTemplate
 from qdqbert.data.tokenizing.tokenizer_files import check_end, no_tokenizer
 from qdqbert.encoders.adapters import check_adapter
-from qdqbert.encoders.checkpoint.base_model import completed_folder
+from qdqbert.encoders.checkpoint.base_model import completed_folder, encoder_reader
 from qdqbert.encoders.checkpoint.calls import call, files_of, finder_of
 from qdqbert.encoders.checkpoint.configuration import register_config
 from qdqbert.encoders.checkpoint.cross_encoder import (
@@ -30,7 +28,6 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
     used_files,
 )
 from qdqbert.encoders.checkpoint.folder import check_name, read_known_config, refuse_old_pickles
-from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG, SpanHead, encoder_config
 from qdqbert.encoders.checkpoint.hub import download_weights
 from qdqbert.encoders.checkpoint.layout import (
     pair_template_of,
@@ -39,7 +36,6 @@ from qdqbert.encoders.checkpoint.layout import (
 )
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
 from qdqbert.encoders.checkpoint.sentence import MODEL2VEC, SentenceHead
-from qdqbert.encoders.checkpoint.sentence_files import ReadFile, SentenceFiles
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from qdqbert.encoders.config import Config
@@ -370,19 +366,6 @@ def _input_names(tokenizer: Any, config: Any) -> tuple[str, ...]:
     return tuple(name for name in known if name in tokenizer.model_input_names)
 
 
-def _reading(files: SentenceFiles, layout: object, name: str) -> ReadFile:
-    """Return the reader of files with the config of the encoder, which gliner has in its own."""
-    if not isinstance(layout, SpanHead):
-        return files.read
-    completed = completed_folder(layout, files.find, name, "")
-    text = (
-        json.dumps(encoder_config(layout.files[GLINER_CONFIG]))
-        if completed is None
-        else read_text(completed / CONFIG)
-    )
-    return lambda path: text if path == CONFIG else files.read(path)
-
-
 def _read_configs(
     name: str, task: str | None = None
 ) -> tuple[TextHead | CrossEncoderFiles | None, Any]:
@@ -393,7 +376,7 @@ def _read_configs(
         # It refuses the family, of which config.json may be missing.
         quantized_family(MODEL2VEC)
     subfolder = stored.subfolder if stored else ""
-    known = read_known_config(name, _reading(files, stored, name), subfolder)
+    known = read_known_config(name, encoder_reader(files, stored, name), subfolder)
     names = known.class_names()
     stored = stored or generator_head(files, known.values.get("architectures"), task, name)
     register_config()

@@ -6,14 +6,30 @@ Packages save them in one file with the encoder.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
 
 from qdqbert.common.errors import CheckpointError
+from qdqbert.common.json_files import parse_object
 from qdqbert.encoders.checkpoint.layout import Layout
 from qdqbert.encoders.checkpoint.sentence_files import FindFile
-from qdqbert.encoders.model import Pooling, Step
-from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH
+from qdqbert.encoders.model import Floats, Pooling, Step
+from qdqbert.encoders.task_kinds import TaskName
+from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH, write_tensors
 from qdqbert.encoders.weights import Weights
+
+SPAN_WEIGHTS = "span_head.safetensors"
+"""Weights after the encoder of models that score spans of words, in a folder with graphs."""
+
+SubtokenPooling = Literal["first", "last", "mean", "max"]
+
+# Distances of an encoder with relative positions only, so that texts are cut at no number of
+# tokens by the packages.
+_LONGEST = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +50,140 @@ class OwnLayers(Layout):
         """Return the tensors of the encoder under the names of transformers."""
         names = (name for name in weights if name.startswith(self.body))
         return weights.renamed({name.removeprefix(self.body): name for name in names})
+
+
+class PromptWords(NamedTuple):
+    """The words that are read with a text, of which most are labels.
+
+    Attributes:
+        words: The words, each of which is tokenized by itself.
+        marks: Indices of those that are marks, of which each is one token.
+        has_ends: Whether the tokens around a text, such as [CLS], stand around both.
+        reads_marks: Whether the states of marks are read, and not those of the tokens after them.
+    """
+
+    words: list[str]
+    marks: list[int]
+    has_ends: bool
+    reads_marks: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpanHead(OwnLayers):
+    """How spans of words are scored by labels that are read with a text.
+
+    Attributes:
+        max_width: Most words of an entity.
+        max_words: Most words of a text that are read together; `None` for any number.
+        subtoken_pooling: Which token of a word has its state.
+        max_length: `None`: the tokenizer's limit counts.
+    """
+
+    task: ClassVar[TaskName] = "entity-extraction"
+    package: ClassVar[str]
+    """The package that saves such checkpoints."""
+    file: ClassVar[str]
+    """The file of their settings, in a folder with graphs, too."""
+    layers: ClassVar[tuple[str, ...]]
+    """Starts of the names of the tensors after the encoder."""
+    word: ClassVar[re.Pattern[str]]
+    """Words of a text."""
+    lower_words: ClassVar[bool] = False
+    """Whether words are read in lower case."""
+    ends: ClassVar[tuple[str, ...]] = ()
+    """Ends of texts; the first one is read after a text that has none of them. None for any."""
+    describes: ClassVar[bool] = False
+    """Whether descriptions of labels are read next to their names, and not in their place."""
+    separates_labels: ClassVar[bool] = False
+    """Whether labels do not exclude each other, unless a call says so."""
+    keeps_empty_words: ClassVar[bool] = False
+    """Whether a word without tokens has the state of the token after it, and not zeros."""
+    extra_scores: ClassVar[int] = 0
+    """Scores of each span before those of the labels."""
+    max_length: int | None = None
+    max_width: int
+    max_words: int | None
+    subtoken_pooling: SubtokenPooling = "first"
+
+    @property
+    def is_of_words(self) -> bool:
+        """Whether words are scored as parts of entities, and not spans."""
+        return False
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """Settings that are shown with a model."""
+        words = {} if self.max_words is None else {"max_words": self.max_words}
+        return {"max_width": self.max_width, **words}
+
+    def prompt(self, labels: Mapping[str, str | None]) -> PromptWords:
+        """Return what is read with a text, of labels with their descriptions, `None` for none."""
+        raise NotImplementedError
+
+    def encoder_values(
+        self, base: Mapping[str, Any] | None = None, *, vocab_size: int | None = None
+    ) -> dict[str, Any]:
+        """Return the config of the encoder, as transformers writes it.
+
+        Args:
+            base: The config of the model that the settings name, if they have none.
+            vocab_size: Number of tokens with those that a package adds, if the settings do not say
+                it.
+        """
+        values = parse_object(self.files[self.file], self.file)
+        given = values.get("encoder_config")
+        own = given if isinstance(given, Mapping) else base or {}
+        found = {"model_type": "deberta-v2", **own}
+        # gliner adds tokens to the table, and says so here.
+        size = values.get("vocab_size")
+        if type(size) is int and size > 0:
+            found["vocab_size"] = size
+        elif vocab_size is not None:
+            found["vocab_size"] = vocab_size
+        return _without_limit(found)
+
+    @classmethod
+    def save_again(cls) -> str:
+        """Return a sentence on how the package saves a checkpoint that has all files."""
+        raise NotImplementedError
+
+    def tensors(self, find: FindFile) -> dict[str, Floats]:
+        """Return the weights after the encoder by name, of the files of a checkpoint.
+
+        Raises:
+            CheckpointError: There is no such file, or it is damaged.
+        """
+        weights = found_weights(find)
+        return {name: weights.read(name) for name in weights if name.startswith(self.layers)}
+
+    def write_settings(self, folder: Path, find: FindFile) -> None:
+        """Write the weights after the encoder to a folder; see `read_span_weights`."""
+        write_tensors(folder / SPAN_WEIGHTS, self.tensors(find))
+
+
+def _without_limit(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a config that reads texts as long as the packages do, with equal buckets of distances.
+
+    DeBERTa has no positions but relative ones, so that transformers' model has no limit.
+    """
+    limit = values.get("max_position_embeddings", 512)
+    is_relative = values.get("relative_attention") and not values.get("position_biased_input", True)
+    if values["model_type"] != "deberta-v2" or not is_relative or type(limit) is not int:
+        return values
+    distances = values.get("max_relative_positions", -1)
+    if type(distances) is int and distances < 1:
+        values["max_relative_positions"] = limit
+    return {**values, "max_position_embeddings": max(limit, _LONGEST)}
+
+
+def read_span_weights(folder: Path) -> dict[str, Floats]:
+    """Return the weights after the encoder, which `SpanHead.write_settings` wrote, by name.
+
+    Raises:
+        CheckpointError: The file is missing or damaged.
+    """
+    weights = Weights(folder, names=(SPAN_WEIGHTS,))
+    return {name: np.ascontiguousarray(weights.read(name)) for name in weights}
 
 
 def found_weights(find: FindFile) -> Weights:

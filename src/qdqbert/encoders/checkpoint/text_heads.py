@@ -8,15 +8,17 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
     ScoreHead,
     read_cross_encoder,
 )
-from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG, SpanHead, read_span_head
+from qdqbert.encoders.checkpoint.gliner import read_gliner_head
+from qdqbert.encoders.checkpoint.gliner2 import read_gliner2_head
 from qdqbert.encoders.checkpoint.layout import prompt_notices
 from qdqbert.encoders.checkpoint.multi_vector import (
     MultiVectorHead,
     is_multi_vector,
     read_multi_vector_head,
 )
+from qdqbert.encoders.checkpoint.own_layers import SpanHead
 from qdqbert.encoders.checkpoint.sentence import SentenceHead, read_sentence_head
-from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
+from qdqbert.encoders.checkpoint.sentence_files import ReadFile, SentenceFiles
 from qdqbert.encoders.checkpoint.sparse_encoder import (
     SpladeHead,
     is_sparse_encoder,
@@ -29,8 +31,20 @@ TextHead = SentenceHead | SpladeHead | MultiVectorHead | ScoreHead | SpanHead
 """A head, which makes vectors or scores of token states, or of scores of words."""
 
 
+def read_span_head(read: ReadFile) -> SpanHead | None:
+    """Read the settings of a checkpoint whose labels a call names, or of a folder made of one.
+
+    Returns:
+        The settings; `None` for other checkpoints.
+
+    Raises:
+        CheckpointError: A setting has a wrong value, or asks for layers that are not computed.
+    """
+    return read_gliner_head(read) or read_gliner2_head(read)
+
+
 def read_layout(files: SentenceFiles) -> TextHead | CrossEncoderFiles | None:
-    """Read the files of sentence-transformers or gliner of a checkpoint; `None` without any.
+    """Read the files of sentence-transformers, gliner or gliner2 of a checkpoint; `None` without.
 
     Raises:
         CheckpointError: It has a module or a setting that is not supported.
@@ -50,14 +64,14 @@ def own_head(
     """Return the head of a model that is no plain embedder, if it has one, and notices.
 
     Raises:
-        UserInputError: The files of a multi-vector embedder or of gliner are missing.
+        UserInputError: The files of a multi-vector embedder, or of gliner or gliner2, are missing.
     """
     kind = TASK_KINDS[task]
     if kind.vectors == "spans":
         if not isinstance(layout, SpanHead):
             raise UserInputError(
-                f"`task={task!r}`: {name!r} has no {GLINER_CONFIG}. Pass a checkpoint that the "
-                "package gliner saved.",
+                f"`task={task!r}`: {name!r} has no settings of gliner or gliner2. Pass a "
+                "checkpoint that one of these packages saved.",
                 argument="task",
             )
         return layout, ()

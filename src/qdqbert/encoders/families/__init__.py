@@ -115,7 +115,6 @@ LACKING: Mapping[str, str] = {
     "canine": "convolutions of characters",
     "convbert": "convolutions next to attention",
     "embedding_gemma2": "heads whose size depends on the layer, and three parts in each layer",
-    "extractor": "the layers of gliner2 for entities, classes and structures",
     "fnet": "Fourier transforms in place of attention",
     "funnel": "layers that shorten a text",
     "gemma2": "scores that are limited by tanh (`attn_logit_softcapping`)",

@@ -14,7 +14,7 @@ from qdqbert.common.machine import usable_cores
 from qdqbert.data.texts import heldout_examples
 from qdqbert.data.tokenizing.encoding import Batch, encode
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.encoders.checkpoint.gliner import SpanHead
+from qdqbert.encoders.checkpoint.own_layers import SpanHead
 from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
 from qdqbert.encoders.model import EncoderModel
 from qdqbert.encoders.task_kinds import TaskSettings

@@ -28,7 +28,7 @@ from qdqbert.encoders.adapters import (
     has_adapter_weights,
     merged,
 )
-from qdqbert.encoders.checkpoint.base_model import completed_folder
+from qdqbert.encoders.checkpoint.base_model import completed_folder, config_of_encoder
 from qdqbert.encoders.checkpoint.cross_encoder import ScoreHead, generator_head, task_of_files
 from qdqbert.encoders.checkpoint.gliclass import (
     LabelHead,
@@ -36,8 +36,8 @@ from qdqbert.encoders.checkpoint.gliclass import (
     is_gliclass,
     label_head,
 )
-from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG, SpanHead, encoder_config
 from qdqbert.encoders.checkpoint.layout import Layout, pair_template_of
+from qdqbert.encoders.checkpoint.own_layers import SpanHead
 from qdqbert.encoders.checkpoint.sentence import MODEL2VEC, SentenceHead
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles, join
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
@@ -169,7 +169,7 @@ def read_checkpoint(
     layout = layout or generator_head(files, values.get("architectures"), task, name)
     if isinstance(layout, ScoreHead):
         values["num_labels"] = layout.outputs
-    file = GLINER_CONFIG if isinstance(layout, SpanHead) else CONFIG
+    file = layout.file if isinstance(layout, SpanHead) else CONFIG
     config = Config(values=values, path=f"{name}/{join(subfolder, file)}")
     family_of(config)
     chosen = _task(config, layout, task)
@@ -199,11 +199,9 @@ def read_checkpoint(
 
 
 def _config_of(layout: Any, path: Path, completed: Path | None) -> dict[str, Any]:
-    """Return the content of config.json, which static embeddings and gliner's need not have."""
+    """Return the encoder's config.json, which static embeddings and gliner's need not have."""
     if isinstance(layout, SpanHead):
-        if completed is not None:
-            return read_json(completed / CONFIG)
-        return encoder_config(layout.files[GLINER_CONFIG])
+        return config_of_encoder(layout, completed)
     if not (isinstance(layout, SentenceHead) and layout.is_static):
         return read_json(path)
     return {**(read_json(path) if path.is_file() else {}), "model_type": MODEL2VEC}

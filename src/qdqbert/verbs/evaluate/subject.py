@@ -16,7 +16,8 @@ from qdqbert.common.progress import Silent
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.folder import check_name
 from qdqbert.encoders.checkpoint.gliclass import GLICLASS, not_quantized
-from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG
+from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
+from qdqbert.encoders.checkpoint.text_heads import read_span_head
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.encoders.task_kinds import TaskName, check_classes, head_of
@@ -232,10 +233,10 @@ def _shown_name(checkpoint: str) -> str:
 
 def _load_checkpoint(name: str, request: Request) -> Subject:
     # A missing folder is reported by `load_model`, before options that do not apply to it.
-    is_gliner = Path(name, GLINER_CONFIG).is_file()
+    has_spans = read_span_head(SentenceFiles.of_folder(Path(name)).read) is not None
     checkpoint = (
         None
-        if is_gliner
+        if has_spans
         else load_model(name, task=request.task, pooling=request.pooling, adapter=request.adapter)
     )
     for option in ("provider", "engine", "target"):
@@ -272,7 +273,7 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
 
 
 def _load_spans(name: str, request: Request) -> Subject:
-    """Open a checkpoint of gliner in PyTorch, whose encoder transformers does not find."""
+    """Open a checkpoint in PyTorch whose encoder transformers does not find, as gliner's."""
     source = open_source(ModelPath(path=name, shown=name), Path(name), Silent())
     length, notices = request.input_length(None, source.max_length)
     return Subject(

@@ -1,0 +1,180 @@
+"""The layers of gliner2 after an encoder, in float32: from states to scores of spans and classes.
+
+A label's vector is what its mark's state becomes in a step of a GRU, which counts the answers to a
+schema, and in layers after it. Entities are the first answer, so that one step is computed.
+
+Source: layers.py, models/span/model.py of gliner2 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from qdqbert.encoders.checkpoint.gliner2 import CountingLayer, Gliner2Head
+from qdqbert.encoders.model import Floats
+from qdqbert.engines.native.float_layers import FloatLinear
+from qdqbert.tasks.label_scores import gelu
+from qdqbert.tasks.logits import apply
+from qdqbert.tasks.span_layers import Tensors, span_scores
+
+Function = Callable[[Floats], Floats]
+
+_GRU = "count_embed.gru"
+# Of the layers of "count_lstm_v2", in which labels attend to each other.
+_HEADS, _LAYERS = 4, 2
+_NORM_EPSILON = np.float32(1e-5)
+_PARTS = ("weight", "bias")
+
+
+def gliner2_scores(tensors: Tensors, head: Gliner2Head) -> Callable[[Floats, Floats], Floats]:
+    """Return the function from states of words, and of the marks of a task and of its labels.
+
+    Returns:
+        A function with the scores `[first, width - 1, 1 + label]`: whether there is an entity, as
+        the largest logit of a number of answers above 0 minus that of 0, and those of the labels.
+
+    Raises:
+        CheckpointError: A tensor is missing, or does not fit the others.
+    """
+    spans = span_scores(tensors, "span_rep.span_rep_layer.", max_width=head.max_width)
+    counts = tensors.stack("count_pred.0", "count_pred.2")
+    step, rest = _step(tensors), _COUNTING[head.counting_layer](tensors)
+
+    def score(words: Floats, marks: Floats) -> Floats:
+        labels = marks[1:]
+        found = spans(words, rest(step(labels), labels))
+        (number,) = counts(marks[:1])
+        margin = np.full((*found.shape[:2], 1), number[1:].max() - number[0], np.float32)
+        return np.concatenate([margin, found], axis=-1)
+
+    return score
+
+
+def class_scores(tensors: Tensors) -> Function:
+    """Return the function from states of the marks of labels, `(labels, hidden)`, to their logits.
+
+    Raises:
+        CheckpointError: A tensor is missing, or does not fit the others.
+    """
+    layers = tensors.stack("classifier.0", "classifier.2")
+    return lambda labels: layers(labels)[:, 0]
+
+
+def _step(tensors: Tensors) -> Function:
+    """Return the first step of the GRU, from states of labels on."""
+    names = [f"{_GRU}.{part}_{way}_l0" for part in ("weight", "bias") for way in ("ih", "hh")]
+    inputs, states, bias, other = (
+        tensors.get(name, axes) for name, axes in zip(names, (2, 2, 1, 1), strict=True)
+    )
+    width = states.shape[1]
+    (place, *_) = tensors.get("count_embed.pos_embedding.weight", 2)
+    shapes = ((3 * width, len(place)), (3 * width, width), (3 * width,), (3 * width,))
+    for name, each, shape in zip(names, (inputs, states, bias, other), shapes, strict=True):
+        if each.shape != shape:
+            raise tensors.damaged(name)
+    # The input of the step is the same for all labels. Gates are in the order of torch: reset,
+    # update, new.
+    given = np.split(inputs @ place + bias, 3)
+    layer = FloatLinear(states, other)
+
+    def run(labels: Floats) -> Floats:
+        own = np.split(layer(labels), 3, axis=1)
+        reset, update = (apply("sigmoid", given[gate] + own[gate]) for gate in (0, 1))
+        new = np.tanh(given[2] + reset * own[2])
+        return np.asarray((1 - update) * new + update * labels, np.float32)
+
+    return run
+
+
+def _projected(tensors: Tensors) -> Callable[[Floats, Floats], Floats]:
+    """Return the layers of "count_lstm" after the GRU, from its states and those of labels."""
+    layers = tensors.stack("count_embed.projector.0", "count_embed.projector.2")
+    return lambda states, labels: layers(np.concatenate([states, labels], axis=-1))
+
+
+def _attended(tensors: Tensors) -> Callable[[Floats, Floats], Floats]:
+    """Return the layers of "count_lstm_v2" after the GRU."""
+    start = "count_embed.transformer."
+    first = tensors.linear(f"{start}in_projector")
+    layers = [_layer(tensors, f"{start}transformer.layers.{each}") for each in range(_LAYERS)]
+    last = tensors.stack(*(f"{start}out_projector.{each}" for each in (0, 2, 4)))
+
+    def run(states: Floats, labels: Floats) -> Floats:
+        given = states + labels
+        x = first(given)
+        for each in layers:
+            x = each(x)
+        return last(np.concatenate([x, given], axis=-1))
+
+    return run
+
+
+def _layer(tensors: Tensors, name: str) -> Function:
+    """Return a layer of torch's `TransformerEncoder`, whose tokens are the labels."""
+    weight, bias = (tensors.get(f"{name}.self_attn.in_proj_{x}", 2 - (x == "bias")) for x in _PARTS)
+    if weight.shape[0] != 3 * weight.shape[1] or bias.shape != weight.shape[:1]:
+        raise tensors.damaged(f"{name}.self_attn.in_proj_weight")
+    inner, out = FloatLinear(weight, bias), tensors.linear(f"{name}.self_attn.out_proj")
+    feed = tensors.stack(f"{name}.linear1", f"{name}.linear2")
+    norms = [_norm(tensors, f"{name}.norm{each}", weight.shape[1]) for each in (1, 2)]
+
+    def attend(x: Floats) -> Floats:
+        parts = np.split(inner(x), 3, axis=1)
+        query, key, value = (each.reshape(len(x), _HEADS, -1).swapaxes(0, 1) for each in parts)
+        shares = query @ key.swapaxes(1, 2) / np.sqrt(np.float32(query.shape[-1]))
+        return out((apply("softmax", shares) @ value).swapaxes(0, 1).reshape(x.shape))
+
+    def run(x: Floats) -> Floats:
+        x = norms[0](x + attend(x))
+        return norms[1](x + feed(x))
+
+    return run
+
+
+def _norm(tensors: Tensors, name: str, width: int) -> Function:
+    weight, bias = (tensors.get(f"{name}.{part}", 1) for part in _PARTS)
+    for part, each in zip(_PARTS, (weight, bias), strict=True):
+        if each.shape != (width,):
+            raise tensors.damaged(f"{name}.{part}")
+
+    def run(x: Floats) -> Floats:
+        centered = x - x.mean(axis=-1, keepdims=True)
+        scale = np.sqrt(np.square(centered).mean(axis=-1, keepdims=True) + _NORM_EPSILON)
+        return np.asarray(centered / scale * weight + bias, np.float32)
+
+    return run
+
+
+def _mixed(tensors: Tensors) -> Callable[[Floats, Floats], Floats]:
+    """Return the layers of "count_lstm_moe" after the GRU: experts, of which each has a share."""
+    start = "count_embed."
+    weights = [tensors.get(f"{start}w{each}", 3) for each in (1, 2)]
+    biases = [tensors.get(f"{start}b{each}", 2) for each in (1, 2)]
+    for number, (weight, bias) in enumerate(zip(weights, biases, strict=True), 1):
+        if len(weight) != len(weights[0]):
+            raise tensors.damaged(f"{start}w{number}")
+        if bias.shape != (len(weight), weight.shape[2]):
+            raise tensors.damaged(f"{start}b{number}")
+    experts = [
+        [FloatLinear(own.T, bias) for own, bias in zip(*each, strict=True)]
+        for each in zip(weights, biases, strict=True)
+    ]
+    router = [tensors.linear(f"{start}router.{each}") for each in (0, 2)]
+    if len(tensors.layer(f"{start}router.2")[0]) != len(weights[0]):
+        raise tensors.damaged(f"{start}router.2.weight")
+
+    def run(states: Floats, _: Floats) -> Floats:
+        shares = apply("softmax", router[1](gelu(router[0](states))))
+        found = [last(gelu(first(states))) for first, last in zip(*experts, strict=True)]
+        return np.asarray(np.einsum("le,eld->ld", shares, np.stack(found)), np.float32)
+
+    return run
+
+
+_COUNTING: Mapping[CountingLayer, Callable[[Tensors], Callable[[Floats, Floats], Floats]]] = {
+    "count_lstm": _projected,
+    "count_lstm_moe": _mixed,
+    "count_lstm_v2": _attended,
+}

@@ -1,0 +1,126 @@
+"""Layers after an encoder that score spans of words, in float32, of tensors by name.
+
+The vector of a span comes from its first and its last word, through two linear layers. The first of
+them has a part for each of the two words, so that it is computed once for a word and added for a
+span; the second one is multiplied by the vectors of the labels first. No vector of a span is made.
+
+Source: `SpanMarkerV0` of gliner 0.2 and of gliner2 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from qdqbert.common.errors import CheckpointError
+from qdqbert.encoders.model import Floats
+from qdqbert.engines.native.float_layers import FloatLinear
+
+FIRST, LAST = "0", "3"
+"""Where the first and the last linear layer are in a projection."""
+
+
+class Tensors:
+    """Tensors by name, and the layers that they make."""
+
+    def __init__(self, tensors: Mapping[str, Floats], path: Path) -> None:
+        self._tensors, self._path = tensors, path
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def layer(self, name: str) -> tuple[Floats, Floats]:
+        """Return the weight `(out, in)` and the bias of a linear layer."""
+        weight, bias = self.get(f"{name}.weight", 2), self.get(f"{name}.bias", 1)
+        if len(weight) != len(bias):
+            raise self.damaged(f"{name}.bias")
+        return weight, bias
+
+    def linear(self, name: str) -> FloatLinear:
+        """Return a linear layer."""
+        return FloatLinear(*self.layer(name))
+
+    def stack(self, *names: str) -> Callable[[Floats], Floats]:
+        """Return linear layers with a ReLU between each and the next one."""
+        weights = [self.layer(name)[0] for name in names]
+        for name, before, weight in zip(names[1:], weights, weights[1:], strict=False):
+            if len(before) != weight.shape[1]:
+                raise self.damaged(f"{name}.weight")
+        first, *others = map(self.linear, names)
+
+        def run(x: Floats) -> Floats:
+            x = first(x)
+            for each in others:
+                x = each(relu(x))
+            return x
+
+        return run
+
+    def two(self, name: str) -> Callable[[Floats], Floats]:
+        """Return a projection: two linear layers with a ReLU between them."""
+        return self.stack(f"{name}.{FIRST}", f"{name}.{LAST}")
+
+    def get(self, name: str, axes: int) -> Floats:
+        """Return a tensor with a number of axes."""
+        found = self._tensors.get(name)
+        if found is None or found.ndim != axes:
+            raise self.damaged(name)
+        return found
+
+    def damaged(self, name: str) -> CheckpointError:
+        """Return the error about a tensor that is missing or of another shape."""
+        return CheckpointError(
+            f"{str(self._path)!r} has no tensor `{name}` that fits the settings next to it. "
+            "Download or copy the checkpoint again."
+        )
+
+
+def span_scores(
+    tensors: Tensors, prefix: str, *, max_width: int, parts: int = 2, is_linear: bool = False
+) -> Callable[[Floats, Floats], Floats]:
+    """Return the function from vectors of words and labels to scores of spans.
+
+    Args:
+        tensors: The weights.
+        prefix: Start of their names.
+        max_width: Most words of a span.
+        parts: Number of vectors that the last projection reads: of the first and the last word,
+            and of the mean of all words.
+        is_linear: Whether the last projection is one linear layer.
+
+    Returns:
+        A function of `(words, width)` and `(labels, width)`, with the scores `[first, width - 1,
+        label]`, of spans beyond the last word 0.
+    """
+    starts, ends = tensors.two(f"{prefix}project_start"), tensors.two(f"{prefix}project_end")
+    name = f"{prefix}out_project"
+    weight, bias = tensors.layer(name if is_linear else f"{name}.{FIRST}")
+    size = weight.shape[1] // parts
+    of_first = FloatLinear(weight[:, :size], bias)
+    of_last = FloatLinear(weight[:, size : 2 * size])
+    of_mean = FloatLinear(weight[:, 2 * size :]) if weight.shape[1] > 2 * size else None
+    inner, last_bias = (None, None) if is_linear else tensors.layer(f"{name}.{LAST}")
+    # Of the labels, instead of the spans.
+    folded = None if inner is None else FloatLinear(inner.T)
+
+    def score(words: Floats, vectors: Floats) -> Floats:
+        first, last = of_first(relu(starts(words))), of_last(relu(ends(words)))
+        if of_mean is not None:
+            first += of_mean(relu(words.mean(axis=0, keepdims=True)))
+        outer = FloatLinear(vectors)
+        if folded is not None and last_bias is not None:
+            outer = FloatLinear(folded(vectors), vectors @ last_bias)
+        found = np.zeros((len(words), max_width, len(vectors)), np.float32)
+        for more in range(min(max_width, len(words))):
+            pairs = first[: len(words) - more] + last[more:]
+            found[: len(words) - more, more] = outer(pairs if is_linear else relu(pairs))
+        return found
+
+    return score
+
+
+def relu(x: Floats) -> Floats:
+    """Set negative values to 0, in place."""
+    return np.maximum(x, 0, out=x)

@@ -1,0 +1,207 @@
+"""Checkpoints of gliner2: against its definitions written out in torch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+import qdqbert
+from conftest import WORDS
+from gliner2_models import MARKS, MAX_WIDTH, Reference, chosen, save_gliner2
+
+TEXTS = (
+    "The house of the cat is in london, and the dog came home last night.",
+    "new york-city is 3.5 great; books and music",
+    "a",
+)
+LABELS = ("city", "the name of a person", "animal")
+
+
+def threshold_of(spans: list[Any]) -> float:
+    """Return a threshold that a third of all spans exceeds, none of them by little."""
+    scores = sorted((each[3] for each in spans), reverse=True)
+    places = range(len(scores) // 3, min(len(scores) // 3 + 9, len(scores) - 1))
+    best = max(places, key=lambda index: scores[index] - scores[index + 1])
+    return (scores[best] + scores[best + 1]) / 2
+
+
+def in_order(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return sorted((each["start"], each["end"], each["label"], each["score"]) for each in found)
+
+
+def same(found: list[dict[str, Any]], wanted: list[Any]) -> bool:
+    """Return whether entities are equal, and their scores within 1e-4."""
+    own = in_order(found)
+    return [each[:3] for each in own] == [each[:3] for each in wanted] and all(
+        abs(one[3] - other[3]) < 1e-4 for one, other in zip(own, wanted, strict=True)
+    )
+
+
+def check(folder: Path) -> None:
+    reference = Reference(folder)
+    with qdqbert.load(folder, precision="float") as model:
+        for text in TEXTS:
+            spans = reference.spans(text, LABELS)
+            threshold = threshold_of(spans)
+            found = model(text, LABELS, threshold=threshold)
+            assert found
+            assert same(found, chosen(spans, threshold))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return save_gliner2(tmp_path_factory.mktemp("gliner2") / "model")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    with qdqbert.load(folder, precision="float") as found:
+        yield found
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "modernbert", "bert"])
+@pytest.mark.parametrize("layer", ["count_lstm", "count_lstm_v2", "count_lstm_moe"])
+@pytest.mark.usual("count_lstm-modernbert", "count_lstm_v2-deberta-v2", "count_lstm_moe-deberta-v2")
+def test_each_counting_layer_and_encoder_is_gliner2s(family, layer, tmp_path) -> None:
+    check(save_gliner2(tmp_path / "model", family, counting_layer=layer))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+@pytest.mark.usual("mean")
+def test_states_of_a_words_tokens_are_pooled_as_in_gliner2(pooling, tmp_path) -> None:
+    check(save_gliner2(tmp_path / "model", token_pooling=pooling))
+
+
+def test_descriptions_are_read_next_to_labels(folder, model) -> None:
+    said = {"city": "a town, or a village", "animal": "a cat"}
+    spans = Reference(folder).spans(TEXTS[0], said)
+    threshold = threshold_of(spans)
+    found = model(TEXTS[0], said, threshold=threshold)
+    assert same(found, chosen(spans, threshold))
+    assert in_order(found) != in_order(model(TEXTS[0], list(said), threshold=threshold))
+    # Labels that share one are told apart by their names.
+    assert model(TEXTS[0], dict.fromkeys(said, "a town"), threshold=0.3)
+
+
+def test_kinds_of_entities_do_not_exclude_each_other_unless_a_call_says_so(model) -> None:
+    both = model(TEXTS[0], LABELS[:2], threshold=0.3)
+    alone = [model(TEXTS[0], each, threshold=0.3) for each in LABELS[:2]]
+    assert {each["label"] for each in both} == {*LABELS[:2]}
+    assert both == model(TEXTS[0], LABELS[:2], threshold=0.3, multi_label=True)
+    assert len(both) > max(map(len, alone))
+    single = model(TEXTS[0], LABELS[:2], threshold=0.3, multi_label=False)
+    ends = [0, *(each["end"] for each in single)]
+    assert all(end <= each["start"] for end, each in zip(ends, single, strict=False))
+    nested = model(TEXTS[0], LABELS[:2], threshold=0.3, flat_ner=False)
+    assert len(nested) > len(both)
+
+
+def test_a_text_has_no_entities_if_their_number_is_none(tmp_path) -> None:
+    folder = save_gliner2(tmp_path / "model", none=9.0)
+    assert Reference(folder).spans(TEXTS[0], LABELS) == []
+    with qdqbert.load(folder, precision="float") as model:
+        assert model([*TEXTS], LABELS, threshold=0.0) == [[], [], []]
+
+
+def test_a_long_text_is_read_in_windows_that_end_as_texts_do(tmp_path) -> None:
+    folder = save_gliner2(tmp_path / "model", "bert")
+    words = [word for each in WORDS[:40] for word in (each, "house", "!")]
+    with qdqbert.load(folder, precision="float") as model:
+        job = model.job(labels=LABELS[:1])
+        (encoded,) = job.encode([" ".join(words)])
+        shown = [job.reader.tokenizer.decode(each["input_ids"]) for each in encoded.features]
+        found = model(" ".join(words), LABELS[:1], threshold=0.0)
+    assert len(shown) > 1
+    assert all(each.endswith((".", "!")) for each in shown)
+    assert not any(each.endswith("! .") for each in shown)
+    windows = encoded.places
+    assert windows[-1].stop == len(words)
+    assert all(b.first < a.stop for a, b in itertools.pairwise(windows))
+    assert found[-1]["end"] == len(" ".join(words))
+
+
+def test_int8_is_close_to_float(folder, model) -> None:
+    with qdqbert.load(folder) as rounded:
+        assert rounded.target == "native-dynamic"
+        assert f"max_width={MAX_WIDTH}" in repr(rounded)
+        assert 0 < rounded.facts["largest_difference"] < 0.1
+        found, wanted = (
+            {each[:3]: each[3] for each in in_order(one(TEXTS[0], LABELS, threshold=0.3))}
+            for one in (rounded, model)
+        )
+    both = found.keys() & wanted.keys()
+    assert len(both) > len(wanted) // 2
+    assert all(abs(found[each] - wanted[each]) < 0.1 for each in both)
+
+
+def changed(folder: Path, to: Path, **settings: Any) -> Path:
+    """Return a copy of a folder with other settings; those of the encoder by their file."""
+    copy = shutil.copytree(folder, to)
+    content = json.loads((copy / "config.json").read_text()) | settings
+    (copy / "config.json").write_text(json.dumps(content))
+    return copy
+
+
+def test_a_tokenizer_without_the_marks_gets_them_as_gliner2_adds_them(folder, tmp_path) -> None:
+    copy = changed(folder, tmp_path / "copy")
+    path = copy / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"] = [x for x in content["added_tokens"] if x["content"] not in MARKS]
+    path.write_text(json.dumps(content))
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    settings.pop("extra_special_tokens", None)
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings))
+    with qdqbert.load(folder, check=False) as model, qdqbert.load(copy, check=False) as other:
+        assert other(TEXTS[0], LABELS) == model(TEXTS[0], LABELS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"architecture": "boundary"}, "`architecture='boundary'` .* expected 'span'"),
+        ({"architecture_version": 2}, "`architecture_version=2`"),
+        ({"counting_layer": "count_gru"}, "`counting_layer='count_gru'` .* count_lstm_v2"),
+        ({"token_pooling": "last"}, "`token_pooling='last'`"),
+        ({"span_head": {"span_mode": "marker"}}, "`span_mode='marker'`"),
+        ({"max_width": 0}, "'max_width' is 0"),
+        ({"counting_layer": "count_lstm_v2"}, "no tensor `count_embed.transformer"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(settings, message, folder, tmp_path) -> None:
+    with pytest.raises(qdqbert.CheckpointError, match=message):
+        qdqbert.load(changed(folder, tmp_path / "copy", **settings))
+
+
+def test_the_config_of_the_encoder_has_to_be_there(folder, tmp_path) -> None:
+    copy = changed(folder, tmp_path / "copy")
+    (copy / "encoder_config" / "config.json").unlink()
+    with pytest.raises(qdqbert.CheckpointError, match=r"no encoder_config/config.json.*GLiNER2"):
+        qdqbert.load(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("count_embed.gru.weight_hh_l0", "fits|fit"),
+        ("count_embed.projector.0.weight", "fits|fit"),
+        ("count_pred.0.bias", "fits|fit"),
+        ("span_rep.span_rep_layer.out_project.0.weight", "fits|fit"),
+        ("count_embed.gru.lora_A.weight", "weights of an adapter"),
+        ("other.weight", "has the tensor `other.weight`, which"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(name, message, folder, tmp_path) -> None:
+    copy = changed(folder, tmp_path / "copy")
+    tensors = safetensors.torch.load_file(copy / "model.safetensors")
+    found = tensors.get(name, torch.zeros(2))
+    tensors[name] = torch.cat([found, found], dim=-1)
+    safetensors.torch.save_file(tensors, copy / "model.safetensors")
+    with pytest.raises(qdqbert.CheckpointError, match=message):
+        qdqbert.load(copy)("a text", ["a"])
