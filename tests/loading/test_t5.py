@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 import qdqbert
 from conftest import TEXTS
 from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.encoders.checkpoint.description import describe_checkpoint
+from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -135,6 +137,14 @@ def test_the_decoder_of_a_whole_model_is_left_out(tmp_path) -> None:
     with qdqbert.load(tmp_path, task="feature-extraction", precision="float") as model:
         found = model.encode(TEXTS[:1])
     np.testing.assert_allclose(found, states.mean(dim=1).numpy(), atol=1e-4)
+
+
+def test_texts_of_a_tokenizer_without_a_limit_are_not_cut_for_training(tmp_path) -> None:
+    save_t5(tmp_path, transformers.AutoModelForTextEncoding)
+    found = describe_checkpoint(str(tmp_path))
+    text = "a cat " * 900
+    (cut,) = runtime_tokenizer(found.tokenizer).cutting(found.max_length).encode_batch([text])
+    assert cut.ids == found.tokenizer(text)["input_ids"]
 
 
 def test_the_table_of_words_has_one_of_two_names(tmp_path) -> None:

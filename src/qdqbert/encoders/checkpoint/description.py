@@ -56,6 +56,8 @@ from qdqbert.encoders.task_kinds import (
 
 # Tasks whose heads are all called `classifier`.
 _CLASSIFIERS = {name for name, kind in TASK_KINDS.items() if kind.has_classes or kind.has_choices}
+# The library `tokenizers` takes no larger limit.
+_LONGEST = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,7 +210,7 @@ def describe_checkpoint(
         config=config,
         tokenizer=tokenizer,
         head=head,
-        max_length=int(min(filter(None, limits))),
+        max_length=int(min(_LONGEST, *filter(None, limits))),
         input_names=_input_names(tokenizer, config),
         cross_encoder=cross_encoder,
         pair_template=pair_template_of(layout, files_of(name), name),
