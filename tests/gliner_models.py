@@ -83,6 +83,7 @@ def save_gliner(
     config: Any = None,
     tokenizer: Any = None,
     scale: float = 3.0,
+    labels_type: str | None = None,
     **settings: Any,
 ) -> Path:
     """Save a checkpoint.
@@ -97,6 +98,7 @@ def save_gliner(
         config: Config of the encoder; a small one by default.
         tokenizer: Its tokenizer; one for words by default.
         scale: Factor of the last weights, so that probabilities are not all 0.5.
+        labels_type: Family of an encoder of the labels; `None` for none.
         settings: Other settings of gliner_config.json.
     """
     folder.mkdir(exist_ok=True)
@@ -105,7 +107,8 @@ def save_gliner(
     tokenizer.add_tokens(list(MARKS), special_tokens=True)
     tokenizer.save_pretrained(folder)
     config = config or make_config(model_type)
-    config.vocab_size = len(tokenizer)
+    # With a second encoder, gliner adds tokens to the tokenizer, and no rows to the table.
+    config.vocab_size = len(tokenizer) - (len(MARKS) if labels_type else 0)
     torch.manual_seed(seed)
     encoder = spread(transformers.AutoModel.from_config(config))
     layers = settings.setdefault("num_rnn_layers", 1)
@@ -121,6 +124,8 @@ def save_gliner(
     inner.bert_layer.model = encoder
     if config.hidden_size != width:
         inner.projection = nn.Linear(config.hidden_size, width)
+    if labels_type:
+        settings |= save_labels_encoder(folder, labels_type, inner, width)
     model.token_rep_layer = inner
     tensors = {name: each.contiguous() for name, each in model.state_dict().items()}
     if safetensors:
@@ -154,6 +159,26 @@ def save_gliner(
     }
     (folder / "gliner_config.json").write_text(json.dumps(content))
     return folder
+
+
+def save_labels_encoder(
+    folder: Path, model_type: str, inner: nn.Module, width: int
+) -> dict[str, Any]:
+    """Add an encoder of labels to the encoders of a model, and return settings for it."""
+    special = BERT_SPECIAL if model_type in WITH_SEGMENTS else ROBERTA_SPECIAL
+    tokenizer = make_tokenizer(special)
+    tokenizer.save_pretrained(folder / "labels_tokenizer")
+    config = make_config(model_type, vocab_size=len(tokenizer))
+    inner.labels_encoder = nn.Module()
+    inner.labels_encoder.model = spread(transformers.AutoModel.from_config(config))
+    if config.hidden_size != width:
+        inner.labels_projection = nn.Linear(config.hidden_size, width)
+    return {
+        "labels_encoder": "another/model",
+        "labels_encoder_config": config.to_dict(),
+        "class_token_index": -1,
+        "vocab_size": -1,
+    }
 
 
 def as_older_versions(folder: Path, base: Any) -> Path:

@@ -22,27 +22,25 @@ class Reference:
         self.settings = json.loads((folder / "gliner_config.json").read_text())
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         tensors = torch.load(folder / "pytorch_model.bin")
-        given = dict(self.settings["encoder_config"])
-        config = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
-        self.encoder = transformers.AutoModel.from_config(config).double().eval()
-        body = "token_rep_layer.bert_layer.model."
-        self.encoder.load_state_dict(
-            {name.removeprefix(body): each for name, each in tensors.items() if body in name}
-        )
+        self.encoder = encoder_of(self.settings["encoder_config"], tensors, "bert_layer")
+        self.has_labels_encoder = bool(self.settings["labels_encoder"])
+        if self.has_labels_encoder:
+            given = self.settings["labels_encoder_config"]
+            self.labels_encoder = encoder_of(given, tensors, "labels_encoder")
+            folder = folder / "labels_tokenizer"
+            self.labels_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.head = head_of(
             self.settings["span_mode"],
             width=self.settings["hidden_size"],
             layers=self.settings["num_rnn_layers"],
         )
         rest = {name: each for name, each in tensors.items() if "token_rep_layer" not in name}
+        # gliner does not run it next to a second encoder.
+        self.has_rnn = self.settings["num_rnn_layers"] and not self.has_labels_encoder
         self.head.load_state_dict(rest)
         self.head.double().eval()
-        self.projection: nn.Module = nn.Identity()
-        if "token_rep_layer.projection.weight" in tensors:
-            weight = tensors["token_rep_layer.projection.weight"]
-            self.projection = nn.Linear(*weight.shape[::-1]).double()
-            self.projection.weight.data = weight.double()
-            self.projection.bias.data = tensors["token_rep_layer.projection.bias"].double()
+        self.projection = projection_of(tensors, "token_rep_layer.projection")
+        self.labels_projection = projection_of(tensors, "token_rep_layer.labels_projection")
 
     @torch.no_grad()
     def find(
@@ -78,7 +76,8 @@ class Reference:
     def _vectors(
         self, words: Sequence[str], labels: Sequence[str]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        prompt = [part for label in labels for part in ("<<ENT>>", label)] + ["<<SEP>>"]
+        marked = [part for label in labels for part in ("<<ENT>>", label)] + ["<<SEP>>"]
+        prompt = [] if self.has_labels_encoder else marked
         encoded = self.tokenizer([*prompt, *words], is_split_into_words=True, return_tensors="pt")
         states = self.projection(self.encoder(**encoded).last_hidden_state[0])
         ids, owners = encoded["input_ids"][0], encoded.word_ids(0)
@@ -93,9 +92,16 @@ class Reference:
             pooled = {"first": own[0], "last": own[-1], "mean": own.mean(0), "max": own.amax(0)}
             found.append(pooled[pooling])
         vectors = torch.stack(found)
-        if self.settings["num_rnn_layers"]:
+        if self.has_labels_encoder:
+            prompts = torch.stack([self._label(label) for label in labels])
+        if self.has_rnn:
             vectors = self.head.rnn.lstm(vectors[None])[0][0]
         return vectors, prompts
+
+    def _label(self, label: str) -> torch.Tensor:
+        """Return the vector of a label, which the second encoder reads alone."""
+        states = self.labels_encoder(**self.labels_tokenizer(label, return_tensors="pt"))[0]
+        return self.labels_projection(states[0].mean(0))
 
     def _spans(
         self, words: torch.Tensor, prompts: torch.Tensor, threshold: float
@@ -141,6 +147,28 @@ def clash(one: Any, other: Any, flat: bool, multi_label: bool) -> bool:
         return not multi_label
     words, others = set(range(one[0], one[1] + 1)), set(range(other[0], other[1] + 1))
     return bool(words & others) and (flat or not (words <= others or others <= words))
+
+
+def encoder_of(settings: Mapping[str, Any], tensors: Mapping[str, Any], part: str) -> Any:
+    """Return an encoder of transformers, in float64."""
+    given = dict(settings)
+    config = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
+    encoder = transformers.AutoModel.from_config(config).double().eval()
+    body = f"token_rep_layer.{part}.model."
+    encoder.load_state_dict(
+        {name.removeprefix(body): each for name, each in tensors.items() if body in name}
+    )
+    return encoder
+
+
+def projection_of(tensors: Mapping[str, Any], name: str) -> nn.Module:
+    """Return a layer, in float64, that changes nothing if there is none."""
+    if f"{name}.weight" not in tensors:
+        return nn.Identity()
+    weight = tensors[f"{name}.weight"]
+    found = nn.Linear(*weight.shape[::-1]).double()
+    found.weight.data, found.bias.data = weight.double(), tensors[f"{name}.bias"].double()
+    return found
 
 
 def same(found: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str, Any]]) -> bool:

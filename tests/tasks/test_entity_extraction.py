@@ -20,6 +20,7 @@ from gliner_models import MAX_WIDTH, as_older_versions, save_gliner
 from gliner_reference import Reference, same
 from qdqbert.data.tokenizing.sentencepiece_model import read_sentencepiece
 from qdqbert.encoders.checkpoint.description import describe_checkpoint
+from qdqbert.engines.native.storage import load_packed
 from qdqbert.tasks.extraction import Words
 from spm_models import write_spm
 
@@ -96,6 +97,66 @@ def test_each_encoder_runs(family, tmp_path) -> None:
 )
 def test_settings_mean_what_they_mean_in_gliner(settings, tmp_path) -> None:
     check(save_gliner(tmp_path / "model", **settings))
+
+
+@pytest.fixture(scope="module")
+def two_encoders(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("gliner") / "model"
+    return save_gliner(folder, "modernbert", labels_type="bert")
+
+
+def test_labels_of_a_second_encoder_are_gliners(two_encoders, tmp_path) -> None:
+    check(two_encoders)
+    settings = {"width": 32, "span_mode": "token_level"}
+    check(save_gliner(tmp_path / "model", "bert", labels_type="modernbert", **settings))
+
+
+def test_a_second_encoder_runs_in_int8_and_on_another_engine(two_encoders) -> None:
+    every = {"threshold": 0.0, "multi_label": True, "flat_ner": False}
+    with qdqbert.load(two_encoders, precision="float") as model:
+        wanted = model(TEXTS[0], LABELS, **every)
+        # A token that gliner adds for labels is a text here.
+        assert model("<<ENT>> is a house", LABELS, threshold=0.0)
+    with qdqbert.load(two_encoders, precision="float", engine="onnxruntime") as model:
+        assert same(model(TEXTS[0], LABELS, **every), wanted)
+    with qdqbert.load(two_encoders) as model:
+        assert 0 < model.facts["largest_difference"] < 0.2
+        packed = model.directory / "labels_encoder" / "model.safetensors"
+        assert {each.dtype for each in load_packed(packed).arrays.values()} >= {np.dtype(np.int8)}
+        found = model(TEXTS[0], LABELS, **every)
+        assert len(found) == len(wanted)
+    with pytest.raises(qdqbert.ModelClosedError):
+        model(TEXTS[0], ["another label"])
+
+
+def test_the_model_that_labels_encoder_names_has_its_config_and_tokenizer(
+    two_encoders, tmp_path
+) -> None:
+    copy = shutil.copytree(two_encoders, tmp_path / "copy")
+    base = tmp_path / "base"
+    shutil.move(copy / "labels_tokenizer", base)
+    path = copy / "gliner_config.json"
+    values = json.loads(path.read_text())
+    (base / "config.json").write_text(json.dumps(values.pop("labels_encoder_config")))
+    path.write_text(json.dumps(values))
+    with pytest.raises(qdqbert.CheckpointError, match="`labels_encoder='another/model'`"):
+        qdqbert.load(copy)
+    path.write_text(json.dumps(values | {"labels_encoder": str(base)}))
+    options = {"precision": "float", "check": False}
+    with qdqbert.load(copy, **options) as model, qdqbert.load(two_encoders, **options) as other:
+        assert model(TEXTS, LABELS) == other(TEXTS, LABELS)
+
+
+def test_a_second_encoder_is_only_run(two_encoders, tmp_path) -> None:
+    data = tmp_path / "data.conll"
+    data.write_text("London B-city\n")
+    for call in (
+        lambda: qdqbert.quantize(two_encoders, tmp_path / "int8"),
+        lambda: qdqbert.evaluate(two_encoders, data=data),
+        lambda: qdqbert.evaluate(two_encoders, data=data, engine="native"),
+    ):
+        with pytest.raises(qdqbert.CheckpointError, match="has a second encoder for the labels"):
+            call()
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
@@ -235,7 +296,10 @@ def test_wrong_options_are_refused(options, message, model) -> None:
         ({"words_splitter_type": "spacy"}, "`words_splitter_type='spacy'` .* another package"),
         ({"span_mode": "conv_share"}, "`span_mode='conv_share'` .* expected one of marker"),
         ({"encoder_config": None}, "names the model that has them, `model_name='a/model'`. Model"),
-        ({"encoder_config": None, "model_name": None}, "neither `encoder_config` nor a `model_n"),
+        (
+            {"encoder_config": None, "model_name": None},
+            "names no model that has them: `model_name` is None",
+        ),
         ({"subtoken_pooling": "sum"}, "'subtoken_pooling' is 'sum'"),
         ({"max_width": 0}, "'max_width' is 0"),
         ({"num_rnn_layers": 2}, "has no tensor `rnn.lstm.weight_hh_l1`"),

@@ -96,6 +96,15 @@ def test_older_checkpoints_are_those_of_the_package(mode, tmp_path) -> None:
     check(gliner.GLiNER.from_pretrained(str(folder)), folder)
 
 
+@pytest.mark.parametrize("mode", ["markerV0", "token_level"])
+@pytest.mark.filterwarnings("ignore:Resizing embeddings is not supported")
+@pytest.mark.parametrize("families", [("deberta-v2", "bert"), ("modernbert", "modernbert")])
+def test_labels_of_a_second_encoder_are_those_of_the_package(families, mode, tmp_path) -> None:
+    model_type, labels_type = families
+    settings = {"labels_type": labels_type, "scale": 6.0, "seed": 2, "span_mode": mode}
+    check(*saved(tmp_path, model_type=model_type, **settings))
+
+
 def test_descriptions_of_labels_are_those_of_the_package(tmp_path) -> None:
     reference, folder = saved(tmp_path)
     labels = {"A": "a city or a town", "B": "the name of an animal"}

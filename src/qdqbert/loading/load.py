@@ -18,6 +18,7 @@ from qdqbert.common.machine import usable_cores
 from qdqbert.common.objects import ModelLike, SavedModel, saved
 from qdqbert.common.options.functions import taking
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER
 from qdqbert.encoders.peft import ADAPTER_CONFIG
 from qdqbert.encoders.task_kinds import has_other_use, names_entailment
 from qdqbert.engines.cuda.device import Device, open_on
@@ -130,21 +131,40 @@ def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking
         closeness = None if target == "float" else kept_closeness(artifact.directory)
         if not isinstance(source, SavedModel):
             adapters = artifact.adapters
-        return kind(
-            Loaded(
-                name=str(source),
-                artifact=artifact,
-                engine=engine,
-                target=target,
-                runners=runners,
-                scheduler=scheduler,
-                tokenizer=tokenizer,
-                config=config,
-                reopen=_reopen(source, artifact, options),
-                adapters=adapters,
-                closeness={} if closeness is None else closeness.facts,
-            )
+        loaded = Loaded(
+            name=str(source),
+            artifact=artifact,
+            engine=engine,
+            target=target,
+            runners=runners,
+            scheduler=scheduler,
+            tokenizer=tokenizer,
+            config=config,
+            reopen=_reopen(source, artifact, options),
+            adapters=adapters,
+            closeness={} if closeness is None else closeness.facts,
         )
+        second = _labels_encoder(loaded, options, device)
+        return kind(dataclasses.replace(loaded, labels_encoder=second))
+
+
+def _labels_encoder(loaded: Loaded, options: LoadOptions, device: Device | None) -> Loaded | None:
+    """Open the second encoder in the folder of a model, if there is one."""
+    folder = loaded.artifact.directory / LABELS_FOLDER
+    if not is_artifact(folder):
+        return None
+    artifact = open_artifact(folder)
+    runners, scheduler, tokenizer = open_graph(
+        artifact, loaded.engine, loaded.target, options, device
+    )
+    return dataclasses.replace(
+        loaded,
+        artifact=artifact,
+        runners=runners,
+        scheduler=scheduler,
+        tokenizer=tokenizer,
+        config=artifact.read_config(),
+    )
 
 
 def _kind_of(

@@ -68,6 +68,7 @@ class Loaded:
     reopen: Callable[..., Model]
     adapters: tuple[str, ...] = ()
     closeness: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    labels_encoder: Loaded | None = None
 
     @property
     def id2label(self) -> dict[int, str]:

@@ -15,15 +15,18 @@ from qdqbert.common.keywords import suggest_keywords
 from qdqbert.data.rows.conll import OUTSIDE, TokenExample, read_sentences
 from qdqbert.data.rows.data import Dataset, check_each
 from qdqbert.data.tables.rows import Column, Kind
+from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER, GlinerHead
 from qdqbert.encoders.checkpoint.own_layers import SPAN_WEIGHTS, SpanHead
 from qdqbert.encoders.checkpoint.sentence_files import FindFile, file_finder, text_reader
 from qdqbert.encoders.checkpoint.text_heads import read_span_head
+from qdqbert.encoders.model import Floats
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_whole, described, is_text, listed_texts
 from qdqbert.runtime.model import Loaded, Model
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.runtime.rows import RowFormat, always
+from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.entities import Entity, counts_of, find_entities
 from qdqbert.tasks.entity_scores import entity_scores
 from qdqbert.tasks.extraction import (
@@ -37,6 +40,7 @@ from qdqbert.tasks.extraction import (
     chosen,
     merged,
 )
+from qdqbert.tasks.label_vectors import EmbedLabels, KeptLabels
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.span_scores import Found, SpanScorer
 from qdqbert.tasks.task import (
@@ -117,6 +121,18 @@ class EntityExtractor(Model):
             )
         self._head: SpanHead = head
         self._scorer = SpanScorer.of_folder(head, folder)
+        self._labels: Embedder | None = None
+        if isinstance(head, GlinerHead) and head.has_labels_encoder:
+            if loaded.labels_encoder is None:
+                raise CheckpointError(f"{str(folder)!r} is incomplete: {LABELS_FOLDER} is missing.")
+            self._labels = Embedder(loaded.labels_encoder)
+            self._vectors = KeptLabels(self._labels.encode)
+
+    def close(self) -> None:
+        """Close the model, and its encoder of labels; see `Model.close`."""
+        super().close()
+        if self._labels is not None:
+            self._labels.close()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -208,10 +224,12 @@ class EntityExtractor(Model):
                 input_names=loaded.artifact.input_names,
                 max_length=self.max_length,
             )
+        said = [name if text is None else text for name, text in described_labels.items()]
         return Extract(
             reader=reader,
             scorer=self._scorer,
             labels=list(described_labels),
+            vectors=self._vectors(said) if said and self._labels is not None else None,
             threshold=threshold,
             flat=flat_ner,
             multi_label=multi_label,
@@ -249,11 +267,13 @@ class _Place:
         window: The words of the feature.
         labels: Names of the labels.
         scorer: Scores spans.
+        vectors: Vectors of the labels, of a model with an encoder for them.
     """
 
     window: Window
     labels: tuple[str, ...]
     scorer: SpanScorer
+    vectors: Floats | None
 
     def found(self, prediction: Prediction) -> Found:
         """Return the probable spans."""
@@ -264,9 +284,13 @@ class _Place:
         return self.scorer.spans(prediction.reshape(shape), threshold=THRESHOLD)
 
 
-def of_scorer(scorer: SpanScorer) -> Task:
-    """Return the task of a model whose layers after the encoder are known."""
-    return dataclasses.replace(ENTITY_EXTRACTION, encode=functools.partial(_encode, scorer))
+def of_scorer(scorer: SpanScorer, embed: EmbedLabels | None = None) -> Task:
+    """Return the task of a model whose layers after the encoder are known.
+
+    `embed` makes vectors of labels, for a model with an encoder for them.
+    """
+    encode = functools.partial(_encode, scorer, embed)
+    return dataclasses.replace(ENTITY_EXTRACTION, encode=encode)
 
 
 def task_of_head(task: Task, head: object, find: FindFile) -> Task:
@@ -294,7 +318,9 @@ def _unbound(examples: Sequence[Any], how: Tokenization) -> Features:
     )
 
 
-def _encode(scorer: SpanScorer, examples: Sequence[Any], how: Tokenization) -> Features:
+def _encode(
+    scorer: SpanScorer, embed: EmbedLabels | None, examples: Sequence[Any], how: Tokenization
+) -> Features:
     """Make features of sentences or texts, behind the kinds of all entities that tags mark."""
     kinds = {each.type for example in examples for each in _known(example)}
     labels = tuple(sorted(kinds)) or SAMPLE_LABELS
@@ -305,13 +331,16 @@ def _encode(scorer: SpanScorer, examples: Sequence[Any], how: Tokenization) -> F
         input_names=how.input_names,
         max_length=how.max_length,
     )
+    vectors = None if embed is None else embed(labels)
     inputs: list[Any] = []
     places: list[_Place] = []
     owners: list[int] = []
     words = [Words.of_words(_words(each, scorer.head), scorer.head) for each in examples]
     for number, (features, windows) in enumerate(reader.read(words)):
         inputs += features
-        places += [_Place(window=each, labels=labels, scorer=scorer) for each in windows]
+        places += [
+            _Place(window=each, labels=labels, scorer=scorer, vectors=vectors) for each in windows
+        ]
         owners += [number] * len(features)
     return Features(
         examples=tuple(examples),
@@ -360,7 +389,7 @@ def _predictions(results: Results) -> list[Prediction]:
     """Return the logits of spans, or of words, by their first word. `(words, values)`."""
     found = []
     for states, place in zip(results.rows(STATES), results.places, strict=True):
-        logits = place.scorer.logits(states, place.window.tokens)
+        logits = place.scorer.logits(states, place.window.tokens, place.vectors)
         found.append(logits.reshape(len(logits), -1))
     return found
 

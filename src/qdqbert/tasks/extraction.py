@@ -20,6 +20,7 @@ from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.long_texts import Kept
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.own_layers import PromptWords, SpanHead
+from qdqbert.encoders.model import Floats
 from qdqbert.runtime.batches import Feature, Results
 from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.scheduler import EncodedItem
@@ -127,6 +128,8 @@ class Prompt:
             CheckpointError: The tokenizer has no token for a mark.
         """
         (found,) = tokenizer.encode_batch([words.words], words=True, special=words.has_ends)
+        if not words.words:
+            return cls._around(tokenizer)
         owners = found.word_ids
         inner = [place for place, owner in enumerate(owners) if owner is not None]
         for mark in words.marks:
@@ -143,6 +146,16 @@ class Prompt:
             marks=np.array([owners.index(mark) for mark in words.marks], np.int64)
             + (not words.reads_marks),
         )
+
+    @classmethod
+    def _around(cls, tokenizer: Tokenizer) -> Prompt:
+        """Return the tokens around a text that is read alone."""
+        (found,) = tokenizer.encode_batch([["a"]], words=True)
+        ids, owners = np.array(found.ids, np.int32), found.word_ids
+        count = len(owners) - owners.count(None)
+        first = next((place for place, owner in enumerate(owners) if owner is not None), 0)
+        none = np.zeros(0, np.int64)
+        return cls(before=ids[:first], after=ids[first + count :], marks=none)
 
     def __len__(self) -> int:
         return len(self.before) + len(self.after)
@@ -343,6 +356,7 @@ class Extract:
         reader: Makes features; `None` if there are no labels.
         scorer: Scores spans.
         labels: Names of the labels.
+        vectors: Their vectors, of a model with an encoder for them. `(labels, channels)`.
         threshold: Entities are more probable than this.
         flat: See `chosen`.
         multi_label: See `chosen`; `None` for what the model's package does.
@@ -351,6 +365,7 @@ class Extract:
     reader: WindowReader | None
     scorer: SpanScorer
     labels: Sequence[str]
+    vectors: Floats | None
     threshold: float
     flat: bool
     multi_label: bool | None
@@ -375,10 +390,10 @@ class Extract:
     def split(self, results: Results) -> Sequence[Found]:
         """Return the probable spans of each feature."""
         pairs = zip(results.rows(STATES), results.places, strict=True)
-        return [
-            self.scorer.spans(self.scorer.logits(states, window.tokens), threshold=self.threshold)
-            for states, window in pairs
-        ]
+        logits = (
+            self.scorer.logits(states, window.tokens, self.vectors) for states, window in pairs
+        )
+        return [self.scorer.spans(each, threshold=self.threshold) for each in logits]
 
     def answer(self, item: str, encoded: EncodedItem, values: Sequence[Found]) -> list[FoundEntity]:
         """Return the entities."""

@@ -31,7 +31,7 @@ class Tokens(NamedTuple):
 
     Attributes:
         labels: Positions of the tokens with the states of the labels; for gliner2, of the marks of
-            the task and of the labels. Shape `(labels,)`.
+            the task and of the labels. None if labels have vectors of their own. Shape `(labels,)`.
         words: Positions of the first token of each word, and of the one after its last token; equal
             for a word without tokens. Shape `(words, 2)`.
     """
@@ -96,6 +96,7 @@ class SpanScorer:
     Attributes:
         head: How spans are scored.
         projection: Layer on the states of the encoder; `None` if they have the width of the others.
+        label_projection: The same for the vectors of the encoder of labels.
         recurrent: Layers of the LSTM over the words.
         score: Returns the scores of the vectors of words, `(words, width)`, and of labels,
             `(labels, width)`.
@@ -104,6 +105,7 @@ class SpanScorer:
 
     head: SpanHead
     projection: FloatLinear | None = None
+    label_projection: FloatLinear | None = None
     recurrent: tuple[_Recurrent, ...] = ()
     score: Callable[[Floats, Floats], Floats]
     path: Path
@@ -124,21 +126,27 @@ class SpanScorer:
         if isinstance(head, Gliner2Head):
             return cls(head=head, score=gliner2_scores(tensors, head), path=path)
         assert isinstance(head, GlinerHead), "there are two packages"
-        projection = "token_rep_layer.projection"
+        projection, label_projection = (
+            tensors.linear(name) if f"{name}.weight" in tensors else None
+            for name in ("token_rep_layer.projection", "token_rep_layer.labels_projection")
+        )
         return cls(
             head=head,
-            projection=tensors.linear(projection) if f"{projection}.weight" in tensors else None,
+            projection=projection,
+            label_projection=label_projection,
             recurrent=tuple(_recurrent(tensors, each) for each in range(head.recurrent_layers)),
             score=_gliner_scores(tensors, head),
             path=path,
         )
 
-    def logits(self, states: Floats, tokens: Tokens) -> Floats:
+    def logits(self, states: Floats, tokens: Tokens, vectors: Floats | None = None) -> Floats:
         """Return the logit of each span for each label.
 
         Args:
             states: States of the tokens of a text. Shape `(tokens, hidden)`.
             tokens: Which of them are read.
+            vectors: Vectors of the labels, of a model with an encoder for them. Shape `(labels,
+                channels)`.
 
         Returns:
             `[first, width - 1, label]`, of spans beyond the last word 0; or for models that score
@@ -149,16 +157,19 @@ class SpanScorer:
             CheckpointError: Weights have other widths than the states, or than each other.
         """
         try:
-            return self._logits(states, tokens)
+            return self._logits(states, tokens, vectors)
         except ValueError as error:
             raise CheckpointError(
                 f"Tensors of {str(self.path)!r} do not fit the encoder of {states.shape[1]} "
                 f"channels, or each other: {error}. Download or copy the checkpoint again."
             ) from error
 
-    def _logits(self, states: Floats, tokens: Tokens) -> Floats:
-        project = self.projection or (lambda x: x)
-        labels = project(states[tokens.labels])
+    def _logits(self, states: Floats, tokens: Tokens, vectors: Floats | None) -> Floats:
+        project = self.projection or _unchanged
+        if vectors is None:
+            labels = project(states[tokens.labels])
+        else:
+            labels = (self.label_projection or _unchanged)(vectors)
         if self.head.subtoken_pooling == "max":
             # The largest channels of a projection are not the projection of the largest ones.
             words = self._words(project(states), tokens.words)
@@ -200,6 +211,10 @@ class SpanScorer:
         if pooling == "mean":
             found /= np.maximum(ends - starts, 1).astype(np.float32)[:, None]
         return found
+
+
+def _unchanged(x: Floats) -> Floats:
+    return x
 
 
 def _gliner_scores(tensors: Tensors, head: GlinerHead) -> Callable[[Floats, Floats], Floats]:

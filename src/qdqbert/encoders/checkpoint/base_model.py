@@ -44,6 +44,8 @@ from qdqbert.encoders.checkpoint.sentence_files import (
     text_reader,
 )
 
+# Folder of the tokenizer of the labels, in checkpoints with an encoder for them.
+_LABELS_TOKENIZER = "labels_tokenizer"
 # Version of the folders.
 _VERSION = "1"
 # transformers' class of tokenizers that have the file of sentencepiece.
@@ -76,7 +78,7 @@ def completed_folder(layout: object, find: FindFile, name: str, subfolder: str) 
     vocabulary = find(join(subfolder, SPM))
     if vocabulary is None:
         return None
-    settings = _settings(lambda path: find(join(subfolder, path)), vocabulary)
+    settings = _settings(_within(find, subfolder), vocabulary)
 
     def write(folder: Path) -> None:
         _write(read_sentencepiece(vocabulary, settings), settings, folder)
@@ -111,25 +113,45 @@ def encoder_reader(files: SentenceFiles, layout: object, name: str) -> ReadFile:
     return lambda path: text if path == CONFIG else files.read(path)
 
 
+def labels_folder(head: GlinerHead, find: FindFile, name: str) -> Path:
+    """Return a folder with config and tokenizer of the encoder of labels; see `completed_folder`.
+
+    Raises:
+        CheckpointError: As there.
+    """
+    text = head.files[GLINER_CONFIG]
+    values = parse_object(text, GLINER_CONFIG)
+    own = _within(find, _LABELS_TOKENIZER)
+    has_config = isinstance(values.get("labels_encoder_config"), Mapping)
+    has_tokenizer = own(TOKENIZER_CONFIG) is not None
+    base = own
+    if not (has_config and has_tokenizer):
+        base = file_finder(_base_folder(values, "labels_encoder", name))
+    source = own if has_tokenizer else base
+    given = {} if has_config else _config(base, values["labels_encoder"], name)
+    vocabulary = _vocabulary(source, values["labels_encoder"])
+    settings = _settings(source, vocabulary)
+
+    def write(folder: Path) -> None:
+        _write(_tokenizer(vocabulary, settings), settings, folder)
+        write_json(folder / CONFIG, head.labels_encoder_values(given))
+
+    return kept_folder(_key("labels", text, _digest(vocabulary), settings, given), write)
+
+
 def _of_gliner(head: GlinerHead, find: FindFile, name: str) -> Path | None:
     text = head.files[GLINER_CONFIG]
     values = parse_object(text, GLINER_CONFIG)
     has_config = isinstance(values.get("encoder_config"), Mapping)
-    # gliner looks for the second one.
-    has_tokenizer = any(find(each) is not None for each in (TOKENIZER, TOKENIZER_CONFIG))
     if has_config and find(TOKENIZER) is not None:
         return None
-    base = file_finder(_base_folder(values.get("model_name"), name))
+    base = file_finder(_base_folder(values, "model_name", name))
+    # gliner looks for the second one.
+    has_tokenizer = any(find(each) is not None for each in (TOKENIZER, TOKENIZER_CONFIG))
     source = find if has_tokenizer else base
-    vocabulary, config = source(TOKENIZER) or source(SPM), base(CONFIG)
-    if vocabulary is None:
-        raise no_tokenizer(Path(str(values.get("model_name"))), str(values.get("model_name")))
-    if config is None and not has_config:
-        raise CheckpointError(
-            f"{values.get('model_name')!r}, which {name!r} names, has no {CONFIG}."
-        )
+    given = {} if has_config else _config(base, values["model_name"], name)
+    vocabulary = _vocabulary(source, values["model_name"])
     settings = _settings(source, vocabulary)
-    given = {} if has_config or config is None else read_json(config)
 
     def write(folder: Path) -> None:
         made = _tokenizer(vocabulary, settings)
@@ -141,12 +163,34 @@ def _of_gliner(head: GlinerHead, find: FindFile, name: str) -> Path | None:
     return kept_folder(_key(text, _digest(vocabulary), settings, given), write)
 
 
-def _base_folder(base: object, name: str) -> Path:
-    """Return the folder of the model that a checkpoint of gliner names."""
+def _within(find: FindFile, folder: str) -> FindFile:
+    """Return a finder of the files in a folder of a checkpoint."""
+    return lambda path: find(join(folder, path))
+
+
+def _vocabulary(find: FindFile, name: str) -> Path:
+    found = find(TOKENIZER) or find(SPM)
+    if found is None:
+        raise no_tokenizer(Path(name), name)
+    return found
+
+
+def _config(find: FindFile, base: str, name: str) -> dict[str, Any]:
+    path = find(CONFIG)
+    if path is None:
+        raise CheckpointError(
+            f"{base!r}, which {GLINER_CONFIG} of {name!r} names, has no {CONFIG}."
+        )
+    return read_json(path)
+
+
+def _base_folder(values: Mapping[str, Any], field: str, name: str) -> Path:
+    """Return the folder of the model that a field of the settings of gliner names."""
+    base = values.get(field)
     if not isinstance(base, str) or not base:
         raise CheckpointError(
-            f"{GLINER_CONFIG} of {name!r} has neither `encoder_config` nor a `model_name`, which "
-            "the config and the tokenizer would be taken from."
+            f"{name!r} has no config or no tokenizer of its own, and {GLINER_CONFIG} names no "
+            f"model that has them: `{field}` is {base!r:.80}."
         )
     if Path(base).is_dir():
         return Path(base)
@@ -160,9 +204,9 @@ def _base_folder(base: object, name: str) -> Path:
     except CheckpointError as error:
         raise CheckpointError(
             f"{name!r} has no config or no tokenizer of its own; {GLINER_CONFIG} names the model "
-            f"that has them, `model_name={base!r}`. {error} Without a connection, copy {CONFIG}, "
+            f"that has them, `{field}={base!r}`. {error} Without a connection, copy {CONFIG}, "
             f"{TOKENIZER} or {SPM}, and {TOKENIZER_CONFIG} of that model into a folder, and write "
-            "its path as `model_name`."
+            f"its path as `{field}`."
         ) from error
 
 

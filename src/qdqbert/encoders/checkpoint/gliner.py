@@ -2,7 +2,8 @@
 
 A text is read behind its labels, `<<ENT>> person <<ENT>> drug <<SEP>> words`, each label and word
 tokenized by itself. The state of a word, and of the marker before each label, go through layers of
-their own, which are not part of the graph: which tokens they read depends on the call.
+their own, which are not part of the graph: which tokens they read depends on the call. Checkpoints
+with a second encoder read texts alone; the vector of a label is the mean of its states in it.
 
 Source: Zaratiana et al. 2024, arXiv:2311.08526; config.py, modeling/ of gliner 0.2.
 """
@@ -17,12 +18,15 @@ from typing import Any, ClassVar, Literal, get_args
 import tokenizers
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.common.json_files import Fields
+from qdqbert.common.json_files import Fields, parse_object
 from qdqbert.encoders.checkpoint.own_layers import PromptWords, SpanHead, SubtokenPooling
 from qdqbert.encoders.checkpoint.sentence_files import ReadFile
 
 GLINER_CONFIG = "gliner_config.json"
 """Settings of a checkpoint of gliner."""
+
+LABELS_FOLDER = "labels_encoder"
+"""Folder of the second encoder, in a folder with graphs."""
 
 SpanMode = Literal["marker", "markerV0", "markerV1", "token_level"]
 
@@ -31,7 +35,6 @@ _FLERT = "[FLERT]"
 # Settings of layers that are not computed: their names, and what they ask for.
 _MISSING = {
     "labels_decoder": "a language model that writes labels",
-    "labels_encoder": "a second encoder for the labels",
     "relations_layer": "relations between entities",
     "span_encoder_config": "an encoder of the words after the encoder of the tokens",
     "fuse_layers": "the states of all layers",
@@ -52,6 +55,7 @@ class GlinerHead(SpanHead):
         reads_marker: Whether the state of a label is that of the token before it, and not that of
             its own first token.
         recurrent_layers: Layers of the LSTM over the words.
+        has_labels_encoder: Whether a second encoder reads the labels, each alone.
         ent_id: Id of the token before each label, by which it is checked; `None` if it is not
             known.
     """
@@ -61,7 +65,7 @@ class GlinerHead(SpanHead):
     body: ClassVar[str] = "token_rep_layer.bert_layer.model."
     layers: ClassVar[tuple[str, ...]] = (
         *("rnn.", "span_rep_layer.", "prompt_rep_layer.", "scorer."),
-        "token_rep_layer.projection.",
+        *("token_rep_layer.projection.", "token_rep_layer.labels_projection."),
     )
     # As its splitter "whitespace" finds them.
     word: ClassVar[re.Pattern[str]] = re.compile(r"\w+(?:[-_]\w+)*|\S")
@@ -71,6 +75,7 @@ class GlinerHead(SpanHead):
     reads_marker: bool = True
     recurrent_layers: int = 0
     ent_id: int | None = None
+    has_labels_encoder: bool = False
 
     @property
     def is_of_words(self) -> bool:
@@ -92,6 +97,8 @@ class GlinerHead(SpanHead):
 
     def prompt(self, labels: Mapping[str, str | None]) -> PromptWords:
         """Return the words before a text: the description of each label, or else its name."""
+        if self.has_labels_encoder:
+            return PromptWords([], [], has_ends=True)
         words: list[str] = []
         marks = []
         for name, description in labels.items():
@@ -101,6 +108,24 @@ class GlinerHead(SpanHead):
         every = [*words, self.sep_token]
         return PromptWords(every, marks, has_ends=True, reads_marks=self.reads_marker)
 
+    def encoder_values(
+        self, base: Mapping[str, Any] | None = None, *, vocab_size: int | None = None
+    ) -> dict[str, Any]:
+        """Return the config of the encoder of texts; see `SpanHead.encoder_values`."""
+        # gliner adds no rows to its table next to a second encoder.
+        size = None if self.has_labels_encoder else vocab_size
+        return super().encoder_values(base, vocab_size=size)
+
+    def labels_encoder_values(self, base: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the config of the encoder of labels; `base` is that of the model that is named."""
+        values = parse_object(self.files[self.file], self.file)
+        given = values.get("labels_encoder_config")
+        if isinstance(given, Mapping):
+            return {"model_type": "deberta-v2", **given}
+        size = values.get("vocab_size")
+        # gliner gives both encoders this size.
+        return {**base, **({"vocab_size": size} if type(size) is int and size > 0 else {})}
+
     def prepare_tokenizer_(self, backend: tokenizers.Tokenizer) -> None:
         """Add the tokens around labels to a tokenizer, as gliner adds them, if it lacks them.
 
@@ -108,6 +133,8 @@ class GlinerHead(SpanHead):
             CheckpointError: The token before a label would have another id than in training.
         """
         super().prepare_tokenizer_(backend)
+        if self.has_labels_encoder:
+            return
         if backend.token_to_id(self.ent_token) is None:
             backend.add_special_tokens([_FLERT, self.ent_token, self.sep_token])
         found = backend.token_to_id(self.ent_token)
@@ -153,6 +180,8 @@ def read_gliner_head(read: ReadFile) -> GlinerHead | None:
     if pooling not in get_args(SubtokenPooling):
         raise fields.refuse("subtoken_pooling", pooling, ", ".join(get_args(SubtokenPooling)))
     index = fields.values.get("class_token_index")
+    has_labels_encoder = bool(fields.values.get("labels_encoder"))
+    layers = fields.integer("num_rnn_layers", -1, 16) if fields.has("num_rnn_layers") else 1
     return GlinerHead(
         ent_id=index if type(index) is int and index >= 0 else None,
         span_mode=mode,  # type: ignore[arg-type]
@@ -162,16 +191,24 @@ def read_gliner_head(read: ReadFile) -> GlinerHead | None:
         ent_token=fields.optional(fields.text, "ent_token") or "<<ENT>>",
         sep_token=fields.optional(fields.text, "sep_token") or "<<SEP>>",
         reads_marker=fields.truth("embed_ent_token") if fields.has("embed_ent_token") else True,
-        recurrent_layers=max(
-            fields.integer("num_rnn_layers", -1, 16) if fields.has("num_rnn_layers") else 1, 0
-        ),
+        # gliner stores them next to a second encoder, too, and does not use them.
+        recurrent_layers=0 if has_labels_encoder else max(layers, 0),
+        has_labels_encoder=has_labels_encoder,
         files={GLINER_CONFIG: text},
+    )
+
+
+def not_quantized(name: str) -> CheckpointError:
+    """Return the error of calls that do more with a checkpoint of two encoders than run it."""
+    return CheckpointError(
+        f"{name!r} has a second encoder for the labels (`labels_encoder` in {GLINER_CONFIG}). "
+        "`load`, `run` and `serve` run both in INT8, without data; they are not quantized, trained "
+        "or evaluated otherwise yet."
     )
 
 
 def _not_computed(name: str, fields: Fields, what: str) -> CheckpointError:
     return CheckpointError(
         f"`{name}={fields.values.get(name)!r:.60}` in {GLINER_CONFIG} asks for {what}, which is "
-        "not supported. Known are models that score spans of words, and words, by labels that are "
-        "read with the text."
+        "not supported. Known are models that score spans of words, and words, by labels."
     )

@@ -48,8 +48,13 @@ class OwnLayers(Layout):
 
     def of_encoder(self, weights: Weights) -> Weights:
         """Return the tensors of the encoder under the names of transformers."""
-        names = (name for name in weights if name.startswith(self.body))
-        return weights.renamed({name.removeprefix(self.body): name for name in names})
+        return tensors_below(weights, self.body)
+
+
+def tensors_below(weights: Weights, prefix: str) -> Weights:
+    """Return the tensors whose names begin with a prefix, without it."""
+    names = (name for name in weights if name.startswith(prefix))
+    return weights.renamed({name.removeprefix(prefix): name for name in names})
 
 
 class PromptWords(NamedTuple):

@@ -14,6 +14,7 @@ from qdqbert.common.machine import usable_cores
 from qdqbert.data.texts import heldout_examples
 from qdqbert.data.tokenizing.encoding import Batch, encode
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER
 from qdqbert.encoders.checkpoint.own_layers import SpanHead
 from qdqbert.encoders.heads import EMBEDDING, TOKEN_VECTORS, WORDS
 from qdqbert.encoders.model import EncoderModel
@@ -29,6 +30,7 @@ from qdqbert.loading.float_checkpoint.folder import read_model
 from qdqbert.loading.float_checkpoint.source import FloatCheckpoint
 from qdqbert.runtime.artifact import open_artifact
 from qdqbert.tasks.entity_extraction import of_scorer
+from qdqbert.tasks.label_vectors import EmbedLabels
 from qdqbert.tasks.span_scores import SpanScorer
 from qdqbert.tasks.task import Features, Outcome, Prediction, Task, Tokenization
 
@@ -50,7 +52,8 @@ def measure_closeness(
     shape = (1, 1, -1) if model.has_choices else (1, -1)
     runner = _open(load_packed(packed), device)
     if isinstance(checkpoint.layout, SpanHead):
-        return _compare_spans(model, runner, packed.parent, checkpoint.layout)
+        embeds = _label_embeddings(checkpoint.labels, packed, device) or (None, None)
+        return _compare_spans(model, runner, packed.parent, checkpoint.layout, embeds)
     # Pairs of a model with a template are in it.
     encoded = encode(
         Tokenizer.from_folder(packed.parent, max_length=None),
@@ -102,22 +105,63 @@ def _compare(
     )
 
 
-def _compare_spans(model: EncoderModel, runner: Runner, folder: Path, head: SpanHead) -> Closeness:
-    """Compare the entities that the layers in a folder find in the states of both."""
-    task = of_scorer(SpanScorer.of_folder(head, folder))
+def _label_embeddings(
+    labels: FloatCheckpoint | None, packed: Path, device: Device | None
+) -> tuple[EmbedLabels, EmbedLabels] | None:
+    """Return functions that make vectors of labels in float and in INT8, if an encoder does."""
+    if labels is None:
+        return None
+    folder = packed.parent / LABELS_FOLDER
+    model = read_model(labels, labels.read_weights())
+    runner = _open(load_packed(folder / packed.name), device)
+    tokenizer = Tokenizer.from_folder(folder, max_length=None)
+
+    def inputs(texts: Sequence[str]) -> list[dict[str, NDArray[np.int64]]]:
+        encoded = encode(
+            tokenizer, list(texts), input_names=runner.input_names, max_length=model.limit
+        )
+        return [
+            {name: array.astype(np.int64)[None] for name, array in each.items()}
+            for each in encoded.inputs
+        ]
+
+    def in_float(texts: Sequence[str]) -> NDArray[np.float32]:
+        found = run_in_parts(model, inputs(texts), threads=usable_cores())
+        return np.concatenate([each[EMBEDDING] for each in found])
+
+    def in_int8(texts: Sequence[str]) -> NDArray[np.float32]:
+        return np.concatenate([runner.run(each)[EMBEDDING] for each in inputs(texts)])
+
+    return in_float, in_int8
+
+
+def _compare_spans(
+    model: EncoderModel,
+    runner: Runner,
+    folder: Path,
+    head: SpanHead,
+    embeds: tuple[EmbedLabels | None, EmbedLabels | None],
+) -> Closeness:
+    """Compare the entities that the layers in a folder find in the states of both.
+
+    `embeds` make vectors of labels, in float and in INT8, for a model with an encoder for them.
+    """
+    scorer = SpanScorer.of_folder(head, folder)
     how = Tokenization(
         tokenizer=Tokenizer.from_folder(folder, max_length=None),
         input_names=runner.input_names,
         max_length=min(_LONGEST_SPANS, open_artifact(folder).max_length),
         settings=TaskSettings(),
     )
-    features = task.encode(heldout_examples()[:_TEXTS], how)
+    task, rounded = (of_scorer(scorer, embed) for embed in embeds)
+    examples = heldout_examples()[:_TEXTS]
+    features, same = (each.encode(examples, how) for each in (task, rounded))
     inputs = [
         {name: each.astype(np.int64)[None] for name, each in feature.items()}
         for feature in features.encoded.inputs
     ]
     in_float = run_in_parts(model, inputs, threads=usable_cores())
-    found = _outcome(map(runner.run, inputs), inputs, features, task)
+    found = _outcome(map(runner.run, inputs), inputs, same, rounded)
     wanted = _outcome(in_float, inputs, features, task)
     entities = (task.entities(wanted) or (), task.entities(found) or ())
     fidelity = compare(wanted.predictions, found.predictions, vectors="spans", entities=entities)

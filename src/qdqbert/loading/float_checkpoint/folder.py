@@ -26,7 +26,9 @@ from qdqbert.data.tokenizing.tokenizer_files import (
     read_tokenizer,
     token_text,
     with_named_tokens,
+    without_tokens,
 )
+from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.sentence_files import file_finder
@@ -146,8 +148,11 @@ def write_folder(
         checkpoint.tokenizer_config,
         named / TOKENIZER_CONFIG,
     )
-    backend, largest = tokenizer.tokenizer, tokenizer.largest_id
     rows = len(model.embeddings.words.rows)
+    if checkpoint.labels is not None:
+        # gliner adds tokens for the labels, and reads no labels with the text.
+        tokenizer = without_tokens(tokenizer, rows)
+    backend, largest = tokenizer.tokenizer, tokenizer.largest_id
     check_rows(largest, backend.id_to_token(max(largest, 0)), rows, str(named))
     lacking = check_tokens(backend, rows, str(named))
     if checkpoint.head is None and family_of(checkpoint.config).is_of_last_token(checkpoint.task):
@@ -181,6 +186,10 @@ def write_folder(
     description = _description(checkpoint, model, length, target, engine, key)
     description |= {"contradictions": contradicted, "lacking_tokens": lacking}
     write_json(folder / QUANTIZATION, description)
+    if checkpoint.labels is not None:
+        (folder / LABELS_FOLDER).mkdir()
+        inner = folder / LABELS_FOLDER
+        write_folder(checkpoint.labels, inner, key=key, precision=precision, engine=engine)
 
 
 def _expanding(

@@ -28,7 +28,11 @@ from qdqbert.encoders.adapters import (
     has_adapter_weights,
     merged,
 )
-from qdqbert.encoders.checkpoint.base_model import completed_folder, config_of_encoder
+from qdqbert.encoders.checkpoint.base_model import (
+    completed_folder,
+    config_of_encoder,
+    labels_folder,
+)
 from qdqbert.encoders.checkpoint.cross_encoder import ScoreHead, generator_head, task_of_files
 from qdqbert.encoders.checkpoint.gliclass import (
     LabelHead,
@@ -36,6 +40,8 @@ from qdqbert.encoders.checkpoint.gliclass import (
     is_gliclass,
     label_head,
 )
+from qdqbert.encoders.checkpoint.gliner import GlinerHead
+from qdqbert.encoders.checkpoint.labels_encoder import LabelsEncoder
 from qdqbert.encoders.checkpoint.layout import Layout, pair_template_of
 from qdqbert.encoders.checkpoint.own_layers import SpanHead
 from qdqbert.encoders.checkpoint.sentence import MODEL2VEC, SentenceHead
@@ -72,6 +78,7 @@ class FloatCheckpoint:
         tokenizer_config: Settings of its tokenizer.
         adapter: Adapter that is merged into its weights; `None` for none.
         is_guess: Whether no file says what the task is.
+        labels: The second encoder of the checkpoint, which reads labels, if it has one.
     """
 
     folder: Path
@@ -83,6 +90,7 @@ class FloatCheckpoint:
     tokenizer_config: Mapping[str, Any]
     adapter: str | None = None
     is_guess: bool = False
+    labels: FloatCheckpoint | None = None
 
     def read_weights(self) -> Weights:
         """Return the weights of the encoder."""
@@ -195,6 +203,29 @@ def read_checkpoint(
         ),
         adapter=adapter,
         is_guess=not (task or layout or config.values.get("architectures")),
+        labels=_labels_encoder(folder, layout, files, name),
+    )
+
+
+def _labels_encoder(
+    folder: Path, layout: object, files: SentenceFiles, name: str
+) -> FloatCheckpoint | None:
+    """Return the second encoder of a checkpoint of gliner, if it has one."""
+    if not isinstance(layout, GlinerHead) or not layout.has_labels_encoder:
+        return None
+    made = labels_folder(layout, files.find, name)
+    config = Config(values=read_json(made / CONFIG), path=f"{name}/{layout.file}")
+    family_of(config)
+    return FloatCheckpoint(
+        folder=folder,
+        config=config.with_classes(ENCODER),
+        encoder_folder=folder,
+        tokenizer_folder=made,
+        layout=LabelsEncoder(poolings=("mean",), normalize=False, max_length=None),
+        task=ENCODER,
+        tokenizer_config=check_settings(
+            read_json(made / TOKENIZER_CONFIG), Path(name) / TOKENIZER_CONFIG
+        ),
     )
 
 
@@ -262,6 +293,8 @@ def key_of(checkpoint: FloatCheckpoint, settings: str) -> str:
             digest.update(_digest(path))
     for each in head.weight_files if head else ():
         digest.update(_digest(checkpoint.folder / each))
+    if checkpoint.labels is not None:
+        digest.update(key_of(checkpoint.labels, settings).encode())
     return digest.hexdigest()[:32]
 
 

@@ -16,6 +16,8 @@ from qdqbert.common.progress import Silent
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.folder import check_name
 from qdqbert.encoders.checkpoint.gliclass import GLICLASS, not_quantized
+from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER
+from qdqbert.encoders.checkpoint.gliner import not_quantized as two_encoders
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.checkpoint.text_heads import read_span_head
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
@@ -213,6 +215,8 @@ def _load_rounded(name: str, request: Request) -> Subject:
         )
     if GLICLASS in artifact.read_config():
         raise not_quantized(name)
+    if is_artifact(artifact.directory / LABELS_FOLDER):
+        raise two_encoders(name)
     trained = read_training(Path(name))
     usual = trained.get("max_length") or TASKS[request.task or artifact.task].max_length
     subject = _load_artifact(
